@@ -16,6 +16,7 @@ from typing import Any
 from typer.models import ArgumentInfo, OptionInfo
 
 from mpsim.cli import app
+from mpsim.cli.options import unfold
 
 COMMANDS = [app.command_of(name) for name in app.COMMANDS]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
@@ -37,11 +38,12 @@ def render(text: str) -> str:
 
 
 def _commands() -> Iterator[str]:
-    """A table of the commands, each with what its docstring claims."""
-    yield "| command | does |\n| --- | --- |"
-    for command in COMMANDS:
-        claim = (inspect.getdoc(command) or "").splitlines()[0]
-        yield f"| [`{_usage(command)}`](#{_name(command)}) | {claim} |"
+    """A table of the commands by group, each with what its docstring claims."""
+    yield "| to | command | does |\n| --- | --- | --- |"
+    for group, names in app.GROUPS.items():
+        for command in map(app.command_of, names):
+            claim = (inspect.getdoc(command) or "").splitlines()[0]
+            yield f"| {group.lower()} | [`{_usage(command)}`](#{_name(command)}) | {claim} |"
 
 
 def _name(command: Callable[..., None]) -> str:
@@ -60,7 +62,9 @@ def _usage(command: Callable[..., None]) -> str:
 
 def _options(command: Callable[..., None]) -> Iterator[str]:
     """A table of arguments and options of one command."""
+    examples = {name: line for group in app.GROUPS.values() for name, line in group.items()}
     yield f"    mpsim {_usage(command)} [OPTIONS]\n"
+    yield f"Example: `{examples[_name(command)]}`\n"
     yield "| argument or option | when left out | does |\n| --- | --- | --- |"
     for kind, info, default in _parameters(command):
         names = [str(one) for one in (info.default, *(info.param_decls or ())) if _is_name(one)]
@@ -72,9 +76,8 @@ def _parameters(
     command: Callable[..., None],
 ) -> Iterator[tuple[Any, ArgumentInfo | OptionInfo, object]]:
     """Type, description and default of each parameter."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    for name, parameter in inspect.signature(command).parameters.items():
-        kind, info = typing.get_args(hints[name])
+    for parameter in inspect.signature(unfold(command)).parameters.values():
+        kind, info = typing.get_args(parameter.annotation)
         inner = [one for one in typing.get_args(kind) if one is not type(None)]
         optional = type(None) in typing.get_args(kind)
         yield inner[0] if optional else kind, info, parameter.default

@@ -12,16 +12,19 @@ import functools
 import importlib
 import keyword
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ParamSpec
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
+from mpsim.cli.options import unfold
 from mpsim.cli.progress import working
 from mpsim.errors import (
     CalibrationError,
@@ -31,7 +34,7 @@ from mpsim.errors import (
 )
 from mpsim.version import __version__
 
-__all__ = ["COMMANDS", "application", "command_of", "execute"]
+__all__ = ["COMMANDS", "GROUPS", "application", "command_of", "execute"]
 
 P = ParamSpec("P")
 _DEBUG: contextvars.ContextVar[bool] = contextvars.ContextVar("debug", default=False)
@@ -42,27 +45,44 @@ UsageError: type[Exception] = next(base for base in _CLICK if issubclass(base, E
 """The exception that typer raises for a wrong command line; it brings its own copy of click or uses the package."""
 OUT_OF_ORDER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Errors of a device where nothing is wrong with the path."""
-COMMANDS = (
-    "new",
-    "check",
-    "run",
-    "compare",
-    "sweep",
-    "search",
-    "plan",
-    "scale",
-    "goodput",
-    "schedule",
-    "measure",
-    "calibrate",
-    "validate",
-    "import",
-    "export",
-    "report",
-    "explore",
-    "show",
-)
-"""Each is a function in the module of its name; a word that Python keeps for itself has ``_`` behind it there."""
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Start": {
+        "new": "mpsim new my-run.yaml --template llama3-70b-h100",
+        "check": "mpsim check my-run.yaml --set parallelism.tp=4",
+        "run": "mpsim run my-run.yaml --plots pictures",
+    },
+    "Ask": {
+        "compare": "mpsim compare my-run.yaml --vs parallelism.tp=4",
+        "sweep": "mpsim sweep my-run.yaml --over parallelism.tp=1,2,4 --csv table.csv",
+        "scale": "mpsim scale my-run.yaml --gpus 16..1024",
+        "goodput": "mpsim goodput my-run.yaml --days 30 --storage '100 GB/s'",
+        "schedule": "mpsim schedule 1f1b --pp 4 --microbatches 8",
+        "report": "mpsim report my-run.yaml --output page.html",
+        "explore": "mpsim explore my-run.yaml --open",
+    },
+    "Decide": {
+        "search": "mpsim search my-run.yaml --budget 60s --csv layouts.csv",
+        "plan": "mpsim plan my-run.yaml --tokens 2T --deadline '60 d'",
+    },
+    "Your data": {
+        "measure": "mpsim measure --budget 5m --out measured.jsonl",
+        "calibrate": "mpsim calibrate measured.jsonl --on h100-sxm --out machine.yaml",
+        "validate": "mpsim validate my-runs.csv --scenario my-run.yaml",
+        "import": "mpsim import megatron train.sh --cluster dgx-h100 --output my-run.yaml",
+        "export": "mpsim export megatron my-run.yaml --output train.sh",
+    },
+    "Look up": {"show": "mpsim show model llama3-70b"},
+}
+"""Commands by what a user wants, each with an example of its help.
+
+Each command is a function in the module of its name; a word that Python keeps for itself has ``_`` behind it there.
+"""
+COMMANDS = tuple(name for group in GROUPS.values() for name in group)
+INSTEAD: Mapping[str, str] = {
+    "serve": "a service is simulated by 'mpsim run' of a scenario with `serving:`; 'mpsim new FILE --template serving' writes one",
+    "train": "a training step is simulated by 'mpsim run' of a scenario; 'mpsim new FILE' writes one",
+}
+"""What to do instead of commands that people try and that there are not."""
 LASTING = ("explore",)
 """Commands that last until somebody ends them."""
 
@@ -74,11 +94,15 @@ def _options(
     ] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version; with --verbose all that it is made of."),
+        typer.Option(
+            "--version", help="Print the version; with --verbose also what it is made of."
+        ),
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="With --version: digest, dependencies, dates of the data."),
+        typer.Option(
+            "--verbose", help="With --version: print digest, dependencies and dates of the data."
+        ),
     ] = False,
 ) -> None:
     _DEBUG.set(debug)
@@ -117,7 +141,11 @@ def _report_usage(error: Any) -> int:
         error.show()
         return BAD_INPUT
     command = error.ctx.command_path if getattr(error, "ctx", None) else "mpsim"
-    note(f"{command}: {error.format_message()}\nsee '{command} --help'")
+    message = error.format_message()
+    tried = re.match(r"No such command '(\w+)'", message)
+    if tried and tried[1] in INSTEAD:
+        message = f"no command {tried[1]!r}: {INSTEAD[tried[1]]}"
+    note(f"{command}: {message}\nsee '{command} --help'")
     return BAD_INPUT
 
 
@@ -158,11 +186,33 @@ def _forget_interrupt() -> None:
     exec("")  # noqa: S102 (nothing)
 
 
+class _Group(TyperGroup):
+    """A group whose help names no type beside a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class _Command(TyperCommand):
+    """A command whose help names no type beside a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""  # else "<bool>", which nobody types
+    return parameters
+
+
 def application(*names: str) -> typer.Typer:
     """The application with these commands; with all of them by default."""
     app = typer.Typer(
         name="mpsim",
-        help="Simulate one training step of a transformer on a model-parallel cluster, and say where every GPU-second goes.",
+        cls=_Group,
+        help="Simulate how a transformer trains, or serves requests, on a model-parallel cluster: how fast, where every GPU-second goes, what fits, what it costs.",
         epilog="Results go to stdout, progress to stderr. Exit codes: 0 done, 1 failed, 2 usage or bad input.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -170,8 +220,12 @@ def application(*names: str) -> typer.Typer:
         callback=_options,
         invoke_without_command=True,
     )
-    for name in names or COMMANDS:
-        app.command(name=name)(guarded(command_of(name)))
+    for group, examples in GROUPS.items():
+        for name, example in examples.items():
+            if name in (names or COMMANDS):
+                command = guarded(unfold(command_of(name)))
+                epilog = f"Example: {example}"
+                app.command(name, cls=_Command, rich_help_panel=group, epilog=epilog)(command)
     return app
 
 

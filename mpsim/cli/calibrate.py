@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AsJson, Plots
+from mpsim.cli.options import AsJson, Plots, pairs
 from mpsim.cli.paths import check_file
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def calibrate(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="Of 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or CSV; one machine. Repeats help: the "
-            "quietest of each measurement counts. Or tables of measured services of one accelerator.",
+            help="Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or as CSV; "
+            "of repeated ones the quietest counts. Or tables of measured services on one accelerator.",
         ),
     ],
     out: Annotated[
@@ -40,14 +40,19 @@ def calibrate(
         ),
     ] = Path("machine.yaml"),
     name: Annotated[
-        str, typer.Option("--name", help="What to call the machine; left out: after its device.")
+        str, typer.Option("--name", help="Name of the machine; left out: that of its device.")
     ] = "",
     on: Annotated[
-        str, typer.Option("--on", help="Its accelerator in the catalog, such as h100-sxm.")
+        str,
+        typer.Option("--on", help="Accelerator of the machine in the catalog, such as h100-sxm."),
     ] = "",
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="COLUMN=VALUE", help="Rows of a CSV table; repeatable."),
+        typer.Option(
+            "--only",
+            metavar="COLUMN=VALUE",
+            help="Use only rows of a CSV table with this value; repeatable.",
+        ),
     ] = None,
     plots: Plots = None,
     as_json: AsJson = False,
@@ -56,7 +61,7 @@ def calibrate(
     from mpsim.cli.console import note, print_json, wrote
     from mpsim.errors import CalibrationError, HardwareError
 
-    wanted = _only(only or [])
+    wanted = pairs(only, option="--only", needed="COLUMN=VALUE, such as gpu=H100")
     try:
         calibrated = _fitted(files, wanted, name=name, on=on)
     except (CalibrationError, HardwareError) as error:
@@ -100,18 +105,6 @@ def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: 
         more = f"{len(skipped)} rows were skipped, such as {skipped[0]}"
         return dataclasses.replace(calibrated, warnings=(*calibrated.warnings, more))
     return calibrated
-
-
-def _only(settings: list[str]) -> dict[str, str]:
-    wanted = {}
-    for setting in settings:
-        key, sign, value = setting.partition("=")
-        if not sign or not key:
-            raise typer.BadParameter(
-                f"got {setting!r}; needed COLUMN=VALUE, such as gpu=H100", param_hint="--only"
-            )
-        wanted[key.strip()] = value.strip().strip("'\"")
-    return wanted
 
 
 def _print(calibrated: Calibrated) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Emit, Overrides, Sets, Yes, load_scenario
+from mpsim.cli.options import AsJson, Emit, Reading
 
 if TYPE_CHECKING:
     from mpsim.serving import ServicePlan
@@ -19,21 +19,17 @@ __all__ = ["check"]
 
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     emit: Emit = None,
     as_json: AsJson = False,
 ) -> None:
     """Report every mistake of a scenario at once, or say what was derived from it."""
     from mpsim.cli.console import print_json, print_table, print_text
     from mpsim.cli.emit import emitted, write_emitted
-    from mpsim.limits import set_unlimited
     from mpsim.simulate import Prepared, ready
 
-    set_unlimited(yes)
-    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
+    scenario = reading.load(file)
     able = ready(scenario)
     derived = _derived(able) if isinstance(able, Prepared) else _derived_service(able)
     files = emitted(scenario, emit)

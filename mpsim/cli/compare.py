@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, Yes, load_scenario
+from mpsim.cli.options import AsJson, Plot, Reading
 
 if TYPE_CHECKING:
     from mpsim.errors import ScenarioError
-    from mpsim.scenario import Scenario
     from mpsim.study.recorded import RecordedComparison
 
 __all__ = ["compare"]
@@ -30,7 +28,7 @@ def compare(
         list[Path] | None,
         typer.Argument(
             metavar="B...",
-            help="What to set against it, one or several; or recordings of the step, a file a rank or a folder of them.",
+            help="Scenarios or results to compare with A; or recordings of the step, one file per rank or a folder of them.",
         ),
     ] = None,
     vs: Annotated[
@@ -39,31 +37,26 @@ def compare(
             "--vs",
             autocompletion=keys,
             metavar="KEY=VALUE",
-            help="Set A against itself with these values instead of a second file, e.g. cluster.nic.bandwidth='200 Gb/s'; repeatable.",
+            help="Compare A with itself under these values instead of a second file, e.g. cluster.nic.bandwidth='200 Gb/s'; repeatable.",
         ),
     ] = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set two results side by side and say which part of the step explains the difference; or a recorded step beside the simulated one."""
+    """Compare results side by side and say which part of the step explains the difference; or compare a recorded step with the simulated one."""
     from mpsim.archive import is_archive
     from mpsim.cli.console import print_json, print_sheet, print_text, wrote
-    from mpsim.limits import set_unlimited
     from mpsim.study import compare as compare_results
 
-    set_unlimited(yes)
     others = b or []
-    read = functools.partial(load_scenario, overrides=overrides, allow_include=allow_include)
     if any(map(_is_recording, others)):
         if vs:
             raise typer.BadParameter(
                 "a recording is set beside one scenario; change that with --set", param_hint="--vs"
             )
-        _beside_recording(a, others, functools.partial(read, sets=sets), plot, as_json=as_json)
+        _beside_recording(a, others, reading, plot, as_json=as_json)
         return
     if not others and not vs:
         raise typer.BadParameter(
@@ -74,15 +67,15 @@ def compare(
             f"{a} is a stored result, which nothing can change; give a scenario", param_hint="--vs"
         )
     stored = [path.suffix == ".json" or is_archive(path) for path in (a, *others)]
-    if (sets or overrides) and all(stored):
+    if (reading.sets or reading.overrides) and all(stored):
         raise typer.BadParameter(
             "both are stored results, which nothing can change; leave it out, or give a scenario",
-            param_hint="--set" if sets else "--override",
+            param_hint="--set" if reading.sets else "--override",
         )
-    first = _result(a, functools.partial(read, sets=sets))
-    sides = [_result(file, functools.partial(read, sets=sets)) for file in others]
+    first = _result(a, reading)
+    sides = [_result(file, reading) for file in others]
     if vs:
-        changed = _result(a, functools.partial(read, sets=[*(sets or []), *vs]))
+        changed = _result(a, reading, *vs)
         sides.append({**changed, "scenario": f"{changed['scenario']} with {', '.join(vs)}"})
     comparisons = [compare_results(first, side) for side in sides]
     if as_json:
@@ -122,7 +115,7 @@ def _is_recording(path: Path) -> bool:
 def _beside_recording(
     scenario: Path,
     recordings: list[Path],
-    read: Callable[[Path], Scenario],
+    reading: Reading,
     plot: Path | None,
     *,
     as_json: bool,
@@ -138,7 +131,7 @@ def _beside_recording(
         raise typer.BadParameter(
             "a recording is set beside a scenario; give its .yaml first", param_hint="A"
         )
-    loaded = read(scenario)
+    loaded = reading.load(scenario)
     if loaded.serves:
         raise ScenarioError(f"{scenario}: serves; a recorded step is set beside a training step")
     try:
@@ -186,7 +179,7 @@ def _print_recorded(comparison: RecordedComparison) -> None:
     print_text(comparison.explanation)
 
 
-def _result(file: Path, read: Callable[[Path], Scenario]) -> Mapping[str, object]:
+def _result(file: Path, reading: Reading, *changes: str) -> Mapping[str, object]:
     """The summary that a result file holds, or that simulating a scenario file gives."""
     from mpsim.archive import Archive, is_archive
 
@@ -197,7 +190,7 @@ def _result(file: Path, read: Callable[[Path], Scenario]) -> Mapping[str, object
         return _stored(file)
     from mpsim.simulate import simulate
 
-    return simulate(read(file)).summary
+    return simulate(reading.load(file, *changes)).summary
 
 
 def _stored(file: Path) -> Mapping[str, object]:

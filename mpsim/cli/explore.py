@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, Yes, load_scenario
+from mpsim.cli.options import AsJson, Reading
 
 __all__ = ["explore"]
 
@@ -16,15 +16,15 @@ def explore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
     port: Annotated[
         int,
-        typer.Option("--port", metavar="N", min=0, max=65535, help="0 for any that is free."),
+        typer.Option(
+            "--port", metavar="N", min=0, max=65535, help="Port to listen on; 0: any that is free."
+        ),
     ] = 0,
     browser: Annotated[
         bool, typer.Option("--open", help="Open the page in this machine's browser.")
     ] = False,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Serve a scenario's page with sliders for model, layout, hardware and schedule, until Ctrl-C.
@@ -35,8 +35,8 @@ def explore(
     from mpsim.report.explorer import Explorer
     from mpsim.report.server import Server
 
-    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
-    explorer = Explorer(scenario, unlimited=yes)
+    scenario = reading.load(file)
+    explorer = Explorer(scenario, unlimited=reading.yes)
     explorer.page()  # a scenario that cannot be simulated, or a missing extra, is told here
     with Server(explorer, port) as server:
         if as_json:

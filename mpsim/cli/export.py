@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, Yes, load_scenario
+from mpsim.cli.options import AsJson, Reading
 from mpsim.cli.paths import check_file, check_folder
 from mpsim.output import write_whole
 
 if TYPE_CHECKING:
     from mpsim.formats import Exported
-    from mpsim.scenario import Scenario
 
 __all__ = ["export"]
 
@@ -40,25 +37,18 @@ def export(
             help="Write it here instead of on stdout; for chakra a folder, made if need be.",
         ),
     ] = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Write a scenario as another tool's configuration, and list every value that the format cannot hold."""
     from mpsim.cli.console import note, print_json, print_text, wrote
-    from mpsim.limits import set_unlimited
 
-    set_unlimited(yes)
-    read = functools.partial(
-        load_scenario, sets=sets, overrides=overrides, allow_include=allow_include
-    )
     if format.lower() == TRACE:
-        _trace(file, check_folder(output), read, as_json=as_json)
+        _trace(file, check_folder(output), reading, as_json=as_json)
         return
     check_file(output)
-    exported = _scenario(format, file, read)
+    exported = _scenario(format, file, reading)
     if output is not None:
         write_whole(output, exported.text)
     if as_json:
@@ -77,7 +67,7 @@ def export(
 def _trace(
     file: Path,
     folder: Path | None,
-    read: Callable[[Path], Scenario],
+    reading: Reading,
     *,
     as_json: bool,
 ) -> None:
@@ -91,7 +81,7 @@ def _trace(
         raise typer.BadParameter(
             "chakra has a file a rank; needed a folder to write them into", param_hint="--output"
         )
-    scenario = read(file)
+    scenario = reading.load(file)
     if scenario.serves:
         raise ScenarioError(f"{file}: serves; an execution trace is written of a training step")
     written = write_chakra(prepare(scenario), folder)
@@ -112,12 +102,12 @@ def _trace(
     wrote(folder)
 
 
-def _scenario(name: str, file: Path, read: Callable[[Path], Scenario]) -> Exported:
+def _scenario(name: str, file: Path, reading: Reading) -> Exported:
     from mpsim.formats import export as exported
     from mpsim.formats import writer
 
     writer(name)  # an unknown format is refused before the file is read
-    return exported(read(file), name)
+    return exported(reading.load(file), name)
 
 
 def _data(exported: Exported, output: Path | None) -> dict[str, Any]:

@@ -8,18 +8,14 @@ from typing import Annotated
 import typer
 
 from mpsim.cli.options import (
-    AllowInclude,
     AsJson,
     Background,
     Failures,
-    Overrides,
     Plot,
+    Reading,
     Restart,
-    Sets,
     Storage,
-    Yes,
     finite,
-    load_scenario,
     quantity,
 )
 
@@ -29,7 +25,7 @@ __all__ = ["goodput"]
 def goodput(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
     days: Annotated[
-        float, typer.Option("--days", callback=finite, help="Days of each trial.")
+        float, typer.Option("--days", callback=finite, help="Days that each trial lasts.")
     ] = 30.0,
     interval: Annotated[
         float | None,
@@ -37,7 +33,7 @@ def goodput(
             "--interval",
             metavar="TIME",
             parser=quantity("TIME"),
-            help="Work between checkpoints, e.g. '30 min'; left out: Daly's best.",
+            help="Time between checkpoints, e.g. '30 min'; left out: Daly's optimum.",
         ),
     ] = None,
     storage: Storage = None,
@@ -47,7 +43,7 @@ def goodput(
             "--size",
             metavar="BYTES",
             parser=quantity("BYTES"),
-            help="Of a checkpoint, e.g. '2 TB'; left out: parameters and optimizer.",
+            help="Size of a checkpoint, e.g. '2 TB'; left out: parameters and optimizer.",
         ),
     ] = None,
     background: Background = False,
@@ -58,39 +54,34 @@ def goodput(
             "--repair",
             metavar="TIME",
             parser=quantity("TIME"),
-            help="Until a failed node is back, e.g. '24 h'; left out: assumed.",
+            help="Time until a failed node is back, e.g. '24 h'; left out: assumed.",
         ),
     ] = None,
     spares: Annotated[
         int | None,
-        typer.Option("--spares", min=0, help="Nodes that stand by; left out: one in a hundred."),
+        typer.Option("--spares", min=0, help="Spare nodes; left out: one in a hundred."),
     ] = None,
     failures: Failures = 1.0,
     trials: Annotated[
         int,
-        typer.Option("--trials", min=1, max=100_000, help="How often the days are simulated."),
+        typer.Option("--trials", min=1, max=100_000, help="Number of trials."),
     ] = 200,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the failures; equal ones give equal results.")
+        int,
+        typer.Option("--seed", min=0, help="Seed of the failures; equal seeds give equal results."),
     ] = 0,
     plot: Plot = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Say how much of days of training is progress, when components fail and checkpoints take time."""
     from mpsim.cli.console import print_json, print_sheet, wrote
-    from mpsim.limits import set_unlimited
     from mpsim.simulate import simulate_step
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability
 
-    set_unlimited(yes)
-    result = simulate_step(
-        load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
-    )
+    result = simulate_step(reading.load(file))
     cluster = result.plan.layout.cluster
     reliability = Reliability.of(
         cluster,

@@ -26,14 +26,14 @@ def import_(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="Format of the files (see 'mpsim show formats'); auto: what they hold decides.",
+            help="Format of the files (see 'mpsim show formats'); auto: recognise it by its content.",
         ),
     ],
     files: Annotated[
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="What to read: one configuration, or files of one benchmark or recording.",
+            help="Files to read: one configuration, or those of one benchmark or recording.",
         ),
     ],
     output: Annotated[
@@ -51,7 +51,7 @@ def import_(
         typer.Option(
             "--onto",
             metavar="SCENARIO",
-            help="Lay it over this scenario: what the files do not say stays.",
+            help="Scenario to change: what the files leave open stays as it is there.",
         ),
     ] = None,
     cluster: Annotated[
@@ -59,7 +59,7 @@ def import_(
         typer.Option(
             "--cluster",
             metavar="NAME",
-            help="System it runs on (see 'mpsim show systems'); no file names it. A compiled program is priced on it and run.",
+            help="System to run on (see 'mpsim show systems'), which no file names; a compiled program is simulated on it.",
         ),
     ] = None,
     ranks: Annotated[

@@ -41,17 +41,22 @@ def measure(
         ),
     ] = Path("measured.jsonl"),
     budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="How long at most: 90s, 5m, 1h.")
+        str, typer.Option("--budget", metavar="TIME", help="Longest time to measure: 90s, 5m, 1h.")
     ] = "5m",
     only: Annotated[
         str,
-        typer.Option("--only", metavar="LIST", help="Of kernels,collectives,blocks,steps."),
+        typer.Option(
+            "--only", metavar="LIST", help="Measure only these of kernels,collectives,blocks,steps."
+        ),
     ] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what an earlier run left in FILE.")
+        bool,
+        typer.Option(
+            "--resume", help="Keep what an earlier run left in FILE, and measure the rest."
+        ),
     ] = False,
-    device: Annotated[Device, typer.Option("--device", help="Where to measure.")] = Device.AUTO,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random data.")] = 0,
+    device: Annotated[Device, typer.Option("--device", help="Device to measure.")] = Device.AUTO,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random data.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure kernels, collectives, layers and training steps here; alone, under torchrun, or under Slurm."""

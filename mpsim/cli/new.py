@@ -21,12 +21,12 @@ def new(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", callback=check_file, help="Where to write it; must not exist yet."
+            metavar="FILE", callback=check_file, help="File to write; it must not exist yet."
         ),
     ] = None,
     template: Annotated[
         str,
-        typer.Option("--template", "-t", autocompletion=templates, help="Which one to start from."),
+        typer.Option("--template", "-t", autocompletion=templates, help="Template to start from."),
     ] = "quickstart",
     list_: Annotated[
         bool, typer.Option("--list", help="Print the names of the templates.")

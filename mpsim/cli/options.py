@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,28 +21,25 @@ if TYPE_CHECKING:
     from mpsim.scenario import Scenario
 
 __all__ = [
-    "AllowInclude",
     "AsJson",
     "Background",
     "Csv",
     "Emit",
     "Engine",
     "Failures",
-    "Overrides",
     "Plot",
     "Plots",
+    "Reading",
     "Restart",
     "Resume",
-    "Sets",
     "Storage",
     "Trace",
-    "Yes",
-    "check_over",
     "finite",
-    "load_scenario",
-    "load_scenarios",
+    "pairs",
     "quantity",
     "share",
+    "unfold",
+    "values_over",
 ]
 
 
@@ -52,33 +52,10 @@ class Engine(enum.StrEnum):
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, SI units.")]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        autocompletion=keys,
-        help="Change one dotted key, e.g. parallelism.tp=4; repeatable.",
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--override", metavar="NAME", help="Apply a named block of `overrides:`; repeatable."
-    ),
-]
-AllowInclude = Annotated[
-    bool,
-    typer.Option("--allow-include", help="Let a scenario include files outside its folder."),
-]
-Yes = Annotated[
-    bool,
-    typer.Option("--yes", help="Go on, however much memory and time it is estimated to take."),
-]
 Plot = Annotated[
     Path | None,
     typer.Option(
-        "--plot", metavar="FILE", callback=check_picture, help="Draw it (.png, .svg, .pdf)."
+        "--plot", metavar="FILE", callback=check_picture, help="Draw the answer (.png, .svg, .pdf)."
     ),
 ]
 Plots = Annotated[
@@ -105,7 +82,7 @@ Emit = Annotated[
     typer.Option(
         "--emit",
         metavar="FORMAT[=FILE]",
-        help="Write the scenario as another tool's configuration too (see 'mpsim show formats'); repeatable.",
+        help="Also write the scenario as another tool's configuration (see 'mpsim show formats'); repeatable.",
     ),
 ]
 Resume = Annotated[
@@ -114,7 +91,7 @@ Resume = Annotated[
         "--resume",
         metavar="FILE",
         callback=check_file,
-        help="Keep finished rows here and start from them.",
+        help="Keep finished rows in this file, and start from those it holds.",
     ),
 ]
 
@@ -163,76 +140,148 @@ Restart = Annotated[
         "--restart",
         metavar="TIME",
         parser=quantity("TIME"),
-        help="From an interruption to the first step, e.g. '10 min'; left out: assumed.",
+        help="Time from an interruption to the first step, e.g. '10 min'; left out: assumed.",
     ),
 ]
 Failures = Annotated[
     float,
     typer.Option(
-        "--failures", callback=finite, help="Times the published failure rates of components."
+        "--failures",
+        callback=finite,
+        help="Multiplier on the published failure rates of components.",
     ),
 ]
 Background = Annotated[
     bool,
     typer.Option(
         "--background/--blocking",
-        help="Write checkpoints beside training, or stand still for it.",
+        help="Write checkpoints while training goes on, or stop training for them.",
     ),
 ]
 
 
-def check_over(scenario: Scenario, values: Mapping[str, Sequence[object]]) -> None:
-    """Refuse keys and values of ``--over`` that fit no scenario, all at once and before any is simulated."""
+def pairs(texts: Sequence[str] | None, *, option: str, needed: str) -> dict[str, str]:
+    """Key and value of each ``KEY=VALUE``; a value may be empty.
+
+    Examples
+    --------
+    >>> pairs(["gpu = H100"], option="--only", needed="COLUMN=VALUE")
+    {'gpu': 'H100'}
+    """
+    values = {}
+    for text in texts or ():
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key:
+            raise typer.BadParameter(f"got {text!r}; needed {needed}", param_hint=option)
+        values[key] = value
+    return values
+
+
+def values_over(
+    scenario: Scenario, over: Sequence[str] | None, *, option: str = "--over"
+) -> dict[str, list[object]]:
+    """Values of each ``KEY=A,B,C``, as YAML reads them.
+
+    Raises
+    ------
+    ScenarioError
+        If keys or values fit no scenario; it names all of them, before any is simulated.
+    """
+    from mpsim.document import parse_scalar
     from mpsim.errors import ScenarioError
     from mpsim.scenario import wrong_values
 
+    needed = "KEY=A,B,C such as parallelism.tp=1,2,4"
+    values: dict[str, list[object]] = {}
+    for key, choices in pairs(over, option=option, needed=needed).items():
+        if not choices:
+            raise typer.BadParameter(f"got {key + '='!r}; needed {needed}", param_hint=option)
+        values[key] = [parse_scalar(choice.strip()) for choice in choices.split(",")]
     problems = [
-        dataclasses.replace(problem, key="", file="--over")
+        dataclasses.replace(problem, key="", file=option)
         for problem in wrong_values(scenario, values, indexed=False)
     ]
     if problems:
         raise ScenarioError(problems)
+    return values
 
 
-def load_scenario(
-    file: Path,
-    *,
-    sets: list[str] | None = None,
-    overrides: list[str] | None = None,
-    engine: Engine | None = None,
-    allow_include: bool = False,
-) -> Scenario:
-    """Read a scenario with what the command line changes in it."""
-    from mpsim.scenario import load
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a command reads scenario files: what the command line changes in them, and how large they may be."""
 
-    changes = [*(sets or [])]
-    if engine is not None:
-        changes.append(f"simulation.engine={engine.value}")
-    return load(file, overrides=overrides or [], set=changes, allow_include=allow_include)
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            autocompletion=keys,
+            help="Change one dotted key, e.g. parallelism.tp=4; repeatable.",
+        ),
+    ] = None
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--override", metavar="NAME", help="Apply a named block of `overrides:`; repeatable."
+        ),
+    ] = None
+    allow_include: Annotated[
+        bool,
+        typer.Option("--allow-include", help="Let a scenario include files outside its folder."),
+    ] = False
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Run even if the estimate of memory or time is over the limit."),
+    ] = False
+
+    def load(self, file: Path, *changes: str) -> Scenario:
+        """The scenario of `file` with what the command line changes, then `changes`."""
+        from mpsim.limits import set_unlimited
+        from mpsim.scenario import load
+
+        set_unlimited(self.yes)
+        return load(
+            file,
+            overrides=self.overrides or [],
+            set=[*(self.sets or ()), *changes],
+            allow_include=self.allow_include,
+        )
+
+    def load_all(self, files: Sequence[Path], *changes: str) -> list[Scenario]:
+        """Several scenarios; the mistakes of all of them are reported together."""
+        from mpsim.errors import Problem, ScenarioError
+
+        scenarios: list[Scenario] = []
+        problems: list[Problem] = []
+        for file in files:
+            try:
+                scenarios.append(self.load(file, *changes))
+            except ScenarioError as error:
+                problems.extend(error.problems)
+        if problems:
+            raise ScenarioError(problems)
+        return scenarios
 
 
-def load_scenarios(
-    files: list[Path],
-    *,
-    sets: list[str] | None = None,
-    overrides: list[str] | None = None,
-    engine: Engine | None = None,
-    allow_include: bool = False,
-) -> list[Scenario]:
-    """Read several scenarios; the mistakes of all of them are reported together."""
-    from mpsim.errors import Problem, ScenarioError
+def unfold(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` as typer reads it: a parameter that is a dataclass becomes an option for each of its fields."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if hasattr(kind, "__dataclass_fields__")}
+    options: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            options += inspect.signature(groups[name], eval_str=True).parameters.values()
+        else:
+            options.append(parameter.replace(annotation=hints[name]))
 
-    scenarios: list[Scenario] = []
-    problems: list[Problem] = []
-    for file in files:
-        try:
-            scenarios.append(
-                load_scenario(
-                    file, sets=sets, overrides=overrides, engine=engine, allow_include=allow_include
-                )
-            )
-        except ScenarioError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise ScenarioError(problems)
-    return scenarios
+    @functools.wraps(command)
+    def unfolded(**values: object) -> None:
+        for name, group in groups.items():
+            fields = inspect.signature(group).parameters
+            values[name] = group(**{field: values.pop(field) for field in fields})
+        command(**values)
+
+    parameters = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+    unfolded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    unfolded.__annotations__ = {option.name: option.annotation for option in options}
+    return unfolded

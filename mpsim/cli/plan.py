@@ -10,19 +10,15 @@ import typer
 
 from mpsim.cli.complete import keys
 from mpsim.cli.options import (
-    AllowInclude,
     AsJson,
     Background,
     Failures,
-    Overrides,
     Plot,
+    Reading,
     Restart,
-    Sets,
     Storage,
-    Yes,
-    check_over,
-    load_scenario,
     quantity,
+    values_over,
 )
 
 __all__ = ["plan"]
@@ -60,7 +56,9 @@ def plan(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
     tokens: Annotated[
         float,
-        typer.Option("--tokens", metavar="COUNT", parser=_count, help="To train on, e.g. 15.6T."),
+        typer.Option(
+            "--tokens", metavar="COUNT", parser=_count, help="Tokens to train on, e.g. 15.6T."
+        ),
     ],
     over: Annotated[
         list[str] | None,
@@ -77,14 +75,12 @@ def plan(
             "--deadline",
             metavar="TIME",
             parser=quantity("TIME"),
-            help="Fewest accelerators that end by then, e.g. '60 d'.",
+            help="Choose the fewest accelerators that finish in this time, e.g. '60 d'.",
         ),
     ] = None,
     budget_usd: Annotated[
         float | None,
-        typer.Option(
-            "--budget-usd", metavar="USD", parser=_count, help="Most it may cost, e.g. 5M."
-        ),
+        typer.Option("--budget-usd", metavar="USD", parser=_count, help="Highest cost, e.g. 5M."),
     ] = None,
     search: Annotated[
         float | None,
@@ -92,26 +88,32 @@ def plan(
             "--search",
             metavar="TIME",
             parser=quantity("TIME"),
-            help="Search the best layout of each for so long, instead of the scenario's own.",
+            help="Search this long for the best layout of each, instead of taking the scenario's own.",
         ),
     ] = None,
     offer: Annotated[Offer, typer.Option("--offer", help="Kind of price.")] = Offer.ON_DEMAND,
     prices: Annotated[
         Path | None,
         typer.Option(
-            "--prices", metavar="FILE", help="Your own: accelerator: 2.10 USD/h, a line each."
+            "--prices",
+            metavar="FILE",
+            help="File of your own prices, one line each, such as h100-sxm: 2.10 USD/h.",
         ),
     ] = None,
     region: Annotated[
         str | None,
         typer.Option(
-            "--region", metavar="NAME", help="Of the grid, e.g. us-central1 or fra; or kgCO2/kWh."
+            "--region",
+            metavar="NAME",
+            help="Electricity grid, e.g. us-central1 or fra; or its kgCO2/kWh.",
         ),
     ] = None,
     pue: Annotated[
         str | None,
         typer.Option(
-            "--pue", metavar="NUMBER", help="Facility over computers; or aws, google, industry."
+            "--pue",
+            metavar="NUMBER",
+            help="Power usage effectiveness (PUE) of the site; or aws, google, industry.",
         ),
     ] = None,
     failures: Failures = 1.0,
@@ -119,25 +121,19 @@ def plan(
     storage: Storage = None,
     background: Background = True,
     plot: Plot = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Say how many days, accelerator-hours, dollars, MWh and tonnes of CO2 a whole training takes."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
-    from mpsim.cli.sweep import values_of
-    from mpsim.limits import set_unlimited
     from mpsim.study.facility import Facility, read_rates
     from mpsim.study.plan import Assumptions, changed
     from mpsim.study.plan import plan as make_plan
 
-    set_unlimited(yes)
-    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
-    values = values_of(over or [])
-    check_over(scenario, values)
+    scenario = reading.load(file)
+    values = values_over(scenario, over)
     assumed = Assumptions(
         facility=Facility.of(pue=pue, region=region),
         offer=offer.value,

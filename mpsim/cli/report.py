@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, Yes, load_scenario
+from mpsim.cli.options import AsJson, Reading, values_over
 from mpsim.cli.paths import check_page
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ def report(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", callback=check_page, help="The page."),
+        typer.Option("--output", "-o", metavar="FILE", callback=check_page, help="Page to write."),
     ] = Path("report.html"),
     title: Annotated[
-        str, typer.Option("--title", help="Of the page; left out: the names of the scenarios.")
+        str,
+        typer.Option("--title", help="Title of the page; left out: the names of the scenarios."),
     ] = "",
     what_if: Annotated[
         list[str] | None,
@@ -42,10 +43,8 @@ def report(
             help="Values that sliders on the page choose among, every combination simulated; repeatable.",
         ),
     ] = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Write results as one page to mail or to keep: where the time goes, the timeline, memory, links, what was assumed.
@@ -53,13 +52,11 @@ def report(
     The page needs no network and asks for nothing. With --json its document goes to stdout, too.
     """
     from mpsim.cli.console import print_json, wrote
-    from mpsim.limits import set_unlimited
     from mpsim.output import write_whole
     from mpsim.report import page
     from mpsim.report import report as document_of
 
-    set_unlimited(yes)
-    results = [_result(file, sets, overrides, allow_include=allow_include) for file in files]
+    results = [_result(file, reading) for file in files]
     sweeps = [_sweep(results, what_if)] if what_if else []
     document = document_of(results, title=title, sweeps=sweeps)
     write_whole(output, page(document))
@@ -68,9 +65,7 @@ def report(
         print_json(document, stamped=False)
 
 
-def _result(
-    file: Path, sets: list[str] | None, overrides: list[str] | None, *, allow_include: bool
-) -> AnyResult | Mapping[str, Any]:
+def _result(file: Path, reading: Reading) -> AnyResult | Mapping[str, Any]:
     """The result or search that a file holds, or that simulating a scenario file gives."""
     from mpsim.archive import is_archive
     from mpsim.result import Result
@@ -80,9 +75,7 @@ def _result(
         return cast("AnyResult", Result.load(file))
     if file.suffix == ".json":
         return _stored(file)
-    return simulate(
-        load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
-    )
+    return simulate(reading.load(file))
 
 
 def _stored(file: Path) -> Mapping[str, Any]:
@@ -106,15 +99,12 @@ def _sweep(
     results: list[AnyResult | Mapping[str, Any]], what_if: list[str]
 ) -> tuple[Scenario, Sweep]:
     """The first scenario at every combination of the values of the sliders."""
-    from mpsim.cli.options import check_over
     from mpsim.cli.progress import progress_bar
-    from mpsim.cli.sweep import values_of
     from mpsim.study import sweep
 
     scenario = next((each.scenario for each in results if not isinstance(each, Mapping)), None)
     if scenario is None:
         raise typer.BadParameter("varies a scenario, and there is none", param_hint="--what-if")
-    values = values_of(what_if)
-    check_over(scenario, values)
+    values = values_over(scenario, what_if, option="--what-if")
     with progress_bar(scenario.name) as progress:
         return scenario, sweep(scenario, values, progress=progress)

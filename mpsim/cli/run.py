@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import (
-    AllowInclude,
-    AsJson,
-    Emit,
-    Engine,
-    Overrides,
-    Plots,
-    Sets,
-    Trace,
-    Yes,
-    load_scenarios,
-)
+from mpsim.cli.options import AsJson, Emit, Engine, Plots, Reading, Trace
 from mpsim.inputs import shown
 from mpsim.output import safe_name
 
@@ -37,22 +26,20 @@ def run(
     ],
     plots: Plots = None,
     trace: Trace = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     engine: Annotated[
         Engine | None,
         typer.Option(
             "--engine",
-            help="Which engine runs the program; left out: as the scenario says, or auto, the fast one wherever it is exact.",
+            help="Engine that runs the program; left out: the scenario's, or auto: the fast one wherever it is exact.",
         ),
     ] = None,
     sensitivity: Annotated[
         bool,
         typer.Option(
             "--sensitivity",
-            help="Say how the step time answers to each parameter of hardware and software.",
+            help="Show how the step time depends on each parameter of hardware and software.",
         ),
     ] = False,
     emit: Emit = None,
@@ -60,17 +47,14 @@ def run(
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
     from mpsim.cli.console import print_json, print_sheet, print_text
-    from mpsim.limits import set_unlimited
     from mpsim.simulate import simulate_step
 
-    set_unlimited(yes)
     if trace is not None and len(files) > 1:
         raise typer.BadParameter(
             f"one trace holds one scenario, got {len(files)}", param_hint="--trace"
         )
-    scenarios = load_scenarios(
-        files, sets=sets, overrides=overrides, engine=engine, allow_include=allow_include
-    )
+    changes = [] if engine is None else [f"simulation.engine={engine.value}"]
+    scenarios = reading.load_all(files, *changes)
     if emit:
         from mpsim.cli.emit import check_emit
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, Yes, load_scenario
+from mpsim.cli.options import AsJson, Plot, Reading
 
 __all__ = ["scale"]
 
@@ -49,21 +49,17 @@ def scale(
         typer.Option("--mode", help="Keep the global batch (strong), or that of a replica (weak)."),
     ] = Mode.BOTH,
     plot: Plot = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Say what throughput, MFU and the parts of the step become on more accelerators."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
-    from mpsim.limits import set_unlimited
     from mpsim.study.scaling import MODES
     from mpsim.study.scaling import scale as run_scale
 
-    set_unlimited(yes)
-    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
+    scenario = reading.load(file)
     with progress_bar(scenario.name) as report:
         scaled = run_scale(
             scenario,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Csv, Plot, finite
+from mpsim.cli.options import AsJson, Csv, Plot, finite, pairs
 
 if TYPE_CHECKING:
     from mpsim.schedule import Orders
@@ -39,9 +39,11 @@ def schedule(
             metavar="NAME", help="Schedule (see: mpsim show schedule), a CSV file, or 'all'."
         ),
     ],
-    pp: Annotated[int | None, typer.Option("--pp", min=1, max=MOST_RANKS, help="Ranks.")] = None,
+    pp: Annotated[
+        int | None, typer.Option("--pp", min=1, max=MOST_RANKS, help="Pipeline ranks.")
+    ] = None,
     microbatches: Annotated[
-        int | None, typer.Option("--microbatches", min=1, help="Microbatches a step.")
+        int | None, typer.Option("--microbatches", min=1, help="Microbatches per step.")
     ] = None,
     times: Annotated[
         str,
@@ -54,7 +56,7 @@ def schedule(
     ] = "1,1,1",
     virtual: Annotated[
         int | None,
-        typer.Option("--virtual", min=1, max=MOST_CHUNKS, help="Chunks (virtual stages) a rank."),
+        typer.Option("--virtual", min=1, max=MOST_CHUNKS, help="Chunks (virtual stages) per rank."),
     ] = None,
     p2p: Annotated[
         str, typer.Option("--p2p", metavar="C", help="Latency of a transfer between stages.")
@@ -67,7 +69,7 @@ def schedule(
             "--memory",
             metavar="COUNT",
             callback=finite,
-            help="With 'all' and 'auto': activations that fit on a rank.",
+            help="Activations that fit on a rank, for 'all' and 'auto'.",
         ),
     ] = None,
     overlap: Annotated[
@@ -82,7 +84,7 @@ def schedule(
         typer.Option(
             "--option",
             metavar="KEY=NUMBER",
-            help="Of that schedule alone, such as segments=4 of seq-1f1b; may be repeated.",
+            help="Option of this schedule alone, such as segments=4 of seq-1f1b; repeatable.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -236,15 +238,12 @@ def _refuse_unused(name: str, given: Mapping[str, object]) -> None:
 
 def _options(given: list[str]) -> dict[str, int]:
     """Whole numbers by name."""
-    options = {}
-    for text in given:
-        key, _, value = text.partition("=")
-        try:
-            options[key.strip()] = int(value)
-        except ValueError:
-            hint = "needed NAME=NUMBER such as segments=4"
-            raise typer.BadParameter(f"got {text!r}; {hint}", param_hint="--option") from None
-    return options
+    needed = "NAME=NUMBER such as segments=4"
+    texts = pairs(given, option="--option", needed=needed)
+    try:
+        return {key: int(text) for key, text in texts.items()}
+    except ValueError:
+        raise typer.BadParameter(f"got {given}; needed {needed}", param_hint="--option") from None
 
 
 def _required(

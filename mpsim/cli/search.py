@@ -9,21 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.options import (
-    AllowInclude,
-    AsJson,
-    Csv,
-    Emit,
-    Overrides,
-    Plot,
-    Resume,
-    Sets,
-    Yes,
-    check_over,
-    load_scenario,
-    quantity,
-    share,
-)
+from mpsim.cli.options import AsJson, Csv, Emit, Plot, Reading, Resume, quantity, share, values_over
 
 if TYPE_CHECKING:
     from mpsim.sheet import Sheet
@@ -33,7 +19,7 @@ __all__ = ["search"]
 
 
 class Objective(enum.StrEnum):
-    """Figures that layouts are ranked by."""
+    """Metrics that layouts are ranked by."""
 
     TIME = "time"
     COST = "cost"
@@ -45,7 +31,7 @@ class Objective(enum.StrEnum):
 def search(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Scenario file; its own layout counts for nothing."),
+        typer.Argument(metavar="FILE", help="Scenario file; its own layout is not used."),
     ],
     over: Annotated[
         list[str] | None,
@@ -53,7 +39,7 @@ def search(
             "--over",
             metavar="KEY=A,B,C",
             autocompletion=keys,
-            help="Values of one key instead of all; repeatable.",
+            help="Search only these values of a key; repeatable.",
         ),
     ] = None,
     also: Annotated[
@@ -61,28 +47,33 @@ def search(
         typer.Option(
             "--also",
             metavar="WORDS",
-            help="Search further: order, recompute-modules, offload, schedules, placement, expert-overlap, or all.",
+            help="Also search these settings: order, recompute-modules, offload, schedules, placement, expert-overlap, or all.",
         ),
     ] = None,
     objective: Annotated[
         Objective | None,
         typer.Option(
             "--objective",
-            help="Training: least time (the default) or cost of a token. Services: most goodput (the default with limits), throughput of an accelerator, or rate within the limits; or least cost.",
+            help="Metric to rank by. Training: time (the default) or cost per token. Services: goodput (the default with limits), "
+            "throughput per accelerator, rate within the limits, or cost.",
         ),
     ] = None,
     pools: Annotated[
         bool,
-        typer.Option("--pools", help="Services: also prefill and decode on pools of their own."),
+        typer.Option(
+            "--pools", help="Also search separate pools for prefill and decode (services)."
+        ),
     ] = False,
-    top: Annotated[int | None, typer.Option("--top", min=1, help="How many to rank; 10.")] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", min=1, help="Layouts to rank; left out: 10.")
+    ] = None,
     max_memory: Annotated[
         float | None,
         typer.Option(
             "--max-memory",
             metavar="SIZE",
             parser=quantity("BYTES"),
-            help="Of a rank, e.g. '70 GB'.",
+            help="Memory limit per GPU, e.g. '70 GB'.",
         ),
     ] = None,
     max_price: Annotated[
@@ -91,7 +82,7 @@ def search(
             "--max-price",
             metavar="PRICE",
             parser=quantity("PRICE_RATE"),
-            help="Of all accelerators, e.g. '2000 USD/h'.",
+            help="Price limit of all accelerators together, e.g. '2000 USD/h'.",
         ),
     ] = None,
     max_power: Annotated[
@@ -100,7 +91,7 @@ def search(
             "--max-power",
             metavar="POWER",
             parser=quantity("POWER"),
-            help="Of all nodes, e.g. '1.2 MW'.",
+            help="Power limit of all nodes together, e.g. '1.2 MW'.",
         ),
     ] = None,
     margin: Annotated[
@@ -109,7 +100,7 @@ def search(
             "--margin",
             metavar="SHARE",
             callback=share,
-            help="Of the accelerator's memory that stays free; 0.05.",
+            help="Share of each GPU's memory to keep free; left out: 0.05.",
         ),
     ] = None,
     budget: Annotated[
@@ -118,42 +109,41 @@ def search(
             "--budget",
             metavar="TIME",
             parser=quantity("TIME"),
-            help="Stop after it, e.g. 60s.",
+            help="Stop after this time, e.g. 60s.",
         ),
     ] = None,
     front: Annotated[
-        bool, typer.Option("--front/--no-front", help="Time against memory, too.")
+        bool,
+        typer.Option(
+            "--front/--no-front", help="Also show the Pareto front of time against memory."
+        ),
     ] = True,
     long: Annotated[
-        bool, typer.Option("--long", help="Training: the whole ranking and the whole front.")
+        bool, typer.Option("--long", help="Print the whole ranking and the whole front (training).")
     ] = False,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="The decisions that matter most, and what each is worth."),
+        typer.Option(
+            "--explain", help="Show the decisions that matter most, and what each is worth."
+        ),
     ] = False,
     csv: Csv = None,
     plot: Plot = None,
     resume: Resume = None,
     emit: Emit = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best layouts of a model on a cluster, and say what became of all others."""
+    """Find the best layouts of a model on a cluster, and say why the others lose."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.emit import check_emit, emitted, write_emitted
     from mpsim.cli.progress import phases_bar
-    from mpsim.cli.sweep import values_of
-    from mpsim.limits import set_unlimited
     from mpsim.study import search as run_search
 
-    set_unlimited(yes)
-    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
+    scenario = reading.load(file)
     check_emit(emit or (), 1)
-    values = values_of(over or [])
-    check_over(scenario, values)
+    values = values_over(scenario, over)
     if scenario.serves:
         _refuse_training_options(objective, emit, margin, also=also, explain=explain)
     else:

@@ -36,7 +36,7 @@ def show(
         typer.Argument(
             metavar="CATALOG",
             autocompletion=catalogs,
-            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question; formats: what files can be read and written; engine: serving engines.",
+            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric (the cost of one); formats (files that can be read and written); engine (serving engines).",
         ),
     ] = None,
     name: Annotated[
@@ -44,19 +44,21 @@ def show(
         typer.Argument(
             metavar="NAME",
             autocompletion=entries,
-            help="One entry of it, or the path of a machine file; left out: all names. Of a kernel gemm=4096x4096x4096, of a collective "
-            "all_reduce='256 MiB'. Of a fabric: a system, or a scenario file.",
+            help="Entry of the catalog, or the path of a machine file; left out: all names. For a kernel such as gemm=4096x4096x4096, "
+            "for a collective such as all_reduce='256 MiB', for a fabric a system or a scenario file.",
         ),
     ] = None,
     on: Annotated[
-        str | None, typer.Option("--on", help="Accelerator of a kernel, system of a collective.")
+        str | None, typer.Option("--on", help="Accelerator of a kernel, or system of a collective.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option("--precision", help="Of a kernel; left out: bf16.")
+        str | None, typer.Option("--precision", help="Precision of a kernel; left out: bf16.")
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", min=1, max=MOST, help="Of a collective; left out: one node."),
+        typer.Option(
+            "--ranks", min=1, max=MOST, help="Ranks of a collective; left out: those of one node."
+        ),
     ] = None,
     attention: Annotated[
         str | None,
@@ -67,32 +69,39 @@ def show(
     ] = None,
     direction: Annotated[
         str | None,
-        typer.Option("--pass", help="Of a kernel: forward, backward, dgrad or wgrad."),
+        typer.Option("--pass", help="Pass of a kernel: forward, backward, dgrad or wgrad."),
     ] = None,
     kv_heads: Annotated[
-        int | None, typer.Option("--kv-heads", min=1, help="Of attention: heads of keys.")
+        int | None, typer.Option("--kv-heads", min=1, help="Key-value heads of attention.")
     ] = None,
     value_dim: Annotated[
-        int | None, typer.Option("--value-dim", min=1, help="Of attention: width of a value.")
+        int | None, typer.Option("--value-dim", min=1, help="Value dimension of attention.")
     ] = None,
     window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Of attention: keys that a query sees.")
+        int | None, typer.Option("--window", min=1, help="Sliding window of attention [keys].")
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Attention without a causal mask.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Price attention without a causal mask.")
+    ] = False,
     burst: Annotated[
-        bool, typer.Option("--burst", help="A short benchmark on a quiet network, not training.")
+        bool,
+        typer.Option(
+            "--burst", help="Assume a short benchmark on a quiet network instead of training."
+        ),
     ] = False,
     library: Annotated[
         str | None,
-        typer.Option("--library", help="Of a collective: nccl, gloo, ...; left out: the vendor's."),
+        typer.Option(
+            "--library", help="Library of a collective: nccl, gloo, ...; left out: the vendor's."
+        ),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option("--calibration", help="Of a collective: a file of measured curves."),
+        typer.Option("--calibration", help="File of measured curves of a collective."),
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", min=1, max=MOST, help="Of a fabric; left out: those it has."),
+        typer.Option("--nodes", min=1, max=MOST, help="Nodes of a fabric; left out: those it has."),
     ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -248,7 +257,7 @@ def _refuse_unused(catalog: str, given: Mapping[str, object]) -> None:
         if value is not None and option not in OPTIONS.get(catalog, ()):
             of = [question for question, options in OPTIONS.items() if option in options]
             raise typer.BadParameter(
-                f"it is of {' or '.join(of)}; leave it out, or ask 'mpsim show {of[0]}'",
+                f"applies only to {' or '.join(of)}; leave it out, or ask 'mpsim show {of[0]}'",
                 param_hint=option,
             )
 
@@ -291,7 +300,7 @@ def _print_figures(title: str, described: Description) -> None:
     cited = dict.fromkeys(figure.source for figure in described.figures if figure.source)
     used = list(cited)
     rows = [(figure.name, figure.text, _mark(figure.source, used)) for figure in described.figures]
-    print_table(rows, header=("figure", "value", "source"), title=title)
+    print_table(rows, header=("quantity", "value", "source"), title=title)
     if used:
         print_text("\n".join(f"[{number}] {source}" for number, source in enumerate(used, start=1)))
 

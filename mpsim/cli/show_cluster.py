@@ -104,7 +104,7 @@ def show_machine(path: str, *, as_json: bool) -> None:
     _print_parts(cluster)
     print_text(f"\n{cluster.calibration.source} ({cluster.calibration.as_of})")
     title = f"measured, beside {document.get('datasheet', 'what mpsim assumes of a machine it does not know')}"
-    print_table(rows, header=FIGURES, title=title, right=(1, 3))
+    print_table(rows, header=("constant", *FIGURES[1:]), title=title, right=(1, 3))
     fits = [[_cell(fit.get(key)) for key in FITS] for fit in document.get("fits", ())]
     if fits:
         print_text(" ")

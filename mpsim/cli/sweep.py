@@ -8,24 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.options import (
-    AllowInclude,
-    AsJson,
-    Csv,
-    Overrides,
-    Plot,
-    Resume,
-    Sets,
-    Yes,
-    check_over,
-    load_scenario,
-)
+from mpsim.cli.options import AsJson, Csv, Plot, Reading, Resume, values_over
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
     from mpsim.study import Sweep
 
-__all__ = ["sweep", "values_of"]
+__all__ = ["sweep"]
 
 
 def sweep(
@@ -39,42 +28,38 @@ def sweep(
             "--over",
             metavar="KEY=A,B,C",
             autocompletion=keys,
-            help="Values of one dotted key; repeatable.",
+            help="Values of one dotted key to try; repeatable.",
         ),
     ] = None,
     csv: Csv = None,
     plot: Plot = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: one a core.")
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; left out: one per core.")
     ] = None,
     resume: Resume = None,
     shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts.")
+        str | None, typer.Option("--shard", metavar="I/N", help="Run only the I-th of N parts.")
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", metavar="ADDRESS", help="Workers of a dask scheduler, tcp://host:8786."
+            "--cluster",
+            metavar="ADDRESS",
+            help="Run on the workers of this dask scheduler, tcp://host:8786.",
         ),
     ] = None,
-    sets: Sets = None,
-    overrides: Overrides = None,
-    allow_include: AllowInclude = False,
-    yes: Yes = False,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
-    from mpsim.limits import set_unlimited
     from mpsim.study import sweep as run_sweep
     from mpsim.table import plural
 
-    set_unlimited(yes)
-    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
-    values = values_of(over) if over else _block(scenario)
-    if over:
-        check_over(scenario, values)
+    scenario = reading.load(file)
+    values = values_over(scenario, over) if over else _block(scenario)
     part = _shard(shard)
     if cluster is not None and jobs is not None:
         raise typer.BadParameter(
@@ -106,22 +91,6 @@ def sweep(
     if lost:
         note(f"{lost:,} of {plural(len(result), 'row')} could not be simulated; see their reasons")
     end_early(result.interrupted)
-
-
-def values_of(over: list[str]) -> dict[str, list[object]]:
-    """Read ``key=a,b,c``; every value as YAML would read it."""
-    from mpsim.document import parse_scalar
-
-    values: dict[str, list[object]] = {}
-    for assignment in over:
-        key, equals, choices = assignment.partition("=")
-        if not equals or not key.strip() or not choices.strip():
-            raise typer.BadParameter(
-                f"got {assignment!r}; needed KEY=A,B,C such as parallelism.tp=1,2,4",
-                param_hint="--over",
-            )
-        values[key.strip()] = [parse_scalar(choice.strip()) for choice in choices.split(",")]
-    return values
 
 
 def _shard(text: str | None) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Plots, Sets, Trace, load_scenario
+from mpsim.cli.options import AsJson, Plots, Reading, Trace, pairs
 
 if TYPE_CHECKING:
     from mpsim.plot import Chart
@@ -22,7 +22,7 @@ def validate(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and measured figures such as "
+            help="CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and measured results such as "
             "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file.",
         ),
     ],
@@ -36,18 +36,17 @@ def validate(
     ] = None,
     scenario: Annotated[
         Path | None,
-        typer.Option(
-            "--scenario", metavar="FILE", help="The scenario that rows change which name none."
-        ),
+        typer.Option("--scenario", metavar="FILE", help="Scenario for rows that name none."),
     ] = None,
-    sets: Sets = None,
     trace: Trace = None,
     plots: Plots = None,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Predict measured data row by row, or with --runs measured training steps, and say how far off the predictions are."""
     if runs:
-        if scenario is not None or sets:
+        if scenario is not None or reading.sets:
             raise typer.BadParameter("with --runs every step is its own scenario")
         _validate_runs(files, runs, plots=plots, trace=trace, as_json=as_json)
         return
@@ -58,11 +57,11 @@ def validate(
     from mpsim.errors import CalibrationError
     from mpsim.validate import validate_files
 
-    base = None if scenario is None else load_scenario(scenario, sets=sets)
+    base = None if scenario is None else reading.load(scenario)
     try:
         with progress_bar("rows") as progress:
             validation = validate_files(
-                files, scenario=base, values=_values(sets), progress=progress
+                files, scenario=base, values=_values(reading.sets), progress=progress
             )
     except CalibrationError as error:
         raise typer.BadParameter(str(error), param_hint="FILE.csv") from error
@@ -78,16 +77,11 @@ def validate(
 
 
 def _values(sets: Sequence[str] | None) -> dict[str, object]:
-    """Values of --set by dotted key."""
+    """Values of --set by dotted key, as YAML reads them."""
     from mpsim.document import parse_scalar
 
-    values: dict[str, object] = {}
-    for setting in sets or ():
-        key, equals, text = (part.strip() for part in setting.partition("="))
-        if not key or not equals:
-            raise typer.BadParameter(f"got {setting!r}; needed KEY=VALUE", param_hint="--set")
-        values[key] = parse_scalar(text)
-    return values
+    values = pairs(sets, option="--set", needed="KEY=VALUE")
+    return {key: parse_scalar(text) for key, text in values.items()}
 
 
 def draw(validation: Validation, folder: Path) -> None:

@@ -124,7 +124,7 @@ def constants_section(summary: Mapping[str, Any]) -> Section:
     return Section(
         "constants",
         "Constants and their sources",
-        f"The figures rest on {', '.join(counts)}.",
+        f"The results rest on {', '.join(counts)}.",
         [Table(f"Constants ({len(rows)})", columns, rows, folded=True)],
     )
 

@@ -123,7 +123,7 @@ def _blocks(summaries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Ite
     yield Table(
         "Figures",
         [
-            Column("figure"),
+            Column("quantity"),
             *(Column(name, "mixed") for name in names),
             *(Column(f"{name} against the first", "share") for name in names[1:]),
         ],

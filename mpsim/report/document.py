@@ -108,7 +108,7 @@ def _what_if(scenario: Scenario, sweep: Sweep) -> Section:
     return what_if(
         ((row.values, row.summary, row.reason or "") for row in sweep),
         start={key: known[key] for key in sweep.keys if key in known},
-        lead=f"Each combination was simulated; the figures are those of 'mpsim run --json' of {sweep.scenario} with these settings.",
+        lead=f"Each combination was simulated; the numbers are those of 'mpsim run --json' of {sweep.scenario} with these settings.",
     )
 
 

@@ -54,7 +54,7 @@ def search_page(data: Mapping[str, Any], *, number: int = 0) -> dict[str, Any]:
             [
                 what_if(
                     ((row.values, row.summary, "") for row in leaders if row.summary is not None),
-                    lead="Layouts that the search kept a whole result of; the figures are those of 'mpsim run --json'.",
+                    lead="Layouts that the search kept a whole result of; the numbers are those of 'mpsim run --json'.",
                 )
             ]
             if sum(row.summary is not None for row in leaders) > 1

@@ -98,7 +98,7 @@ def _trust(summary: Mapping[str, Any]) -> Iterator[Note]:
     ranges = summary.get("interval")
     if ranges:
         yield Note(
-            f"The ranges hold the measured figure in {100 * ranges['level']:.0f} cases of 100 (basis: {ranges['basis']})."
+            f"The ranges hold the measured value in {100 * ranges['level']:.0f} cases of 100 (basis: {ranges['basis']})."
         )
     nearest = summary.get("validated")
     if nearest:
@@ -106,11 +106,11 @@ def _trust(summary: Mapping[str, Any]) -> Iterator[Note]:
         other = f"; they differ in {', '.join(nearest['differs'])}" if nearest["differs"] else ""
         yield Note(
             f"Nearest measured: {nearest['rows']} runs of {nearest['framework']} on {' to '.join(map(str, sizes))} "
-            f"{nearest['accelerator']}, predicted with their names hidden with a mean error of {100 * nearest['mean_abs_error']:.1f} %{other}.",
+            f"{nearest['accelerator']}, predicted without knowing which paper they came from; mean error {100 * nearest['mean_abs_error']:.1f} %{other}.",
             "good",
         )
     elif "validated" in summary:
-        yield Note("Nothing like it was measured: trust differences more than figures.", "warning")
+        yield Note("Nothing like it was measured: trust differences, not times.", "warning")
 
 
 def _time(result: Result) -> Section:

@@ -38,7 +38,7 @@ _HALF = 1.2816  # half-width of an 80 % interval of the normal distribution over
 _PAIRED = ("rest", "layout", "format")
 _NARROW = ("fp8", "fp4", "int8", "int4")
 LEVEL = 0.8
-"""Share of measured figures that lie in their interval."""
+"""Share of measured values that lie in their interval."""
 FIGURES = (
     *("step", "step-experts", "memory", "collective", "kernel"),
     *("ttft", "tpot", "e2e", "throughput"),
@@ -50,7 +50,7 @@ EXACT = "exact: an order of actions has no residual"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interval:
-    """Range that holds the measured figure in `LEVEL` of all cases, and the prediction always.
+    """Range that holds the measured value in `LEVEL` of all cases, and the prediction always.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class Residuals:
 
         Notes
         -----
-        With quantiles q of e / sigma the measured figure lies between ``value exp(-q_high sigma)`` and ``value exp(-q_low sigma)``.
+        With quantiles q of e / sigma the measured value lies between ``value exp(-q_high sigma)`` and ``value exp(-q_low sigma)``.
         """
         sigma = self.sigma(setting)
         low, high = self.quantiles
@@ -270,7 +270,7 @@ class Residuals:
 
     def basis(self, setting: Setting) -> str:
         """The residuals that an interval rests on, in words."""
-        fitted = f"{LEVEL:.0%} of {self.rows} measured figures of {self.families} families, each family left out"
+        fitted = f"{LEVEL:.0%} interval from leave-one-family-out errors of {self.rows:,} runs"
         run = self.nearest(setting)
         if run is None:
             return f"{fitted}; nothing like it was measured: the widest interval"

@@ -70,7 +70,7 @@ def _model(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (
             "parameters",
-            f"{known['total'] / 1e9:.4g} B{active}, {known['per_rank'] / 1e9:.4g} B on the rank with most",
+            f"{known['total'] / 1e9:.4g} B{active}, {known['per_rank'] / 1e9:.4g} B on the largest rank",
         )
     ]
 
@@ -110,7 +110,7 @@ def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Ranges that hold the measured figures in four cases of five."""
+    """Ranges that hold the measured values in four cases of five."""
     ranges = summary.get("interval")
     if not ranges:
         return []

@@ -164,7 +164,7 @@ class Comparison(Shown, Tabular):
         if self.ratio is None:
             return text
         low, high = 100 * (self.ratio.low - 1), 100 * (self.ratio.high - 1)
-        lead = f"tie: between {low:+.1f} and {high:+.1f} % would be measured in four of five cases"
+        lead = f"no clear winner: real difference {low:+.1f} to {high:+.1f} % (80 % interval)"
         return f"{lead}; {text}" if self.tie else f"{text}; measured: {low:+.1f} to {high:+.1f} %"
 
     def to_json(self) -> dict[str, object]:

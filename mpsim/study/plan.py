@@ -43,7 +43,7 @@ class Assumptions:
     rates : mapping of str to float
         A user's own prices by accelerator [USD/h].
     failures : float
-        Times the published failure rates of components.
+        Multiplier on the published failure rates of components.
     restart : float or None
         From an interruption to the first step [s]; assumed when left out.
     storage : float or None
@@ -475,7 +475,7 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
         yield "assumed", facility
     yield "interval", f"80 %: {row.basis}"
     if not row.fits:
-        yield "memory", "does not fit: these figures are of no use"
+        yield "memory", "does not fit: this plan cannot run"
 
 
 def _price(row: Training) -> str:

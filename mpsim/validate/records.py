@@ -27,7 +27,7 @@ _TAIL = 0.9  # the quantile of absolute errors that a family reports besides mea
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One measured figure and its prediction.
+    """One measured value and its prediction.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Record:
 
     @property
     def interval(self) -> Interval | None:
-        """Range that holds the measured figure in four cases of five; None without a prediction."""
+        """Range that holds the measured value in four cases of five; None without a prediction."""
         if self.predicted is None or self.ends is not None:
             return self.ends
         if not self.figure or self.setting is None or not self.predicted:

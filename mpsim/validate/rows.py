@@ -1,6 +1,6 @@
 """Rows: a table whose columns are dotted keys of a scenario and figures that were measured of it; each row is simulated and scored.
 
-``mpsim sweep --csv`` writes such a table: with a column of measured figures beside it, it is read as it is.
+``mpsim sweep --csv`` writes such a table: with a column of measured values beside it, it is read as it is.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def validate_files(
     Parameters
     ----------
     paths : iterable of str or Path
-        CSV files: columns are dotted keys of a scenario, or ``scenario`` for its file, and measured figures (`FIGURES`), with a unit in
+        CSV files: columns are dotted keys of a scenario, or ``scenario`` for its file, and measured values (`FIGURES`), with a unit in
         the cell or at the end of the name. ``id`` and ``family`` name a row and what it is summarised with.
     scenario : Scenario, optional
         What rows change that name no file.
@@ -284,7 +284,7 @@ def validate_files(
     Returns
     -------
     Validation
-        One record a measured figure, in the order of the files.
+        One record a measured value, in the order of the files.
 
     Raises
     ------
@@ -358,7 +358,7 @@ def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
     """A record of a training step with its prediction."""
     value = figure_of(result.summary, figure.place)
     if not isinstance(value, float | int):
-        return dataclasses.replace(blank, skipped_because="a training step has no such figure")
+        return dataclasses.replace(blank, skipped_because="a training step has no such result")
     setting, step, told = setting_of(result.plan), result.scenario.training_step, result.summary
     low, high = told["interval"][figure.place]
     memory = figure.kind == "memory"
@@ -383,7 +383,7 @@ def _filled_service(blank: Record, figure: Figure, result: ServiceResult) -> Rec
     """A record of a service with its prediction."""
     value = figure_of(result.summary, figure.place)
     if not figure.residual or not isinstance(value, float | int):
-        return dataclasses.replace(blank, skipped_because="a service has no such figure")
+        return dataclasses.replace(blank, skipped_because="a service has no such result")
     return dataclasses.replace(
         blank,
         predicted=float(value),

@@ -82,13 +82,13 @@ def _worst(validation: Validation, kind: str) -> list[str]:
 
 
 def _covered(validation: Validation, kind: str) -> list[str]:
-    """How many measured figures lie in the interval of their prediction."""
+    """How many measured values lie in the interval of their prediction."""
     held = [
         record.measured in record.interval
         for record in validation.records
         if record.kind == kind and record.interval and record.figure and record.measured
     ]
-    share = f"{sum(held)} of {len(held)} measured figures ({sum(held) / max(len(held), 1):.0%})"
+    share = f"{sum(held)} of {len(held)} measured values ({sum(held) / max(len(held), 1):.0%})"
     return [f"80 % intervals hold {share}"] if held else []
 
 

@@ -156,7 +156,7 @@ def test_services_are_scored_by_what_was_measured_of_them(mpsim_cli, table):
     rows = _rows(mpsim_cli("validate", file, "--json"))
     assert rows["s#ttft"]["predicted"] > 0
     assert rows["s#tpot"]["interval"][0] <= rows["s#tpot"]["predicted"]
-    assert "no such figure" in rows["s"]["skipped_because"]
+    assert "no such result" in rows["s"]["skipped_because"]
     assert set(rows) == {"s", "s#ttft", "s#tpot"}
 
 

@@ -3,7 +3,7 @@
 Families of layouts are their degrees (tp, cp, pp, ep) on one machine. Those scattered over the whole
 space are looked at first; from what they show, a score is foreseen for every other family, as a
 product of one factor for each degree. Then the most promising of all goes first, foreseen or looked
-at. Only the order hangs on what is foreseen: a search that runs to its end has looked at everything.
+at. The forecast decides only which layouts are tried first: a search that runs to its end has looked at everything.
 
 Shapes: F families that were looked at, E effects.
 """

@@ -23,7 +23,7 @@ SERVICE_OBJECTIVES: Mapping[str, str] = {
 
 SERVICE_REASONS: Mapping[str, str] = {
     "simulated": "simulated",
-    "bound": "cannot be among the best: a bound of the objective is too low",
+    "bound": "ruled out: even its upper bound is below the best found",
     "rate": "does not keep the limits at the rate of the last of the best",
     "slo": "cannot keep the limits even when it is empty",
     "memory": "needs more memory than allowed",

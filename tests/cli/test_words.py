@@ -1,0 +1,99 @@
+"""Words of ours that no user knows stand neither in help nor in messages, nor in what README and docs say."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from mpsim.cli.app import COMMANDS, GROUPS, application
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = (
+    "tie: between",
+    "in four of five cases",
+    "like a stranger",
+    "half as a stranger",
+    "rank with most",
+    "nothing hides",
+    "names hidden with a mean",
+    "cannot be among the best",
+    "hangs on what is foreseen",
+    "looked at before it works",
+    "Facility over computers",
+    "Times the published",
+    "framework needs that",
+    "measured figure",
+    "such figure",
+    "these figures",
+)
+OPENINGS = re.compile(r"(Of|Whether|Times|Until|Only) ")
+GROUP = typer.main.get_command(application())
+
+
+def printed(file: Path) -> Iterator[str]:
+    """Texts of a module that are no docstrings."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    statements = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    silent = {id(value) for value in statements if isinstance(value, ast.Constant)}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in silent
+        ):
+            yield node.value
+
+
+def test_no_message_uses_a_word_of_ours():
+    """Every text of the package that can be printed."""
+    texts = [
+        (file.name, text)
+        for file in (ROOT / "mpsim").rglob("*.py")
+        for text in printed(file)
+        if any(word in text for word in OURS)
+    ]
+    assert texts == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)  # fmt: skip
+def test_no_page_uses_a_word_of_ours(page):
+    """The same for what a reader reads first."""
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert [word for word in OURS if word in text] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_an_option_names_its_subject(name):
+    """It is "Memory limit per GPU", not "Of a rank"."""
+    helps = [parameter.help for parameter in GROUP.commands[name].params]
+    assert [text for text in helps if OPENINGS.match(text)] == []
+
+
+@pytest.mark.parametrize("example", [line for group in GROUPS.values() for line in group.values()])
+def test_the_example_of_a_command_is_one(example, monkeypatch, tmp_path):
+    """Command, options and their values are as the application has them."""
+    monkeypatch.chdir(tmp_path)
+    _, name, *rest = shlex.split(example)
+    context = GROUP.make_context("mpsim", [name], resilient_parsing=True)
+    GROUP.commands[name].make_context(name, rest, parent=context)
+
+
+def test_help_names_groups_and_no_type_beside_a_flag(mpsim_cli):
+    """Commands stand by what a user wants; a flag takes nothing."""
+    words = mpsim_cli("--help").out
+    assert all(group in words for group in GROUPS)
+    assert "<bool>" not in words + mpsim_cli("search", "--help").out
+
+
+@pytest.mark.parametrize(("tried", "instead"), [("serve", "mpsim run"), ("train", "mpsim run"), ("sweeps", "sweep")])  # fmt: skip
+def test_a_command_that_people_try_leads_to_the_one_there_is(mpsim_cli, tried, instead):
+    """A service is run, not served."""
+    outcome = mpsim_cli(tried, "my-run.yaml")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert instead in outcome.err
