@@ -27,9 +27,9 @@ class EnginePreset:
     scheduler: Scheduler = "budget"
     """See `mpsim.serving.batching`."""
     max_sequences: Count = 256
-    """Sequences that run at once."""
+    """Sequences that run at once, on each rank that keeps requests of its own (`attention_dp`)."""
     max_tokens: Count = 8192
-    """Tokens of an iteration."""
+    """Tokens of an iteration, on each rank that keeps requests of its own (`attention_dp`)."""
     chunked: Flag = True
     """Whether a prompt may be cut into chunks."""
     block: Count = 16

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.service import serve
-from mpsim.serving.stream import draw_requests
-from mpsim.serving.summary import latencies
+from mpsim.serving.result import serve_workload
+from mpsim.serving.summary import latencies, window_of
 
 __all__ = ["ServedPoint", "measurable"]
 
@@ -35,37 +33,28 @@ class ServedPoint:
 
 
 def measurable(plan: ServicePlan) -> dict[str, float]:
-    """Serve the requests of a plan: ``ttft``, ``tpot``, ``e2e``, their means and ``_p99`` [s], ``throughput`` [output tokens/s].
+    """Serve the requests of a plan as `run_service` does: ``ttft``, ``tpot``, ``e2e``, their means and ``_p99`` [s], ``throughput`` [output tokens/s].
 
-    Of a static batch E2E is the time until all of it has ended, and nothing comes on top: such tables print it so.
+    Of a static batch E2E is the time until all of it has ended: such tables print it so.
 
     Raises
     ------
     ScenarioError
         If the service cannot hold its weights, or a request.
     """
-    static = plan.engine.scheduler == "static"
-    offset = 0.0 if static else plan.first_token_time
-    plan.require()
-    requests = draw_requests(plan.workload, seed=plan.seed, folder=Path(plan.folder))
-    served = serve(
-        requests,
-        plan.prices,
-        plan.rules,
-        blocks=plan.blocks,
-        concurrency=plan.workload.concurrency,
-        turnaround=offset,
-        replicas=plan.replicas,
-        handover=plan.handover,
+    requests, served = serve_workload(plan)
+    times, window = (
+        latencies(served, requests, plan.first_token_time),
+        window_of(plan, requests, served),
     )
-    times = latencies(served, requests, offset)
-    done = ~np.isnan(served.last)
+    times = {name: each[window.counted] for name, each in times.items()}
+    static = plan.engine.scheduler == "static"
     tpot, tpot_tail = _tpot(times["tpot"])
     return {
         "ttft": float(np.nanmean(times["ttft"])),
         "tpot": tpot,
         "e2e": served.end if static else float(np.nanmean(times["e2e"])),
-        "throughput": float(requests.output[done].sum() / served.end),
+        "throughput": float(window.output / window.seconds),
         "ttft_p99": float(np.nanpercentile(times["ttft"], _TAIL)),
         "tpot_p99": tpot_tail,
     }

@@ -214,7 +214,9 @@ class ServicePlan:
 
     @property
     def first_token_time(self) -> float:
-        """Time to the first token beside queue and prompt [s]: server, tokenizer, network."""
+        """Time to the first token beside queue and prompt [s]: server, tokenizer, network; nothing of a static batch, which has no server."""
+        if self.engine.scheduler == "static":
+            return 0.0
         engine, layers = self.engine, self.work.expert_layers * self.pp
         return engine.first_token_time + layers * engine.expert_first_token_time
 
@@ -315,12 +317,12 @@ class ServicePlan:
 
     @property
     def rules(self) -> BatchRules:
-        """How the engine forms iterations."""
+        """How the engine forms iterations, of all ranks of an instance that keep requests of their own."""
         engine = self.engine
         return BatchRules(
             scheduler=engine.scheduler,
-            max_sequences=engine.max_sequences,
-            max_tokens=engine.max_tokens,
+            max_sequences=engine.max_sequences * self.attention_dp,
+            max_tokens=engine.max_tokens * self.attention_dp,
             chunked=engine.chunked,
             block=engine.block,
             drafts=0 if self.draft is None else self.draft.tokens,
@@ -443,11 +445,11 @@ class ServicePlan:
         """
         if problems := self.problems():
             raise ScenarioError(problems)
-        rules = (self.prefill or self).rules
+        engine = (self.prefill or self).engine
         longest = 0 if requests is None else int(requests.prompt.max(initial=0))
-        if not rules.chunked and rules.scheduler != "static" and longest > rules.max_tokens:
+        if not engine.chunked and engine.scheduler != "static" and longest > engine.max_tokens:
             raise ScenarioError(
-                f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {rules.max_tokens:,} with chunked: false; "
+                f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {engine.max_tokens:,} with chunked: false; "
                 "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
             )
 

@@ -26,7 +26,7 @@ from mpsim.sheet import Sheet
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ServiceResult", "run_service", "serve_requests"]
+__all__ = ["ServiceResult", "run_service", "serve_requests", "serve_workload"]
 
 _KIND = "serving"  # of job, as summaries and archives name it
 
@@ -110,7 +110,7 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
     ScenarioError
         If the service cannot hold its weights, or a request.
     """
-    requests, served = _serve(plan, None)
+    requests, served = serve_workload(plan)
     return ServiceResult(scenario, plan, requests, served)
 
 
@@ -126,7 +126,7 @@ def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) ->
     return ServiceResult(scenario, plan, requests, _run(plan, requests))
 
 
-def _serve(plan: ServicePlan, count: int | None) -> tuple[Requests, Served]:
+def serve_workload(plan: ServicePlan, count: int | None = None) -> tuple[Requests, Served]:
     """Serve a workload; of a closed loop with a duration twice as many requests as before, if those were not enough."""
     workload = plan.workload
     requests = plan.requests(count)
@@ -136,7 +136,7 @@ def _serve(plan: ServicePlan, count: int | None) -> tuple[Requests, Served]:
     ended = int((served.last + plan.first_token_time < workload.duration).sum())
     wanted = workload.concurrency + ended
     if wanted > len(requests):
-        return _serve(plan, 2 * len(requests))
+        return serve_workload(plan, 2 * len(requests))
     sent = int(np.isfinite(served.arrival).sum())
     return requests.first(sent), served.first_requests(sent)
 

@@ -168,7 +168,7 @@ def _active(steps: Mapping[str, Floats], replicas: int, stages: int) -> float:
 def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str, Any]:
     """Every figure of a service, SI units."""
     times = latencies(served, requests, plan.first_token_time)
-    window = _window(plan, requests, served)
+    window = window_of(plan, requests, served)
     done, duration, output = window.counted, window.seconds, window.output
     by_pool = pool_accounts(plan, served)
     parts = _together(plan, by_pool)
@@ -256,7 +256,7 @@ class _Window:
     prompt: float
 
 
-def _window(plan: ServicePlan, requests: Requests, served: Served) -> _Window:
+def window_of(plan: ServicePlan, requests: Requests, served: Served) -> _Window:
     """The run without its warm-up.
 
     Notes

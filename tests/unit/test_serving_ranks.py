@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpsim import simulate
 from mpsim.hardware import build_cluster
+from mpsim.scenario import Scenario
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.batching import BatchRules, Engine
 from mpsim.serving.engines import engine, override
+from mpsim.serving.measurable import measurable
 from mpsim.serving.plan import ServicePlan
+from mpsim.serving.planning import make_service
 from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import serve
@@ -119,3 +125,45 @@ def test_ranks_apart_take_longer_than_evenly_spread_ones():
     requests = Requests(np.zeros(64), random.integers(50, 3000, 64), random.integers(20, 200, 64))
     ends = [_serve(_plan(ranks), requests).end for ranks in ("even", "apart")]
     assert ends[0] < ends[1] < 2 * ends[0]
+
+
+@pytest.mark.parametrize("ranks", ["even", "apart"])
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_limits_of_an_engine_are_those_of_each_rank(ranks, degree):
+    """vLLM's ``max_num_seqs`` is one engine's, of which attention data parallelism starts one a rank."""
+    plan = _plan(ranks, attention_dp=degree)
+    assert plan.rules.max_sequences == degree * plan.engine.max_sequences
+    assert plan.rules.max_tokens == degree * plan.engine.max_tokens
+    apart = dataclasses.replace(plan.pool, apart=True).rank_rules
+    assert (apart.max_sequences, apart.max_tokens) == (
+        plan.engine.max_sequences,
+        plan.engine.max_tokens,
+    )
+    assert plan.memory.activations == _plan(ranks).memory.activations
+
+
+@pytest.mark.parametrize("scheduler", ["budget", "static"])
+@pytest.mark.parametrize("ranks", ["even", "apart"])
+def test_a_point_is_measured_on_the_service_that_runs(ranks, scheduler):
+    """What a fit and a table of measured services are compared with is what ``mpsim run`` says, of whatever routing and warm-up."""
+    workload = {"rate": 40.0, "requests": 60, "prompt": 700, "output": 40}
+    given = workload if scheduler == "static" else {**workload, "warmup": "0.5 s"}
+    scenario = Scenario.from_mapping(
+        {
+            "schema": 1,
+            "model": "deepseek-v2-lite",
+            "cluster": {"accelerator": "h100-sxm", "accelerators_per_node": 8, "nodes": 1},
+            "parallelism": {"tp": 4, "ep": 4},
+            "serving": {
+                "engine": {"preset": "vllm-v1", "attention_ranks": ranks, "scheduler": scheduler},
+                "attention_dp": 4,
+                "routing": "least-load",
+                "workload": given,
+            },
+        }
+    )
+    summary = simulate(scenario).summary
+    figures = measurable(make_service(scenario))
+    for name in ("ttft", "tpot"):
+        assert figures[name] == pytest.approx(summary[f"{name}_s"]["mean"], rel=1e-12)
+    assert figures["throughput"] == pytest.approx(summary["output_tokens_per_s"], rel=1e-12)

@@ -142,7 +142,7 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
         name=row.id,
         model=_model(cells, assumed),
         cluster=cluster,
-        engine=calibrated(_engine(cells, layouts[-1].attention_dp, assumed), cluster),
+        engine=calibrated(_engine(cells, assumed), cluster),
         workload=_workload(cells, assumed),
         slo=ServiceLevel(),
         weights=weights,
@@ -310,7 +310,7 @@ def _cluster_of(name: str, ranks: int) -> tuple[Cluster, tuple[Assumed, ...]]:
     return cluster, (Assumed("nic", nic.name, entry["why"]),)
 
 
-def _engine(cells: Cells, attention_dp: int, assumed: list[Assumed]) -> EnginePreset:
+def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     words = f"{cells.text('engine')} {cells.text('engine_version')}".strip()
     entry = _first("engines", cells)
     preset = engine(entry["engine"]) if entry else engine_for(words)
@@ -320,9 +320,9 @@ def _engine(cells: Cells, attention_dp: int, assumed: list[Assumed]) -> EnginePr
         assumed.append(Assumed("engine", preset.name, entry["why"]))
     fields: dict[str, Any] = {}
     if (sequences := cells.whole("max_num_seqs")) is not None:
-        fields["max_sequences"] = sequences * attention_dp
+        fields["max_sequences"] = sequences
     if (tokens := cells.whole("max_num_batched_tokens")) is not None:
-        fields["max_tokens"] = tokens * attention_dp
+        fields["max_tokens"] = tokens
     for column, field in (("kv_memory_fraction", "memory_fraction"), ("block_tokens", "block")):
         value = cells.number(column)
         if value:
