@@ -5,7 +5,6 @@ They are data and nothing else: no class path is imported, no tag is obeyed, no 
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -13,12 +12,12 @@ from typing import Any, Final
 
 from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.source import Head, read_text
+from mpsim.inputs import DEEPEST, parse_json
 
 __all__ = ["json_config", "json_lines", "toml_config", "yaml_config"]
 
 LARGEST: Final = 4_000_000
 """Characters of a configuration: the longest that people keep hold a few thousand keys."""
-DEEPEST: Final = 48
 # a quote that nothing closes takes the rest: looked for from every later quote, its end would never be found
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[{}\[\],:]|\n', re.DOTALL)
 _SECTION = re.compile(r"\s*\[\[?([^\]#]+)\]\]?\s*(?:#.*)?$")
@@ -34,39 +33,10 @@ def json_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
         If it is no object, breaks off, repeats a key, or is too large or too deep.
     """
     text = _bounded(head, "a configuration in JSON")
-    try:
-        lines = json_lines(text)
-        data = json.loads(text, object_pairs_hook=_once)
-    except (_RepeatedError, _TooDeepError) as error:
-        raise FormatError(f"{head.path}: {error}") from error
-    except json.JSONDecodeError as error:
-        raise FormatError(
-            f"{head.path}:{error.lineno}: not whole JSON ({error.msg}); the file is truncated or not JSON"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise FormatError(
-            f"{head.path}: JSON with a number too long or nesting too deep to read"
-        ) from error
+    data = parse_json(text, head.path, error=FormatError)
     if not isinstance(data, dict):
         raise FormatError(f"{head.path}: got a {type(data).__name__}; needed a JSON object")
-    return data, lines
-
-
-class _RepeatedError(ValueError):
-    """A key that stands twice in one object."""
-
-
-class _TooDeepError(ValueError):
-    """More nesting than any configuration has."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in data:
-            raise _RepeatedError(f"key {key[:60]!r} is repeated in one object; keep one")
-        data[key] = value
-    return data
+    return data, json_lines(text)
 
 
 def json_lines(text: str) -> dict[str, int]:
@@ -93,8 +63,6 @@ def json_lines(text: str) -> dict[str, int]:
                 lines[".".join(str(part) for part in path)] = word_line
         elif piece in "{[":
             path.append("" if piece == "{" else None)
-            if len(path) > DEEPEST:
-                raise _TooDeepError(f"nested deeper than {DEEPEST} levels on line {line}")
         elif piece in "}]" and path:
             path.pop()
     return lines

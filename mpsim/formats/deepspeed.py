@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from mpsim.formats.configs import json_config, yaml_config
@@ -165,15 +166,19 @@ def _read_precision(ledger: Ledger) -> None:
         ledger.assume("training.precision", "fp32", "neither fp16 nor bf16 is enabled")
 
 
+def _habits(stage: int) -> Iterator[tuple[Key, str]]:
+    """Rows that say a field of the framework, and the field."""
+    for row in keys(_NAME):
+        if row.to.startswith("framework.") and (row.when != "scatters" or stage in (1, 2)):
+            yield row, row.to.removeprefix("framework.")
+
+
 def _read_habits(ledger: Ledger, stage: int) -> None:
     """The preset of the stage, and the switches that differ from it."""
     preset = table(DATA, _NAME)["presets"][str(stage)]
     ledger.assume("framework.preset", preset, "DeepSpeed of 2024 on, by its stage")
     habits = framework(preset, {}).fields()
-    for row in keys(_NAME):
-        field = row.to.removeprefix("framework.")
-        if not row.to.startswith("framework.") or (row.when == "scatters" and stage not in (1, 2)):
-            continue
+    for row, field in _habits(stage):
         usual = getattr(habits[field], "value", habits[field])
         value = _habit(ledger, row, usual)
         if value is None:
@@ -258,10 +263,7 @@ def _write_habits(out: Outgoing, data: dict[str, Any]) -> None:
     preset = table(DATA, _NAME)["presets"][str(stage)]
     usual = framework(preset, {}).fields()
     changes: dict[str, object] = {}
-    for row in keys(_NAME):
-        field = row.to.removeprefix("framework.")
-        if not row.to.startswith("framework.") or (row.when == "scatters" and stage not in (1, 2)):
-            continue
+    for row, field in _habits(stage):
         value = getattr(wanted[field], "value", wanted[field])
         rest = getattr(usual[field], "value", usual[field])
         word = _word(row, value, rest, precision)

@@ -13,7 +13,7 @@ from typing import Any
 from mpsim.formats.words import DATA, table
 from mpsim.memo import remembered
 
-__all__ = ["TABLES", "Key", "key_to", "keys", "keys_to", "values_of"]
+__all__ = ["TABLES", "Key", "key_to", "keys", "keys_to"]
 
 TABLES = ("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface")
 """Data files with a table of keys."""
@@ -86,8 +86,3 @@ def keys_to(name: str, to: str) -> tuple[Key, ...]:
 def key_to(name: str, to: str) -> Key:
     """The first key of a format that says a value of the scenario."""
     return keys_to(name, to)[0]
-
-
-def values_of(name: str, key: str) -> Mapping[str, Any]:
-    """Values of the scenario by the words of one key of a format."""
-    return next(row.values for row in keys(name) if row.name == key)

@@ -38,6 +38,7 @@ from mpsim.formats.spans import (
     Span,
     Spans,
     axis_of,
+    dense_of,
     is_number,
     kernel_word,
 )
@@ -436,13 +437,9 @@ class _Trace:
         elif category in ("user_annotation", "gpu_user_annotation"):
             where = "device" if category == "gpu_user_annotation" else "host"
             self._annotation(event, name, where, start, start + length)
-        elif category == "cpu_op" and self._counts_operators and not name.startswith(_LAUNCHES):
+        elif category == "cpu_op" and self.keeps and not (self.devices or name.startswith(_LAUNCHES)):  # fmt: skip
+            # the host stands for what computes as long as no device does
             self.operators.add("", start, start + length)
-
-    @property
-    def _counts_operators(self) -> bool:
-        """Whether the host stands for what computes: as long as no device does."""
-        return self.keeps and not self.devices
 
     def _annotation(self, event: Event, name: str, where: str, start: float, end: float) -> None:
         if match := _RANGE.match(name):
@@ -526,11 +523,9 @@ class _Trace:
 
     def dense(self) -> Iterator[Dense]:
         """Kernels and copies of the device, or operators of the host where there is none; actions stand for what computes."""
-        device = self._device or self.operators
-        if not any(item.what in ACTIONS for item in self._seen):
-            name = "kernels" if self._device else "operators"
-            yield from device.dense("computation", "compute", name)
-        yield from device.dense("memory", "copy", "copies")
+        has_actions = any(item.what in ACTIONS for item in self._seen)
+        name = "kernels" if self._device else "operators"
+        return dense_of(self._device or self.operators, name, has_actions=has_actions)
 
     def spans(self) -> Iterator[Span]:
         """Actions, collectives, messages and optimizer steps."""

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from mpsim.formats.keys import Key, keys_to, values_of
+from mpsim.formats.keys import Key, keys, keys_to
 from mpsim.formats.ledger import Ledger, shortened
 from mpsim.formats.megatron_flags import flags, tags
 from mpsim.formats.outgoing import Outgoing
@@ -93,7 +93,7 @@ class Reading:
         word = usual if given is None or given is True else str(given)
         if word is None:
             return None
-        known = values_of(_KEYS, name)
+        known = next(row.values for row in keys(_KEYS) if row.name == name)
         if word not in known:
             needed = ", ".join(known)
             self.ledger.refuse(f"{self.place(name)}: got {shortened(word)}; needed one of {needed}")

@@ -17,7 +17,7 @@ from typing import Any, Final
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded, collective_name
 from mpsim.formats.source import Format, Head, Options
-from mpsim.formats.spans import ACTIONS, Busy, Span, Spans, is_number, kernel_word
+from mpsim.formats.spans import ACTIONS, Busy, Span, Spans, dense_of, is_number, kernel_word
 from mpsim.inputs import open_regular
 
 __all__ = ["NSYS", "is_sqlite"]
@@ -129,17 +129,12 @@ def _spans(
     device: object, busy: Busy, spans: list[Span], steps: list[tuple[float, float]]
 ) -> Spans:
     """Everything that one device did; actions stand for what computes."""
-    dense = (
-        []
-        if any(span.is_action for span in spans)
-        else [*busy.dense("computation", "compute", "kernels")]
-    )
-    dense += busy.dense("memory", "copy", "copies")
+    has_actions = any(span.is_action for span in spans)
     return Spans(
         f"device {device}",
         device if isinstance(device, int) else None,
         tuple(sorted(spans, key=lambda span: (span.start, span.end))),
-        tuple(dense),
+        tuple(dense_of(busy, "kernels", has_actions=has_actions)),
         tuple(steps),
     )
 

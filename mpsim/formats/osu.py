@@ -170,12 +170,8 @@ def _word(title: str) -> str:
 def _told(title: str, row: Mapping[str, Any], ranks: int, dtype: str) -> dict[str, Any]:
     """One row as it is printed, in SI units."""
     name = collective_name(_word(title))
-    plain = {"latency": "send_recv", "": "send_recv", "bandwidth": "send_recv"}
-    told: dict[str, Any] = {
-        "collective": name or plain.get(_word(title), title),
-        "ranks": ranks,
-        **row,
-    }
+    usual = "send_recv" if _word(title) in ("latency", "", "bandwidth") else title
+    told: dict[str, Any] = {"collective": name or usual, "ranks": ranks, **row}
     told.setdefault("bytes", 0)
     if name in _COUNTS and row.get("time_s") and row.get("bytes"):
         size = row["bytes"] * (ranks if name in _GATHERED else 1)

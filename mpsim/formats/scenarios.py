@@ -11,7 +11,7 @@ from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.imported import Assumed, Imported
 from mpsim.formats.ledger import flat, laid
 from mpsim.formats.source import Options
-from mpsim.formats.written import scalar
+from mpsim.formats.written import yaml_text
 from mpsim.hardware import system, system_names
 from mpsim.scenario import Scenario, load
 from mpsim.scenario.paths import expand_shorthand
@@ -163,7 +163,7 @@ def written(imported: Imported) -> str:
     lines += [
         f"# Missing: {key}: {_NEEDED.get(key, 'the file does not say')}" for key in imported.missing
     ]
-    lines += ["schema: 1", *_body(imported)]
+    lines += ["schema: 1", *_body(imported).split("\n")[:-1]]
     notes = [
         item
         for item in imported.assumed
@@ -189,32 +189,14 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _body(imported: Imported) -> Iterator[str]:
-    assumed = {item.to: item for item in imported.assumed}
-    order = [
-        *_SECTIONS,
-        *(key for key in imported.scenario if key not in _SECTIONS and key != "schema"),
-    ]
-    for section in order:
-        if section in imported.scenario:
-            yield from _entry(
-                section, imported.scenario[section], imported.lines, assumed, "", section
-            )
+def _body(imported: Imported) -> str:
+    """Values with where each comes from, sections in their usual order."""
+    scenario, assumed = imported.scenario, {item.to: item for item in imported.assumed}
+    order = [section for section in _SECTIONS if section in scenario]
+    order += [key for key in scenario if key not in _SECTIONS and key != "schema"]
 
+    def comment(key: str) -> str:
+        why = f"assumed: {assumed[key].why}" if key in assumed else imported.lines.get(key, "")
+        return _plain(why)
 
-def _entry(
-    name: str,
-    value: Any,
-    lines: Mapping[str, str],
-    assumed: Mapping[str, Assumed],
-    indent: str,
-    key: str,
-) -> Iterator[str]:
-    if isinstance(value, Mapping) and value:
-        yield f"{indent}{name}:"
-        for inner, item in value.items():
-            yield from _entry(str(inner), item, lines, assumed, f"{indent}  ", f"{key}.{inner}")
-        return
-    text = f"{indent}{scalar(name)}: {scalar(value)}"
-    why = f"assumed: {assumed[key].why}" if key in assumed else lines.get(key, "")
-    yield f"{text:<40}  # {_plain(why)}".rstrip() if why else text
+    return yaml_text({section: scenario[section] for section in order}, comment)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from mpsim import inputs
 from mpsim.errors import CalibrationError
@@ -18,37 +17,10 @@ __all__ = ["Format", "Head", "Options", "open_text", "read_head", "read_text"]
 _HEAD = 1 << 16
 
 
-def open_text(
-    path: Path, *, needed: str, newline: str | None = None
-) -> AbstractContextManager[IO[str]]:
-    """Open a text file to be streamed, unpacked where it is gzipped; what goes wrong is a CalibrationError.
-
-    Parameters
-    ----------
-    needed : str
-        What the file should be, for the message.
-    newline : str, optional
-        As for `open`.
-    """
-    return inputs.open_text(path, needed=needed, newline=newline, error=CalibrationError)
-
-
-def read_text(path: Path, *, needed: str, largest: int = inputs.TEXT) -> str:
-    """The whole text of a file.
-
-    Parameters
-    ----------
-    needed : str
-        What the file should be, for the message.
-    largest : int
-        Bytes that are read, unpacked.
-
-    Raises
-    ------
-    CalibrationError
-        If it is no text, breaks off, or is longer.
-    """
-    return inputs.read_text(path, needed=needed, largest=largest, error=CalibrationError)
+open_text = functools.partial(inputs.open_text, error=CalibrationError)
+"""Open a text file to be streamed, unpacked where it is gzipped; what goes wrong is a CalibrationError."""
+read_text = functools.partial(inputs.read_text, error=CalibrationError)
+"""The whole text of a file; what goes wrong is a CalibrationError."""
 
 
 @dataclasses.dataclass(

@@ -27,6 +27,7 @@ __all__ = [
     "Span",
     "Spans",
     "axis_of",
+    "dense_of",
     "is_number",
     "kernel_word",
 ]
@@ -215,6 +216,13 @@ class Busy:
         if kind in self.times:
             cover = self._cover(kind)
             yield Dense(becomes, name, np.column_stack([cover.start, cover.end]) * self.unit)
+
+
+def dense_of(busy: Busy, name: str, *, has_actions: bool) -> Iterator[Dense]:
+    """Kernels and copies of a device; actions stand for what computes."""
+    if not has_actions:
+        yield from busy.dense("computation", "compute", name)
+    yield from busy.dense("memory", "copy", "copies")
 
 
 def kernel_word(kernel: str) -> str:

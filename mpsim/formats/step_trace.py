@@ -93,26 +93,14 @@ def _events(tracks: _Tracks, detail: str) -> Iterator[Event]:
 
 
 class _Tracks:
-    """Tracks and counters of ranks beyond their timeline.
-
-    Parameters
-    ----------
-    ranks : list of int
-        That the trace shows.
-
-    Attributes
-    ----------
-    follows_links : bool
-        Whether the step is small enough to show the use of links.
-    about : mapping of str to object
-        What the file says of itself.
-    """
+    """Tracks and counters of ranks beyond their timeline, and what the file says of itself."""
 
     def __init__(self, result: Result, ranks: list[int]) -> None:
         self.result, self.ranks = result, ranks
         self._slices = _within_budget(result, ranks)
         program = result.program
         kernels = np.array([*(len(template.stream) for template in program.templates), 1])
+        # whether the step is small enough to show the use of links
         self.follows_links = int(kernels[program.template].sum()) <= _MOST_KERNELS
         told = sum(len(slices) for slices in self._slices.values())
         self.about: Mapping[str, Any] = {

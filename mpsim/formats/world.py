@@ -44,11 +44,8 @@ def put_cluster(ledger: Ledger, launch: Launch, options: Options) -> int | None:
         return put_ranks(ledger, options.ranks, options, "--ranks")
     if ranks is None:
         return None
-    keys = [
-        stated.key
-        for stated in (nodes, per_node, launch.world)
-        if stated is not None and stated.key
-    ]
+    numbers = (nodes, per_node, launch.world)
+    keys = [stated.key for stated in numbers if stated is not None and stated.key]
     if nodes is not None and per_node is not None and (each is None or per_node.value <= each):
         ledger.put([nodes.key], "cluster.nodes", nodes.value)
         if per_node.key:
@@ -62,14 +59,7 @@ def put_ranks(ledger: Ledger, ranks: int, options: Options, *keys: str) -> int:
     """Put so many accelerators into the ledger, on whole nodes of the cluster that the user named."""
     each = accelerators_of(options.cluster)
     stated = [key for key in keys if key in ledger]
-    why = f"{', '.join(keys)} over the {each} accelerators of a node"
-
-    def give(to: str, value: int) -> None:
-        if stated:
-            ledger.put(stated, to, value)
-        else:
-            ledger.assume(to, value, why if each else ", ".join(keys))
-
+    sized: dict[str, int] = {}
     if each is None:
         ledger.ask("cluster.preset")
         ledger.note(
@@ -79,12 +69,16 @@ def put_ranks(ledger: Ledger, ranks: int, options: Options, *keys: str) -> int:
         )
         ledger.ignore(stated, "needs --cluster to become nodes")
     elif ranks <= each:
-        give("cluster.nodes", 1)
-        give("cluster.accelerators_per_node", ranks)
+        sized = {"cluster.nodes": 1, "cluster.accelerators_per_node": ranks}
     elif ranks % each:
         ledger.refuse(
             f"{', '.join(keys)}: {ranks} accelerators are no whole nodes of {each}, as {options.cluster} has"
         )
     else:
-        give("cluster.nodes", ranks // each)
+        sized = {"cluster.nodes": ranks // each}
+    for to, value in sized.items():
+        if stated:
+            ledger.put(stated, to, value)
+        else:
+            ledger.assume(to, value, f"{', '.join(keys)} over the {each} accelerators of a node")
     return ranks

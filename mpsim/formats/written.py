@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from mpsim.scalars import resolve
 
 __all__ = ["scalar", "toml_text", "yaml_text"]
 
 
-def yaml_text(data: Mapping[str, object], indent: str = "") -> str:
+def yaml_text(data: Mapping[str, object], comment: Callable[[str], str] = lambda _: "") -> str:
     """Nested mappings as YAML; lists stay on their line.
+
+    Parameters
+    ----------
+    comment : callable
+        What stands behind the value of a dotted key.
 
     Examples
     --------
@@ -22,16 +27,20 @@ def yaml_text(data: Mapping[str, object], indent: str = "") -> str:
       tied: false
     name: "a: b"
     """
-    return "".join(f"{line}\n" for line in _yaml(data, indent))
+    return "".join(f"{line}\n" for line in _yaml(data, comment, "", ""))
 
 
-def _yaml(data: Mapping[str, object], indent: str) -> Iterator[str]:
+def _yaml(
+    data: Mapping[str, object], comment: Callable[[str], str], indent: str, head: str
+) -> Iterator[str]:
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
             yield f"{indent}{key}:"
-            yield from _yaml(value, f"{indent}  ")
+            yield from _yaml(value, comment, f"{indent}  ", f"{head}{key}.")
         else:
-            yield f"{indent}{key}: {scalar(value)}"
+            text = f"{indent}{scalar(key)}: {scalar(value)}"
+            why = comment(f"{head}{key}")
+            yield f"{text:<40}  # {why}".rstrip() if why else text
 
 
 def toml_text(data: Mapping[str, Mapping[str, object]]) -> str:

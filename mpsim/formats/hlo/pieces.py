@@ -18,7 +18,7 @@ class Piece:
 
     Parameters
     ----------
-    cost, kind, axis, phase, label : int[N]
+    columns : int[5, N]
         Number of the price; kind by the vocabulary; axis, or -1; phase; label.
     times : float64[N]
         Executions that the row stands for.
@@ -28,11 +28,7 @@ class Piece:
         The first and the last of each queue.
     """
 
-    cost: Ints
-    kind: Ints
-    axis: Ints
-    phase: Ints
-    label: Ints
+    columns: Ints
     times: NDArray[np.float64]
     row: Ints
     on: Ints
@@ -40,6 +36,9 @@ class Piece:
     exits: Ints
     first: dict[str, int]
     last: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.times)
 
 
 class Assembly:
@@ -90,13 +89,12 @@ class Assembly:
 
     def embed(self, piece: Piece, times: int, scale: float) -> None:
         """Append a piece so many times, one execution after the other."""
-        size = len(piece.cost)
+        size = len(piece)
         if not size:
             return
         self._flush()
         base = self.count
-        columns = np.stack([piece.cost, piece.kind, piece.axis, piece.phase, piece.label])
-        self.blocks.append((np.tile(columns, times), np.tile(piece.times * scale, times)))
+        self.blocks.append((np.tile(piece.columns, times), np.tile(piece.times * scale, times)))
         shift = np.arange(times)[:, None] * size + base
         self.edges.append(((piece.row + shift).ravel(), (piece.on + shift).ravel()))
         self.count += size * times
@@ -142,13 +140,8 @@ class Assembly:
         none = np.zeros(0, dtype=np.int64)
         row = np.concatenate([none, *(rows for rows, _ in self.edges)])
         on = np.concatenate([none, *(before for _, before in self.edges)])
-        cost, kind, axis, phase, label = columns
         return Piece(
-            cost=cost,
-            kind=kind,
-            axis=axis,
-            phase=phase,
-            label=label,
+            columns=columns,
             times=times,
             row=row,
             on=on,

@@ -38,7 +38,7 @@ from mpsim.formats.hlo.groups import groups_of, named_meshes
 from mpsim.formats.hlo.memory import device_memory
 from mpsim.formats.hlo.pieces import Assembly, Piece
 from mpsim.formats.hlo.text import Instruction, Module, type_bytes
-from mpsim.formats.hlo.work import FREE, Product, work_of
+from mpsim.formats.hlo.work import FREE, Work, work_of
 from mpsim.formats.mesh_axes import device_axes
 from mpsim.hardware import Accelerator, Cluster
 from mpsim.parallel.axes import Stream
@@ -68,6 +68,7 @@ _NUMBERED = re.compile(r"(\.\d+|\.clone|\.remat\d*)+$")
 _UNTIMED = frozenset({"recv", "infeed", "outfeed"})
 _PERMUTE = "collective-permute"
 _COPIES = -2  # in place of an axis
+_NOTHING = Work((), 0.0)
 _FUSED = "async_collective_fusion"
 _PRECISIONS = {
     "bf16": ("bf16", "fp16", "fp32"),
@@ -94,7 +95,7 @@ def hlo_program(module: Module, cluster: Cluster, path: Path) -> ImportedProgram
     recorded = facts_of(module, path)
     builder = _Builder(module, cluster, str(path))
     piece = builder.piece(module.entry, 0)
-    if not len(piece.cost):
+    if not len(piece):
         raise FormatError(f"{path}: runs nothing on the device; needed kernels or collectives")
     program = builder.program(piece)
     mesh = dict(zip(builder.axes.names, builder.axes.sizes, strict=True))
@@ -137,24 +138,16 @@ class _Cost:
 
     Parameters
     ----------
-    moved : float
-        Read from and written to device memory by a kernel [B].
     collective : str
         As the cost models call it; empty for a kernel.
     size : float
         Whole tensor of a collective [B].
     """
 
-    products: tuple[Product, ...] = ()
-    moved: float = 0.0
+    work: Work = _NOTHING
     price: Price | None = None
     collective: str = ""
     size: float = 0.0
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of the products of a kernel."""
-        return sum(product.flops for product in self.products)
 
 
 class _Builder:
@@ -255,7 +248,7 @@ class _Builder:
     def _loop(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
         for name in self.module.called(line)[:1]:
             piece, trips = self.piece(name, place.depth + 1), self.module.trips(line)
-            if trips >= 1 and len(piece.cost) * trips <= MOST_ROWS:
+            if trips >= 1 and len(piece) * trips <= MOST_ROWS:
                 assembly.embed(piece, trips, 1.0)
             elif trips >= 1:
                 self._scaled = True
@@ -281,7 +274,7 @@ class _Builder:
             self._unknown.add(target[1] if target else line.name)
         if work.moved or work.products:
             phase = self._phase(line)
-            cost = self._work(work.products, work.moved)
+            cost = self._work(work)
             assembly.front = [assembly.add(cost, 2 + phase, -1, phase, self._label(line))]
 
     def _wrapped(self, name: str) -> _Wrapped:
@@ -344,7 +337,7 @@ class _Builder:
         """A copy beside the kernels, between memories of the device."""
         work = work_of(self.module, place.computation, line)
         if work.moved:
-            cost, label = self._work((), work.moved), self._label(line, "copy")
+            cost, label = self._work(Work((), work.moved)), self._label(line, "copy")
             row = assembly.add(cost, COLLECTIVE, _COPIES, self._phase(line), label)
             assembly.queued(row, "copy")
             assembly.open[line.name] = row
@@ -353,13 +346,13 @@ class _Builder:
         """Rough time of a piece, to tell which branch is longer."""
         chip = self.cluster.accelerator
         total = 0.0
-        for number, times in zip(piece.cost.tolist(), piece.times.tolist(), strict=True):
+        for number, times in zip(piece.columns[0].tolist(), piece.times.tolist(), strict=True):
             cost = self._costs[number]
             if cost.price is not None:
                 total += times * cost.price.seconds
                 continue
             peak = max(chip.peak_flops.values())
-            total += times * (cost.flops / peak + cost.moved / chip.memory_bandwidth)
+            total += times * (cost.work.flops / peak + cost.work.moved / chip.memory_bandwidth)
         return total
 
     def _phase(self, line: Instruction) -> int:
@@ -391,8 +384,8 @@ class _Builder:
             self._costs.append(make())
         return self._numbers[key]
 
-    def _work(self, products: tuple[Product, ...], moved: float) -> int:
-        return self._cost((products, moved), lambda: _Cost(products, moved))
+    def _work(self, work: Work) -> int:
+        return self._cost((work.products, work.moved), lambda: _Cost(work))
 
     def _price(self, kind: str, size: int, text: str) -> int:
         return self._cost((kind, size, text), lambda: self._priced(kind, size, self._groups[text]))
@@ -418,7 +411,7 @@ class _Builder:
         for number, cost in enumerate(self._costs):
             if cost.price is not None:
                 continue
-            for precision, operator in _operators(cost, self.cluster.accelerator):
+            for precision, operator in _operators(cost.work, self.cluster.accelerator):
                 numbers, operators = by_precision.setdefault(precision, ([], []))
                 numbers.append(number)
                 operators.append(operator)
@@ -431,36 +424,35 @@ class _Builder:
 
     def flops(self, piece: Piece) -> float:
         """FLOPs of the products of one device, those of the longest branches [FLOP]."""
-        each = np.array([cost.flops for cost in self._costs], dtype=np.float64)
-        return float((each[piece.cost] * piece.times).sum())
+        each = np.array([cost.work.flops for cost in self._costs], dtype=np.float64)
+        return float((each[piece.columns[0]] * piece.times).sum())
 
     def program(self, piece: Piece) -> Program:
         """The rows as a Program of one rank class."""
+        cost, kind, axis, phase, label = piece.columns
         vocabulary = program_vocabulary(self.axis_names)
         streams = axis_streams(self.axis_names)
         # a column for each axis, then copies and kernels, whose axes are -2 and -1
         queues = [*(streams[name] for name in self.axis_names), Stream.COPY, Stream.COMPUTE]
         exposed = [vocabulary.part(f"exposed_{name}") for name in self.axis_names]
-        part = np.array([*exposed, vocabulary.part("other"), -1])[piece.axis]
-        phase = np.array([vocabulary.part(name) for name in PHASES])[piece.phase]
-        sent = np.array([cost.price[1:] if cost.price else (0.0, 0.0) for cost in self._costs])[
-            piece.cost
-        ]
-        called = np.array(
-            [COLLECTIVES.index(cost.collective) if cost.collective else -1 for cost in self._costs]
-        )
+        part = np.array([*exposed, vocabulary.part("other"), -1])[axis]
+        phase = np.array([vocabulary.part(name) for name in PHASES])[phase]
+        prices = [one.price or Price(0.0, 0.0, 0.0) for one in self._costs]
+        sent = np.array(prices)[cost, 1:]
+        names = [one.collective for one in self._costs]
+        called = np.array([COLLECTIVES.index(name) if name else -1 for name in names])
         rows = Rows(vocabulary)
         rows.add(
-            len(piece.cost),
-            label=np.array(list(self._labels) or [""])[piece.label],
-            stream=np.array(queues)[piece.axis],
-            kind=piece.kind,
+            len(piece),
+            label=np.array(list(self._labels) or [""])[label],
+            stream=np.array(queues)[axis],
+            kind=kind,
             part=np.where(part < 0, phase, part),
-            duration=ticks(self._seconds()[piece.cost] * piece.times),
+            duration=ticks(self._seconds()[cost] * piece.times),
             up_bytes=sent[:, 0] * piece.times,
             out_bytes=sent[:, 1] * piece.times,
-            collective=called[piece.cost],
-            size=np.array([cost.size for cost in self._costs])[piece.cost],
+            collective=called[cost],
+            size=np.array([one.size for one in self._costs])[cost],
         )
         rows.depend(piece.row, piece.on)
         devices = self.module.devices
@@ -528,16 +520,16 @@ def _device_of(module: Module) -> str:
     return ""
 
 
-def _operators(cost: _Cost, chip: Accelerator) -> list[tuple[str, Operator]]:
+def _operators(work: Work, chip: Accelerator) -> list[tuple[str, Operator]]:
     """A kernel as operators of the cost models: its products, which share its bytes, or its bytes alone."""
     plain = Operator(
         name="kernel",
         kind=OperatorKind.ELEMENTWISE,
         role=Role.KERNEL,
         phase=Phase.FORWARD,
-        bytes=cost.moved / max(1, len(cost.products)),
+        bytes=work.moved / max(1, len(work.products)),
     )
-    if not cost.products:
+    if not work.products:
         return [(_precision("", chip), plain)]
     return [
         (
@@ -553,7 +545,7 @@ def _operators(cost: _Cost, chip: Accelerator) -> list[tuple[str, Operator]]:
                 flops=float(product.flops),
             ),
         )
-        for product in cost.products
+        for product in work.products
     ]
 
 
