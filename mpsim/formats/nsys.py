@@ -65,8 +65,16 @@ def _read_nsys(head: Head, options: Options) -> Recorded:
 
 
 def _columns(base: sqlite3.Connection, table: str) -> set[str]:
-    """Columns of a table; empty where there is no such table."""
-    return {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
+    """Columns of a table; empty where there is no such table.
+
+    A view of that name is none: it runs what its author wrote, for ever if that is meant.
+    """
+    tables = {row[0] for row in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return (
+        {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
+        if table in tables
+        else set()
+    )
 
 
 def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -226,7 +225,7 @@ def read_table(path: str | Path) -> Table:
     return Table(Path(path), rows, keys, measured, ignored)
 
 
-@functools.cache
+@remembered(1)
 def _sections() -> frozenset[str]:
     """First parts of dotted keys."""
     fields = Scenario.model_fields.items()
