@@ -106,6 +106,9 @@ def reader(tmp_path, monkeypatch):
         (data / file.name).write_text("".join(head), encoding="utf-8")
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     (tmp_path / "my-run.yaml").write_text((ROOT / "scenarios" / "quickstart.yaml").read_text())
+    (tmp_path / "my-runs.csv").write_text(
+        "scenario,training.micro_batch,step_time\nmy-run.yaml,1,950 ms\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
