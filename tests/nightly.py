@@ -17,10 +17,15 @@ def some(values: Iterable[T], count: int) -> list[object]:
     """All values, those between `count` evenly spread ones marked `nightly`."""
     listed: Sequence[T] = list(values)
     spread = {place * len(listed) // count for place in range(count)}
-    return [
-        value if place in spread else pytest.param(value, marks=pytest.mark.nightly)
-        for place, value in enumerate(listed)
-    ]
+    return [value if place in spread else _at_night(value) for place, value in enumerate(listed)]
+
+
+def _at_night(value: object) -> object:
+    """A value, or several of one test in a tuple, marked; a value that has an id keeps it."""
+    if isinstance(value, type(pytest.param())):
+        return pytest.param(*value.values, marks=pytest.mark.nightly, id=value.id)
+    several = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*several, marks=pytest.mark.nightly)
 
 
 def examples(usual: int, nightly: int) -> int:

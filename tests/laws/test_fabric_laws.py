@@ -27,6 +27,7 @@ from mpsim.program.links import links_of
 from mpsim.program.program import TICK
 from mpsim.program.rows import Rows
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
+from tests.nightly import some
 from tests.plans import small_plan
 
 KINDS = [kind for kind in FabricKind if kind is not FabricKind.GRAPH]
@@ -176,7 +177,7 @@ def test_placements_say_what_their_names_say():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("library", ["nccl", "gloo", "openmpi", "mpich"])
+@pytest.mark.parametrize("library", some(["nccl", "gloo", "openmpi", "mpich"], 2))
 def test_alone_every_collective_takes_its_analytic_time_on_every_fabric(kind, library):
     """Every collective and size, thinned fabric or not, neighbours or dealt nodes: one row, to the tick."""
     plan = small_plan(tp=8, dp=32, pp=1, cluster="dgx-h100")

@@ -21,6 +21,7 @@ from mpsim.study.search.layouts import AXES, Layouts
 from mpsim.study.search.order import Order
 from mpsim.training.memory import Flight, account_memory
 from mpsim.training.planning import Division, make_plan, recompute_of
+from tests.nightly import some
 
 DENSE = {
     "schema": 1,
@@ -69,14 +70,14 @@ def legal_layouts(scenario, given=None):
     return [layout for frame in space.frames() for layout in space.layouts(frame)]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", some(VARIANTS, 4))
 def test_what_is_known_before_is_what_simulating_says(name):
     """Of random layouts: the memory to rounding, the step time bit for bit, and a bound that is not above it."""
     scenario = scenario_of(name)
     check_layouts(name, scenario, legal_layouts(scenario, {"schedule": SCHEDULES}))
 
 
-@pytest.mark.parametrize("name", ["dense", "sharded", "zero3", "experts", "latent"])
+@pytest.mark.parametrize("name", some(["dense", "sharded", "zero3", "experts", "latent"], 2))
 def test_what_is_searched_by_words_is_known_as_well(name):
     """Orders of axes, offload and modules that run again are part of a layout like the others."""
     scenario = scenario_of(name)

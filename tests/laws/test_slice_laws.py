@@ -13,6 +13,7 @@ from mpsim.result.intervals import Cover, busy_parts, compute_rows
 from mpsim.scenario.scenario import load
 from mpsim.simulate import simulate_step
 from mpsim.training.vocabulary import PARTS
+from tests.nightly import some
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = sorted(
@@ -44,7 +45,7 @@ def _simulate(path: Path, values: dict[str, object]) -> Result:
     return simulate_step(scenario.with_values(values) if values else scenario)
 
 
-@pytest.mark.parametrize(("path", "values"), _results())
+@pytest.mark.parametrize(("path", "values"), some(_results(), 17))
 def test_exposed_slices_sum_to_the_account(path: Path, values: dict[str, object]) -> None:
     """For every axis the exposed slices of a rank last as long as its part of the step, tick for tick, and never overlap."""
     result = _simulate(path, values)

@@ -13,6 +13,7 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.variation import Variation
 from mpsim.simulate import prepare
 from mpsim.study import VariedSteps, simulate_variation
+from tests.nightly import some
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "scenarios" / "quickstart.yaml"
 FLOW = {"simulation.network": "flow"}
@@ -46,7 +47,7 @@ def mixed(key: str, slow: dict[str, Any] | None = None) -> Scenario:
     return Scenario.from_mapping({**MIXED, "cluster": {**MIXED["cluster"], key: parts}})
 
 
-@pytest.mark.parametrize("values", [FLOW, BESIDE, {**FLOW, **BESIDE}])
+@pytest.mark.parametrize("values", some([FLOW, BESIDE, {**FLOW, **BESIDE}], 1))
 @pytest.mark.parametrize("name", ["nic", "scale_up"])
 def test_an_elasticity_is_that_of_whole_simulations(values: dict[str, object], name: str):
     """Where rates change while the step runs, each variant is the simulation of a scenario with that link."""

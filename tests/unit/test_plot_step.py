@@ -14,6 +14,7 @@ from mpsim.simulate import simulate_step
 from mpsim.training.bubbles import CAUSES
 from mpsim.training.job import plan_of
 from mpsim.training.roofline import roofline
+from tests.nightly import some
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 PICTURES = (
@@ -46,7 +47,7 @@ def _colours(handle) -> tuple:
     return (handle.get_color(), handle.get_linestyle(), handle.get_marker(), handle.get_linewidth())
 
 
-@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("picture", some(PICTURES, 5))
 def test_every_picture_has_a_title_with_the_headline(result: Result, picture: str) -> None:
     """The scenario, what is shown and the step time; within the width of the figure."""
     display = getattr(result.plot, picture)()
@@ -58,7 +59,7 @@ def test_every_picture_has_a_title_with_the_headline(result: Result, picture: st
     assert title.get_window_extent().x1 <= figure.bbox.x1
 
 
-@pytest.mark.parametrize("picture", PICTURES)
+@pytest.mark.parametrize("picture", some(PICTURES, 5))
 def test_legends_name_no_colour_twice(result: Result, picture: str) -> None:
     """Entries of a legend differ in colour, hatching or mark."""
     legend = getattr(result.plot, picture)().ax_.get_legend()
