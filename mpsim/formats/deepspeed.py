@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from mpsim.formats.configs import json_config, yaml_config
@@ -47,41 +47,29 @@ def _read_config(head: Head, options: Options) -> Imported:
         If its batches contradict each other, or a value is no number; it is named.
     """
     data, lines = json_config(head) if head.is_object else yaml_config(head)
-    ledger = Ledger(str(head.path), flat(data), lines)
-    for key in [key for key, value in ledger.values.items() if value == "auto"]:
+    stated = flat(data)
+    auto = [key for key, value in stated.items() if value == "auto"]
+    ledger = Ledger(str(head.path), {**stated, **dict.fromkeys(auto)}, lines)
+    for key in auto:
         to = next((row.to for row in keys(_NAME) if row.name == key and row.ask), "")
         asked = f"; asked for as {to}" if to else ""
         ledger.ignore(key, f"auto: the trainer fills it in{asked}")
         if to:
             ledger.ask(to)
-    tp = _integer(ledger, "tensor_parallel.autotp_size") or 1
+    tp = ledger.integer("tensor_parallel.autotp_size", least=1) or 1
     if tp > 1:
         ledger.put("tensor_parallel.autotp_size", "parallelism.tp", tp)
     _read_batches(ledger, options, tp)
     stage = _read_sharding(ledger)
-    _read_precision(ledger)
+    _read_precision(ledger, auto)
     _read_habits(ledger, stage)
     moves = re.compile(table(DATA, _NAME)["moves"])
     return ledger.close(_NAME, tool="DeepSpeed", moves=lambda key: bool(moves.fullmatch(key)))
 
 
-def _get(ledger: Ledger, key: str) -> Any:
-    """Value of a key; None where it is absent or ``auto``."""
-    value = ledger.get(key)
-    return None if value == "auto" else value
-
-
-def _integer(ledger: Ledger, key: str, *, least: int = 1) -> int | None:
-    return None if _get(ledger, key) is None else ledger.integer(key, least=least)
-
-
-def _switch(ledger: Ledger, key: str) -> bool | None:
-    return None if _get(ledger, key) is None else ledger.switch(key)
-
-
 def _read_batches(ledger: Ledger, options: Options, tp: int) -> None:
     """Batch, micro-batch and accumulation, any of which follows from the others."""
-    total, micro, steps = (_integer(ledger, word) for word in (_TOTAL, _MICRO, _STEPS))
+    total, micro, steps = (ledger.integer(word, least=1) for word in (_TOTAL, _MICRO, _STEPS))
     replicas = None
     if options.ranks is not None:
         put_ranks(ledger, options.ranks, options, "--ranks")
@@ -127,7 +115,7 @@ def _read_sharding(ledger: Ledger) -> int:
     """ZeRO's stage and what is offloaded."""
     key = next((row.name for row in keys_to(_NAME, "parallelism.zero") if row.name in ledger), "")
     plain = ledger.get(key) if key else 0
-    stage = int(plain) if isinstance(plain, bool) else _integer(ledger, key, least=0) or 0
+    stage = int(plain) if isinstance(plain, bool) else ledger.integer(key) or 0
     if stage > 3:
         ledger.refuse(f"{ledger.place(key)}: got {stage}; needed 0 to 3")
         return 0
@@ -137,9 +125,9 @@ def _read_sharding(ledger: Ledger) -> int:
         ledger.assume("parallelism.zero", 0, "DeepSpeed's default")
     last, where = "", ""
     for row in keys_to(_NAME, "parallelism.offload"):
-        device = _get(ledger, row.name)
+        device = ledger.get(row.name)
         if not row.values:
-            if _switch(ledger, row.name):
+            if ledger.switch(row.name):
                 last, where = row.name, "cpu"
                 ledger.put(row.name, row.to, row.says)
         elif device in row.values:
@@ -153,16 +141,16 @@ def _read_sharding(ledger: Ledger) -> int:
     return stage
 
 
-def _read_precision(ledger: Ledger) -> None:
+def _read_precision(ledger: Ledger, auto: Sequence[str]) -> None:
     """Number format of products."""
     rows = keys_to(_NAME, "training.precision")
-    on = [row for row in rows if _switch(ledger, row.name)]
+    on = [row for row in rows if ledger.switch(row.name)]
     if len({row.says for row in on}) > 1:
         names = " and ".join(row.name for row in on)
         ledger.refuse(f"{names} contradict each other; keep one")
     if on:
         ledger.put(on[0].name, on[0].to, on[0].says)
-    elif not any(ledger.get(row.name) == "auto" for row in rows):
+    elif not any(row.name in auto for row in rows):
         ledger.assume("training.precision", "fp32", "neither fp16 nor bf16 is enabled")
 
 
@@ -192,7 +180,7 @@ def _read_habits(ledger: Ledger, stage: int) -> None:
 def _habit(ledger: Ledger, row: Key, usual: Any) -> Any:
     """Value of a field of the framework that a key of the file states; None where it states none."""
     if row.kind == "elements":
-        count = _integer(ledger, row.name)
+        count = ledger.integer(row.name, least=1)
         size = 4 if ledger.scenario.get("training.precision") == "fp32" else 2
         return None if count is None else float(count * size)
     if row.kind == "positive":
@@ -200,9 +188,9 @@ def _habit(ledger: Ledger, row: Key, usual: Any) -> Any:
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         return number > 0 if is_number else None
     if row.kind == "switch":
-        on = _switch(ledger, row.name)
+        on = ledger.switch(row.name)
         return None if on is None else usual if on else row.says
-    word = _switch(ledger, row.name) if "true" in row.values else _get(ledger, row.name)
+    word = (ledger.switch if "true" in row.values else ledger.get)(row.name)
     return row.values.get(str(word).lower())
 
 

@@ -71,8 +71,6 @@ class ImportedProgram:
 
     Parameters
     ----------
-    recorded : Recorded
-        What the file states.
     axes : tuple of str
         Over which it communicates, as the file shows them.
     cluster : Cluster, optional

@@ -76,10 +76,6 @@ class _Reader:
     ----------
     head : str
         Of the section of the text model, such as ``text_config.``; empty at the top.
-    kind : str
-        Model type.
-    data : mapping
-        The whole file.
     """
 
     ledger: Ledger

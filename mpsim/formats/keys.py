@@ -13,7 +13,7 @@ from typing import Any
 from mpsim.formats.words import DATA, table
 from mpsim.memo import remembered
 
-__all__ = ["TABLES", "Key", "key_to", "keys", "keys_to"]
+__all__ = ["TABLES", "Key", "keys", "keys_to"]
 
 TABLES = ("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface")
 """Data files with a table of keys."""
@@ -25,8 +25,8 @@ class Key:
 
     Parameters
     ----------
-    key : str
-        As the tool writes it; dotted where it is nested.
+    name : str
+        The key as the tool writes it; dotted where it is nested.
     to : str
         Dotted key of the scenario.
     values : mapping of str to object
@@ -45,7 +45,7 @@ class Key:
         Condition under which the key counts.
     """
 
-    key: str
+    name: str
     to: str
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     note: str = ""
@@ -55,11 +55,6 @@ class Key:
     ask: bool = False
     says: Any = None
     when: str = ""
-
-    @property
-    def name(self) -> str:
-        """The key, as the tool writes it."""
-        return self.key
 
     def word(self, value: object) -> str | None:
         """The tool's word for a value of the scenario; None where it has none."""
@@ -75,14 +70,12 @@ def keys(name: str) -> tuple[Key, ...]:
     >>> [key.name for key in keys("megatron") if key.to == "parallelism.tp"]
     ['tensor-model-parallel-size', 'model-parallel-size']
     """
-    return tuple(Key(**row) for row in table(DATA, name)["keys"])
+    return tuple(
+        Key(row["key"], **{word: value for word, value in row.items() if word != "key"})
+        for row in table(DATA, name)["keys"]
+    )
 
 
 def keys_to(name: str, to: str) -> tuple[Key, ...]:
     """Keys of a format that say a value of the scenario, the one that is written first."""
     return tuple(key for key in keys(name) if key.to == to)
-
-
-def key_to(name: str, to: str) -> Key:
-    """The first key of a format that says a value of the scenario."""
-    return keys_to(name, to)[0]

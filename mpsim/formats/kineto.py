@@ -404,13 +404,7 @@ class _Range(NamedTuple):
 
 
 class _Trace:
-    """Sums over the events of one trace, and where spans are kept what happened when.
-
-    Parameters
-    ----------
-    keeps : bool
-        Whether spans are kept.
-    """
+    """Sums over the events of one trace, and where spans are kept what happened when."""
 
     def __init__(self, *, keeps: bool) -> None:
         self.keeps = keeps

@@ -136,10 +136,6 @@ class Ledger:
 
         Parameters
         ----------
-        least : int
-            The smallest that makes sense.
-        most : int
-            The largest.
         value : object
             What it says, where the file has it otherwise.
         """

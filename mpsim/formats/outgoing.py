@@ -70,8 +70,6 @@ class Exported:
     ----------
     format, tool : str
         Name of the format, as commands take it, and which tool and version reads the file.
-    text : str
-        The whole file.
     lost : tuple of Lost
         Laid over what an importer reads from the file, these give the whole scenario again.
     notes : tuple of str
@@ -88,11 +86,6 @@ class Exported:
 
 class Outgoing:
     """Values of one scenario, and what became of them.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        Of a training step.
 
     Raises
     ------

@@ -34,7 +34,7 @@ __all__ = [
     "MOST_RANKS",
     "Added",
     "counter_event",
-    "meta_event",
+    "named_events",
     "nanoseconds",
     "shown_ranks",
     "slice_event",
@@ -294,16 +294,16 @@ def _track(rank: int, stream: Stream) -> dict[str, int]:
 def _names(program: Program, rank: int, threads: Mapping[int, str]) -> Iterator[Event]:
     size = int(program.class_size[rank])
     name = program.rank_name[rank] + (f" (stands for {size} ranks)" if size > 1 else "")
-    yield meta_event("process_name", rank + 1, 1, name=name)
-    yield meta_event("process_sort_index", rank + 1, 1, sort_index=rank)
+    yield from named_events("process", rank + 1, 1, name, rank)
     for thread, title in sorted(threads.items()):
-        yield meta_event("thread_name", rank + 1, thread, name=title)
-        yield meta_event("thread_sort_index", rank + 1, thread, sort_index=thread - 1)
+        yield from named_events("thread", rank + 1, thread, title, thread - 1)
 
 
-def meta_event(kind: str, process: int, thread: int, **args: object) -> Event:
-    """A name or a place among others of a process or of one of its tracks."""
-    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}
+def named_events(kind: str, process: int, thread: int, name: str, place: int) -> Iterator[Event]:
+    """Name of a process or of one of its tracks, and its place among others."""
+    ids = {"pid": process, "tid": thread}
+    yield {"ph": "M", "name": f"{kind}_name", **ids, "args": {"name": name}}
+    yield {"ph": "M", "name": f"{kind}_sort_index", **ids, "args": {"sort_index": place}}
 
 
 def _flows(rows: _Rows, shown: set[int]) -> Iterator[Event]:

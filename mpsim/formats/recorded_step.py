@@ -67,8 +67,6 @@ class RecordedStep:
         Rank of the job that each class is; None where the recording does not say.
     offsets_s : tuple of float
         What was taken from the clock of each rank [s].
-    steps : int
-        Steps that were recorded.
     parts : mapping of str to float
         Mean over ranks of the time by part; sums to the step time [s].
     """

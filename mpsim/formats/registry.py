@@ -240,8 +240,6 @@ class Writer:
     ----------
     name : str
         As commands take it; an importer of the same name reads the file.
-    title : str
-        In words.
     write : callable
         The scenario in that format.
     ending : str

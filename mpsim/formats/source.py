@@ -119,8 +119,6 @@ class Format:
     ----------
     name : str
         As commands take it.
-    title : str
-        In words.
     gives : str
         What reading gives: ``points``, ``scenario``, ``timeline``, or ``recording`` for the files of `mpsim measure`, which
         `mpsim.measured` reads.

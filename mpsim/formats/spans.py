@@ -136,8 +136,6 @@ class Spans:
         Of the rank in messages and pictures.
     rank : int or None
         Of the job; None where the recording does not say.
-    spans : tuple of Span
-        By their start.
     dense : tuple of Dense
         What there are too many of for a span each.
     steps : tuple of (float, float)

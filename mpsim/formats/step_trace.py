@@ -24,7 +24,7 @@ from mpsim.formats.perfetto import (
     Added,
     Event,
     counter_event,
-    meta_event,
+    named_events,
     nanoseconds,
     shown_ranks,
     slice_event,
@@ -231,8 +231,7 @@ def _fabric(result: Result) -> Iterator[Event]:
     links = [link for link in use.busiest(len(use.names)).tolist() if link >= use.ports]
     if not links:
         return
-    yield meta_event("process_name", _FABRIC, 1, name="fabric")
-    yield meta_event("process_sort_index", _FABRIC, 1, sort_index=_FABRIC)
+    yield from named_events("process", _FABRIC, 1, "fabric", _FABRIC)
     for link in sorted(links[:_MOST_LINKS]):
         yield from _use(_FABRIC, f"{use.names[link]} (%)", result, link)
 
@@ -240,12 +239,9 @@ def _fabric(result: Result) -> Iterator[Event]:
 def _step(tracks: _Tracks) -> Iterator[Event]:
     """A process with one slice: the step, and what it is the step of."""
     about = tracks.about
-    yield meta_event(
-        "process_name", _STEP, 1, name=f"{about['scenario']} by mpsim {about['mpsim']}"
-    )
-    yield meta_event("process_sort_index", _STEP, 1, sort_index=-1)
-    yield meta_event("thread_name", _STEP, 1, name="step")
-    yield meta_event("thread_sort_index", _STEP, 1, sort_index=0)
+    name = f"{about['scenario']} by mpsim {about['mpsim']}"
+    yield from named_events("process", _STEP, 1, name, -1)
+    yield from named_events("thread", _STEP, 1, "step", 0)
     end = int(nanoseconds(np.array([tracks.result.timeline.makespan]))[0])
     track = {"pid": _STEP, "tid": 1}
     yield slice_event(track, f"step of {about['scenario']}", "step", 0, end, dict(about))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from mpsim.formats.configs import json_config, toml_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.keys import key_to, keys_to
+from mpsim.formats.keys import keys_to
 from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, shortened
 from mpsim.formats.outgoing import Exported, Outgoing, header
 from mpsim.formats.source import Format, Head, Options
@@ -25,7 +25,7 @@ from mpsim.formats.world import put_ranks
 from mpsim.formats.written import toml_text
 from mpsim.framework import framework, framework_aliases
 from mpsim.scenario import Scenario
-from mpsim.workload import Transformer, model
+from mpsim.workload import model
 
 __all__ = ["TORCHTITAN", "export_torchtitan"]
 
@@ -140,7 +140,7 @@ class _Reader:
     def parallelism(self, options: Options) -> None:
         """Degrees, what is sharded, and the number of accelerators."""
         for axis in ("tp", "pp", "cp", "ep", "etp"):
-            word = key_to(_NAME, f"parallelism.{axis}").name.partition(".")[2]
+            word = keys_to(_NAME, f"parallelism.{axis}")[0].name.partition(".")[2]
             degree, key = self.integer(word) or 1, self.key(word)
             self.mesh[axis] = degree
             if axis == "etp" and self.mesh["ep"] > 1:
@@ -180,7 +180,7 @@ class _Reader:
         return replicate
 
     def _sharding(self, replicate: int) -> None:
-        row = key_to(_NAME, "parallelism.zero")
+        row = keys_to(_NAME, "parallelism.zero")[0]
         stays = str(self.ledger.get(row.name, "default"))
         if stays not in row.values:
             self.refuse(row.name, f"got {shortened(stays)}; needed default, always or never")
@@ -320,7 +320,7 @@ class _Reader:
             is_rowwise = recipe is not None and "rowwise" in str(self.ledger.get(recipe))
             self.put(all_names, "training.precision", "fp8_rowwise" if is_rowwise else "fp8")
         else:
-            row = key_to(_NAME, "training.precision")
+            row = keys_to(_NAME, "training.precision")[0]
             word = str(self.ledger.get(row.name, "bfloat16"))
             if word not in row.values:
                 self.refuse(row.name, f"got {shortened(word)}; needed one of {', '.join(row.values)}")  # fmt: skip
@@ -443,7 +443,9 @@ class _Writer:
         rows = keys_to(_NAME, "model.preset")
         for name, flavors in _rules()["flavors"].items():
             for flavor, preset in flavors.items():
-                if _same(wanted, model(preset)):
+                other = model(preset)
+                named = {field: getattr(wanted, field) for field in ("name", "source", "as_of")}
+                if wanted == dataclasses.replace(other, **named):
                     self._write(rows[0].name, name)
                     held = [key for key in self.out.values if key.startswith("model.")]
                     self._write(rows[1].name, flavor, *held)
@@ -458,7 +460,7 @@ class _Writer:
         )
         for axis in ("tp", "pp", "cp", "ep", "etp"):
             to, degree = f"parallelism.{axis}", getattr(p, axis)
-            word = key_to(_NAME, to).name.partition(".")[2]
+            word = keys_to(_NAME, to)[0].name.partition(".")[2]
             counts = {"tp": True, "pp": True, "etp": p.ep > 1 and degree is not None}
             if counts.get(axis, bool(degree and degree > 1)):
                 self._write(f"{moved.get(axis, 'parallelism')}.{word}", degree, to)
@@ -467,7 +469,7 @@ class _Writer:
         if p.tp == 1 or (p.sequence_parallel and self.era != "2026-08"):
             self.out.hold(to, "tensor parallelism brings it")
         elif self.era == "2026-08":
-            self._write(key_to(_NAME, to).name, p.sequence_parallel, to)
+            self._write(keys_to(_NAME, to)[0].name, p.sequence_parallel, to)
         else:
             self.out.force(to, "comes with tensor parallelism in this era")
 
@@ -582,7 +584,7 @@ class _Writer:
 
     def _precision(self) -> None:
         precision, to = self.scenario.training_step.precision, "training.precision"
-        row = key_to(_NAME, to)
+        row = keys_to(_NAME, to)[0]
         word = row.word(precision)
         if word is not None:
             self._write(row.name, word, to)
@@ -637,12 +639,6 @@ class _Writer:
             if precision == "fp8_rowwise":
                 changes |= dict.fromkeys(_ROWWISE, False)
         self.out.behave(self.preset, changes, tool="the spelling of the file")
-
-
-def _same(wanted: Transformer, other: Transformer) -> bool:
-    """Whether two models differ in their names and sources alone."""
-    named = dataclasses.replace(other, name=wanted.name, source=wanted.source, as_of=wanted.as_of)
-    return wanted == named
 
 
 TORCHTITAN: Final = Format(

@@ -98,8 +98,6 @@ def chakra_program(trace: Trace, cluster: Cluster | None, recorded: Recorded) ->
     ----------
     cluster : Cluster, optional
         On which collectives, messages and computations without a duration are priced, rank i on its accelerator i; left out, times are those of the trace.
-    recorded : Recorded
-        Facts of the trace.
 
     Returns
     -------
