@@ -23,6 +23,7 @@ __all__ = [
     "format_quantity",
     "parse_quantity",
     "percent",
+    "price",
     "rung",
     "units_of",
 ]
@@ -231,6 +232,19 @@ def percent(share: float, *, digits: int = 1, signed: bool = False) -> str:
     ('45.7 %', '-2.0 %')
     """
     return f"{100 * share:{'+' if signed else ''}.{digits}f} %"
+
+
+def price(dollars: float) -> str:
+    """An amount of money of four digits, without a power of ten.
+
+    Examples
+    --------
+    >>> price(2.116e-05), price(14.331), price(123_456.7)
+    ('0.00002116 USD', '14.33 USD', '123,457 USD')
+    """
+    digits = 4 if not dollars else max(0, 3 - math.floor(math.log10(abs(dollars))))
+    text = f"{dollars:,.{digits}f}"
+    return f"{text.rstrip('0').rstrip('.') if digits else text} USD"
 
 
 def format_exact(value: float, dimension: Dimension) -> str:

@@ -26,10 +26,11 @@ def check(
 ) -> None:
     """Report every mistake of a scenario at once, or say what was derived from it."""
     from mpsim.cli.console import print_json, print_table, print_text
-    from mpsim.cli.emit import emitted, write_emitted
+    from mpsim.cli.emit import check_emit, emitted, write_emitted
     from mpsim.simulate import Prepared, ready
 
     scenario = reading.load(file)
+    check_emit(emit or (), [scenario.name])
     able = ready(scenario)
     derived = _derived(able) if isinstance(able, Prepared) else _derived_service(able)
     files = emitted(scenario, emit)

@@ -39,10 +39,13 @@ class Emitted:
         """Write the file, and say on stderr what it does not hold."""
         from mpsim.cli.console import note, wrote
 
+        is_replaced = self.file.exists()
         write_whole(self.file, self.exported.text)
         for loss in self.exported.lost:
             note(f"lost in {self.exported.format}: {loss}")
         wrote(self.file)
+        if is_replaced:
+            note(f"{self.file} was there already, and is replaced")
 
 
 def losses(exported: Exported) -> list[dict[str, Any]]:
@@ -50,15 +53,27 @@ def losses(exported: Exported) -> list[dict[str, Any]]:
     return [{"key": loss.key, "value": loss.value, "why": loss.why} for loss in exported.lost]
 
 
-def check_emit(words: Sequence[str], scenarios: int) -> None:
-    """Refuse an unknown format, or one file for several scenarios, before anything is simulated."""
+def check_emit(words: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse an unknown format, one file for several scenarios, and a file that is there and was not named, before anything is simulated.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the scenarios.
+    """
     for word in words:
-        _parsed(word)
-        if scenarios > 1 and "=" in word:
+        form, file, ending = _parsed(word)
+        if len(names) > 1 and file is not None:
             raise typer.BadParameter(
-                f"one file holds one scenario, got {scenarios}; leave the file out",
+                f"one file holds one scenario, got {len(names)}; leave the file out",
                 param_hint="--emit",
             )
+        for usual in (_usual(name, form, ending) for name in names if file is None):
+            if usual.exists():
+                raise typer.BadParameter(
+                    f"{usual} is there already; give {form}={usual} to replace it, or another file",
+                    param_hint="--emit",
+                )
 
 
 def emitted(scenario: Scenario, words: Sequence[str] | None) -> list[Emitted]:
@@ -74,7 +89,7 @@ def emitted(scenario: Scenario, words: Sequence[str] | None) -> list[Emitted]:
         from mpsim.formats import export
 
         name, file, ending = _parsed(word)
-        usual = Path(f"{safe_name(scenario.name)}.{name}{ending}")
+        usual = _usual(scenario.name, name, ending)
         files.append(Emitted(check_file(file or usual) or usual, export(scenario, name)))
     return files
 
@@ -83,6 +98,11 @@ def write_emitted(files: Sequence[Emitted]) -> None:
     """Write every file."""
     for item in files:
         item.write()
+
+
+def _usual(scenario: str, form: str, ending: str) -> Path:
+    """The file of a configuration that names none."""
+    return Path(f"{safe_name(scenario)}.{form}{ending}")
 
 
 def _parsed(word: str) -> tuple[str, Path | None, str]:

@@ -58,7 +58,7 @@ def run(
     if emit:
         from mpsim.cli.emit import check_emit
 
-        check_emit(emit, len(scenarios))
+        check_emit(emit, [scenario.name for scenario in scenarios])
     for scenario, folder in zip(scenarios, _folders(scenarios, plots), strict=True):
         if scenario.serves:
             _refuse_studies(sensitivity=sensitivity, engine=engine, emit=emit)

@@ -142,7 +142,7 @@ def search(
     from mpsim.study import search as run_search
 
     scenario = reading.load(file)
-    check_emit(emit or (), 1)
+    check_emit(emit or (), [scenario.name])
     values = values_over(scenario, over)
     if scenario.serves:
         _refuse_training_options(objective, emit, margin, also=also, explain=explain)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
-from mpsim.units import Dimension, format_quantity, percent
+from mpsim.units import Dimension, format_quantity, percent, price
 
 __all__ = ["execution_rows", "shares", "summary_rows", "summary_sheet"]
 
@@ -193,7 +193,7 @@ def _energy_and_price(summary: Mapping[str, Any]) -> str:
         each = format_quantity(summary["energy_j_per_token"], Dimension.ENERGY)
         power = format_quantity(summary["accelerator_power_w"], Dimension.POWER)
         parts[0] += f" ({each} a token, {power} an accelerator)"
-    parts.append("no price given" if cost is None else f"{cost:.4g} USD a step")
+    parts.append("no price given" if cost is None else f"{price(cost)} a step")
     return ", ".join(parts)
 
 

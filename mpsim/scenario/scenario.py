@@ -40,7 +40,7 @@ from mpsim.scenario.sections import (
 from mpsim.scenario.serving import Serving
 from mpsim.scenario.settled import settle
 from mpsim.scenario.sweep import SweepValues, points
-from mpsim.scenario.translate import translate
+from mpsim.scenario.translate import MISSING, translate
 from mpsim.scenario.variation import Variation
 from mpsim.sheet import Section as Part
 from mpsim.sheet import Sheet, Shown
@@ -444,20 +444,26 @@ def json_schema() -> dict[str, Any]:
 def _build(document: Document, *, checked: bool, like: Scenario | None = None) -> Scenario:
     """Make a scenario of a document; what it has in common with `like` is looked up once."""
     problems = list(document.problems)
+    # of a file that was not read nobody knows what it says: nothing is missing, and nothing contradicts it
+    is_whole = not any(problem.key == "include" for problem in problems)
     try:
         scenario = Scenario.model_validate(settle(document.data))
     except pydantic.ValidationError as error:
         reported = {problem.key for problem in problems}
         wrong = [
             *translate(error, Scenario),
-            *(_other_problems(document, error) if checked else ()),
+            *(_other_problems(document, error) if checked and is_whole else ()),
         ]
-        problems += [problem for problem in wrong if problem.key not in reported]
+        problems += [
+            problem
+            for problem in wrong
+            if problem.key not in reported and (is_whole or not problem.message.startswith(MISSING))
+        ]
         raise ScenarioError(_located(document, problems)) from None
     scenario._source = document
     if like is not None:
         _inherit(scenario, like)
-    if checked:
+    if checked and is_whole:
         problems += check(scenario)
     if problems:
         raise ScenarioError(_located(document, problems))

@@ -12,7 +12,10 @@ from mpsim.errors import Problem, nearest
 from mpsim.scenario.paths import join
 from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
 
-__all__ = ["suggestions", "translate"]
+__all__ = ["MISSING", "suggestions", "translate"]
+
+MISSING = "missing"
+"""How the message of a key that is not there begins."""
 
 MAX_PROBLEMS: Final = 30
 MAX_GOT: Final = 60
@@ -85,7 +88,7 @@ def _message(detail: ErrorDetails, root: Kind) -> str:
     if kind in ("extra_forbidden", "invalid_key"):
         return _unknown(detail["loc"], root)
     if kind == "missing":
-        return f"missing; {_purpose(detail['loc'], root)}"
+        return f"{MISSING}; {_purpose(detail['loc'], root)}"
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":

@@ -8,7 +8,7 @@ from typing import Any
 from mpsim.result.words import shares
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
-from mpsim.units import Dimension, format_quantity, percent
+from mpsim.units import Dimension, format_quantity, percent, price
 
 __all__ = ["service_sheet"]
 
@@ -146,5 +146,5 @@ def _memory(memory: Mapping[str, Any]) -> str:
 def _cost(summary: Mapping[str, Any]) -> str:
     energy, cost = summary["energy_j_per_output_token"], summary["cost_per_million_output_tokens"]
     parts = ["energy unknown" if energy is None else f"{energy:.4g} J an output token"]
-    parts.append("no price given" if cost is None else f"{cost:.4g} USD a million output tokens")
+    parts.append("no price given" if cost is None else f"{price(cost)} a million output tokens")
     return ", ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from mpsim.units import Dimension, format_quantity, percent
+from mpsim.units import Dimension, format_quantity, percent, price
 
 __all__ = ["FIGURES", "SERVICE_FIGURES", "figure_text", "part_text", "share_text", "title_of"]
 
@@ -66,7 +66,7 @@ def figure_text(name: str, value: float | None, *, signed: bool = False, digits:
     if isinstance(kind, Dimension):
         return sign + format_quantity(value, kind, digits=digits)
     if kind == _PRICE:
-        return f"{sign}{value:.4g} USD"
+        return f"{sign}{price(value)}"
     if value == int(value) or abs(value) >= 10 ** (digits if digits < _USUAL else 4):
         return f"{sign}{value:,.0f}"
     return f"{sign}{value:,.{digits + 1}g}"

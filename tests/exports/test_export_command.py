@@ -98,3 +98,21 @@ def test_nothing_of_the_machine_is_written(name, quickstart, monkeypatch, mpsim_
     words = ["hunter2-secret", socket.gethostname(), str(quickstart.parent)]
     words += [getpass.getuser()] if len(getpass.getuser()) > 4 else []
     assert not [word for word in words if word in told]
+
+
+@pytest.mark.parametrize("command", ["check", "run", "search"])
+def test_emit_replaces_no_file_that_was_not_named(
+    command, quickstart, tmp_path, monkeypatch, mpsim_cli
+):
+    """What is there under the usual name is refused before anything is simulated; a file that is named is replaced, and that is told."""
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "quickstart.nemo.yaml"
+    mine.write_text("mine\n", encoding="utf-8")
+    done = mpsim_cli(command, quickstart, "--emit", "nemo")
+    assert (done.code, done.out, mine.read_text(encoding="utf-8")) == (2, "", "mine\n")
+    assert "--emit: " not in done.out
+    assert "give nemo=quickstart.nemo.yaml to replace it" in " ".join(done.err.split())
+    if command != "search":
+        done = mpsim_cli(command, quickstart, "--emit", f"nemo={mine}")
+        assert "was there already, and is replaced" in " ".join(done.err.split())
+        assert mine.read_text(encoding="utf-8") != "mine\n"
