@@ -24,6 +24,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,7 +118,19 @@ START = {
 }
 TRAINING = ("step", "step-experts", "memory")
 MOST = 300  # rows of a family of services, each of which is a simulation of many requests
-PAIRS = ("same", "rest", "layout", "format")
+DIFFERENCES = SHIPPED / "differences.yaml"
+FEWEST = 5  # pairs that a half-width rests on at least
+KINDS = {
+    **{axis: axis for axis in ("tp", "pp", "cp", "ep")},
+    "micro_batch_seqs": "micro batch",
+    "recompute": "recompute",
+    "sequence_parallel": "recompute",
+    "zero_stage": "sharding",
+    "schedule": "schedule",
+    "vp_chunks_per_rank": "schedule",
+    "precision": "format",
+    "framework": "release",
+}
 BLANKED, LARGEST_CHANGE = (
     6,
     0.7,
@@ -125,15 +138,6 @@ BLANKED, LARGEST_CHANGE = (
 LEFT_OPEN = (
     *("tp", "pp", "dp", "cp", "zero_stage", "recompute", "micro_batch_seqs", "num_microbatches"),
     *("schedule", "vp_chunks_per_rank", "sequence_parallel"),
-)
-AXES = ("tp", "pp", "cp", "ep", "dp")
-REST = (
-    "micro_batch_seqs",
-    "recompute",
-    "zero_stage",
-    "schedule",
-    "vp_chunks_per_rank",
-    "sequence_parallel",
 )
 
 
@@ -447,51 +451,132 @@ def _quantiles(values: Floats, weights: Floats, shares: Sequence[float]) -> list
     return np.interp(shares, reach / weights.sum(), values[order]).tolist()
 
 
-def pairs(rows: Sequence[Residual]) -> dict[str, float]:
-    """Half-widths of the difference of two residuals of one group, by what the runs differ in: ``layout``, ``format``, the ``rest``, or nothing (``same``)."""
-    found: dict[str, list[tuple[float, str]]] = {name: [] for name in PAIRS}
-    for a, b, kind in _pairs_of(rows):
-        found[kind].append((abs(a.log - b.log), a.family))
-    halves = {}
-    for kind, differences in found.items():
-        if not differences:
-            continue
-        count = Counter(family for _, family in differences)
-        values = np.array([difference for difference, _ in differences])
-        # so many pairs have sqrt(2 x pairs) runs, whose weight they share
-        share = {
-            family: (2 * pairs) ** ((1 - SPREAD) / 2) / pairs for family, pairs in count.items()
-        }
-        weights = np.array([share[family] for _, family in differences])
-        halves[kind] = _quantiles(values, weights, [LEVEL])[0]
-    return halves
+class Pair(NamedTuple):
+    """Two runs of one group: what is left of their residuals, and the kinds of decision that they differ in."""
+
+    apart: float
+    family: str
+    kinds: frozenset[str]
+    ahead: float  # ln of predicted times
+    measured: float
 
 
-def _pairs_of(rows: Sequence[Residual]) -> Iterator[tuple[Residual, Residual, str]]:
-    """Pairs of runs of one group, and what they differ in."""
+def pairs(rows: Sequence[Residual]) -> list[Pair]:
+    """Pairs of runs of one model on as many accelerators of one kind; what their notes tell apart is left out."""
     groups: dict[str, list[Residual]] = {}
     for row in rows:
         if row.group:
             groups.setdefault(row.group, []).append(row)
-    for group in groups.values():
-        for a, b in itertools.combinations(group, 2):
-            if kind := _differing(a.cells, b.cells):
-                yield a, b, kind
+    return [
+        Pair(
+            abs(a.log - b.log),
+            a.family,
+            _kinds(a.cells, b.cells),
+            b.time - a.time,
+            (b.time - b.log) - (a.time - a.log),
+        )
+        for group in groups.values()
+        for a, b in itertools.combinations(group, 2)
+        if all(
+            a.cells.text(name) == b.cells.text(name) for name in ("accelerator", "overlap_notes")
+        )
+    ]
 
 
-def _differing(a: Cells, b: Cells) -> str:
-    """What two runs differ in; "" where that is more than one thing, or software."""
+def _kinds(a: Cells, b: Cells) -> frozenset[str]:
+    return frozenset(kind for column, kind in KINDS.items() if a.text(column) != b.text(column))
 
-    def other(*columns: str) -> bool:
-        return any(a.text(column) != b.text(column) for column in columns)
 
-    if other("framework", "accelerator", "overlap_notes"):
-        return ""
-    if other("precision"):
-        return "" if other(*AXES, *REST) else "format"
-    if other(*AXES):
-        return "layout"
-    return "rest" if other(*REST) else "" if other("global_batch_seqs") else "same"
+def halves(
+    found: Sequence[Pair], dense: Mapping[str, float], without: str = ""
+) -> dict[str, float]:
+    """Half-widths at `LEVEL` by kind of decision, of pairs that differ in this alone, a family left out; those with too few pairs as in `dense`.
+
+    Experts were never measured with ep alone: its share is what the other kinds of a pair leave.
+    """
+    mine = [pair for pair in found if pair.family != without]
+    single = {kind: [pair for pair in mine if pair.kinds == {kind}] for kind in KINDS.values()}
+    single["same"] = [pair for pair in mine if not pair.kinds]
+    known = {kind: _half(chosen) for kind, chosen in single.items() if len(chosen) >= FEWEST}
+    known = {**dense, **known}
+    if "ep" not in known and len(mixed := [pair for pair in mine if "ep" in pair.kinds]) >= FEWEST:
+        rest = [
+            pair.apart**2 - sum(known.get(kind, 0.0) ** 2 for kind in pair.kinds) for pair in mixed
+        ]
+        left = [
+            pair._replace(apart=math.sqrt(max(0.0, each)))
+            for pair, each in zip(mixed, rest, strict=True)
+        ]
+        known["ep"] = _half(left)
+    return known
+
+
+def _half(found: Sequence[Pair]) -> float:
+    """Half-width that `LEVEL` of pairs keep, families weighing as in the fits."""
+    count = Counter(pair.family for pair in found)
+    # so many pairs have sqrt(2 x pairs) runs, whose weight they share
+    share = {family: (2 * pairs) ** ((1 - SPREAD) / 2) / pairs for family, pairs in count.items()}
+    weights = np.array([share[pair.family] for pair in found])
+    return _quantiles(np.array([pair.apart for pair in found]), weights, [LEVEL])[0]
+
+
+def half_of(known: Mapping[str, float], kinds: frozenset[str]) -> float:
+    """As `mpsim.result.residuals.Residuals.difference` has it for one stack."""
+    worst = max(known.values())
+    square = sum(known.get(kind, worst) ** 2 for kind in kinds)
+    return math.sqrt(max(known.get("same", 0.0) ** 2, square))
+
+
+class Differences(NamedTuple):
+    """Half-widths of a figure, and by kinds how many pairs and families there are and the share that families left out hold."""
+
+    known: dict[str, float]
+    found: list[Pair]
+    held: list[bool]
+
+    @classmethod
+    def of(cls, rows: Sequence[Residual], dense: Mapping[str, float]) -> Differences:
+        found = pairs(rows)
+        out = {family: halves(found, dense, family) for family in {pair.family for pair in found}}
+        held = [
+            pair.apart <= half_of(out[pair.family] or {"": math.inf}, pair.kinds) for pair in found
+        ]
+        return cls(halves(found, dense), found, held)
+
+    def rows(self) -> Iterator[tuple[str, float, int, int, float]]:
+        """Kind, half-width, pairs that differ in this alone, their families, and the share of them held."""
+        for kind, half in self.known.items():
+            only = frozenset({kind} - {"same"})
+            mine = [
+                (pair, held)
+                for pair, held in zip(self.found, self.held, strict=True)
+                if pair.kinds == only
+            ]
+            share = sum(held for _, held in mine) / len(mine) if mine else math.nan
+            yield kind, half, len(mine), len({pair.family for pair, _ in mine}), share
+
+
+def differences(rows: Sequence[Residual]) -> dict[str, Differences]:
+    """Those of dense models, and of experts, which borrow the kinds that nobody measured on them."""
+    dense = Differences.of([row for row in rows if row.figure == "step"], {})
+    mine = [row for row in rows if row.figure == "step-experts"]
+    return {"step": dense, "step-experts": Differences.of(mine, dense.known)}
+
+
+def differences_yaml(known: Mapping[str, Differences]) -> str:
+    """The file that `mpsim.result.residuals` reads."""
+    lines = [
+        "# Half-widths, at 80 %, of ln of the ratio of two step times by what two runs differ in; of several kinds they add in squares. Written by validation/intervals.py.",
+        "# Figure, kind, half-width, pairs that differ in this alone, their families, share of these pairs held with their family left out. Without pairs: as of dense models, or what other kinds leave (ep).",
+        "source: measured pairs of one family, model and number of accelerators in validation/data/published-runs.csv and single-node-runs.csv",
+        "rows:",
+    ]
+    for figure, each in known.items():
+        lines += [
+            f"  - [{figure}, {kind}, {half:.4f}, {count}, {families}, {'null' if math.isnan(held) else f'{held:.2f}'}]"
+            for kind, half, count, families, held in each.rows()
+        ]
+    return "\n".join([*lines, ""])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -501,14 +586,13 @@ class Fitted:
     fit: Fit
     sigmas: Floats
     quantiles: tuple[float, float]
-    pairs: Mapping[str, float]
     ends: Floats
 
     @classmethod
     def of(cls, figure: str, rows: Sequence[Residual], guess: float = 0.0) -> Fitted:
         fit = Fit(figure, rows, guess)
         sigmas = fit.sigmas()
-        return cls(fit, sigmas, fit.quantiles(sigmas), pairs(rows), fit.left_out())
+        return cls(fit, sigmas, fit.quantiles(sigmas), fit.left_out())
 
     @property
     def held(self) -> NDArray[np.bool_]:
@@ -540,7 +624,6 @@ class Fitted:
             f"guess: {fit.guess:.4f}",
             f"most_doublings: {MOST_DOUBLINGS:g}",
             f"quantiles: [{self.quantiles[0]:.3f}, {self.quantiles[1]:.3f}]",
-            f"pairs: {{{', '.join(f'{name}: {half:.4f}' for name, half in self.pairs.items())}}}",
             "attributes:",
         ]
         return "\n".join([*head, *lines, "runs:", *rows, ""])
@@ -579,7 +662,7 @@ def table(fitted: Mapping[str, Fitted]) -> str:
     return buffer.getvalue()
 
 
-def section(fitted: Mapping[str, Fitted]) -> list[str]:
+def section(fitted: Mapping[str, Fitted], apart: Mapping[str, Differences]) -> list[str]:
     """Coverage and width of left-out intervals, for accuracy.md."""
     lines = [
         f"{HEADING}\n",
@@ -611,33 +694,44 @@ def section(fitted: Mapping[str, Fitted]) -> list[str]:
             lines.append(
                 f"| | {sum(number < LARGE for number in count.values())} smaller ones | {small.sum()} | {one.held[small].mean():.0%} | {np.median(width[small]):.0%} |"
             )
-    return [*lines, "", *choices(fitted)]
+    return [*lines, "", *choices(apart)]
 
 
-def choices(fitted: Mapping[str, Fitted]) -> list[str]:
-    """How often two runs of a group that are told apart were measured in that order, and how often those that tie were."""
+def choices(apart: Mapping[str, Differences]) -> list[str]:
+    """How far differences of two runs are known by what these differ in, and how often those told apart were measured in that order."""
     lines = [
-        "Two runs of one model on as many accelerators under one stack *tie* where the interval of their difference holds zero. Of all such pairs:\n",
+        (
+            "Differences of two runs of one family, model and number of accelerators: half-widths by what they differ in, and the share of pairs that lie within with their family left out "
+            "(what two runs differ in adds in squares; `mpsim/result/data/differences.yaml`). No pair differs in cp alone, which takes the widest.\n"
+        ),
+        "| figure | differ in | half-width | pairs | families | held, family left out |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for figure, each in apart.items():
+        for kind, half, count, families, share in each.rows():
+            text = f"{share:.0%}" if count else "-"
+            lines.append(f"| {figure} | {kind} | {half:.1%} | {count} | {families} | {text} |")
+        whole, text = len(each.found), f"{np.mean(each.held):.0%}"
+        lines.append(
+            f"| {figure} | anything | | {whole} | {len({pair.family for pair in each.found})} | {text} |"
+        )
+    lines += [
+        "",
+        "Two runs *tie* where the interval of their difference holds zero. Of all such pairs:\n",
         "| figure | pairs | told apart | of them in the measured order | ties | of them in the measured order |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for figure in ("step", "step-experts"):
-        if figure not in fitted:
-            continue
-        one = fitted[figure]
-        low, high = one.quantiles
-        most = (high - low) / 2 * math.sqrt(2) * one.sigmas[0]
+    for figure, each in apart.items():
         right: dict[bool, list[bool]] = {False: [], True: []}
-        for a, b, kind in _pairs_of(one.fit.rows):
-            if kind in one.pairs and a.time != b.time:
-                predicted, measured = b.time - a.time, (b.time - b.log) - (a.time - a.log)
-                half = min(max(one.pairs[kind], one.pairs.get("same", 0.0)), most)
-                right[abs(predicted) <= half].append(predicted * measured > 0)
-        told, tied = right[False], right[True]
-        if told and tied:
-            count = len(told) + len(tied)
+        for pair in each.found:
+            if pair.ahead:
+                tied = abs(pair.ahead) <= half_of(each.known, pair.kinds)
+                right[tied].append(pair.ahead * pair.measured > 0)
+        told, level = right[False], right[True]
+        if told and level:
+            count = len(told) + len(level)
             lines.append(
-                f"| {figure} | {count} | {len(told) / count:.0%} | {sum(told) / len(told):.1%} | {len(tied) / count:.0%} | {sum(tied) / len(tied):.1%} |"
+                f"| {figure} | {count} | {len(told) / count:.0%} | {np.mean(told):.1%} | {len(level) / count:.0%} | {np.mean(level):.1%} |"
             )
     return [*lines, ""]
 
@@ -655,7 +749,9 @@ def rewrite(rows: Sequence[Residual]) -> list[str]:
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     for figure, one in fitted.items():
         (SHIPPED / f"{figure}.yaml").write_text(one.to_yaml(digest), encoding="utf-8")
-    return section(fitted)
+    apart = differences(rows)
+    DIFFERENCES.write_text(differences_yaml(apart), encoding="utf-8")
+    return section(fitted, apart)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "Residuals",
     "Setting",
     "chip_names",
+    "decisions",
     "format_names",
     "residuals",
 ]
@@ -35,7 +36,8 @@ __all__ = [
 _PACKAGE = "mpsim.result.data"
 _PLACES = 256  # settings whose nearest runs are kept
 _HALF = 1.2816  # half-width of an 80 % interval of the normal distribution over its sigma
-_PAIRED = ("rest", "layout", "format")
+_REST = ("micro batch", "sharding", "schedule", "recompute")  # parts of the label `rest`
+_KIND_OF = {"format": "format", "framework": "release"}  # attributes that pairs were measured with
 _NARROW = ("fp8", "fp4", "int8", "int4")
 LEVEL = 0.8
 """Share of measured values that lie in their interval."""
@@ -186,7 +188,7 @@ class Residuals:
     quantiles : tuple of float
         Of e / sigma: the lower one negative, the upper one positive.
     pairs : mapping of str to float
-        Half-widths, at `LEVEL`, of the difference of two residuals of one family that differ in a label (``layout``, ``format``, ``rest``) or in nothing (``same``).
+        Half-widths, at `LEVEL`, of the difference of two residuals of one family that differ in one kind of `decisions` or in nothing (``same``); empty where none was measured.
     rows, families : int
         That the fit rests on.
     """
@@ -248,19 +250,16 @@ class Residuals:
 
         Notes
         -----
-        Two measurements of the same differ too (``same``), so no difference is known better. What runs of one family differ in has the half-width of such pairs; what other runs
-        differ in (framework, accelerator, ...) adds twice its variance, once for each. ``layout`` was measured on runs that differ in the ``rest`` as well and stands for it.
-        No difference is known worse than that of two runs that share nothing.
+        Two measurements of the same differ too (``same``), so no difference is known better. Kinds of decision that two runs differ in add in squares, those that no pair was measured
+        with as the widest; what else they differ in (another line of software, accelerator, ...) adds twice its variance, once for each. No difference is known worse than that of
+        two runs that share nothing.
         """
-        apart = {name for name in _PAIRED if a.level(name, b.labels.get(name, ()))}
-        apart -= {"rest"} if "layout" in apart else set()
-        apart = apart if self.pairs else set()
-        # a difference that no pair was measured with is no better known than that of layouts, or than the best known one
-        halves = [self.pairs.get(name, self.pairs.get("layout", 0.0)) for name in apart]
-        least = self.pairs.get("same", min(self.pairs.values(), default=0.0))
-        square = max(least**2, sum(half**2 for half in halves))
+        kinds = decisions(a, b) if self.pairs else frozenset[str]()
+        widest = max(self.pairs.values(), default=0.0)
+        squares = sum(self.pairs.get(kind, widest) ** 2 for kind in kinds)
+        square = max(self.pairs.get("same", 0.0) ** 2, squares)
         for name, levels in self.attributes.items():
-            if name not in apart:
+            if _KIND_OF.get(name) not in kinds:
                 level = a.level(name, b.labels.get(name, ()))
                 square += 2 * _HALF**2 * sum(each**2 for each in levels[:level])
         doublings = abs(math.log2(b.size / a.size)) if a.size and b.size else 0.0
@@ -300,6 +299,35 @@ class Residuals:
         return variance + (self.doubling * min(doublings, self.most_doublings)) ** 2
 
 
+def decisions(a: Setting, b: Setting) -> frozenset[str]:
+    """Kinds of decision that two settings differ in: an axis, ``micro batch``, ``sharding``, ``schedule``, ``recompute``, ``format``, or ``release`` of one line of software.
+
+    Examples
+    --------
+    >>> labels = {"layout": ("tp 8, pp 1, cp 1, ep 1, dp 2",), "rest": ("1 a microbatch, zero 1, 1f1b, recompute none",)}
+    >>> other = {"layout": ("tp 4, pp 2, cp 1, ep 1, dp 2",), "rest": ("1 a microbatch, zero 0, 1f1b, recompute none",)}
+    >>> sorted(decisions(Setting(labels, 16), Setting(other, 16)))
+    ['pp', 'sharding', 'tp']
+    """
+    mine, others = _chosen(a), _chosen(b)
+    kinds = {kind for kind in {*mine, *others} if mine.get(kind) != others.get(kind)}
+    kinds -= {"dp"}  # what the other axes leave
+    if a.level("format", b.labels.get("format", ())):
+        kinds.add("format")
+    if a.level("framework", b.labels.get("framework", ())) == 1:
+        kinds.add("release")
+    return frozenset(kinds)
+
+
+def _chosen(setting: Setting) -> dict[str, str]:
+    """Decisions of a setting by kind."""
+    layout, rest = (
+        ", ".join(setting.labels.get(name, ())).split(", ") for name in ("layout", "rest")
+    )
+    axes = {name: value for name, _, value in (part.rpartition(" ") for part in layout)}
+    return {**axes, **dict(zip(_REST, rest, strict=False))}
+
+
 def chip_names(chip: Accelerator) -> tuple[str, str]:
     """An accelerator and its generation, as labels of a setting."""
     return chip.name, chip.family
@@ -325,6 +353,7 @@ def residuals(figure: str) -> Residuals:
     """Residuals of a figure of `FIGURES`, written by ``python validation/intervals.py``."""
     data: dict[str, Any] = dict(read_shipped(_PACKAGE, f"{figure}.yaml"))
     names = tuple(data["attributes"])
+    apart = read_shipped(_PACKAGE, "differences.yaml")["rows"]
     return Residuals(
         figure=figure,
         noise=float(data["noise"]),
@@ -333,7 +362,7 @@ def residuals(figure: str) -> Residuals:
         most_doublings=float(data["most_doublings"]),
         guess=float(data["guess"]),
         quantiles=(float(data["quantiles"][0]), float(data["quantiles"][1])),
-        pairs={name: float(half) for name, half in data.get("pairs", {}).items()},
+        pairs={str(row[1]): float(row[2]) for row in apart if row[0] == figure},
         rows=int(data["rows"]),
         families=int(data["families"]),
         runs=tuple(_runs(entry, names) for entry in data["runs"]),

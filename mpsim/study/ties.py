@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
 
 from mpsim.result.residuals import LEVEL, Setting
 from mpsim.training.intervals import residuals_of
 
-__all__ = ["Ratio", "ratio_between", "ratio_of", "ties"]
+__all__ = ["Ratio", "ratio_between", "ratio_of", "selection", "ties"]
+
+_RIVALS: Final = 24
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,8 +70,6 @@ def ratio_of(
 
 def ratio_between(first: Setting, second: Setting, value: float) -> Ratio:
     """The ratio of figures of two settings, of which `value` is predicted, with its interval."""
-    if value == 1.0 and first == second:
-        return Ratio(1.0, 1.0, 1.0)
     known, other = residuals_of(first), residuals_of(second)
     if known.figure == other.figure:
         half = known.difference(first, second)
@@ -81,6 +84,42 @@ def ties(best: Mapping[str, object], others: Sequence[Mapping[str, object]]) -> 
     """How many of the others cannot be told from the best by their tokens a second and accelerator."""
     ratios = (ratio_of(best, other, "tokens_per_s_per_accelerator") for other in others)
     return sum(ratio is not None and ratio.tie for ratio in ratios)
+
+
+def selection(logs: Sequence[float], sigma: float) -> float:
+    """How much longer, in ln of time, the shortest of several predictions will take because it was chosen as the shortest.
+
+    Parameters
+    ----------
+    logs : sequence of float
+        ln of the predictions, the shortest first; beyond the first `_RIVALS` they change nothing.
+    sigma : float
+        Standard deviation of what each errs by itself; what all share moves no choice.
+
+    Notes
+    -----
+    The winner's curse by a parametric bootstrap: were the predictions a_i true and predicted again with errors e_i ~ N(0, sigma), the one that came out shortest, J = argmin(a_i + e_i),
+    would err by E[e_J] < 0 on average, and the answer is its opposite,
+
+        - sum over i of the integral of  sigma x phi(x) prod over j != i of Phi((a_j - a_i) / sigma - x)  dx,
+
+    sigma x 0.56 for two alike and sigma x 1.54 for ten, 0 for one that leads by far.
+
+    Examples
+    --------
+    >>> round(selection([0.0, 0.0], 1.0), 2), round(selection([0.0] * 10, 1.0), 2), round(selection([0.0, 9.0], 1.0), 2)
+    (0.56, 1.54, 0.0)
+    """
+    if len(logs) < 2 or sigma <= 0.0:
+        return 0.0
+    ahead = np.array(logs[:_RIVALS]) / sigma
+    x = np.linspace(-6.0, 6.0, 241)
+    apart = ahead[None, :, None] - ahead[:, None, None] - x  # [i, j, x]
+    beaten = 0.5 * np.vectorize(math.erfc)(-apart / math.sqrt(2.0))
+    beaten[np.arange(len(ahead)), np.arange(len(ahead))] = 1.0
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    wins = beaten.prod(axis=1).sum(axis=0)
+    return float(-sigma * (x * density * wins).sum() * (x[1] - x[0]))
 
 
 def _setting(summary: Mapping[str, object]) -> Setting | None:

@@ -6,11 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mpsim
 from mpsim.result.residuals import Residuals, Setting, residuals
-from mpsim.study.ties import Ratio, ratio_of, ties
+from mpsim.study.ties import Ratio, ratio_of, selection, ties
 from mpsim.training.intervals import intervals, residuals_of
 
 
@@ -39,7 +40,7 @@ def summary(seconds: float, **labels: str) -> dict[str, Any]:
 
 
 def known() -> Residuals:
-    """A spread of 0.3 near measured runs; repeats within 0.02, other layouts 0.1, other formats 0.06, the rest 0.05; another framework 0.1 of sigma."""
+    """A spread of 0.3 near measured runs; repeats within 0.02, another tp 0.1, other formats 0.06, another microbatch 0.05; another framework 0.1 of sigma."""
     return Residuals(
         figure="step",
         noise=0.3,
@@ -48,7 +49,7 @@ def known() -> Residuals:
         most_doublings=6,
         guess=0.0,
         quantiles=(-1.3, 1.3),
-        pairs={"same": 0.02, "layout": 0.1, "format": 0.06, "rest": 0.05},
+        pairs={"same": 0.02, "tp": 0.1, "format": 0.06, "micro batch": 0.05},
         rows=1,
         families=1,
         runs=(),
@@ -56,12 +57,21 @@ def known() -> Residuals:
 
 
 def test_half_widths_of_what_differs_add_in_squares() -> None:
-    """Nothing: that of repeats. Layout and format: sqrt(0.01 + 0.0036), the rest being part of the layout's. Another line of frameworks: sqrt(2) x 1.2816 x sqrt(0.02)."""
-    base = {"layout": ("a",), "format": ("bf16", "wide"), "rest": ("r",), "framework": ("f", "l")}
+    """Nothing: that of repeats. tp, microbatch and format: their squares. What no pair was measured with: the widest. Another line of frameworks: sqrt(2) x 1.2816 x sqrt(0.02)."""
+    base = {
+        "layout": ("tp 1",),
+        "format": ("bf16", "wide"),
+        "rest": ("1",),
+        "framework": ("f", "l"),
+    }
     first = Setting(base, 8)
     assert known().difference(first, first) == pytest.approx(0.02)
-    other = Setting({**base, "layout": ("b",), "rest": ("s",), "format": ("fp16", "wide")}, 8)
-    assert known().difference(first, other) == pytest.approx(math.sqrt(0.01 + 0.0036))
+    other = Setting({**base, "layout": ("tp 2",), "rest": ("2",), "format": ("fp16", "wide")}, 8)
+    assert known().difference(first, other) == pytest.approx(math.sqrt(0.01 + 0.0036 + 0.0025))
+    unmeasured = Setting({**base, "layout": ("tp 1, cp 2",)}, 8)
+    assert known().difference(first, unmeasured) == pytest.approx(0.1)
+    release = Setting({**base, "framework": ("g", "l")}, 8)
+    assert known().difference(first, release) == pytest.approx(0.1)
     stranger = Setting({**base, "framework": ("g", "m")}, 8)
     expected = math.sqrt(0.02**2 + 2 * 1.2816**2 * 0.02)
     assert known().difference(first, stranger) == pytest.approx(expected)
@@ -86,11 +96,29 @@ def test_a_small_difference_is_a_tie_and_a_large_one_is_not() -> None:
     assert Ratio(1.05, 0.99, 1.1).tie
 
 
-def test_a_result_ties_with_itself_exactly() -> None:
-    """There is nothing to measure."""
-    ratio = ratio_of(summary(1.0), summary(1.0))
-    assert ratio is not None
-    assert (ratio.low, ratio.high) == (1.0, 1.0)
+def test_two_runs_of_one_scenario_differ() -> None:
+    """Measured twice it is not the same, by 3 % and more; nor is a release that predicts the same."""
+    for other in (summary(1.0), summary(1.0, framework="megatron-core-2025")):
+        other["interval"]["of"]["framework"][1:] = ["nvidia"]
+        ratio = ratio_of(summary(1.0), other)
+        assert ratio is not None
+        assert ratio.low < 0.97
+        assert ratio.high > 1.03
+        assert ratio.tie
+
+
+def test_the_best_of_many_predictions_is_expected_to_take_longer() -> None:
+    """Of random true times and errors: what is expected of the chosen one is right on average, where its own prediction is short."""
+    draw = np.random.default_rng(7)
+    short, left = [], []
+    for _ in range(400):
+        true = np.sort(draw.normal(0.0, 0.05, 12))
+        predicted = true + draw.normal(0.0, 0.06, 12)
+        chosen = int(predicted.argmin())
+        short.append(true[chosen] - predicted[chosen])
+        left.append(short[-1] - selection(sorted(predicted), 0.06))
+    assert np.mean(short) > 0.04
+    assert abs(np.mean(left)) < 0.4 * np.mean(short)
 
 
 def test_dense_models_and_experts_share_no_error() -> None:
