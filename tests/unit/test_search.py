@@ -266,6 +266,37 @@ def test_the_own_layout_is_set_against_the_best_by_what_was_asked(scenario):
     assert " -" not in found.sheet().text().split("the file's own layout")[1].splitlines()[0]
 
 
+def test_switches_that_decide_are_turned_on_the_best_layout(scenario):
+    """What each would give, and together no less, is what running it takes; what was searched is not told as not searched."""
+    experts = scenario.with_values(
+        {"model": {"preset": "mixtral-8x7b", "layers": 8}, "framework": "megatron-core-2025"},
+        checked=False,
+    )
+    over = {**OVER, "parallelism.tp": [2], "parallelism.ep": [8], "training.recompute": ["none"]}
+    found = mpsim.search(experts, over, top=2, front=False)
+    keys = [key for each in found.switches.alone for key in each.turned]
+    assert "framework.expert_dispatch" in keys
+    together = found.switches.together
+    for each in (*found.switches.alone, together):
+        again = mpsim.simulate(experts.with_values(each.values)).timeline.step_time_s
+        assert again == each.step_time_s < found.best.step_time_s
+        assert each.gain == pytest.approx(1 - again / found.best.step_time_s)
+    assert together.step_time_s <= found.switches.alone[0].step_time_s
+    assert "with these switches as the file has them" in found.sheet().text()
+    dispatch = {**over, "framework.expert_dispatch": ["all-to-all", "fused"]}
+    searched = mpsim.search(experts, dispatch, top=2, front=False)
+    assert searched.best.values["framework.expert_dispatch"] == "fused"
+    rest = [key for each in searched.switches.alone for key in each.turned]
+    assert "framework.expert_dispatch" not in rest
+
+
+def test_the_best_is_expected_to_take_longer_than_predicted(found):
+    """By what a choice among ties errs, and no more than its interval."""
+    _, high = found.best.interval["step_time_s"]
+    assert found.best.step_time_s < found.expected_step_time_s < high
+    assert found.to_json()["expected_step_time_s"] == found.expected_step_time_s
+
+
 def test_twins_stand_in_one_line(found):
     """Leaders of the same degrees that tie with the first of them: each leader is in one line, and the line says what varies."""
     lines = found.lines

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.scenario.sections import Parallelism
 from mpsim.study.search.layouts import ALWAYS_SAID, AXES
-from mpsim.study.ties import ratio_between
+from mpsim.study.ties import Ratio, ratio_between, selection
 from mpsim.training.intervals import residuals_of
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["SHORT", "Found", "Line", "folded", "runs", "tie"]
+__all__ = ["SHORT", "Found", "Line", "expected", "folded", "name_of_layout", "runs", "tie"]
 
 
+_NORMAL = 1.2816  # half-width of an 80 % interval over its sigma
 SHORT: Mapping[str, str] = {
     "layers_per_stage": "layers",
     "virtual_stages": "v",
@@ -103,7 +106,7 @@ class Found:
     @property
     def name(self) -> str:
         """The layout in a few words, what is usual left out."""
-        return ", ".join(f"{short} {value}".strip() for short, value in _words_of(self.values))
+        return name_of_layout(self.values)
 
     @property
     def tokens_per_s_per_accelerator(self) -> float:
@@ -215,10 +218,36 @@ def folded(rows: Sequence[Found]) -> tuple[Line, ...]:
 
 def tie(best: Found, row: Found) -> bool:
     """Whether it cannot be said which makes more tokens a second and accelerator."""
+    ratio = _ratio(best, row)
+    return ratio is not None and ratio.tie
+
+
+def _ratio(best: Found, row: Found) -> Ratio | None:
     if best.setting is None or row.setting is None:
-        return False
+        return None
     value = row.tokens_per_s_per_accelerator / best.tokens_per_s_per_accelerator
-    return ratio_between(best.setting, row.setting, value).tie
+    return ratio_between(best.setting, row.setting, value)
+
+
+def _degrees(row: Found) -> tuple[object, ...]:
+    return tuple(row.values.get(AXES[axis]) for axis in AXIS_NAMES if axis in AXES)
+
+
+def expected(best: Found, tied: Sequence[Found], objective: str) -> float:
+    """Step time to expect of the best layout once it was chosen among those that tie with it [s]: see `mpsim.study.ties.selection`.
+
+    Layouts of the same degrees err alike and count once, as the fastest of them. What each errs by itself is read off the half-width of a difference, which has two such errors.
+    """
+    rivals, widths = {_degrees(best): best}, []
+    for row in tied:
+        if _degrees(row) not in rivals and (ratio := _ratio(best, row)):
+            rivals[_degrees(row)] = row
+            widths.append(math.log(ratio.high / ratio.value))
+    if not widths:
+        return best.step_time_s
+    sigma = statistics.median(widths) / (_NORMAL * math.sqrt(2.0))
+    logs = [math.log(row.objective(objective)) for row in rivals.values()]
+    return best.step_time_s * math.exp(selection(sorted(logs), sigma))
 
 
 def _twin(row: Found, other: Found) -> bool:
@@ -227,6 +256,11 @@ def _twin(row: Found, other: Found) -> bool:
         AXES[axis] for axis in AXES if axis in AXIS_NAMES
     }
     return all(row.values[key] == other.values.get(key) for key in keys) and tie(row, other)
+
+
+def name_of_layout(values: Mapping[str, object]) -> str:
+    """Values in a few words, what is usual left out."""
+    return ", ".join(f"{short} {value}".strip() for short, value in _words_of(values))
 
 
 def runs(counts: Sequence[int]) -> str:

@@ -13,7 +13,9 @@ from mpsim.frame import Tabular
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.rows import write_csv
 from mpsim.study.search.decisions import Decision
-from mpsim.study.search.found import SHORT, Found, Line, folded, runs, tie
+from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
+from mpsim.study.search.layouts import AXES
+from mpsim.study.search.switches import Switched, Switches
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
@@ -145,6 +147,8 @@ class Search(Outcome[Found]):
         Its seconds, or dollars, a token.
     may_tie : int
         Layouts that fit and were not simulated, whose bounds do not exclude that they tie with the best.
+    switches : Switches
+        What switches of the stack that were not searched would give.
     usable_bytes : float
         Memory of an accelerator, before the share that a search leaves free [B].
     """
@@ -159,6 +163,7 @@ class Search(Outcome[Found]):
     own_reason: str = ""
     own_objective: float | None = None
     may_tie: int = 0
+    switches: Switches = dataclasses.field(default_factory=Switches)
     usable_bytes: float = math.inf
 
     def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
@@ -225,6 +230,11 @@ class Search(Outcome[Found]):
         return len(self.tied)
 
     @property
+    def expected_step_time_s(self) -> float | None:
+        """Step time to expect of the best, which was chosen among predictions that err [s]; None where nothing was simulated."""
+        return expected(self.rows[0], self.tied, self.objective) if self.rows else None
+
+    @property
     def simplest(self) -> Found | None:
         """Of the best and its ties the one with the fewest axes and switches in use, of equals the faster."""
         return min(self._undecided, key=lambda row: row.complexity, default=None)
@@ -284,6 +294,8 @@ class Search(Outcome[Found]):
             "legal": self.legal,
             "ties": self.ties,
             "may_tie": self.may_tie,
+            "expected_step_time_s": self.expected_step_time_s,
+            "switches": self.switches.to_json(),
             "simplest": None if self.simplest is None else dict(self.simplest.values),
             "safest": None if self.safest is None else dict(self.safest.values),
             "counts": dict(self.counts),
@@ -465,9 +477,9 @@ def _answer(search: Search) -> Iterator[str]:
         yield f"  {step} a step (80 %: {_range(best, 'step_time_s', 1.0)} s){rate}; {_memory(search, best)}"
         yield from _beside(search)
     counts = "; ".join(f"{count:,} {REASONS[name]}" for name, count in search.counts.items())
-    yield f"{plural(search.legal, 'legal layout')}: {counts}"
-    yield f"  {_proof(search)}"
-    yield from _left(search)
+    yield f"{plural(search.legal, 'legal layout')}: {counts}; {_proof(search)}"
+    if not search.rows:
+        yield from _left(search)
 
 
 def _rate(row: Found) -> str:
@@ -506,6 +518,39 @@ def _beside(search: Search) -> Iterator[str]:
         gaps = ", ".join(f"{name.replace('_', ' ')} {_signed(gap)}" for name, gap in parts)
         yield f"second against best: {gaps}"
     yield from _ties(search)
+    yield from _switches(search)
+
+
+def _switches(search: Search) -> Iterator[str]:
+    """What was not searched would give, each switch by itself and those that help together."""
+    if (together := search.switches.together) is None:
+        return
+    alone = ", ".join(
+        f"{_turned(each)} {percent(-each.gain, signed=True)}"
+        for each in search.switches.alone[:_TOLD]
+    )
+    step = format_quantity(together.step_time_s, Dimension.TIME)
+    layout = name_of_layout({k: v for k, v in together.values.items() if k not in together.turned})
+    where = "" if search.best is None or layout == search.best.name else f" as {layout}"
+    yield f"not searched: {alone}; together {step} ({percent(-together.gain, signed=True)}){where}: try {_overs(together)}"
+
+
+def _turned(switched: Switched) -> str:
+    values = {key: value for key, value in switched.turned.items() if key != AXES["recompute"]}
+    return ", ".join(
+        f"{key.rpartition('.')[2].replace('_', ' ')} {' '.join(value) if isinstance(value, tuple) else value}"
+        for key, value in (values or switched.turned).items()
+    )
+
+
+def _overs(switched: Switched) -> str:
+    """Options of the command line that search what was turned."""
+    words = (
+        "--also recompute-modules" if key == AXES["modules"] else f"--over {key}='{value}'"
+        for key, value in switched.turned.items()
+        if key != AXES["recompute"]
+    )
+    return " ".join(words)
 
 
 def _ties(search: Search) -> Iterator[str]:
@@ -514,6 +559,8 @@ def _ties(search: Search) -> Iterator[str]:
     if best is None or not search.ties:
         return
     more = f", and up to {search.may_tie:,} of those ruled out" if search.may_tie else ""
+    step = format_quantity(search.expected_step_time_s or best.step_time_s, Dimension.TIME)
+    yield f"  expect {step}: the best of many predictions is one that erred towards fast"
     yield f"no clear winner: {search.ties:,} of {len(search.rows):,} simulated tie with the best{more} (80 % interval of the difference)"
     for name, row in (("simplest", search.simplest), ("least memory", search.safest)):
         if row is not None and row is not best:
@@ -549,7 +596,8 @@ def _left(search: Search) -> tuple[str, ...]:
 def _proof(search: Search) -> str:
     """How far it is proved that nothing is better than the best."""
     if search.complete:
-        return "no other layout can be among the best"
+        space = ", with these switches as the file has them" if search.switches.alone else ""
+        return f"no other of these layouts can be among the best{space}"
     if search.gap is None:
         return "not all were looked at, so a better one may be among the others"
     if search.best is not None and search.gap <= 0.0:

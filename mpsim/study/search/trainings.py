@@ -19,18 +19,22 @@ from mpsim.study.search.bound import Bounder
 from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Progress, Space
 from mpsim.study.search.candidate import Candidate, Machine, Timer, WaitingFrame, weight_of
 from mpsim.study.search.decisions import choices, decisions_of, turned
-from mpsim.study.search.found import Found, tie
-from mpsim.study.search.further import further, pipelines
+from mpsim.study.search.found import Found, folded, tie
+from mpsim.study.search.further import FURTHER, further, pipelines
 from mpsim.study.search.given import Clock, Limits, defaults, price_of, split_axes
 from mpsim.study.search.layouts import AXES, Layout, Layouts
 from mpsim.study.search.outcome import OBJECTIVES, Search
 from mpsim.study.search.queue import Waiting
+from mpsim.study.search.switches import Switches, switches_of
 from mpsim.training.intervals import setting_of
 from mpsim.training.memory import account_memory
+from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, has_parts, recompute_of
 
 __all__ = ["search"]
 
+_NEAR = 10  # of the ranking, among which are
+_TIES = 4  # layouts of different degrees on which switches are turned
 _TIES_WITHIN = 2.0  # no difference is known so badly that twice the objective could tie
 _OVERLAP = "framework.expert_overlap"
 
@@ -347,12 +351,13 @@ class Trainings(Space[Candidate]):
         """The ranking, with whole results of the rows that are printed."""
         order = sorted(self._timed, key=lambda pair: (self._score(pair), pair[0].memory))
         rows = [candidate.found(took) for candidate, took in order]
-        own = _Own(None, "", None)
+        own, switches = _Own(None, "", None), Switches()
         try:
             # somebody who stops a search does not wait for whole results
             if not run.interrupted:
                 self._complete_rows(rows, top)
                 own = self._own()
+                switches = self._switches(rows)
         except KeyboardInterrupt:
             run.interrupted = True
         decisions = (
@@ -373,6 +378,7 @@ class Trainings(Space[Candidate]):
             own_step_time_s=own.step_time_s,
             own_reason=own.reason,
             own_objective=own.objective,
+            switches=switches,
             may_tie=self._may_tie(rows, run.left),
             usable_bytes=self._room(),
             front_complete=run.exhausted,
@@ -380,6 +386,33 @@ class Trainings(Space[Candidate]):
             undivided=self._undivided,
             unbatched=self._unbatched,
             decisions=decisions,
+        )
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether each rank leaves what is to stay free."""
+        most = self.limits.max_memory or math.inf
+        room = [
+            min(most, self.usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
+            for rank in range(plan.layout.mesh.pp)
+        ]
+        return bool((account_memory(plan).total <= room).all())
+
+    def _switches(self, rows: Sequence[Found]) -> Switches:
+        """Switches that were not searched, on the best and on ties of other degrees."""
+        near = [line.row for line in folded(rows[:_NEAR]) if tie(rows[0], line.row)]
+
+        def seconds(scenario: Scenario) -> float | None:
+            result = simulate_step(scenario)
+            return result.timeline.step_time_s if self._fits(result.plan) else None
+
+        searched = (*self.over, *(FURTHER[word] for word in self.also if word in FURTHER))
+        asked = tuple(FURTHER.values()) if "all" in self.also else ()
+        return switches_of(
+            self.scenario,
+            [*rows[:1], *near[1:_TIES]],
+            searched=(*searched, *asked),
+            seconds=seconds,
+            spent=self.clock.spent,
         )
 
     def _may_tie(self, rows: Sequence[Found], left: Sequence[Candidate]) -> int:
@@ -413,13 +446,7 @@ class Trainings(Space[Candidate]):
             result = simulate_step(self.scenario.with_values({}))
         except MpsimError as error:
             return _Own(None, str(error).partition("\n")[0], None)
-        plan, most = result.plan, self.limits.max_memory or math.inf
-        room = [
-            min(most, self.usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
-            for rank in range(plan.layout.mesh.pp)
-        ]
-        fits = bool((account_memory(plan).total <= room).all())
-        reason = "" if fits else "does not fit into memory"
+        reason = "" if self._fits(result.plan) else "does not fit into memory"
         took, price = float(result.summary["step_time_s"]), price_of(self.scenario)
         weight = weight_of(self.scenario, price, self.objective)
         return _Own(took, reason, took * weight)

@@ -1,0 +1,142 @@
+"""Switches of a stack that a search leaves as the file has them: what each, and all that help together, would give the best layout and its ties."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from mpsim.errors import MpsimError
+from mpsim.framework import framework_line
+from mpsim.scenario import Scenario
+from mpsim.scenario.checks.recompute import legal_modules
+from mpsim.study.search.found import Found
+from mpsim.study.search.given import defaults
+from mpsim.study.search.layouts import AXES
+
+__all__ = ["Switched", "Switches", "switches_of"]
+
+_MODULES = AXES["modules"]
+_LEAST = 1e-3  # gain below which a switch does nothing
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Switched:
+    """A layout with switches turned.
+
+    Parameters
+    ----------
+    turned : mapping of str to object
+        Values by dotted key that the search did not vary.
+    values : mapping of str to object
+        The layout, these included.
+    step_time_s : float
+        Simulated [s].
+    gain : float
+        Share of the best layout's step that it saves.
+    """
+
+    turned: Mapping[str, object]
+    values: Mapping[str, object]
+    step_time_s: float
+    gain: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Switches:
+    """What turning switches would give: each alone on the best layout, the largest gain first, and those that help together on the best or one of its ties."""
+
+    alone: tuple[Switched, ...] = ()
+    together: Switched | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        both = None if self.together is None else dataclasses.asdict(self.together)
+        return {"alone": [dataclasses.asdict(each) for each in self.alone], "together": both}
+
+
+def switches_of(
+    scenario: Scenario,
+    rows: Sequence[Found],
+    *,
+    searched: Sequence[str],
+    seconds: Callable[[Scenario], float | None],
+    spent: Callable[[], bool],
+) -> Switches:
+    """Turn one switch at a time on the best layout, then those that help together, there and on its ties.
+
+    Parameters
+    ----------
+    rows : sequence of Found
+        The best layout and those of its ties that are to be tried.
+    searched : sequence of str
+        Keys that the search varied already.
+    seconds : callable
+        Step time of a scenario that fits [s]; None where it does not.
+    spent : callable
+        Whether no time is left to try more.
+    """
+    if not rows:
+        return Switches()
+    best = rows[0]
+
+    def switched(row: Found, turned: Mapping[str, object]) -> Switched | None:
+        values = {**row.values, **turned}
+        try:
+            took = seconds(scenario.with_values(values))
+        except MpsimError:  # a switch that this layout cannot have
+            return None
+        if took is None:
+            return None
+        return Switched(turned, values, took, 1.0 - took / best.step_time_s)
+
+    alone: list[Switched] = []
+    elsewhere: list[Mapping[str, object]] = []  # what the best layout cannot have
+    for turned in _others(scenario.with_values(best.values), searched):
+        if not spent():
+            tried = switched(best, turned)
+            alone += [tried] if tried else []
+            elsewhere += [] if tried else [turned]
+    alone = sorted((each for each in alone if each.gain > _LEAST), key=lambda each: -each.gain)
+    together = _together(rows, alone, elsewhere, lambda *args: None if spent() else switched(*args))
+    return Switches(tuple(alone), together)
+
+
+def _together(
+    rows: Sequence[Found],
+    alone: Sequence[Switched],
+    elsewhere: Sequence[Mapping[str, object]],
+    switched: Callable[[Found, Mapping[str, object]], Switched | None],
+) -> Switched | None:
+    """The switches that help together: on the best layout by turns, then on its ties, with what only those can have."""
+    tried = [*alone[:1]]
+    for each in alone[1:]:
+        if not {*each.turned} & {*tried[0].turned}:
+            both = switched(rows[0], {**tried[0].turned, **each.turned})
+            tried = [both] if both and both.step_time_s < tried[0].step_time_s else tried
+    shared = tried[0].turned if tried else {}
+    for row, more in itertools.product(rows[1:], ({}, *elsewhere)):
+        turned = {**shared, **more}
+        there = switched(row, turned) if turned else None
+        tried += [there] if there else []
+    best = min(tried, key=lambda one: one.step_time_s, default=None)
+    return best if best is not None and best.gain > _LEAST else None
+
+
+def _others(scenario: Scenario, searched: Sequence[str]) -> Iterator[dict[str, object]]:
+    """Switches that the stack has, in the positions that the scenario has not."""
+    preset, _ = framework_line(scenario.software.name)
+    fields = scenario.software.fields()
+    for entry in defaults("switches")["flags"]:
+        key, name = entry["key"], entry["key"].rpartition(".")[2]
+        if preset not in entry["presets"] or key in searched:
+            continue
+        if entry.get("experts") and scenario.transformer.moe is None:
+            continue
+        if str(entry["reads"]) != str(fields[name]):
+            yield {key: entry["value"]}
+    if preset in defaults("switches")["modules"] and _MODULES not in searched:
+        legal = legal_modules(scenario)
+        for modules in defaults("further")["recompute-modules"]:
+            if chosen := tuple(module for module in modules if module in legal):
+                yield {AXES["recompute"]: "selective", _MODULES: chosen}
