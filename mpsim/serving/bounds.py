@@ -36,11 +36,14 @@ class ServiceBounds:
     ----------
     duration : float
         From the first arrival to the last token [s].
+    busy : float
+        That the batches of the busiest pool work, each as long as the others [s]: no stream is served faster, however long it is.
     ttft, tpot : float64[N]
         Of each request [s].
     """
 
     duration: float
+    busy: float
     ttft: Floats
     tpot: Floats
 
@@ -79,12 +82,12 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
         duration = float((requests.arrival + alone).max(initial=0.0))
     own_prompts = (tail, units) if plan.prefill is None else (np.zeros(0), 0.0)
     work = _work(plan, requests, *own_prompts) * _fastest(plan)
-    duration = max(duration, work / plan.pool.lanes)
+    busy = work / plan.pool.lanes
     if plan.prefill is not None:
         behind = plan.prefill
         work = _work(behind, None, tail, units) * _fastest(behind)
-        duration = max(duration, work / behind.pool.lanes)
-    return ServiceBounds(duration, ttft + plan.first_token_time, tpot)
+        busy = max(busy, work / behind.pool.lanes)
+    return ServiceBounds(max(duration, busy), busy, ttft + plan.first_token_time, tpot)
 
 
 def _fastest(plan: ServicePlan) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEVEL", "distribution", "steady_state"]
+__all__ = ["LEVEL", "distribution", "share_interval", "steady_state"]
 
 Floats = NDArray[np.float64]
 
@@ -28,10 +28,14 @@ _Z = 1.2816  # half-width of an 80 % interval of the normal distribution
 _T = 1.383  # the same of Student's with nine degrees of freedom
 _BATCHES = 10
 _LEAST = 2 * _BATCHES  # values that are worth cutting into batches
-_SERVICES = 3.0  # times the mean request that requests have to come for
+_SERVICES = 10.0  # times the mean request that requests have to come for
+_FILLING = 3.0  # times the mean request that a service takes to fill up
 _TURNS = 5.0  # requests of each user of a closed loop
 _SIGNIFICANT = 3.0  # standard errors of the growth of the queue
 _MATERIAL = 0.5  # growth of the queue over the mean time of service
+_GROWTH = 0.25  # of the requests in the service, over their mean
+_LOOKS = 120  # at the requests in the service, evenly spread
+_PARTS = 12  # of these looks, four to a third of the stream
 
 
 def distribution(values: Floats) -> dict[str, Any] | None:
@@ -74,50 +78,72 @@ def _batches(values: Floats) -> list[Floats]:
     return np.array_split(values, _BATCHES)
 
 
+def share_interval(kept: NDArray[np.bool_]) -> tuple[float, float]:
+    """The 80 % interval of a share of requests, given in their order; from batch means where they are enough."""
+    share = float(kept.mean())
+    if len(kept) >= _LEAST:
+        half = _half_width(np.array([batch.mean() for batch in _batches(kept.astype(float))]))
+    else:
+        half = _Z * math.sqrt(share * (1.0 - share) / len(kept))
+    return max(0.0, share - half), min(1.0, share + half)
+
+
 def _half_width(means: Floats) -> float:
     return _T * float(means.std(ddof=1)) / math.sqrt(_BATCHES)
 
 
 def steady_state(
-    arrival: Floats, queue: Floats, service: Floats, *, kind: str, users: int | None
+    arrival: Floats,
+    queue: Floats,
+    service: Floats,
+    *,
+    kind: str,
+    users: int | None,
+    since: float = 0.0,
 ) -> dict[str, Any]:
     """Whether figures are those of a steady state, and why not.
 
     Parameters
     ----------
     arrival, queue, service : float64[N]
-        Arrival of each request that counts, in order, its wait, and its time without that [s].
+        Arrival of each request that was served, in order, its wait, and its time without that [s].
     kind : str
         How requests arrive.
     users : int, optional
         Of a closed loop.
+    since : float
+        Where the warm-up ends: those that came before count only as long as they are in the service [s].
 
     Returns
     -------
     dict
-        ``reached`` and ``reason``, empty where it was reached.
+        ``reached`` and ``reason``, empty where it was reached; and ``growing``, whether more requests come than are served.
 
     Notes
     -----
-    An open stream must come for three times as long as a request takes, and its queue must not grow from the first half of it to the second by more than three standard errors (of
-    batch means) and half the mean time of service. A closed loop must go round five times.
+    An open stream must come for ten times as long as a request takes. Neither its queue may grow from the first half of it to the second by more than three standard errors (of
+    batch means) and half the mean time of service; nor the number of requests in the service from the first third to the last, once it has filled up, by more than three standard
+    errors and a quarter of their mean. A closed loop must go round five times.
     """
-    reason = ""
+    reason, growing, counted = "", False, arrival >= since
     if kind == "all-at-once":
         reason = "all requests come at once: filling and draining are part of every figure"
     elif users is not None:
-        turns = len(arrival) / users
+        turns = float(counted.sum()) / users
         if turns < _TURNS:
             reason = f"each of {users} users sends {turns:.3g} requests, so the burst of the first ones counts; {_TURNS:g} were enough"
-    elif len(arrival) < _LEAST:
-        reason = f"{len(arrival)} requests are too few to tell"
+    elif counted.sum() < _LEAST:
+        reason = f"{counted.sum()} requests are too few to tell"
     else:
-        reason = _open(arrival, queue, float(service.mean()))
-    return {"reached": not reason, "reason": reason}
+        mean = float(service[counted].mean())
+        reason = _waiting(queue[counted], mean) or _crowding(arrival, queue + service, since)
+        growing = bool(reason) and kind != "trace"  # which has ups and downs of its own
+        reason = reason or _short(arrival[counted], mean)
+    return {"reached": not reason, "reason": reason, "growing": growing}
 
 
-def _open(arrival: Floats, queue: Floats, service: float) -> str:
-    """Why an open stream is not steady."""
+def _waiting(queue: Floats, service: float) -> str:
+    """Why the waits of an open stream are not steady."""
     means = np.array([batch.mean() for batch in _batches(queue)])
     half = _BATCHES // 2
     early, late = means[:half], means[half:]
@@ -128,7 +154,34 @@ def _open(arrival: Floats, queue: Floats, service: float) -> str:
         growth > _SIGNIFICANT * spread or bool((np.diff(means) > 0).all())
     ):
         return f"requests come faster than they are served: those of the second half wait {late.mean():.3g} s in the mean, those of the first {early.mean():.3g} s"
-    span = float(arrival[-1] - arrival[0])
-    if span < _SERVICES * service:
-        return f"requests come for {span:.3g} s and take {service:.3g} s each: the service never fills up; {_SERVICES:g} times as long were enough"
     return ""
+
+
+def _crowding(arrival: Floats, stay: Floats, since: float) -> str:
+    """Why the number of requests in the service is not steady, once it has had the time to fill up."""
+    mean, end = float(stay.mean()), float(arrival[-1])
+    begin = max(since, float(arrival[0]) + _FILLING * mean)
+    third = (end - begin) / 3.0
+    if third < _FILLING * mean:
+        return ""  # too short to tell
+    looks = np.linspace(begin, end, _LOOKS)
+    inside = np.searchsorted(arrival, looks, side="right") - np.searchsorted(
+        np.sort(arrival + stay), looks, side="right"
+    )
+    means = inside.reshape(_PARTS, -1).mean(axis=1)
+    early, late = means[: _PARTS // 3], means[-_PARTS // 3 :]
+    growth = float(late.mean() - early.mean())
+    spread = math.sqrt((early.var(ddof=1) + late.var(ddof=1)) / len(early))
+    # that of requests which have nothing to do with each other, who stay for `mean` each
+    chance = math.sqrt(2.0 * float(means.mean()) * min(1.0, 2.0 * mean / third))
+    if growth > max(_GROWTH * float(means.mean()), _SIGNIFICANT * max(spread, chance)):
+        return f"requests come faster than they are served: {late.mean():.4g} are in the service in the last third, {early.mean():.4g} in the first"
+    return ""
+
+
+def _short(arrival: Floats, service: float) -> str:
+    """Why a stream is too short to show a steady state."""
+    span = float(arrival[-1] - arrival[0])
+    if span >= _SERVICES * service:
+        return ""
+    return f"requests come for {span:.3g} s and take {service:.3g} s each: the start and the end, when the service is emptier, count too much; {_SERVICES:g} times as long were enough"

@@ -54,6 +54,20 @@ class Requests:
             self.unit,
         )
 
+    def repeated(self, times: int) -> Requests:
+        """All of them so many times, one after the other; every time shares prefixes with itself alone."""
+        count, units = len(self), [max(own, default=0) for own in self.hashes or ()]
+        period = float(self.arrival[-1]) * count / max(1, count - 1)
+        further = 1 + max(units, default=0)
+        hashes = [
+            tuple(unit + turn * further for unit in own)
+            for turn in range(times)
+            for own in self.hashes or ()
+        ]
+        arrival = (self.arrival + period * np.arange(times)[:, None]).reshape(-1)
+        prompt, output = np.tile(self.prompt, times), np.tile(self.output, times)
+        return Requests(arrival, prompt, output, tuple(hashes) or None, self.unit)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lengths:

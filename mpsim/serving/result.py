@@ -38,9 +38,11 @@ class ServiceResult(JobResult):
     plan: ServicePlan
     requests: Requests
     served: Served
+    until: float | None = None
+    """Requests that came later count for no figure [s]."""
 
     def _figures(self) -> Mapping[str, Any]:
-        figures = summarise(self.plan, self.requests, self.served)
+        figures = summarise(self.plan, self.requests, self.served, until=self.until)
         return {
             "scenario": self.scenario.name,
             "job": _KIND,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
-from mpsim.serving.confidence import distribution, steady_state
+from mpsim.serving.confidence import distribution, share_interval, steady_state
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
@@ -51,10 +51,10 @@ def latencies(served: Served, requests: Requests, first_token_time: float) -> di
     return {"ttft": ttft, "tpot": tpot, "e2e": e2e, "queue": served.started - served.arrival}
 
 
-def itl(served: Served, *, since: float = 0.0) -> tuple[Floats, Floats]:
+def itl(served: Served, *, since: float = 0.0, until: float = math.inf) -> tuple[Floats, Floats]:
     """Gaps between tokens, and how many sequences had each: the lengths of decoding iterations and their batches."""
     steps = served.steps
-    decoding = (steps["decodes"] > 0) & (steps["start"] >= since)
+    decoding = (steps["decodes"] > 0) & (steps["start"] >= since) & (steps["start"] < until)
     each = steps["seconds"][decoding] / steps["count"][decoding]
     return each, steps["decodes"][decoding] * steps["count"][decoding]
 
@@ -165,56 +165,57 @@ def _active(steps: Mapping[str, Floats], replicas: int, stages: int) -> float:
     return total / replicas
 
 
-def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str, Any]:
-    """Every figure of a service, SI units."""
+def summarise(
+    plan: ServicePlan, requests: Requests, served: Served, *, until: float | None = None
+) -> dict[str, Any]:
+    """Every figure of a service, SI units; what came or was done after `until` [s] counts for none."""
     times = latencies(served, requests, plan.first_token_time)
-    window = window_of(plan, requests, served)
+    window = window_of(plan, requests, served, until)
     done, duration, output = window.counted, window.seconds, window.output
     by_pool = pool_accounts(plan, served)
     parts = _together(plan, by_pool)
     unused = sum(parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble"))
     busy = 1.0 - unused / served.end if served.end else 0.0
-    gaps, weights = itl(served, since=window.begin)
+    gaps, weights = itl(served, since=window.begin, until=math.inf if until is None else until)
     accelerators = plan.accelerators
-    goodput, kept, binding = _goodput(plan, times, done, duration)
+    promise = _promise(plan, times, done)
     energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= duration / served.end if served.end else 0.0
     price = plan.cluster.accelerator.price_per_hour
+    ended, service = np.isfinite(served.last), times["e2e"] - times["queue"]
     state = steady_state(
-        served.arrival[done],
-        times["queue"][done],
-        (times["e2e"] - times["queue"])[done],
+        *(values[ended] for values in (served.arrival, times["queue"], service)),
         kind=plan.workload.arrival,
         users=plan.workload.concurrency,
+        since=window.begin,
     )
     return {
         "accelerators": accelerators,
         "duration_s": served.end,
         "measured_s": duration,
         "requests": int(done.sum()),
-        "request_rate_per_s": window.finished / duration if duration else 0.0,
+        "request_rate_per_s": _rate(window.finished, duration),
         "steady_state": state,
         "ttft_s": distribution(times["ttft"][done]),
         "tpot_s": distribution(times["tpot"][done]),
         "itl_s": _weighted(gaps, weights),
         "e2e_s": distribution(times["e2e"][done]),
         "queue_s": distribution(times["queue"][done]),
-        "output_tokens_per_s": output / duration if duration else 0.0,
-        "total_tokens_per_s": (output + window.prompt) / duration if duration else 0.0,
-        "output_tokens_per_s_per_accelerator": output / duration / accelerators
-        if duration
-        else 0.0,
+        "output_tokens_per_s": _rate(output, duration),
+        "total_tokens_per_s": _rate(output + window.prompt, duration),
+        "output_tokens_per_s_per_accelerator": _rate(output, duration) / accelerators,
         "output_tokens_per_s_per_user": _inverse(float(np.nanmean(times["tpot"][done])))
         if (requests.output[done] > 1).any()
         else None,
-        "goodput_per_s": goodput,
-        "requests_within_slo": kept,
+        "goodput_per_s": _rate(promise.count, duration) if promise else None,
+        "requests_within_slo": promise.share if promise else None,
+        "requests_within_slo_interval": list(promise.interval) if promise else None,
         "slo": {
             "ttft_s": plan.slo.ttft,
             "tpot_s": plan.slo.tpot,
             "share": plan.slo.share,
-            "met": kept is None or kept >= plan.slo.share,
-            "binding": binding,
+            "met": promise is None or (promise.share >= plan.slo.share and not state["growing"]),
+            "binding": promise.binding if promise else None,
         },
         **_speculation(plan),
         "preemptions": served.preemptions,
@@ -234,7 +235,7 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Window:
-    """The part of a run that counts.
+    """The part of a run that counts: from the end of the warm-up to `until`, or to its end.
 
     Parameters
     ----------
@@ -256,29 +257,35 @@ class _Window:
     prompt: float
 
 
-def window_of(plan: ServicePlan, requests: Requests, served: Served) -> _Window:
-    """The run without its warm-up.
+def window_of(
+    plan: ServicePlan, requests: Requests, served: Served, until: float | None = None
+) -> _Window:
+    """The run without its warm-up, and without what came or was done after `until`.
 
     Notes
     -----
-    Tokens of a request that was under way when the warm-up ended are divided as if they came evenly between its first and its last.
+    Tokens of a request that was under way at either end are divided as if they came evenly between its first and its last.
     """
     done, begin = np.isfinite(served.last), plan.workload.warmup or 0.0
     begin = min(begin, served.end)
-    inside = done & (served.last >= begin)
+    end = served.end if until is None else until
+    inside = done & (served.last >= begin) & (served.first <= end)
     tokens = requests.output.astype(float)
-    if begin:
+    begun = (served.first >= begin) & (served.first <= end)
+    if begin or until is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = (served.last - np.maximum(served.first, begin)) / (served.last - served.first)
-        further = np.where(served.first >= begin, requests.output - 1.0, share * (tokens - 1.0))
-        tokens = np.where(requests.output > 1, further, 0.0) + (served.first >= begin)
+            last, first = np.minimum(served.last, end), np.maximum(served.first, begin)
+            share = (last - first) / (served.last - served.first)
+        whole = begun & (served.last <= end)
+        further = np.where(whole, requests.output - 1.0, share * (tokens - 1.0))
+        tokens = np.where(requests.output > 1, further, 0.0) + begun
     return _Window(
         begin=begin,
-        seconds=served.end - begin,
-        counted=done & (served.arrival >= begin),
-        finished=int(inside.sum()),
+        seconds=end - begin,
+        counted=done & (served.arrival >= begin) & (served.arrival <= end),
+        finished=int((inside & (served.last <= end)).sum()),
         output=float(tokens[inside].sum()),
-        prompt=float(requests.prompt[done & (served.first >= begin)].sum()),
+        prompt=float(requests.prompt[done & begun].sum()),
     )
 
 
@@ -356,19 +363,36 @@ def _over_time(steps: Mapping[str, Floats], column: str) -> dict[str, float]:
     }
 
 
-def _goodput(
-    plan: ServicePlan, times: dict[str, Floats], done: NDArray[np.bool_], duration: float
-) -> tuple[float | None, float | None, str | None]:
-    """Requests a second that keep every limit, their share, and the limit that more of the others miss; None without limits."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Promise:
+    """How the limits were kept, by how many requests and which share of those that count.
+
+    Parameters
+    ----------
+    binding : str or None
+        The limit that more of the others miss.
+    """
+
+    count: int
+    share: float
+    interval: tuple[float, float]
+    binding: str | None
+
+
+def _promise(
+    plan: ServicePlan, times: dict[str, Floats], done: NDArray[np.bool_]
+) -> _Promise | None:
+    """How the requests that count kept every limit; None without limits."""
     limits = {"ttft": plan.slo.ttft, "tpot": plan.slo.tpot}
     given = {name: limit for name, limit in limits.items() if limit is not None}
     if not given:
-        return None, None, None
+        return None
     missed = {name: done & (times[name] > limit) for name, limit in given.items()}
     kept = done & ~np.logical_or.reduce(list(missed.values()))
     most = max(missed, key=lambda name: int(missed[name].sum()))
-    rate = float(kept.sum() / duration) if duration else 0.0
-    return rate, float(kept.sum() / max(1, done.sum())), most if missed[most].any() else None
+    count, of = int(kept.sum()), max(1, int(done.sum()))
+    interval = share_interval(kept[done]) if done.any() else (0.0, 1.0)
+    return _Promise(count, float(count / of), interval, most if missed[most].any() else None)
 
 
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:
@@ -385,6 +409,10 @@ def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> floa
     }
     drawn = sum((watts[name] - waiting) * parts[name] for name in watts)
     return (waiting * duration + drawn) * plan.pool_accelerators
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
 
 
 def _inverse(seconds: float) -> float | None:

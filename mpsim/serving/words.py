@@ -107,6 +107,8 @@ def _goodput(summary: Mapping[str, Any]) -> str:
     verdict = "met" if slo["met"] else "MISSED"
     if slo["binding"] and not slo["met"]:
         verdict += f", most by {slo['binding']}"
+    if not summary["steady_state"]["reached"]:
+        verdict += " (in this run, which is not steady)"
     return (
         f"{summary['goodput_per_s']:.4g} requests/s within {', '.join(limits)}; {percent(summary['requests_within_slo'])} of the requests, "
         f"{percent(slo['share'])} needed: {verdict}"

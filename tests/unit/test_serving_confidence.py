@@ -114,10 +114,28 @@ def test_tokens_before_and_after_the_warm_up_are_all_tokens():
 def test_a_light_load_is_steady_and_an_overload_is_not():
     """Both are results: the overloaded one says that its figures depend on how long one looks."""
     light, heavy = _run(rate=4.0).summary, _run(rate=200.0, requests=3000).summary
-    assert light["steady_state"] == {"reached": True, "reason": ""}
+    assert light["steady_state"] == {"reached": True, "reason": "", "growing": False}
     assert light["warnings"] == []
     assert not heavy["steady_state"]["reached"]
     assert "faster than they are served" in heavy["warnings"][0]
+
+
+def test_a_stream_that_ends_before_the_service_is_full_is_not_steady():
+    """19.17 requests/s for 52 s at two instances where each stays for 15 s: the queue does not grow yet, and 60 % of a longer stream miss the limits."""
+    scenario = mpsim.load("scenarios/serving/llama3-70b-h100.yaml")
+    found = mpsim.simulate(scenario.with_values({"serving.workload.rate": 19.17})).summary
+    assert not found["steady_state"]["reached"]
+    assert "10 times as long" in found["steady_state"]["reason"]
+
+
+def test_a_growing_number_of_requests_in_the_service_is_not_steady():
+    """No request waits, but each stays longer than the one before: that is an overload, and what keeps its limits so far will not."""
+    arrival = np.arange(4000) * 0.1
+    growing = steady_state(
+        arrival, np.zeros(4000), 1.0 + arrival / 40.0, kind="poisson", users=None
+    )
+    assert growing["growing"]
+    assert not growing["reached"]
 
 
 @pytest.mark.parametrize(

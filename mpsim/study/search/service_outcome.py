@@ -53,6 +53,8 @@ class FoundService:
         Of these accelerators [USD/h].
     summary : mapping of str to object
         In the shape of ``mpsim run --json``; of the objective ``rate`` at that rate.
+    above : float, optional
+        Of the objective ``rate``: the smallest one that was tried and does not keep the limits for long [1/s].
     """
 
     values: Mapping[str, object]
@@ -62,11 +64,22 @@ class FoundService:
     price_per_hour: float | None
     meets_slo: bool
     summary: Mapping[str, Any]
+    above: float | None = None
 
     @property
     def name(self) -> str:
         """The layout in a few words."""
         return ", ".join(_words(self.values))
+
+    @property
+    def steady(self) -> bool:
+        """Whether its figures hold for a longer stream, too."""
+        return bool(self.summary["steady_state"]["reached"])
+
+    @property
+    def verdict(self) -> str:
+        """Whether the limits are kept, and in a steady state."""
+        return ("kept" if self.meets_slo else "MISSED") + ("" if self.steady else ", not steady")
 
     @property
     def per_user(self) -> float:
@@ -107,6 +120,8 @@ class FoundService:
             "accelerators": self.accelerators,
             "price_per_hour": self.price_per_hour,
             "meets_slo": self.meets_slo,
+            "steady": self.steady,
+            "above": self.above,
             **latencies,
             **{name: self.summary[name] for name in names},
         }
@@ -202,13 +217,13 @@ def _line(rank: int, row: FoundService) -> tuple[str, ...]:
     cost = flat["cost_per_million_output_tokens"]
     return (
         str(rank),
-        f"{row.objective:.5g}",
+        f"{row.objective:.5g}" + ("" if row.above is None else f" to {row.above:.5g}"),
         _milli(flat["ttft_p99_s"]),
         _milli(flat["tpot_p99_s"]),
         *row.figures,
         f"{cost:.4g}" if isinstance(cost, float) else "-",
         str(row.accelerators),
-        "kept" if row.meets_slo else "MISSED",
+        row.verdict,
         row.name,
     )
 

@@ -19,7 +19,7 @@ from mpsim.study.journal import Entry, Journal, name_of
 from mpsim.study.search.branch_and_bound import BranchAndBound, Progress, Space
 from mpsim.study.search.given import Clock, Limits, defaults, nameplate_power, split_axes
 from mpsim.study.search.queue import Waiting
-from mpsim.study.search.rate import largest_rate, require_stream, saturation
+from mpsim.study.search.rate import Streams, largest_rate, require_stream, saturation
 from mpsim.study.search.service_layouts import AXES, ServiceLayout, ServiceLayouts
 from mpsim.study.search.service_outcome import (
     SERVICE_OBJECTIVES,
@@ -137,14 +137,14 @@ class _Candidate:
 
     Parameters
     ----------
-    requests : Requests or None
-        None where only a run shows how many there are.
+    requests : Streams, Requests or None
+        Streams for the rate; None where only a run shows how many there are.
     bound : float
         The objective is no better.
     """
 
     layout: ServiceLayout
-    requests: Requests | None
+    requests: Streams | Requests | None
     bound: float
     least: float
     digest: str
@@ -173,10 +173,7 @@ class Services(Space[_Candidate]):
     limits: Limits
 
     def __post_init__(self) -> None:
-        # a short stream may come faster than it can be served for long: its bound is for the order
-        self._rules_out = self.prunes
-        self.prunes = self.prunes and self.objective != "rate"
-        self._streams: dict[int, Requests | None] = {}
+        self._streams: dict[int, Streams | Requests | None] = {}
         self._rows: list[FoundService] = []
 
     @property
@@ -221,7 +218,9 @@ class Services(Space[_Candidate]):
         """Those layouts that can keep the limits, with the best that each can do."""
         for place, layout in part:
             if place not in self._streams:
-                self._streams[place] = _stream(layout)
+                self._streams[place] = (
+                    Streams(layout.plan) if self.objective == "rate" else _stream(layout)
+                )
             if self._too_large(layout):
                 self.counts["memory"] += 1
                 continue
@@ -233,16 +232,19 @@ class Services(Space[_Candidate]):
             name = name_of(self.scenario.digest, self.objective, dict(layout.values))
             yield _Candidate(layout, self._streams[place], bound, least, name)
 
-    def _bound(self, layout: ServiceLayout, requests: Requests | None) -> float | None:
+    def _bound(self, layout: ServiceLayout, requests: Streams | Requests | None) -> float | None:
         """The best that the objective can be; None where too few requests can keep the limits."""
         plan = layout.plan
         anything = -math.inf if self.objective == "cost" else math.inf
         if requests is None:
             return anything
-        bounds = bound_service(plan, requests)
+        sample = requests.sample if isinstance(requests, Streams) else requests
+        bounds = bound_service(plan, sample)
         share = bounds.share_within(plan.slo.ttft, plan.slo.tpot)
-        if self._rules_out and share < plan.slo.share:
+        if self.prunes and share < plan.slo.share:
             return None
+        if isinstance(requests, Streams):
+            return saturation(plan, requests)
         if plan.workload.warmup:  # requests that do not count are among those bounded
             return anything
         duration, output = bounds.duration, float(requests.output.sum())
@@ -250,10 +252,8 @@ class Services(Space[_Candidate]):
             return share * len(requests) / duration
         if self.objective == "throughput":
             return output / duration / plan.accelerators
-        if self.objective == "cost":
-            each = plan.cluster.accelerator.price_per_hour or 0.0
-            return each * plan.accelerators * duration / _HOUR / output * _MEGA
-        return saturation(plan, requests)
+        each = plan.cluster.accelerator.price_per_hour or 0.0
+        return each * plan.accelerators * duration / _HOUR / output * _MEGA
 
     def _affordable(self, scenario: Scenario) -> int:
         """Accelerators within the limits of price and power."""
@@ -291,16 +291,15 @@ class Services(Space[_Candidate]):
 
     def _simulated(self, candidate: _Candidate, worst: float) -> Entry:
         scenario, plan, requests = candidate.layout.scenario, candidate.plan, candidate.requests
-        if self.objective == "rate":
-            assert requests is not None, "a stream with a rate is drawn"
+        if isinstance(requests, Streams):
             found = largest_rate(
                 scenario,
                 plan,
                 requests,
                 steps=int(defaults("serving")["rate_steps"]),
-                at_least=-worst if self._rules_out and worst < math.inf else 0.0,
+                at_least=-worst if self.prunes and worst < math.inf else 0.0,
             )
-            return {"objective": found.rate, "summary": dict(found.summary)}
+            return {"objective": found.rate, "above": found.above, "summary": dict(found.summary)}
         result = (
             run_service(scenario, plan)
             if requests is None
@@ -323,6 +322,7 @@ class Services(Space[_Candidate]):
             objective=objective,
             bound=candidate.bound,
             accelerators=candidate.plan.accelerators,
+            above=entry.get("above"),
             price_per_hour=candidate.price,
             meets_slo=bool(summary["slo"]["met"]),
             summary=summary,
