@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from bench import files, training
 from mpsim.formats.cells import Cells
-from mpsim.result.residuals import FIGURES, LEVEL, MeasuredRuns, Setting
+from mpsim.result.residuals import FASTEST_BY, FIGURES, LEVEL, MeasuredRuns, Setting
 from mpsim.validate import Record
 
 Floats = NDArray[np.float64]
@@ -119,6 +119,8 @@ START = {
 TRAINING = ("step", "step-experts", "memory")
 MOST = 300  # rows of a family of services, each of which is a simulation of many requests
 DIFFERENCES = SHIPPED / "differences.yaml"
+FASTEST = SHIPPED / "fastest.yaml"
+PARTS = ("lora", "korthikanti22-layer")  # families of which no row is a whole training
 FEWEST = 5  # pairs that a half-width rests on at least
 KINDS = {
     **{axis: axis for axis in ("tp", "pp", "cp", "ep")},
@@ -736,6 +738,33 @@ def choices(apart: Mapping[str, Differences]) -> list[str]:
     return [*lines, ""]
 
 
+def fastest_yaml() -> str:
+    """The most model FLOP/s that was measured on each accelerator in each format, of dense models and of experts."""
+    best: dict[tuple[str, ...], tuple[float, str]] = {}
+    with (DATA / "published-runs.csv").open(encoding="utf-8", newline="") as file:
+        rates = {run["id"]: run["check_model_tflops_per_accel"] for run in csv.DictReader(file)}
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if (
+                row["figure"] in ("step", "step-experts")
+                and row["family"] not in PARTS
+                and rates.get(row["id"])
+            ):
+                kind = tuple(row[name] for name in FASTEST_BY)
+                best[kind] = max(best.get(kind, (0.0, "")), (float(rates[row["id"]]), row["id"]))
+    lines = [
+        "# The fastest measured training of each kind. Written by validation/intervals.py.",
+        f"# {', '.join(FASTEST_BY)}, model TFLOP/s of an accelerator, row of validation/data/published-runs.csv.",
+        "source: validation/data/published-runs.csv, column check_model_tflops_per_accel",
+        "rows:",
+        *(
+            f"  - [{', '.join(map(_text, kind))}, {rate:g}, {_text(run)}]"
+            for kind, (rate, run) in sorted(best.items())
+        ),
+    ]
+    return "\n".join([*lines, ""])
+
+
 def rewrite(rows: Sequence[Residual]) -> list[str]:
     """Fit, write every file, and return the section of accuracy.md."""
     guess = guess_spread()
@@ -751,6 +780,7 @@ def rewrite(rows: Sequence[Residual]) -> list[str]:
         (SHIPPED / f"{figure}.yaml").write_text(one.to_yaml(digest), encoding="utf-8")
     apart = differences(rows)
     DIFFERENCES.write_text(differences_yaml(apart), encoding="utf-8")
+    FASTEST.write_text(fastest_yaml(), encoding="utf-8")
     return section(fitted, apart)
 
 

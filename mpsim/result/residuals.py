@@ -21,6 +21,7 @@ from mpsim.shipped import read_shipped
 
 __all__ = [
     "EXACT",
+    "FASTEST_BY",
     "FIGURES",
     "LEVEL",
     "Interval",
@@ -28,7 +29,9 @@ __all__ = [
     "Residuals",
     "Setting",
     "chip_names",
+    "chosen_of",
     "decisions",
+    "fastest_measured",
     "format_names",
     "residuals",
 ]
@@ -46,6 +49,8 @@ FIGURES = (
     *("ttft", "tpot", "e2e", "throughput"),
 )
 """Figures whose residuals are known: one file each."""
+FASTEST_BY = ("accelerator", "format", "length", "model")
+"""Attributes that trainings share which are of one kind, of which the fastest was measured."""
 EXACT = "exact: an order of actions has no residual"
 """Basis of an interval of no width."""
 
@@ -309,7 +314,7 @@ def decisions(a: Setting, b: Setting) -> frozenset[str]:
     >>> sorted(decisions(Setting(labels, 16), Setting(other, 16)))
     ['pp', 'sharding', 'tp']
     """
-    mine, others = _chosen(a), _chosen(b)
+    mine, others = chosen_of(a), chosen_of(b)
     kinds = {kind for kind in {*mine, *others} if mine.get(kind) != others.get(kind)}
     kinds -= {"dp"}  # what the other axes leave
     if a.level("format", b.labels.get("format", ())):
@@ -319,8 +324,8 @@ def decisions(a: Setting, b: Setting) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def _chosen(setting: Setting) -> dict[str, str]:
-    """Decisions of a setting by kind."""
+def chosen_of(setting: Setting) -> dict[str, str]:
+    """Decisions of a setting by kind, as its labels ``layout`` and ``rest`` have them."""
     layout, rest = (
         ", ".join(setting.labels.get(name, ())).split(", ") for name in ("layout", "rest")
     )
@@ -367,6 +372,13 @@ def residuals(figure: str) -> Residuals:
         families=int(data["families"]),
         runs=tuple(_runs(entry, names) for entry in data["runs"]),
     )
+
+
+def fastest_measured(setting: Setting) -> float | None:
+    """The most model FLOP/s of an accelerator that was measured on a training of the same kind [FLOP/s]; None where none was."""
+    kind = [setting.labels[name][0] for name in FASTEST_BY]
+    rows = read_shipped(_PACKAGE, "fastest.yaml")["rows"]
+    return next((1e12 * float(row[-2]) for row in rows if row[: len(kind)] == kind), None)
 
 
 def _runs(entry: Sequence[Any], names: Sequence[str]) -> MeasuredRuns:

@@ -12,8 +12,8 @@ import pytest
 
 from bench.files import _opened
 from bench.training import as_published
-from intervals import Residual, differences
-from mpsim.result.residuals import FIGURES, Setting, residuals
+from intervals import FASTEST, Residual, differences, fastest_yaml
+from mpsim.result.residuals import FASTEST_BY, FIGURES, Setting, fastest_measured, residuals
 from mpsim.shipped import read_shipped
 
 TABLE = Path(__file__).resolve().parents[2] / "validation" / "residuals.csv"
@@ -77,6 +77,15 @@ def test_differences_hold_four_of_five_measured_pairs_of_other_families() -> Non
         shipped = residuals(figure).pairs
         for kind, half in found.known.items():
             assert shipped[kind] == pytest.approx(half, abs=0.005)
+
+
+def test_the_fastest_measured_runs_are_those_of_the_tables() -> None:
+    """One row a kind, read back by the setting of such a run."""
+    assert fastest_yaml() == FASTEST.read_text("utf-8")
+    for *kind, rate, _ in read_shipped("mpsim.result.data", "fastest.yaml")["rows"]:
+        labels = {name: (value,) for name, value in zip(FASTEST_BY, kind, strict=True)}
+        assert fastest_measured(Setting(labels, 8)) == pytest.approx(1e12 * rate)
+    assert fastest_measured(Setting({**labels, "accelerator": ("abacus",)}, 8)) is None
 
 
 @pytest.mark.parametrize("figure", FIGURES)

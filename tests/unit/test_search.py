@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -295,6 +296,15 @@ def test_the_best_is_expected_to_take_longer_than_predicted(found):
     _, high = found.best.interval["step_time_s"]
     assert found.best.step_time_s < found.expected_step_time_s < high
     assert found.to_json()["expected_step_time_s"] == found.expected_step_time_s
+
+
+def test_a_prediction_above_all_measurements_says_so(found):
+    """544 TFLOP/s were measured on a dense model in bf16 on an H100."""
+    for rate, said in ((500.0, False), (600.0, True)):
+        summary = {**found.best.summary, "model_tflops_per_accelerator": rate}
+        rows = (dataclasses.replace(found.best, summary=summary), *found.rows[1:])
+        text = dataclasses.replace(found, rows=rows).sheet().text()
+        assert ("faster than any measured run like it" in text) is said
 
 
 def test_twins_stand_in_one_line(found):

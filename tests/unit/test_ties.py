@@ -108,17 +108,26 @@ def test_two_runs_of_one_scenario_differ() -> None:
 
 
 def test_the_best_of_many_predictions_is_expected_to_take_longer() -> None:
-    """Of random true times and errors: what is expected of the chosen one is right on average, where its own prediction is short."""
+    """Of random true times and errors by tp and microbatch: what is expected of the chosen one is right on average, where its own prediction is short."""
     draw = np.random.default_rng(7)
+    halves = residuals("step").pairs
+    sigmas = [halves[kind] / (1.2816 * math.sqrt(2)) for kind in ("tp", "micro batch")]
+    settings = [
+        Setting({"layout": (f"tp {tp}",), "rest": (f"{batch}",), "model": ("dense",)}, 8)
+        for tp in range(4)
+        for batch in range(3)
+    ]
     short, left = [], []
-    for _ in range(400):
-        true = np.sort(draw.normal(0.0, 0.05, 12))
-        predicted = true + draw.normal(0.0, 0.06, 12)
+    for _ in range(200):
+        true = draw.normal(0.0, 0.05, 12)
+        of_tp, of_batch = draw.normal(0.0, sigmas[0], 4), draw.normal(0.0, sigmas[1], 3)
+        predicted = true + np.repeat(of_tp, 3) + np.tile(of_batch, 4)
         chosen = int(predicted.argmin())
         short.append(true[chosen] - predicted[chosen])
-        left.append(short[-1] - selection(sorted(predicted), 0.06))
+        left.append(short[-1] - selection(settings, predicted.tolist()))
     assert np.mean(short) > 0.04
     assert abs(np.mean(left)) < 0.4 * np.mean(short)
+    assert selection(settings[:1], [0.0]) == 0.0
 
 
 def test_dense_models_and_experts_share_no_error() -> None:

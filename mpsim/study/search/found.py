@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpsim.parallel import AXIS_NAMES
@@ -19,7 +18,6 @@ from mpsim.units import Dimension, format_quantity
 __all__ = ["SHORT", "Found", "Line", "expected", "folded", "name_of_layout", "runs", "tie"]
 
 
-_NORMAL = 1.2816  # half-width of an 80 % interval over its sigma
 SHORT: Mapping[str, str] = {
     "layers_per_stage": "layers",
     "virtual_stages": "v",
@@ -229,25 +227,14 @@ def _ratio(best: Found, row: Found) -> Ratio | None:
     return ratio_between(best.setting, row.setting, value)
 
 
-def _degrees(row: Found) -> tuple[object, ...]:
-    return tuple(row.values.get(AXES[axis]) for axis in AXIS_NAMES if axis in AXES)
-
-
 def expected(best: Found, tied: Sequence[Found], objective: str) -> float:
-    """Step time to expect of the best layout once it was chosen among those that tie with it [s]: see `mpsim.study.ties.selection`.
-
-    Layouts of the same degrees err alike and count once, as the fastest of them. What each errs by itself is read off the half-width of a difference, which has two such errors.
-    """
-    rivals, widths = {_degrees(best): best}, []
-    for row in tied:
-        if _degrees(row) not in rivals and (ratio := _ratio(best, row)):
-            rivals[_degrees(row)] = row
-            widths.append(math.log(ratio.high / ratio.value))
-    if not widths:
+    """Step time to expect of the best layout once it was chosen among those that tie with it [s]: see `mpsim.study.ties.selection`."""
+    rivals = [row for row in (best, *tied) if row.setting is not None]
+    if len(rivals) < 2:
         return best.step_time_s
-    sigma = statistics.median(widths) / (_NORMAL * math.sqrt(2.0))
-    logs = [math.log(row.objective(objective)) for row in rivals.values()]
-    return best.step_time_s * math.exp(selection(sorted(logs), sigma))
+    logs = [math.log(row.objective(objective)) for row in rivals]
+    settings = [row.setting for row in rivals if row.setting is not None]
+    return best.step_time_s * math.exp(selection(settings, logs))
 
 
 def _twin(row: Found, other: Found) -> bool:

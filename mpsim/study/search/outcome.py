@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from mpsim.frame import Tabular
+from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.rows import write_csv
 from mpsim.study.search.decisions import Decision
@@ -474,7 +475,7 @@ def _answer(search: Search) -> Iterator[str]:
     if best := search.best:
         step, rate = format_quantity(best.step_time_s, Dimension.TIME), _rate(best)
         yield f"best: {best.name}"
-        yield f"  {step} a step (80 %: {_range(best, 'step_time_s', 1.0)} s){rate}; {_memory(search, best)}"
+        yield f"  {step} a step (80 %: {_range(best, 'step_time_s', 1.0)} s){rate}; {_memory(search, best)}{_record(best)}"
         yield from _beside(search)
     counts = "; ".join(f"{count:,} {REASONS[name]}" for name, count in search.counts.items())
     yield f"{plural(search.legal, 'legal layout')}: {counts}; {_proof(search)}"
@@ -486,6 +487,15 @@ def _rate(row: Found) -> str:
     mfu = (row.summary or {}).get("mfu")
     each = f", {row.tokens_per_s_per_accelerator:,.5g} tokens/s/accelerator"
     return each + (f", MFU {percent(float(str(mfu)))}" if mfu is not None else "")
+
+
+def _record(row: Found) -> str:
+    """What to think of a prediction that beats every measurement of its kind."""
+    known = fastest_measured(row.setting) if row.setting is not None else None
+    rate = (row.summary or {}).get("model_tflops_per_accelerator")
+    if known is None or not isinstance(rate, int | float) or 1e12 * rate <= known:
+        return ""
+    return f"; faster than any measured run like it ({rate:.0f} model TFLOP/s, {known / 1e12:.0f} measured)"
 
 
 def _memory(search: Search, row: Found) -> str:
