@@ -14,9 +14,9 @@ from mpsim.schedule import schedule
 from mpsim.workload import Transformer, part_flops
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
-__all__ = ["Work", "balanced_layers", "balanced_stages", "stage_loads", "work_of"]
+__all__ = ["Work", "balanced_layers", "balanced_stages", "stage_layers", "stage_loads", "work_of"]
 
 _TURNING: Final = 2  # chunks of a rank where a pipeline goes down and up again
 _BISECTIONS: Final = 50  # of a limit of time: to 1e-15 of it
@@ -39,7 +39,7 @@ class Work:
     head: float
 
 
-def balanced_stages(scenario: Scenario) -> tuple[int, ...] | None:
+def balanced_stages(scenario: Written) -> tuple[int, ...] | None:
     """The balanced split of a scenario that its framework can run; None where there is none."""
     pp, chunks = scenario.parallelism.pp, scenario.virtual_stages
     name = scenario.schedule.name
@@ -74,6 +74,12 @@ def stage_loads(work: Work, counts: Sequence[int]) -> list[float]:
         first += count
     loads[-1] += work.head
     return loads
+
+
+def stage_layers(scenario: Written) -> tuple[int, ...] | None:
+    """Layers of each stage in model order: as given, or balanced; None for an even division, or where none can be balanced."""
+    given = scenario.parallelism.layers_per_stage
+    return balanced_stages(scenario) if given == "auto" else given
 
 
 @remembered(4096)

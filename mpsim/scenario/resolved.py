@@ -16,13 +16,14 @@ from mpsim.framework import Framework
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
 from mpsim.inputs import read_bytes
 from mpsim.memo import remembered
+from mpsim.scenario.balance import stage_layers
 from mpsim.scenario.cluster import AcceleratorChoice, ClusterChoice, LinkChoice
 from mpsim.scenario.fields import Section
 from mpsim.scenario.network import FIGURES, FabricChoice
 from mpsim.workload import Transformer
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 __all__ = ["digest_of", "resolved_data"]
 
@@ -32,7 +33,7 @@ _PROVENANCE = ("source", "as_of", "title")
 _PRESETS = 16  # models and frameworks that stay ready
 
 
-def resolved_data(scenario: Scenario) -> dict[str, Any]:
+def resolved_data(scenario: Written) -> dict[str, Any]:
     """Plain data that gives the same scenario again, whatever becomes of the presets it named."""
     data: dict[str, Any] = {
         "schema": scenario.schema_version,
@@ -54,7 +55,7 @@ def resolved_data(scenario: Scenario) -> dict[str, Any]:
     return data
 
 
-def digest_of(scenario: Scenario) -> str:
+def digest_of(scenario: Written) -> str:
     """sha256 of all that decides the result: not of names of files, nor of the order of keys."""
     content = resolved_data(scenario)
     del content["name"]
@@ -89,18 +90,18 @@ def _behaviour(software: Framework) -> dict[str, Any]:
     return {**fields, "kernels": kernels}
 
 
-def _parallelism(scenario: Scenario) -> dict[str, Any]:
+def _parallelism(scenario: Written) -> dict[str, Any]:
     parallelism = _dumped(scenario.parallelism)
     if scenario.serves:  # pools have layouts of their own
         own = () if scenario.service.disaggregated else ("tp", "pp", "ep")
         return {axis: parallelism[axis] for axis in own}
     parallelism["dp"] = scenario.dp
     if "layers_per_stage" in parallelism:
-        parallelism["layers_per_stage"] = list(scenario.stage_layers or ())
+        parallelism["layers_per_stage"] = list(stage_layers(scenario) or ())
     return parallelism
 
 
-def _job(scenario: Scenario) -> dict[str, Any]:
+def _job(scenario: Written) -> dict[str, Any]:
     """The section of the job, by its name."""
     if scenario.serving is None:
         training = scenario.training_step.model_dump(mode="json")
@@ -114,7 +115,7 @@ def _job(scenario: Scenario) -> dict[str, Any]:
     return {"serving": {"engine": {"preset": engine["preset"], **engine["overrides"]}, **serving}}
 
 
-def _parts(scenario: Scenario) -> dict[str, Any]:
+def _parts(scenario: Written) -> dict[str, Any]:
     """Nodes of each pipeline rank and replica, neighbours that are alike together."""
     mixed = {"stages": scenario.stage_clusters, "replicas": scenario.replica_clusters}
     return {
@@ -134,7 +135,7 @@ def _part(cluster: Cluster) -> dict[str, Any]:
     return {key: whole[key] for key in names if whole.get(key)}
 
 
-def _simulation(scenario: Scenario) -> dict[str, Any]:
+def _simulation(scenario: Written) -> dict[str, Any]:
     data = scenario.simulation.model_dump()
     # both are written only where they matter: digests of old scenarios stay
     usual = {"interference": False, "straggling": True}

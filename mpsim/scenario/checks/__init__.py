@@ -16,22 +16,22 @@ from mpsim.scenario.checks.machine import absent_parts
 from mpsim.scenario.checks.variants import wrong_values
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 __all__ = ["CHECKS", "absent_parts", "check", "wrong_values"]
 
-Check: TypeAlias = "Callable[[Scenario], list[Problem]]"
+Check: TypeAlias = "Callable[[Written], list[Problem]]"
 
 
-def _listing(find: Callable[[Scenario], Iterator[Problem]]) -> Check:
+def _listing(find: Callable[[Written], Iterator[Problem]]) -> Check:
     @functools.wraps(find)
-    def check(scenario: Scenario) -> list[Problem]:
+    def check(scenario: Written) -> list[Problem]:
         return list(find(scenario))
 
     return check
 
 
-def _table(*finders: Callable[[Scenario], Iterator[Problem]]) -> tuple[Check, ...]:
+def _table(*finders: Callable[[Written], Iterator[Problem]]) -> tuple[Check, ...]:
     return tuple(map(_listing, finders))
 
 
@@ -92,7 +92,7 @@ SERVING_CHECKS: Final[tuple[Check, ...]] = (
 """Those of a scenario that serves."""
 
 
-def check(scenario: Scenario) -> list[Problem]:
+def check(scenario: Written) -> list[Problem]:
     """Run every check.
 
     Returns

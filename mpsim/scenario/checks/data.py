@@ -10,12 +10,12 @@ from mpsim.scenario.checks.near import nearest_two
 from mpsim.scenario.sections import REPLICATING, factors
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 _SHARED: Final = ("nothing", "the optimizer's state", "gradients", "parameters")
 
 
-def check_zero(scenario: Scenario) -> Iterator[Problem]:
+def check_zero(scenario: Written) -> Iterator[Problem]:
     """The framework shards as much as is asked of it, with as many pipeline stages."""
     zero, pp = scenario.parallelism.zero, scenario.parallelism.pp
     software = scenario.software
@@ -34,7 +34,7 @@ def check_zero(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "parallelism.zero")
 
 
-def check_shard(scenario: Scenario) -> Iterator[Problem]:
+def check_shard(scenario: Written) -> Iterator[Problem]:
     """Groups of sharers divide the replicas, and have something to share."""
     shard, replicas = scenario.parallelism.shard, scenario.replicas
     if shard is None or scenario.dp < 1:
@@ -51,7 +51,7 @@ def check_shard(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "parallelism.shard")
 
 
-def check_offload(scenario: Scenario) -> Iterator[Problem]:
+def check_offload(scenario: Written) -> Iterator[Problem]:
     """The host keeps what is sharded, where it can."""
     p = scenario.parallelism
     if p.offload == "none":
@@ -72,7 +72,7 @@ def check_offload(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "parallelism.offload_to")
 
 
-def check_steps_in_backward(scenario: Scenario) -> Iterator[Problem]:
+def check_steps_in_backward(scenario: Written) -> Iterator[Problem]:
     """An optimizer that steps inside the backward frees gradients that nothing adds to afterwards."""
     if not scenario.software.memory.steps_in_backward:
         return

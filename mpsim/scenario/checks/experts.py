@@ -13,10 +13,10 @@ from mpsim.scenario.sections import OF_STAGE, factors
 from mpsim.schedule import schedule, schedules
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 
-def check_experts(scenario: Scenario) -> Iterator[Problem]:
+def check_experts(scenario: Written) -> Iterator[Problem]:
     """Expert parallelism has experts to divide, and divides them."""
     p, moe = scenario.parallelism, scenario.transformer.moe
     if moe is None:
@@ -38,7 +38,7 @@ def check_experts(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "parallelism.etp" if p.etp else "parallelism.tp")
 
 
-def check_expert_ranks(scenario: Scenario) -> Iterator[Problem]:
+def check_expert_ranks(scenario: Written) -> Iterator[Problem]:
     """The ranks of a pipeline stage form whole groups that hold every expert once."""
     p, moe, degrees = scenario.parallelism, scenario.transformer.moe, _degrees(scenario)
     ranks, etp = math.prod(degrees.values()), p.etp or p.tp
@@ -56,7 +56,7 @@ def check_expert_ranks(scenario: Scenario) -> Iterator[Problem]:
     yield Problem(message + mend, "parallelism.ep")
 
 
-def check_expert_tokens(scenario: Scenario) -> Iterator[Problem]:
+def check_expert_tokens(scenario: Written) -> Iterator[Problem]:
     """Tensor-parallel ranks route different tokens."""
     p = scenario.parallelism
     if scenario.transformer.moe is not None and p.tp > 1 and not p.sequence_parallel:
@@ -67,7 +67,7 @@ def check_expert_tokens(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "parallelism.sequence_parallel")
 
 
-def check_expert_overlap(scenario: Scenario) -> Iterator[Problem]:
+def check_expert_overlap(scenario: Written) -> Iterator[Problem]:
     """Dispatch and combine that overlap another microbatch have one to run beside."""
     software, name = scenario.software, scenario.schedule.name
     beside = software.experts.expert_overlap is ExpertOverlap.MICROBATCH
@@ -90,6 +90,6 @@ def check_expert_overlap(scenario: Scenario) -> Iterator[Problem]:
     yield Problem(message, "framework.expert_overlap")
 
 
-def _degrees(scenario: Scenario) -> dict[str, int]:
+def _degrees(scenario: Written) -> dict[str, int]:
     """Degrees of the axes whose ranks make a pipeline stage."""
     return {axis: scenario.degrees[axis] for axis in OF_STAGE}

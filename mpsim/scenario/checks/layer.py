@@ -10,7 +10,7 @@ from mpsim.framework import ContextExchange, TensorOverlap
 from mpsim.scenario.checks.near import divisors_near, multiples_near, nearest_two
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 _STACKED = {
     "pp": "the encoder's output would travel through every stage of the decoder",
@@ -18,7 +18,7 @@ _STACKED = {
 }
 
 
-def check_stacks(scenario: Scenario) -> Iterator[Problem]:
+def check_stacks(scenario: Written) -> Iterator[Problem]:
     """An encoder and a decoder are not divided by axes that would have to carry one to the other."""
     model = scenario.transformer
     for axis, reason in _STACKED.items() if model.encoder_layers else ():
@@ -30,7 +30,7 @@ def check_stacks(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(message, f"parallelism.{axis}")
 
 
-def check_heads(scenario: Scenario) -> Iterator[Problem]:
+def check_heads(scenario: Written) -> Iterator[Problem]:
     """Attention heads divide among tensor-parallel ranks."""
     tp, model = scenario.parallelism.tp, scenario.transformer
     shared = model.kv_heads < tp and tp % model.kv_heads == 0
@@ -42,7 +42,7 @@ def check_heads(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "parallelism.tp")
 
 
-def check_mlp(scenario: Scenario) -> Iterator[Problem]:
+def check_mlp(scenario: Written) -> Iterator[Problem]:
     """The MLP divides among tensor-parallel ranks."""
     tp, ffn = scenario.parallelism.tp, scenario.transformer.ffn_hidden
     if ffn % tp:
@@ -50,7 +50,7 @@ def check_mlp(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "parallelism.tp")
 
 
-def check_context(scenario: Scenario) -> Iterator[Problem]:
+def check_context(scenario: Written) -> Iterator[Problem]:
     """Sequences divide among context-parallel ranks, into two chunks each where a causal mask has to be balanced."""
     cp, length = scenario.parallelism.cp, scenario.training_step.sequence_length
     whole = scenario.software.tensor.context_exchange is ContextExchange.ULYSSES
@@ -64,7 +64,7 @@ def check_context(scenario: Scenario) -> Iterator[Problem]:
     yield Problem(message, "training.sequence_length")
 
 
-def check_sequence(scenario: Scenario) -> Iterator[Problem]:
+def check_sequence(scenario: Written) -> Iterator[Problem]:
     """Sequences divide among tensor-parallel ranks where sequence parallelism asks for it."""
     p, length = scenario.parallelism, scenario.training_step.sequence_length
     if p.sequence_parallel and length % (p.tp * p.cp):
@@ -75,7 +75,7 @@ def check_sequence(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "training.sequence_length")
 
 
-def check_tensor_overlap(scenario: Scenario) -> Iterator[Problem]:
+def check_tensor_overlap(scenario: Written) -> Iterator[Problem]:
     """Products cut in chunks have chunks of tokens to start from."""
     p, overlap = scenario.parallelism, scenario.software.tensor.tensor_overlap
     cut = overlap in (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
@@ -87,7 +87,7 @@ def check_tensor_overlap(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "framework.tensor_overlap")
 
 
-def check_context_exchange(scenario: Scenario) -> Iterator[Problem]:
+def check_context_exchange(scenario: Written) -> Iterator[Problem]:
     """Keys and values can be exchanged the way the framework does."""
     exchange = scenario.software.tensor.context_exchange
     if scenario.parallelism.cp == 1 or exchange is ContextExchange.ALL_GATHER:
@@ -96,7 +96,7 @@ def check_context_exchange(scenario: Scenario) -> Iterator[Problem]:
     yield from _ulysses_problems(scenario) if ulysses else _ring_problems(scenario)
 
 
-def _ulysses_problems(scenario: Scenario) -> Iterator[Problem]:
+def _ulysses_problems(scenario: Written) -> Iterator[Problem]:
     p, model = scenario.parallelism, scenario.transformer
     heads, kv_heads = model.heads, model.kv_heads
 
@@ -113,7 +113,7 @@ def _ulysses_problems(scenario: Scenario) -> Iterator[Problem]:
     yield Problem(message, "parallelism.cp")
 
 
-def _ring_problems(scenario: Scenario) -> Iterator[Problem]:
+def _ring_problems(scenario: Written) -> Iterator[Problem]:
     software, model = scenario.software, scenario.transformer
     exchange = software.tensor.context_exchange.value
     if not software.lowering.fused_attention:

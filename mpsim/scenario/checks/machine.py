@@ -14,22 +14,22 @@ from mpsim.scenario.sections import factors
 from mpsim.scenario.variation import Variation
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 MAX_MESSAGE: Final = 400  # characters; a value quoted in it can be of any length
 
 
-def check_model(scenario: Scenario) -> Iterator[Problem]:
+def check_model(scenario: Written) -> Iterator[Problem]:
     """The model's preset exists, and its fields agree."""
     yield from _raised(lambda: scenario.transformer)
 
 
-def check_cluster(scenario: Scenario) -> Iterator[Problem]:
+def check_cluster(scenario: Written) -> Iterator[Problem]:
     """The cluster's presets exist, and its parts make a cluster."""
     yield from _raised(lambda: scenario.hardware) or _raised(lambda: scenario.clusters)
 
 
-def check_framework(scenario: Scenario) -> Iterator[Problem]:
+def check_framework(scenario: Written) -> Iterator[Problem]:
     """The framework's preset exists, and has the fields that are replaced."""
     if _raised(lambda: scenario.hardware):  # no machine, no habits of its host
         chosen = scenario.framework
@@ -49,7 +49,7 @@ def _raised(look_up: Callable[[], object]) -> list[Problem]:
     return []
 
 
-def check_world(scenario: Scenario) -> Iterator[Problem]:
+def check_world(scenario: Written) -> Iterator[Problem]:
     """Degrees multiply to the number of accelerators."""
     p, cluster = scenario.parallelism, scenario.hardware
     each, product = p.replica_ranks, factors(p.dividing)
@@ -73,7 +73,7 @@ def check_world(scenario: Scenario) -> Iterator[Problem]:
     yield Problem(f"{product} x dp {p.dp} = {need}, but {have}; {mend}", "parallelism.dp")
 
 
-def check_parts(scenario: Scenario) -> Iterator[Problem]:
+def check_parts(scenario: Written) -> Iterator[Problem]:
     """Parts of a mixed cluster cover every pipeline rank or every replica, once."""
     choice = scenario.cluster
     if choice.stages is not None and choice.replicas is not None:
@@ -89,7 +89,7 @@ def check_parts(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(message, f"cluster.{key}")
 
 
-def check_replica_batches(scenario: Scenario) -> Iterator[Problem]:
+def check_replica_batches(scenario: Written) -> Iterator[Problem]:
     """An uneven batch has whole microbatches on every replica and is all of the global batch."""
     training, dp = scenario.training_step, scenario.dp
     batches, key = training.batch_per_replica, "training.batch_per_replica"
@@ -108,7 +108,7 @@ def check_replica_batches(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(message, f"{key}.{number}")
 
 
-def check_mixture(scenario: Scenario) -> Iterator[Problem]:
+def check_mixture(scenario: Written) -> Iterator[Problem]:
     """A mixed cluster asks for nothing that cannot be simulated on it."""
     if not scenario.is_mixed:
         return
@@ -156,7 +156,7 @@ def absent_parts(variation: Variation, nodes: int, accelerators: int) -> list[Pr
     ]
 
 
-def check_variation(scenario: Scenario) -> Iterator[Problem]:
+def check_variation(scenario: Written) -> Iterator[Problem]:
     """A training step has what it varies."""
     variation, cluster = scenario.variation, scenario.hardware
     if variation is None:
@@ -170,7 +170,7 @@ def check_variation(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "variation")
 
 
-def check_outages(scenario: Scenario) -> Iterator[Problem]:
+def check_outages(scenario: Written) -> Iterator[Problem]:
     """Refuse outages in training, which has checkpoints to go back to."""
     if scenario.variation is not None and scenario.variation.outages:
         message = "got outages, which services have; leave them out, and see 'mpsim goodput' for failures in training"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap, SelectiveRecompute
+from mpsim.scenario.balance import stage_layers
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 __all__ = ["legal_modules"]
 
@@ -21,7 +22,7 @@ _OF_GRANULARITY = {
 }
 
 
-def check_recompute(scenario: Scenario) -> Iterator[Problem]:
+def check_recompute(scenario: Written) -> Iterator[Problem]:
     """Keys of one granularity stand beside that one only; per-op meets the layers it was written for."""
     training = scenario.training_step
     for name, wanted in _OF_GRANULARITY.items():
@@ -41,7 +42,7 @@ def check_recompute(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "training.recompute")
 
 
-def _against_per_op(scenario: Scenario) -> Iterator[str]:
+def _against_per_op(scenario: Written) -> Iterator[str]:
     model = scenario.transformer
     if model.moe is not None:
         yield "the model has experts"
@@ -55,7 +56,7 @@ def _against_per_op(scenario: Scenario) -> Iterator[str]:
         yield "attention is not fused, so that it has no one output to keep"
 
 
-def check_recompute_layers(scenario: Scenario) -> Iterator[Problem]:
+def check_recompute_layers(scenario: Written) -> Iterator[Problem]:
     """The number of layers is one that a stage has."""
     training = scenario.training_step
     if training.recompute != "full":
@@ -80,13 +81,13 @@ def check_recompute_layers(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, key)
 
 
-def _largest_stage(scenario: Scenario) -> int:
-    given = scenario.stage_layers
+def _largest_stage(scenario: Written) -> int:
+    given = stage_layers(scenario)
     stages = scenario.parallelism.pp * scenario.virtual_stages
     return max(given) if given else -(-scenario.transformer.layers // stages)
 
 
-def check_recompute_modules(scenario: Scenario) -> Iterator[Problem]:
+def check_recompute_modules(scenario: Written) -> Iterator[Problem]:
     """Modules that run again exist, and nothing else runs where they would."""
     modules = scenario.training_step.recompute_modules or ()
     if scenario.training_step.recompute != "selective":
@@ -105,13 +106,13 @@ def check_recompute_modules(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "training.recompute_modules")
 
 
-def legal_modules(scenario: Scenario) -> tuple[str, ...]:
+def legal_modules(scenario: Written) -> tuple[str, ...]:
     """Modules that selective recomputation can run again in this model on this stack."""
     out = {*dict(_missing(scenario)), *_hidden(scenario)}
     return tuple(module for module in _MODULES if module not in out)
 
 
-def _hidden(scenario: Scenario) -> tuple[str, ...]:
+def _hidden(scenario: Written) -> tuple[str, ...]:
     """Modules that run beside an exchange of experts."""
     overlap = scenario.software.experts.expert_overlap
     beside = {ExpertOverlap.MICROBATCH: ("moe",), ExpertOverlap.SHARED_EXPERT: ("shared_experts",)}
@@ -121,7 +122,7 @@ def _hidden(scenario: Scenario) -> tuple[str, ...]:
 _MODULES = ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj")
 
 
-def _missing(scenario: Scenario) -> Iterator[tuple[str, str]]:
+def _missing(scenario: Written) -> Iterator[tuple[str, str]]:
     """Modules that the model does not have, and why."""
     model = scenario.transformer
     moe, mla = model.moe, model.mla

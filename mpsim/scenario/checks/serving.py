@@ -10,7 +10,7 @@ from mpsim.scenario.checks.machine import absent_parts
 from mpsim.scenario.serving import PoolChoice
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 _COMPUTE: Final = {
     "bf16": "bf16",
@@ -27,14 +27,14 @@ _TRAINING_KEYS: Final = (
 _DRAWN: Final = ("jitter", "network_jitter", "experts", "links")
 
 
-def check_job(scenario: Scenario) -> Iterator[Problem]:
+def check_job(scenario: Written) -> Iterator[Problem]:
     """Refuse a scenario that trains and serves."""
     if scenario.training is not None and scenario.serving is not None:
         message = "got both training and serving; needed one of them: leave the other out"
         yield Problem(message, "serving")
 
 
-def check_training_keys(scenario: Scenario) -> Iterator[Problem]:
+def check_training_keys(scenario: Written) -> Iterator[Problem]:
     """Refuse degrees that only training knows."""
     p = scenario.parallelism
     for key in _TRAINING_KEYS:
@@ -62,7 +62,7 @@ class _Instances(NamedTuple):
         return self.tp * self.pp * (self.replicas or 1)
 
 
-def _pools(scenario: Scenario) -> list[_Instances]:
+def _pools(scenario: Written) -> list[_Instances]:
     """The instances of a service, or of each of its pools."""
     p, serving = scenario.parallelism, scenario.service
     if serving.disaggregated is None:
@@ -78,7 +78,7 @@ def _pools(scenario: Scenario) -> list[_Instances]:
     return found
 
 
-def check_service_variation(scenario: Scenario) -> Iterator[Problem]:
+def check_service_variation(scenario: Written) -> Iterator[Problem]:
     """Refuse variation that services do not have, and nodes and ranks that are not there."""
     variation, cluster = scenario.variation, scenario.hardware
     if variation is None:
@@ -93,7 +93,7 @@ def check_service_variation(scenario: Scenario) -> Iterator[Problem]:
     yield from absent_parts(variation, cluster.nodes, cluster.accelerators)
 
 
-def check_pools(scenario: Scenario) -> Iterator[Problem]:
+def check_pools(scenario: Written) -> Iterator[Problem]:
     """Refuse a layout beside those of two pools, pools that the cluster has no room for, and caches that do not agree."""
     serving, pools = scenario.service, scenario.service.disaggregated
     if pools is None:
@@ -116,7 +116,7 @@ def check_pools(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "serving.disaggregated.decode.kv")
 
 
-def check_instances(scenario: Scenario) -> Iterator[Problem]:
+def check_instances(scenario: Written) -> Iterator[Problem]:
     """Refuse instances that the cluster has no room for."""
     world, layers = scenario.world_size, scenario.transformer.layers
     for pool in _pools(scenario):
@@ -137,7 +137,7 @@ def check_instances(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(message, f"{pool.section}.kv_blocks")
 
 
-def check_service_heads(scenario: Scenario) -> Iterator[Problem]:
+def check_service_heads(scenario: Written) -> Iterator[Problem]:
     """Refuse tensor parallelism that does not divide the heads."""
     model, divides = scenario.transformer, True
     for pool in _pools(scenario):
@@ -157,7 +157,7 @@ def check_service_heads(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "model")
 
 
-def check_service_experts(scenario: Scenario) -> Iterator[Problem]:
+def check_service_experts(scenario: Written) -> Iterator[Problem]:
     """Refuse expert parallelism that does not divide experts or ranks."""
     moe = scenario.transformer.moe
     for pool in _pools(scenario):
@@ -177,7 +177,7 @@ def check_service_experts(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(message, key)
 
 
-def check_service_precision(scenario: Scenario) -> Iterator[Problem]:
+def check_service_precision(scenario: Written) -> Iterator[Problem]:
     """Refuse weights in a format that the accelerator cannot multiply."""
     chip = scenario.hardware.accelerator
     has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]

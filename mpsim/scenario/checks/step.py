@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import HardwareError, Problem, ScenarioError
-from mpsim.scenario.balance import balanced_stages
+from mpsim.scenario.balance import balanced_stages, stage_layers
 from mpsim.scenario.checks.near import multiples_near, nearest_two
 from mpsim.schedule import schedule
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 MAX_ACTIONS: Final = 20_000_000  # forwards and backwards of one pipeline: what arrays here can hold
 
 
-def check_batch(scenario: Scenario) -> Iterator[Problem]:
+def check_batch(scenario: Written) -> Iterator[Problem]:
     """The global batch is a whole number of microbatches on every replica."""
     batch, dp = scenario.training_step.global_batch, scenario.dp
     micro, p = scenario.training_step.micro_batch, scenario.parallelism
@@ -30,7 +30,7 @@ def check_batch(scenario: Scenario) -> Iterator[Problem]:
     yield Problem(message, "training.global_batch")
 
 
-def check_precision(scenario: Scenario) -> Iterator[Problem]:
+def check_precision(scenario: Written) -> Iterator[Problem]:
     """Every accelerator computes in the precision of the training."""
     try:
         for cluster in scenario.clusters:
@@ -39,7 +39,7 @@ def check_precision(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(str(error), "training.precision")
 
 
-def check_network(scenario: Scenario) -> Iterator[Problem]:
+def check_network(scenario: Written) -> Iterator[Problem]:
     """The engine can do what the network asks of it."""
     simulation = scenario.simulation
     asks = ["network: flow"] * (simulation.network == "flow")
@@ -49,7 +49,7 @@ def check_network(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(message, "simulation.engine")
 
 
-def check_virtual_stages(scenario: Scenario) -> Iterator[Problem]:
+def check_virtual_stages(scenario: Written) -> Iterator[Problem]:
     """The schedule has as many virtual stages as it can use."""
     name, given = scenario.schedule.name, scenario.schedule.virtual_stages
     if name is None:
@@ -68,20 +68,20 @@ def check_virtual_stages(scenario: Scenario) -> Iterator[Problem]:
     yield Problem(message, "schedule.virtual_stages")
 
 
-def check_schedule_file(scenario: Scenario) -> Iterator[Problem]:
+def check_schedule_file(scenario: Written) -> Iterator[Problem]:
     """The file of a schedule exists."""
     file = scenario.schedule.file
     if file is not None and not Path(file).is_file():
         yield Problem(f"no file {file!r}; give the path of a CSV file", "schedule.file")
 
 
-def check_stages(scenario: Scenario) -> Iterator[Problem]:
+def check_stages(scenario: Written) -> Iterator[Problem]:
     """Layers can be divided among the (virtual) pipeline stages."""
     p, layers, chunks = scenario.parallelism, scenario.transformer.layers, scenario.virtual_stages
     stages, key = p.pp * chunks, "parallelism.layers_per_stage"
     spelled = f"pp {p.pp} x virtual_stages {chunks} = {stages} stages"
     if p.layers_per_stage == "auto":
-        if scenario.stage_layers is None:
+        if stage_layers(scenario) is None:
             split = scenario.software.pipeline.stage_split
             message = f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset} splits them ({split}); set pp or virtual_stages lower"
             yield Problem(message, key)
@@ -103,7 +103,7 @@ def check_stages(scenario: Scenario) -> Iterator[Problem]:
     yield Problem(message + _balanced(scenario), "parallelism.pp")
 
 
-def _balanced(scenario: Scenario) -> str:
+def _balanced(scenario: Written) -> str:
     """The mend that leaves the split to mpsim."""
     try:
         balanced = balanced_stages(scenario)
@@ -127,7 +127,7 @@ def _wrong_layers(given: tuple[int, ...], stages: int, spelled: str, layers: int
         yield f"got no layer for stage {', '.join(empty)}, which has neither embedding nor head"
 
 
-def check_size(scenario: Scenario) -> Iterator[Problem]:
+def check_size(scenario: Written) -> Iterator[Problem]:
     """The step has no more actions than can be held."""
     if scenario.dp < 1:
         return

@@ -16,20 +16,20 @@ from mpsim.scenario.layers import Layers, lay_values
 from mpsim.scenario.translate import translate
 
 if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.written import Written
 
 __all__ = ["wrong_values"]
 
 MAX_POINTS: Final = 100_000
 FIXED_KEYS: Final = ("schema", "name", "sweep", "include", "overrides")
-_PRESETS: Final[Mapping[str, Callable[[Scenario], Iterator[Problem]]]] = {
+_PRESETS: Final[Mapping[str, Callable[[Written], Iterator[Problem]]]] = {
     "model": check_model,
     "cluster": check_cluster,
     "framework": check_framework,
 }
 
 
-def check_sweep(scenario: Scenario) -> Iterator[Problem]:
+def check_sweep(scenario: Written) -> Iterator[Problem]:
     """Every value of the sweep fits the key it is for."""
     total = math.prod(map(len, scenario.sweep.values()))
     if total > MAX_POINTS:
@@ -42,13 +42,13 @@ def check_sweep(scenario: Scenario) -> Iterator[Problem]:
 
 
 def wrong_values(
-    scenario: Scenario, values: Mapping[str, Sequence[object]], *, indexed: bool = True
+    scenario: Written, values: Mapping[str, Sequence[object]], *, indexed: bool = True
 ) -> list[Problem]:
     """Say which values do not fit the key they are for, or name a preset that does not exist.
 
     Parameters
     ----------
-    scenario : Scenario
+    scenario : Written
         That is varied.
     values : mapping of str to sequence
         Values by dotted key.
@@ -74,7 +74,7 @@ def wrong_values(
     return problems
 
 
-def _wrong_value(scenario: Scenario, key: str, value: object) -> list[str]:
+def _wrong_value(scenario: Written, key: str, value: object) -> list[str]:
     """Mistakes of one value of a key, whatever the other keys are."""
     document, kind = lay_values(scenario.ground, {key: value}), type(scenario)
     wrong = _misfits(document, kind)
@@ -84,12 +84,14 @@ def _wrong_value(scenario: Scenario, key: str, value: object) -> list[str]:
     own = (key, f"{key}.preset")
     return [
         f"{problem.key}: {problem.message}"
-        for problem in _PRESETS[section](scenario.with_values({key: value}, checked=False))
+        for problem in _PRESETS[section](
+            type(scenario).of(lay_values(scenario.ground, {key: value}), like=scenario)
+        )
         if problem.key in own and (problem.message.startswith("unknown ") or section == "framework")
     ]
 
 
-def check_overrides(scenario: Scenario) -> Iterator[Problem]:
+def check_overrides(scenario: Written) -> Iterator[Problem]:
     """Every named override fits the scenario it changes, chosen or not."""
     known = set(_misfits(scenario.source, type(scenario))) if scenario.overrides else set()
     for name in scenario.overrides:
