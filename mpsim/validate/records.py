@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from mpsim.result.residuals import EXACT, Interval, Setting, residuals
-from mpsim.sheet import Sheet, Shown
-from mpsim.validate.words import validation_sheet
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.units import percent
 
 __all__ = [
     "Decision",
@@ -18,10 +19,14 @@ __all__ = [
     "Validation",
     "decisions_of",
     "kendall_tau",
+    "signed",
     "summarise",
     "summarise_decisions",
 ]
 
+_WORST = 5  # rows named under a table
+_REASONS = 8  # reasons for skipping named under a table
+_COLUMNS = ("family", "rows", "predicted", "mean", "median", "p90", "bias", "worst", "differ", "")
 _TAIL = 0.9  # the quantile of absolute errors that a family reports besides mean and median
 
 
@@ -162,7 +167,7 @@ class Validation(Shown):
 
     def sheet(self) -> Sheet:
         """Errors by kind and family, as ``mpsim validate`` prints them."""
-        return validation_sheet(self)
+        return _validation_sheet(self)
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -352,3 +357,94 @@ def _summary(decisions: Sequence[Decision]) -> Decisions:
         random_regret=statistics.fmean(decision.random for decision in decisions),
         worst_group=worst.group,
     )
+
+
+def _validation_sheet(validation: Validation) -> Sheet:
+    """One table a kind of record, then what is furthest off, why rows were skipped, how many intervals hold, and how good choices are."""
+    sections = []
+    for total in validation.kinds:
+        families = [family for family in validation.families if family.kind == total.kind]
+        rows = [_family_cells(family) for family in families]
+        rows += [_family_cells(total)] if len(families) > 1 else []
+        lines = [*_worst(validation, total.kind), *_reasons(validation, total.kind)]
+        lines += _covered(validation, total.kind)
+        lines += _decisions(validation) if total.kind == "training" else []
+        title = f"{total.kind}: error of predictions (predicted / measured - 1)"
+        right = tuple(range(1, len(_COLUMNS) - 1))
+        sections.append(Section(tuple(rows), _COLUMNS, right, title, tuple(lines)))
+    return Sheet("", tuple(sections))
+
+
+def _family_cells(family: Family) -> tuple[str, ...]:
+    figures = (family.mean_abs_error, family.median_abs_error, family.p90_abs_error)
+    return (
+        family.family,
+        str(family.rows),
+        str(family.predicted),
+        *("" if figure is None else percent(figure) for figure in figures),
+        signed(family.bias),
+        signed(family.worst),
+        str(family.mismatched) if family.kind == "schedule" else "",
+        family.worst_id if family.worst else "",
+    )
+
+
+def signed(error: float | None) -> str:
+    """An error with its sign as tables show it; nothing where there is none."""
+    return "" if error is None else f"{error:+.1%}"
+
+
+def _headed(head: str, lines: list[str]) -> list[str]:
+    return [head, *lines] if lines else []
+
+
+def _worst(validation: Validation, kind: str) -> list[str]:
+    """The rows that are furthest off, and those whose oracle differs."""
+    lines = [
+        f"  {row.error:+.1%}  {row.id}: measured {row.measured:.6g}, predicted {row.predicted:.6g} {row.unit}"
+        for row in validation.worst(kind, _WORST)
+        if row.error
+    ]
+    differ = Counter(
+        (record.family, ", ".join(record.mismatched))
+        for record in validation.records
+        if record.kind == kind and record.mismatched
+    )
+    lines += [
+        f"  {count} rows of {name} differ in {what}" for (name, what), count in differ.items()
+    ]
+    return _headed("furthest off:", lines)
+
+
+def _covered(validation: Validation, kind: str) -> list[str]:
+    """How many measured values lie in the interval of their prediction."""
+    held = [
+        record.measured in record.interval
+        for record in validation.records
+        if record.kind == kind and record.interval and record.figure and record.measured
+    ]
+    share = f"{sum(held)} of {len(held)} measured values ({sum(held) / max(len(held), 1):.0%})"
+    return [f"80 % intervals hold {share}"] if held else []
+
+
+def _reasons(validation: Validation, kind: str) -> list[str]:
+    """Why rows were skipped, the commonest reason first."""
+    reasons = Counter(
+        record.skipped_because
+        for record in validation.records
+        if record.kind == kind and record.skipped_because
+    )
+    lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(_REASONS)]
+    others = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS))
+    lines += [f"  {others} x other reasons"] if others else []
+    return _headed("skipped:", lines)
+
+
+def _decisions(validation: Validation) -> list[str]:
+    """How good a choice the predictions make among runs of one model on as many accelerators."""
+    lines = [
+        f"  {decision.family}: {decision.groups} groups of {decision.rows} rows, tau {decision.tau:.2f}, regret {decision.mean_regret:.1%}, "
+        f"at most {decision.worst_regret:.1%}, by chance {decision.random_regret:.1%}"
+        for decision in validation.decisions
+    ]
+    return _headed("layout predicted fastest against the fastest measured:", lines)

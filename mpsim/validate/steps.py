@@ -17,8 +17,9 @@ from mpsim.measured.files import read_measured
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement
 from mpsim.measured.sources import quietest
 from mpsim.result import Result
-from mpsim.sheet import Sheet, Shown
+from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import simulate_step
+from mpsim.units import Dimension, format_quantity
 from mpsim.validate.actions import (
     PARTS,
     Slice,
@@ -27,13 +28,17 @@ from mpsim.validate.actions import (
     parts_of,
     simulated_slices,
 )
-from mpsim.validate.records import Family, Record, Validation
+from mpsim.validate.records import Family, Record, Validation, signed
 from mpsim.validate.step_scenarios import family_of, step_of, title_of
-from mpsim.validate.words import comparison_sheet
 
 __all__ = ["Comparison", "StepComparison", "allocated_bytes", "compare_runs"]
 
 Progress = Callable[[int, int], None]
+_STEP_COLUMNS = (
+    *("step", "measured", "predicted", "error", "spread", "order"),
+    "most of the difference",
+)
+_ACTION_COLUMNS = ("family", "kind", "steps", "mean", "median", "worst", "bias")
 _HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 
 
@@ -153,7 +158,7 @@ class Comparison(Shown):
 
     def sheet(self) -> Sheet:
         """Every step, errors by family and action, and the figures in sentences."""
-        return comparison_sheet(self)
+        return _comparison_sheet(self)
 
     @property
     def scored(self) -> tuple[StepComparison, ...]:
@@ -414,3 +419,77 @@ def allocated_bytes(result: Result, measurement: Measurement) -> float:
     if measurement.shape.get("microbatches", 1) > 1:
         return states + 2 * parts["gradients"] + held
     return states + parts["gradients"] + max(parts["gradients"], held)
+
+
+def _comparison_sheet(comparison: Comparison) -> Sheet:
+    """One line a measured step, errors by family and action, then the figures in sentences."""
+    families = tuple(
+        (
+            family.family,
+            family.kind,
+            str(family.predicted),
+            *("" if e is None else f"{e:.1%}" for e in (family.mean_abs_error, family.median_abs_error)),
+            signed(family.worst),
+            signed(family.bias),
+        )
+        for family in comparison.families
+    )  # fmt: skip
+    steps = tuple(_step_cells(step) for step in comparison.steps)
+    title = f"steps on {comparison.machine}: predicted / measured - 1"
+    lines = ("", *_verdict(comparison))
+    return Sheet(
+        "",
+        (
+            Section(steps, _STEP_COLUMNS, tuple(range(1, 5)), title),
+            Section(families, _ACTION_COLUMNS, tuple(range(2, 7)), "by family and action", lines),
+        ),
+    )
+
+
+def _step_cells(step: StepComparison) -> tuple[str, ...]:
+    measured = format_quantity(step.measured, Dimension.TIME)
+    if step.predicted is None or step.error is None:
+        return (step.title, measured, "", "", "", "", (step.skipped_because or "").strip())
+    order = {True: "same", False: step.first_difference, None: ""}[step.same_order]
+    part = step.explained_by
+    return (
+        step.title,
+        measured,
+        format_quantity(step.predicted, Dimension.TIME),
+        signed(step.error),
+        f"{step.noise:.0%}" + (" noisy" if step.noisy else ""),
+        order,
+        f"{part} {step.differences[part]:+.1%} of the step" if part else "",
+    )
+
+
+def _verdict(comparison: Comparison) -> list[str]:
+    """The figures in sentences."""
+    return [*_error_lines(comparison), *_noise_lines(comparison)]
+
+
+def _error_lines(comparison: Comparison) -> Iterator[str]:
+    if comparison.median_error is not None:
+        yield f"median error of {len(comparison.scored)} steps: {comparison.median_error:.1%}"
+    parts = comparison.components
+    if parts:
+        most = max(parts, key=lambda part: parts[part])
+        bias = [step.differences[most] for step in comparison.scored if step.differences]
+        way = "too long" if sum(bias) > 0 else "too short"
+        yield (
+            f"{most} explains most of the difference: {parts[most]:.0%} of it; predicted {way} by "
+            f"{abs(sum(bias)) / len(bias):.1%} of a step in the mean"
+        )
+    memory = [step.memory_error for step in comparison.scored if step.memory_error is not None]
+    if memory:
+        mean = sum(map(abs, memory)) / len(memory)
+        worst = max(memory, key=abs)
+        yield f"peak memory of {len(memory)} steps: mean error {mean:.1%}, worst {worst:+.1%}"
+
+
+def _noise_lines(comparison: Comparison) -> Iterator[str]:
+    if not comparison.tells:
+        yield (
+            f"the machine was too noisy to tell: steps spread by {comparison.noise:.0%}, the same kernel changed by "
+            f"{comparison.drift:.0%} while measuring, other processes used {comparison.busy:.0%} of the host"
+        )
