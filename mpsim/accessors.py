@@ -14,7 +14,7 @@ __all__ = ["Drawable", "Drawn", "call", "chart", "offer"]
 
 
 class Drawn(Protocol):
-    """What a picture can do for those to the left of pictures: be written to a file."""
+    """A picture, as packages to the left of pictures know it: it can be written to a file."""
 
     def save(self, path: str | Path) -> Path:
         """Write it; the suffix chooses the format."""
@@ -22,7 +22,7 @@ class Drawn(Protocol):
 
 
 class Drawable(Drawn, Protocol):
-    """What a chart can do for them: be drawn, under another title too."""
+    """A chart, as they know it: it can be drawn, under another title too."""
 
     def plot(self, ax: Any = None) -> Drawn:
         """Draw on axes, or on a figure of its own."""

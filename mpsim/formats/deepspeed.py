@@ -262,7 +262,7 @@ def _write_habits(out: Outgoing, data: dict[str, Any]) -> None:
 
 
 def _word(row: Key, value: Any, usual: object, precision: str) -> Any:
-    """What a key says of a field of the framework; None where it has no word for it."""
+    """Value that a key gives a field of the framework; None where it has no word for it."""
     if row.kind == "elements":
         size = 4 if precision == "fp32" else 2  # as the file has it
         return int(value // size) if value % size == 0 else None

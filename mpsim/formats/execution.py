@@ -19,7 +19,6 @@ from mpsim import accessors
 from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run
 from mpsim.errors import FormatError, nearest
-from mpsim.formats.imported import Recorded
 from mpsim.hardware import Cluster, system, system_names
 from mpsim.parallel.axes import Stream
 from mpsim.parallel.crossing import messages, placed, slowdown
@@ -84,13 +83,13 @@ class ImportedProgram:
     """
 
     name: str
-    recorded: Recorded
     program: Program
     axes: tuple[str, ...]
     cluster: Cluster | None = None
     flops: float = 0.0
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     constants: tuple[Constant, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def run(self, engine: str = "auto") -> Execution:
         """Run it by an engine of `mpsim.engine.run`; DeadlockError if its operations wait for each other."""
@@ -150,7 +149,7 @@ class Execution:
             summary["memory"] = dict(source.memory)
         if source.constants:
             summary["calibration"] = calibration(source.constants)
-        return summary | {"warnings": list(source.recorded.warnings)}
+        return summary | {"warnings": list(source.warnings)}
 
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
@@ -239,7 +238,7 @@ def _communication(timeline: Timeline, axes: Sequence[str]) -> dict[str, dict[st
 
 
 class Price(NamedTuple):
-    """What communication costs: time [s], and bytes that a rank sends over scale-up and scale-out links [B]."""
+    """Cost of communication: time [s], and bytes that a rank sends over scale-up and scale-out links [B]."""
 
     seconds: float
     up: float

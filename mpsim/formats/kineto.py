@@ -246,7 +246,7 @@ def _read_points(source: Head, options: Options) -> Points:
 def _timed(
     event: Event, args: Mapping[str, Any], operators: Mapping[int | str, _Product]
 ) -> _Product | _Collective | None:
-    """What the time of a kernel is of: a collective, or the product of its operator rather than a copy or a bias on the way."""
+    """Subject of a kernel's time: a collective, or the product of its operator rather than a copy or a bias on the way."""
     if "Collective name" in args:
         return _message(args)
     name = str(event.get("name", "")).lower()

@@ -54,7 +54,7 @@ class Reading:
         return any(value is True or str(value).strip().lower() in ("true", "1", "yes") for value in values)  # fmt: skip
 
     def stated(self, *names: str) -> list[str]:
-        """Those of these settings that say something."""
+        """Settings that have a value."""
         return [name for name in names if self.values.get(name) not in _OFF]
 
     def first(self, *names: str) -> str:

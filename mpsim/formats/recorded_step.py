@@ -173,7 +173,7 @@ class _Cut(NamedTuple):
 
     @classmethod
     def of(cls, rank: Spans, window: tuple[float, float] | None, shift: float) -> _Cut:
-        """What begins in a window; without one everything, which begins with the first of it."""
+        """Spans that begin in a window; without one all of them, from the first."""
         low, high = window or (-math.inf, math.inf)
         spans = [span for span in rank.spans if low <= span.start <= high]
         dense = [(item, item.within(window)) for item in rank.dense]

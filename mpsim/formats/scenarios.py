@@ -114,7 +114,7 @@ def over(imported: Imported, base: Path) -> Imported:
 
 
 def _at(scenario: Mapping[str, Any], key: str) -> Any:
-    """What stands at a dotted key; Ellipsis where nothing does."""
+    """Value at a dotted key; Ellipsis where nothing does."""
     node: Any = scenario
     for part in key.split("."):
         node = node.get(part, ...) if isinstance(node, Mapping) else ...

@@ -60,7 +60,7 @@ class NarrowChunks(enum.StrEnum):
 
 
 class SelectiveRecompute(enum.StrEnum):
-    """What a framework's users call selective recomputation."""
+    """Meaning of selective recomputation among a framework's users."""
 
     CORE_ATTENTION = "core-attention"  # the attention core runs again (Megatron)
     PER_OP = "per-op"  # every second matrix product and attention are kept (torchtitan)

@@ -69,7 +69,7 @@ def settled_keys(preset: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def selective_of(preset: str) -> str:
-    """What selective recomputation is in a preset, as `SelectiveRecompute` has it; the usual for a name that is no preset.
+    """Meaning of selective recomputation in a preset; the usual one for a name that is no preset.
 
     Examples
     --------

@@ -78,7 +78,7 @@ class _Curve:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _MachineFile:
-    """What `mpsim calibrate` writes."""
+    """Machine file as `mpsim calibrate` writes it."""
 
     schema: object
     machine: Scalar
@@ -103,7 +103,7 @@ class _MachineFile:
     inputs: object = None
 
     def calibration(self, document: Mapping[str, Any]) -> Calibration:
-        """What was found out about the machine."""
+        """Findings about the machine."""
         return Calibration(
             name=f"{self.machine}",
             source=f"{self.source}",

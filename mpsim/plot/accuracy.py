@@ -36,7 +36,7 @@ _SIZES: Mapping[str, str] = MappingProxyType(
 
 
 class Scored(NamedTuple):
-    """What was both measured and predicted, above 0, in the unit of its chart; the size is NaN where there is none."""
+    """Points both measured and predicted, above 0, in the unit of their chart; the size is NaN where there is none."""
 
     family: str
     measured: float

@@ -55,7 +55,7 @@ _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and mar
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What numbers along an axis are.
+    """Kind of the numbers along an axis.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ _COLOURS = ("other", "forward", "backward", "weight_gradient")
 
 
 def fabric_chart(cluster: Cluster) -> Lines:
-    """What joins the nodes of a cluster."""
+    """Fabric that joins the nodes of a cluster."""
     return _tiers_chart(cluster) if cluster.tiers else _graph_chart(cluster)
 
 

@@ -256,12 +256,12 @@ def memory_bars(names: Sequence[str], components: Mapping[str, Floats], capacity
 
 
 def capacity_limit(capacity: float) -> Limit:
-    """What an accelerator has [B]."""
+    """Memory of an accelerator [B]."""
     return Limit(capacity, f"capacity {capacity / 1e9:.4g} GB")
 
 
 def memory_curve_chart(result: Result) -> Lines:
-    """What the first, the fullest and the last rank hold over time, and thinly what is there all the time."""
+    """Memory of the first, the fullest and the last rank over time, and thinly what is there all the time."""
     memory = result.memory
     chosen = sorted({0, memory.fullest, len(memory.total) - 1})
     curves = {f"pp {rank}": result.memory_curve(rank) for rank in chosen}

@@ -101,7 +101,7 @@ class Pictures(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class JobResult(Shown, abc.ABC):
-    """What the result of any job can do: it has figures, draws itself, is saved and read again.
+    """Result of any job: it has figures, draws itself, is saved and read again.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class JobResult(Shown, abc.ABC):
 
     @abc.abstractmethod
     def _parts(self) -> Mapping[str, object]:
-        """What an archive keeps beside scenario and summary, the ``kind`` of the job first."""
+        """Parts that an archive keeps beside scenario and summary, the ``kind`` of the job first."""
 
     @classmethod
     @abc.abstractmethod

@@ -360,7 +360,7 @@ def _accelerator(
 
 
 def _figures(choice: AcceleratorChoice | LinkChoice) -> dict[str, Any]:
-    """What was written of a part, by its fields."""
+    """Fields of a part that were written."""
     keys = type(choice).model_fields.keys() - {"preset", "machine"}
     return {FIGURES.get(key, key): getattr(choice, key) for key in sorted(keys)}
 

@@ -76,7 +76,7 @@ class Within:
         return number
 
     def write(self, number: float) -> str:
-        """What a person would write for the same float."""
+        """Text that a person would write for the same float."""
         return format_exact(number, self.dimension)
 
     def __get_pydantic_core_schema__(

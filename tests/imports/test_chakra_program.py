@@ -165,7 +165,7 @@ def test_rings_and_experts_go_through_chakra(tmp_path, model, parallelism):
     write_chakra(step, tmp_path)
     result, execution = step.run(), mpsim.read(tmp_path).program.run()
     assert execution.timeline.step_time_s == pytest.approx(result.timeline.step_time_s, rel=0.05)
-    assert not execution.source.recorded.warnings
+    assert not execution.source.warnings
     for part in ("forward", "backward", "weight_gradient", "optimizer", "host"):
         assert execution.breakdown[part] == pytest.approx(
             result.breakdown[part], rel=0.01, abs=1e-6
@@ -318,8 +318,9 @@ def test_messages_meet_by_tag_and_a_receiver_waits(tmp_path):
         node(2, "r1", 6, comm_src=0, comm_dst=1, comm_size=8, comm_tag=1, micros=10),
         node(3, "c", 4, data=[2], micros=7),
     ]
-    execution = mpsim.read(write(tmp_path, sends, receives)).program.run()
-    assert execution.source.recorded.facts["messages"] == 2
+    recorded = mpsim.read(write(tmp_path, sends, receives))
+    execution = recorded.program.run()
+    assert recorded.facts["messages"] == 2
     assert (
         execution.timeline.makespan == 20 * MICRO_TICKS
     )  # the second message behind the first, c beside it

@@ -35,8 +35,8 @@ def _read_trace(head: Head, options: Options) -> Recorded:
     cluster = None
     if options.cluster is not None:
         cluster = sized_cluster(options.cluster, len(trace.ranks))
-    program = chakra_program(trace, cluster, recorded)
-    return dataclasses.replace(program.recorded, program=program)
+    program = chakra_program(trace, cluster, recorded.warnings)
+    return dataclasses.replace(recorded, program=program)
 
 
 def _facts(trace: Trace) -> Recorded:

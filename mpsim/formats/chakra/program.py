@@ -30,7 +30,6 @@ from mpsim.formats.execution import (
     axis_streams,
     program_vocabulary,
 )
-from mpsim.formats.imported import Recorded
 from mpsim.formats.mesh_axes import device_axes
 from mpsim.hardware import Cluster
 from mpsim.parallel.axes import AXES, Stream
@@ -91,7 +90,9 @@ class _Row:
         return float(self.node.whole("comm_size") * shards)
 
 
-def chakra_program(trace: Trace, cluster: Cluster | None, recorded: Recorded) -> ImportedProgram:
+def chakra_program(
+    trace: Trace, cluster: Cluster | None, warnings: tuple[str, ...] = ()
+) -> ImportedProgram:
     """Build the program of a trace.
 
     Parameters
@@ -122,12 +123,12 @@ def chakra_program(trace: Trace, cluster: Cluster | None, recorded: Recorded) ->
     flops = sum(row.node.whole("num_ops") for row in rows if not row.collective)
     return ImportedProgram(
         name=trace.files[0].rpartition("/")[2].rsplit(".", 2)[0],
-        recorded=recorded,
         program=_columns(rows, order, axes, len(trace.ranks)),
         axes=axes,
         cluster=cluster,
         flops=flops / len(trace.ranks),
         constants=constants,
+        warnings=warnings,
     )
 
 
@@ -316,7 +317,7 @@ def _columns(rows: list[_Row], order: list[int], axes: tuple[str, ...], ranks: i
 
 
 def _default_label(row: _Row) -> str:
-    """What a row without a name is called: its type, a message by its send."""
+    """A row without a name is called by its type, a message by its send."""
     if row.is_message:
         return "comm_send"
     return "comm_coll" if row.collective else "comp"

@@ -136,7 +136,7 @@ def _node(message: Any) -> Node:
 
 
 def _value(attribute: Any) -> Any:
-    """What an attribute holds: a scalar, or a list of them as a tuple."""
+    """Read the value of an attribute: a scalar, or a list of them as a tuple."""
     member = attribute.WhichOneof("value")
     if not member:
         return None

@@ -10,7 +10,6 @@ openxla/xla; text of jax 0.10.2 for CPU, H100 and TPU v5e, and of tensorflow 2.2
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -61,8 +60,7 @@ def _read_facts(head: Head, options: Options) -> Recorded:
     from mpsim.formats.execution import sized_cluster
     from mpsim.formats.hlo.program import hlo_program  # engines and cost models
 
-    program = hlo_program(module, sized_cluster(options.cluster, module.devices), head.path)
-    return dataclasses.replace(program.recorded, program=program)
+    return hlo_program(module, sized_cluster(options.cluster, module.devices), head.path)
 
 
 def facts_of(module: Module, path: Path) -> Recorded:

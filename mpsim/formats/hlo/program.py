@@ -39,6 +39,7 @@ from mpsim.formats.hlo.memory import device_memory
 from mpsim.formats.hlo.pieces import Assembly, Piece
 from mpsim.formats.hlo.text import Instruction, Module, type_bytes
 from mpsim.formats.hlo.work import FREE, Work, work_of
+from mpsim.formats.imported import Recorded
 from mpsim.formats.mesh_axes import device_axes
 from mpsim.hardware import Accelerator, Cluster
 from mpsim.parallel.axes import Stream
@@ -84,8 +85,8 @@ _PRECISIONS = {
 Ints = NDArray[np.int64]
 
 
-def hlo_program(module: Module, cluster: Cluster, path: Path) -> ImportedProgram:
-    """Price a compiled module on a cluster, device i on accelerator i, as one rank class that stands for all devices.
+def hlo_program(module: Module, cluster: Cluster, path: Path) -> Recorded:
+    """Facts of a compiled module with its program, priced on a cluster, device i on accelerator i, as one rank class that stands for all devices.
 
     Raises
     ------
@@ -99,20 +100,20 @@ def hlo_program(module: Module, cluster: Cluster, path: Path) -> ImportedProgram
         raise FormatError(f"{path}: runs nothing on the device; needed kernels or collectives")
     program = builder.program(piece)
     mesh = dict(zip(builder.axes.names, builder.axes.sizes, strict=True))
-    return ImportedProgram(
+    warnings = (*recorded.warnings, *builder.warnings())
+    imported = ImportedProgram(
         name=module.name or path.name,
-        recorded=dataclasses.replace(
-            recorded,
-            version=builder.device,
-            facts={**recorded.facts, "mesh": mesh},
-            warnings=(*recorded.warnings, *builder.warnings()),
-        ),
         program=program,
         axes=builder.axis_names,
         cluster=cluster,
         flops=builder.flops(piece),
         memory={**device_memory(module), "capacity": cluster.accelerator.memory_bytes},
         constants=builder.constants(),
+        warnings=warnings,
+    )
+    facts = {**recorded.facts, "mesh": mesh}
+    return dataclasses.replace(
+        recorded, version=builder.device, facts=facts, warnings=warnings, program=imported
     )
 
 
@@ -134,7 +135,7 @@ class _Wrapped(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Cost:
-    """What a row costs: a kernel by its work, or communication by its price.
+    """Cost of a row: a kernel by its work, or communication by its price.
 
     Parameters
     ----------
@@ -278,7 +279,7 @@ class _Builder:
             assembly.front = [assembly.add(cost, 2 + phase, -1, phase, self._label(line))]
 
     def _wrapped(self, name: str) -> _Wrapped:
-        """What a called computation has to do with a collective."""
+        """Role of a called computation in a collective."""
         if name not in self._wrapping:
             lines = self.module.lines(name)
             self._wrapping[name] = _Wrapped(
@@ -437,9 +438,9 @@ class _Builder:
         exposed = [vocabulary.part(f"exposed_{name}") for name in self.axis_names]
         part = np.array([*exposed, vocabulary.part("other"), -1])[axis]
         phase = np.array([vocabulary.part(name) for name in PHASES])[phase]
-        prices = [one.price or Price(0.0, 0.0, 0.0) for one in self._costs]
+        prices = [priced.price or Price(0.0, 0.0, 0.0) for priced in self._costs]
         sent = np.array(prices)[cost, 1:]
-        names = [one.collective for one in self._costs]
+        names = [priced.collective for priced in self._costs]
         called = np.array([COLLECTIVES.index(name) if name else -1 for name in names])
         rows = Rows(vocabulary)
         rows.add(
@@ -452,7 +453,7 @@ class _Builder:
             up_bytes=sent[:, 0] * piece.times,
             out_bytes=sent[:, 1] * piece.times,
             collective=called[cost],
-            size=np.array([one.size for one in self._costs])[cost],
+            size=np.array([priced.size for priced in self._costs])[cost],
         )
         rows.depend(piece.row, piece.on)
         devices = self.module.devices

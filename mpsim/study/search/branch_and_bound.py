@@ -54,7 +54,7 @@ Labels = Callable[[C], Iterable[object]]
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Space(ABC, Generic[C]):
-    """What is searched.
+    """A space that is searched.
 
     Parameters
     ----------
@@ -90,11 +90,11 @@ class Space(ABC, Generic[C]):
 
     @abstractmethod
     def bounded(self, frame: Waiting, part: Sequence[Any]) -> Iterable[C]:
-        """Those of a part of a frame that fit, with their bounds; the others are counted."""
+        """Candidates of a part of a frame that fit, with their bounds; the others are counted."""
 
     @abstractmethod
     def entries(self, candidates: Sequence[C], worst: float) -> Iterable[Entry]:
-        """What the journal keeps of candidates of one group, simulated.
+        """Rows that the journal keeps of candidates of one group, simulated.
 
         Of these the last of the best has a score of `worst`.
         """

@@ -1,4 +1,4 @@
-"""What a search is given: values of keys, limits of what layouts take, and how long it may look."""
+"""Arguments of a search: values of keys, limits of what layouts take, and how long it may look."""
 
 from __future__ import annotations
 

@@ -237,12 +237,12 @@ class Search(Outcome[Found]):
 
     @property
     def simplest(self) -> Found | None:
-        """Of the best and its ties the one with the fewest axes and switches in use, of equals the faster."""
+        """The simplest of the best and its ties: fewest axes and switches in use, of equals the faster."""
         return min(self._undecided, key=lambda row: row.complexity, default=None)
 
     @property
     def safest(self) -> Found | None:
-        """Of the best and its ties the one that holds least."""
+        """The safest in memory of the best and its ties: it holds least."""
         return min(self._undecided, key=lambda row: row.memory_bytes, default=None)
 
     @property
@@ -471,7 +471,7 @@ def _range(row: Found, figure: str, unit: float) -> str:
 
 
 def _answer(search: Search) -> Iterator[str]:
-    """What a search says first: the best, how sure that is, and what was looked at."""
+    """First lines of a search: the best, how sure that is, and what was looked at."""
     if best := search.best:
         step, rate = format_quantity(best.step_time_s, Dimension.TIME), _rate(best)
         yield f"best: {best.name}"
@@ -490,7 +490,7 @@ def _rate(row: Found) -> str:
 
 
 def _record(row: Found) -> str:
-    """What to think of a prediction that beats every measurement of its kind."""
+    """Judge a prediction that beats every measurement of its kind."""
     known = fastest_measured(row.setting) if row.setting is not None else None
     rate = (row.summary or {}).get("model_tflops_per_accelerator")
     if known is None or not isinstance(rate, int | float) or 1e12 * rate <= known:
@@ -532,7 +532,7 @@ def _beside(search: Search) -> Iterator[str]:
 
 
 def _switches(search: Search) -> Iterator[str]:
-    """What was not searched would give, each switch by itself and those that help together."""
+    """Gains of what was not searched, each switch by itself and those that help together."""
     if (together := search.switches.together) is None:
         return
     alone = ", ".join(
@@ -585,7 +585,7 @@ def _signed(seconds: float) -> str:
 
 
 def _left(search: Search) -> tuple[str, ...]:
-    """What is not among the legal layouts, and why nothing may be."""
+    """Name what is not among the legal layouts, and why nothing may be."""
     lines = []
     if search.undivided:
         lines.append(

@@ -157,7 +157,7 @@ class _Candidate:
 
     @property
     def price(self) -> float | None:
-        """Of its accelerators [USD/h]; None without a price."""
+        """Price of its accelerators [USD/h]; None without one."""
         each = self.plan.cluster.accelerator.price_per_hour
         return None if each is None else each * self.plan.accelerators
 
@@ -186,7 +186,7 @@ class Services(Space[_Candidate]):
 
     @property
     def ranking(self) -> tuple[FoundService, ...]:
-        """What keeps the limits first, of equal ones the fewest accelerators, then the fastest."""
+        """Rank by the limits kept first, of equal ones by the fewest accelerators, then the fastest."""
 
         def rank(row: FoundService) -> tuple[bool, float, int, float]:
             score = score_of(self.objective, row.objective)
@@ -215,7 +215,7 @@ class Services(Space[_Candidate]):
     def bounded(
         self, frame: Waiting, part: Sequence[tuple[int, ServiceLayout]]
     ) -> Iterable[_Candidate]:
-        """Those layouts that can keep the limits, with the best that each can do."""
+        """Layouts that can keep the limits, with the best that each can do."""
         for place, layout in part:
             if place not in self._streams:
                 self._streams[place] = (

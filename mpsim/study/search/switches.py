@@ -44,7 +44,7 @@ class Switched:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Switches:
-    """What turning switches would give: each alone on the best layout, the largest gain first, and those that help together on the best or one of its ties."""
+    """Gains of what turning switches would give: each alone on the best layout, the largest gain first, and those that help together on the best or one of its ties."""
 
     alone: tuple[Switched, ...] = ()
     together: Switched | None = None
@@ -119,7 +119,7 @@ def _together(
         turned = {**shared, **more}
         there = switched(row, turned) if turned else None
         tried += [there] if there else []
-    best = min(tried, key=lambda one: one.step_time_s, default=None)
+    best = min(tried, key=lambda found: found.step_time_s, default=None)
     return best if best is not None and best.gain > _LEAST else None
 
 
