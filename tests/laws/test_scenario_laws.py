@@ -83,7 +83,7 @@ def test_the_engine_changes_nothing_but_its_name(engine: str) -> None:
 
 
 def test_a_result_prints_the_same_lines_as_text_and_html() -> None:
-    """Every name and the end of every value; `tests/unit/test_sheet.py` has the rest."""
+    """Every name and the end of every value; `tests/unit/top/test_sheet.py` has the rest."""
     result = mpsim.simulate(mpsim.Scenario.from_mapping(BASE))
     text, html = repr(result), result._repr_html_()
     rows = [line.split(maxsplit=1) for line in text.splitlines() if line[:1] not in ("", " ")]

@@ -1,0 +1,35 @@
+"""The words of the code: docstrings that say their subject, and variables that say what they hold."""
+
+import ast
+import re
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[3] / "mpsim"
+FILES = sorted(PACKAGE.rglob("*.py"))
+FRAGMENT = re.compile(r"(What|Of|Those|As) ")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def test_docstrings_begin_with_their_subject():
+    """A first sentence such as 'What moved.' answers a question that no reader has asked."""
+    fragments = [
+        f"{file.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}"
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, DOCUMENTED)
+        and (text := ast.get_docstring(node))
+        and FRAGMENT.match(text)
+    ]
+    assert not fragments
+
+
+def test_no_variable_is_called_one():
+    """A loop variable says what it is: ``for operator in operators``."""
+    nameless = [
+        f"{file.relative_to(PACKAGE)}:{node.lineno}"
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == "one")
+        or (isinstance(node, ast.arg) and node.arg == "one")
+    ]
+    assert not nameless

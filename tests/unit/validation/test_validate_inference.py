@@ -1,0 +1,158 @@
+"""Rows of measured inference: ids, units, what is skipped by name, and that measured columns are never read."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from bench import validate_files
+from bench.instances import InstanceLayout, pools_of
+from mpsim.errors import CalibrationError
+from mpsim.formats.cells import Cells
+
+DATA = Path(__file__).resolve().parents[3] / "validation" / "data" / "inference-runs.csv"
+FIRST = {"ft-0001", "llmservingsim-4090-8b", "aicsil-0095", "trtllm017-0177"}
+pytestmark = pytest.mark.skipif(not DATA.is_file(), reason="data is not shipped with the package")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    with DATA.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _records(rows: list[dict[str, str]], folder: Path):
+    path = folder / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return {record.id: record for record in validate_files([path]).records}
+
+
+def test_a_row_has_a_record_for_each_measured_quantity(rows, tmp_path):
+    chosen = [row for row in rows if row["id"] in FIRST and not row["trace"]]
+    records = _records(chosen, tmp_path)
+    assert {"ft-0001#e2e", "ft-0001#throughput", "aicsil-0095#ttft", "aicsil-0095#tpot"} <= set(
+        records
+    )
+    assert all(record.kind == "inference" for record in records.values())
+    assert all(record.predicted is not None for record in records.values())
+    assert records["ft-0001#e2e"].unit == "ms"
+    assert records["ft-0001#throughput"].unit == "tokens/s"
+
+
+def test_predictions_do_not_move_with_measured_columns(rows, tmp_path):
+    chosen = [dict(row) for row in rows if row["id"] in ("ft-0001", "aicsil-0095")]
+    before = _records(chosen, tmp_path)
+    for row in chosen:
+        for column in ("ttft_ms", "tpot_ms", "e2e_latency_ms", "output_tokens_per_s"):
+            if row[column]:
+                row[column] = repr(float(row[column]) * 1.37)
+    after = _records(chosen, tmp_path)
+    assert {name: record.predicted for name, record in before.items()} == {
+        name: record.predicted for name, record in after.items()
+    }
+
+
+def test_a_trace_is_relative_to_the_file(rows, tmp_path):
+    chosen = [row for row in rows if row["id"] == "llmservingsim-4090-8b"]
+    (record, *_) = _records(chosen, tmp_path).values()
+    assert "no file" in (record.skipped_because or "")
+    (tmp_path / "inference-traces").symlink_to(DATA.parent / "inference-traces")
+    records = _records(chosen, tmp_path)
+    assert records["llmservingsim-4090-8b#tpot"].error == pytest.approx(0, abs=0.05)
+    assert records["llmservingsim-4090-8b#ttft_p99"].error == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("disaggregated", "1", "pools for prefill and decode are not stated"),
+        ("attention", "linear in 3 of 4 layers, gqa in every fourth", "linear attention"),
+        ("tp", "", "tp is not stated"),
+        ("accelerator", "abacus", "not known"),
+        ("engine", "slide rule", "catalog of engines"),
+        ("weight_dtype", "fp6", "not known"),
+        ("cp", "2", "context parallel"),
+        ("complete", "no", "lacking what matters"),
+    ],
+)
+def test_what_cannot_be_served_is_skipped_by_name(rows, tmp_path, column, value, reason):
+    row = next(dict(row) for row in rows if row["id"] == "aicsil-0095")
+    row[column] = value
+    for record in _records([row], tmp_path).values():
+        assert reason in (record.skipped_because or "")
+
+
+def test_options_of_a_named_recipe_are_taken_and_listed(rows, tmp_path):
+    """The scripts that a row names keep prompts back on fewer than eight accelerators: first tokens come later."""
+    (row,) = (row for row in rows if _is_recipe(row))
+    theirs = _records([row], tmp_path)[f"{row['id']}#ttft"]
+    plain = _records([{**row, "missing_or_assumed": ""}], tmp_path)[f"{row['id']}#ttft"]
+    assert any("batch_wait_steps" in sentence for sentence in theirs.assumed)
+    assert not any("batch_wait_steps" in sentence for sentence in plain.assumed)
+    assert theirs.predicted > 1.5 * plain.predicted
+    assert abs(theirs.error) < 0.2
+
+
+def _is_recipe(row):
+    return (
+        row["model"] == "Llama-3.1-70B"
+        and row["weight_dtype"] == "fp8"
+        and row["engine"] == "TensorRT-LLM"
+        and (row["tp"], row["input_tokens"], row["output_tokens"], row["concurrency"])
+        == ("2", "1024", "1024", "16")
+    )
+
+
+def test_nominal_outputs_are_not_all_equal(rows, tmp_path):
+    row = next(row for row in rows if _is_recipe(row))
+    row = {**row, "shortest_length_share": "", "missing_or_assumed": ""}
+    nominal = _records([row], tmp_path)[f"{row['id']}#ttft"]
+    fixed = _records([{**row, "length_distribution": "fixed"}], tmp_path)[f"{row['id']}#ttft"]
+    assert any("1024 +- 5%" in sentence for sentence in nominal.assumed)
+    assert nominal.predicted < fixed.predicted  # equal ones come in waves
+
+
+def test_pools_are_read_from_their_layout():
+    """Two instances for prompts, four ranks of data parallel attention each; one that decodes on 32."""
+    text = "prefill 2 x [tp1 pp1 dp4 moe_tp1 ep4 batch 1]; decode 1 x [tp2 pp1 dp16 moe_tp1 ep32 batch 64]"
+    cells = Cells({"disagg_layout": text, "num_accel": "40"})
+    assert pools_of(cells) == [InstanceLayout(4, 1, 4, 4, 2), InstanceLayout(32, 1, 32, 16, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "accelerators", "reason"),
+    [
+        ("decode 1 x [tp4 pp1 dp1 moe_tp1 ep4 batch 1]", "4", "not stated"),
+        (
+            "prefill 1 x [tp4 pp1 dp1 moe_tp1 ep2 batch 1]; decode 1 x [tp4 pp1 dp1 moe_tp1 ep4]",
+            "8",
+            "prefill: experts on 1 x 2",
+        ),
+        (
+            "prefill 1 x [tp4 pp1 dp1 moe_tp1 ep4 batch 1]; decode 1 x [tp4 pp1 dp1 moe_tp1 ep4]",
+            "12",
+            "take 8 accelerators",
+        ),
+    ],
+)
+def test_pools_that_cannot_be_are_refused(text, accelerators, reason):
+    with pytest.raises(CalibrationError, match=reason):
+        pools_of(Cells({"disagg_layout": text, "num_accel": accelerators}))
+
+
+def test_a_row_with_pools_is_predicted(rows, tmp_path):
+    row = next(row for row in rows if "decode 2 x [tp4" in row["disagg_layout"])
+    record = _records([row], tmp_path)[f"{row['id']}#tpot"]
+    assert abs(record.error) < 0.3
+
+
+def test_assumptions_are_listed(rows, tmp_path):
+    chosen = [row for row in rows if row["id"] == "aicsil-0095"]
+    record = _records(chosen, tmp_path)["aicsil-0095#tpot"]
+    assert any(sentence.startswith("kv_dtype = ") for sentence in record.assumed)
+    assert any(sentence.startswith("mla") for sentence in record.assumed)
