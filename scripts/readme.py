@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 from pathlib import Path
@@ -16,8 +17,9 @@ from mpsim.cli import main
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "README.md"
 IMAGES = ROOT / "docs" / "images"
-ACCURACY = ROOT / "validation" / "sc21.md"
-PEERS = ROOT / "validation" / "peers.json"
+VALIDATION = ROOT / "validation"
+ACCURACY = VALIDATION / "sc21.md"
+PEERS = VALIDATION / "peers.json"
 
 
 def quickstart() -> str:
@@ -38,6 +40,39 @@ def accuracy() -> str:
     return f"{table}\n\n{text.rstrip().splitlines()[-1]}"
 
 
+def trust() -> str:
+    """Errors of everything that was measured, runs that nobody listed first, from the reports of the bench."""
+    lines = [
+        "| what | measured | mean absolute error | report |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    for what, rows, hidden, *_ in _rows("accuracy.md", "names hidden: mean"):
+        lines.append(f"| step time, {what} | {rows} | {hidden} | [steps](validation/accuracy.md) |")
+    what, rows, mean, *_ = _rows("plans.md", "interval holds")[-1]
+    lines.append(
+        f"| GPU-hours of whole trainings, {what} | {rows} | {mean} | [trainings](validation/plans.md) |"
+    )
+    served = _rows("serving.md", "quantity")
+    for quantity, words in (
+        ("throughput", "tokens/s of services"),
+        ("tpot", "time per output token of services"),
+        ("ttft", "time to first token of services"),
+    ):
+        scored = [(int(row[5]), row[6]) for row in served if row[3] == quantity and row[6]]
+        count = sum(predicted for predicted, _ in scored)
+        mean = sum(predicted * float(error.rstrip("%")) for predicted, error in scored) / count
+        lines.append(f"| {words} | {count} | {mean:.0f}% | [services](validation/serving.md) |")
+    return "\n".join(lines)
+
+
+def _rows(page: str, column: str) -> list[list[str]]:
+    """Cells of the first table of a report whose head names `column`."""
+    lines = (VALIDATION / page).read_text(encoding="utf-8").splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("|") and column in line)
+    body = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
 def peers() -> str:
     """Other simulators beside mpsim, each on the rows that it can express."""
     lines = [
@@ -54,6 +89,7 @@ def render(text: str) -> str:
     """`text` with all blocks as they are now."""
     blocks = (
         ("quickstart-output", quickstart()),
+        ("trust-table", trust()),
         ("accuracy-table", accuracy()),
         ("peers-table", peers()),
     )
