@@ -49,7 +49,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Start": {
         "new": "mpsim new my-run.yaml --template llama3-70b-h100",
         "check": "mpsim check my-run.yaml --set parallelism.tp=4",
-        "run": "mpsim run my-run.yaml --plots pictures",
+        "run": "mpsim run my-run.yaml --long --plots pictures",
     },
     "Ask": {
         "compare": "mpsim compare my-run.yaml --vs parallelism.tp=4",

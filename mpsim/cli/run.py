@@ -12,7 +12,6 @@ from mpsim.inputs import shown
 from mpsim.output import safe_name
 
 if TYPE_CHECKING:
-    from mpsim.cli.emit import Emitted
     from mpsim.result import Result
     from mpsim.scenario import Scenario
     from mpsim.study import Sensitivity
@@ -43,10 +42,15 @@ def run(
         ),
     ] = False,
     emit: Emit = None,
+    long: Annotated[
+        bool,
+        typer.Option("--long", help="Print every result of a training step, not seven lines."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
     from mpsim.cli.console import print_json, print_sheet, print_text
+    from mpsim.cli.emit import check_emit, emitted
     from mpsim.simulate import simulate_step
 
     if trace is not None and len(files) > 1:
@@ -55,17 +59,14 @@ def run(
         )
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
-    if emit:
-        from mpsim.cli.emit import check_emit
-
-        check_emit(emit, [scenario.name for scenario in scenarios])
+    check_emit(emit or (), [scenario.name for scenario in scenarios])
     for scenario, folder in zip(scenarios, _folders(scenarios, plots), strict=True):
         if scenario.serves:
             _refuse_studies(sensitivity=sensitivity, engine=engine, emit=emit)
             _serve(scenario, folder, trace, as_json=as_json)
             continue
         result = simulate_step(scenario)
-        configurations = _emitted(scenario, emit)
+        configurations = emitted(scenario, emit)
         answer = result.sensitivity() if sensitivity else None
         if as_json:
             studies = {} if answer is None else {"sensitivity": answer.to_json()}
@@ -74,7 +75,7 @@ def run(
             )
             print_json({**result.summary, **studies, **told})
         else:
-            print_sheet(result.sheet())
+            print_sheet(result.sheet(long=long))
             if answer is not None:
                 print_text("")
                 print_sheet(answer.sheet())
@@ -97,15 +98,6 @@ def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]
             raise ScenarioError(f"{both} both become the folder {folder!r}; change one of them")
         names[folder] = scenario.name
     return [plots / folder for folder in names]
-
-
-def _emitted(scenario: Scenario, emit: list[str] | None) -> list[Emitted]:
-    """Configurations of the scenario for other tools."""
-    if not emit:
-        return []
-    from mpsim.cli.emit import emitted
-
-    return emitted(scenario, emit)
 
 
 def _refuse_studies(**options: object) -> None:

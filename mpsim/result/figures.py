@@ -92,7 +92,7 @@ def calibration(constants: Sequence[Constant]) -> dict[str, Any]:
     }
 
 
-def unsure(result: Result, precision: str) -> list[str]:
+def unsure(result: Result, precision: str, *, interference: bool) -> list[str]:
     """Warnings of figures that nobody verified and of constants that were fitted on other hardware."""
     warnings = []
     peak = f"peak_flops.{SCALED_FORMATS.get(precision, precision)}"
@@ -101,13 +101,15 @@ def unsure(result: Result, precision: str) -> list[str]:
     for name, chip in chips.items():
         if figures := [figure for figure in recalled(chip) if figure in used]:
             warnings.append(
-                f"figures of {name} that are recalled, not verified: {', '.join(figures)}"
+                f"values of {name} that are recalled, not verified: {', '.join(figures)}"
             )
     defaults = sorted(
         {
             constant.name.rpartition(".")[0]
             for constant in result.constants
             if constant.status is Status.FAMILY_DEFAULT
+            # without interference its constants only shorten the little that runs beside exchanges
+            and (interference or not constant.name.startswith("interference."))
         }
     )
     if defaults:

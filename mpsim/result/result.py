@@ -299,6 +299,6 @@ class Result(JobResult):
             saved_summary=summary,
         )
 
-    def sheet(self) -> Sheet:
-        """The figures of the step with units, as ``mpsim run`` prints them."""
-        return summary_sheet(self.summary)
+    def sheet(self, *, long: bool = True) -> Sheet:
+        """The results of the step with units, as ``mpsim run --long`` prints them; else as ``mpsim run`` does."""
+        return summary_sheet(self.summary, long=long)

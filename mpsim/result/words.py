@@ -12,6 +12,10 @@ from mpsim.units import Dimension, format_quantity, percent, price
 __all__ = ["execution_rows", "shares", "summary_rows", "summary_sheet"]
 
 _LEAST_SHARE = 0.0005  # that is told
+_EVERYBODY_ASKS = {
+    *("step time", "throughput", "utilisation", "where time goes", "memory", "price"),
+    *("nearest measured", "with variation"),  # who varies the step asks for what comes of it
+}
 
 
 def shares(parts: Mapping[str, float], whole: float) -> str:
@@ -23,37 +27,37 @@ def shares(parts: Mapping[str, float], whole: float) -> str:
     )
 
 
-def summary_sheet(summary: Mapping[str, Any]) -> Sheet:
-    """The figures of one scenario, then its warnings."""
+def summary_sheet(summary: Mapping[str, Any], *, long: bool = True) -> Sheet:
+    """The results of one scenario, all or those that everybody asks for, then its warnings."""
     warnings = tuple(f"warning: {warning}" for warning in summary["warnings"])
-    return Sheet(str(summary["scenario"]), (Section(tuple(summary_rows(summary)), lines=warnings),))
+    rows = (row for row in summary_rows(summary) if long or row[0] in _EVERYBODY_ASKS)
+    return Sheet(str(summary["scenario"]), (Section(tuple(rows), lines=warnings),))
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines of a summary, one a figure, with units."""
-    rate = summary["tokens_per_s"], summary["tokens_per_s_per_accelerator"]
     flops = summary["model_tflops_per_accelerator"], summary["hardware_tflops_per_accelerator"]
-    throughput = f"{rate[0]:,.0f} tokens/s; {rate[1]:,.1f} tokens/s per accelerator"
     shares = f"MFU {percent(summary['mfu'])}, HFU {percent(summary['hfu'])}"
     units = summary.get("tensor_utilisation")  # results that were stored before it was kept lack it
     tensor = f"; matrix units {percent(units)}" if units is not None else ""
-    exposed = tuple(part for part in summary["breakdown_s"] if part.startswith("exposed_"))
+    rate, each = summary["tokens_per_s"], summary["tokens_per_s_per_accelerator"]
+    cost = summary["cost_per_step"]
     return [
         ("accelerators", f"{summary['accelerators']}"),
         *_model(summary),
-        ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
-        ("throughput", throughput),
+        ("step time", _step_time(summary)),
+        ("throughput", f"{rate:,.0f} tokens/s; {each:,.1f} tokens/s per accelerator"),
         (
             "utilisation",
             f"{shares} ({flops[0]:.1f} and {flops[1]:.1f} TFLOP/s per accelerator){tensor}",
         ),
         *_ranges(summary),
-        ("where time goes", _shares(summary, skip=exposed)),
-        ("exposed comm.", _shares(summary, only=exposed) or "none"),
+        ("where time goes", _shares(summary)),
         ("hidden comm.", _hidden(summary) or "none"),
         ("pipeline bubble", f"{percent(summary['bubble_fraction'])} of all rank time"),
         ("memory", _memory(summary)),
-        ("energy and price", _energy_and_price(summary)),
+        ("price", "no price given" if cost is None else f"{price(cost)} a step"),
+        ("energy", _energy(summary)),
         *_energy_parts(summary),
         ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
         ("nearest measured", _validated(summary["validated"])),
@@ -77,9 +81,6 @@ def _model(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines of a summary of an imported program, one a figure, with units."""
-    exposed = tuple(part for part in summary["breakdown_s"] if part.startswith("exposed_"))
-    step = summary["step_time_s"]
-    waits = {part.removeprefix("exposed_"): summary["breakdown_s"][part] / step for part in exposed}
     rows = [
         (
             "accelerators",
@@ -88,11 +89,7 @@ def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
         ("products", f"{summary['hardware_tflops_per_accelerator']:.1f} TFLOP/s per accelerator"),
-        ("where time goes", _shares(summary, skip=exposed)),
-        (
-            "exposed comm.",
-            ", ".join(f"{axis} {percent(share)}" for axis, share in waits.items()) or "none",
-        ),
+        ("where time goes", _shares(summary)),
         ("hidden comm.", _hidden(summary) or "none"),
     ]
     memory = summary.get("memory")
@@ -109,17 +106,23 @@ def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _step_time(summary: Mapping[str, Any]) -> str:
+    """The step time, and the range that holds a measured one in four cases of five."""
+    step = format_quantity(summary["step_time_s"], Dimension.TIME)
+    if not (ranges := summary.get("interval")):
+        return step
+    ends = " to ".join(format_quantity(end, Dimension.TIME) for end in ranges["step_time_s"])
+    return f"{step} (80 % interval {ends})"
+
+
 def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Ranges that hold the measured values in four cases of five."""
-    ranges = summary.get("interval")
-    if not ranges:
+    if not (ranges := summary.get("interval")):
         return []
-    step = " to ".join(format_quantity(end, Dimension.TIME) for end in ranges["step_time_s"])
     rate = " to ".join(f"{end:,.0f}" for end in ranges["tokens_per_s"])
     mfu = " to ".join(percent(end) for end in ranges["mfu"])
     peak = " to ".join(format_quantity(end, Dimension.BYTES) for end in ranges["peak_memory_bytes"])
-    text = f"step {step}, {rate} tokens/s, MFU {mfu}, memory {peak}"
-    return [("80 % between", text)]
+    return [("80 % interval", f"{rate} tokens/s, MFU {mfu}, memory {peak}")]
 
 
 def _validated(nearest: Mapping[str, Any] | None) -> str:
@@ -151,16 +154,15 @@ def _variation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("with variation", text)]
 
 
-def _shares(
-    summary: Mapping[str, Any], *, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()
-) -> str:
-    """Parts of the step as percentages, those under a tenth of a percent left out."""
-    chosen = {
-        name.removeprefix("exposed_").replace("_", " "): part
+def _shares(summary: Mapping[str, Any]) -> str:
+    """Parts of the step as percentages, those under a twentieth of a percent left out."""
+    parts = {
+        f"exposed {name.removeprefix('exposed_')}"
+        if name.startswith("exposed_")
+        else name.replace("_", " "): part
         for name, part in summary["breakdown_s"].items()
-        if name not in skip and (not only or name in only)
     }
-    return shares(chosen, summary["step_time_s"])
+    return shares(parts, summary["step_time_s"])
 
 
 def _hidden(summary: Mapping[str, Any]) -> str:
@@ -182,19 +184,15 @@ def _memory(summary: Mapping[str, Any]) -> str:
     return f"{total} of {capacity} on rank {memory['rank']} (stage {memory['stage']}): {verdict}"
 
 
-def _energy_and_price(summary: Mapping[str, Any]) -> str:
-    energy, cost = summary["energy_j_per_step"], summary["cost_per_step"]
-    parts = [
-        "energy unknown"
-        if energy is None
-        else f"{format_quantity(energy, Dimension.ENERGY)} a step"
-    ]
-    if "energy_j_per_token" in summary:  # results that were stored before it was kept lack it
-        each = format_quantity(summary["energy_j_per_token"], Dimension.ENERGY)
-        power = format_quantity(summary["accelerator_power_w"], Dimension.POWER)
-        parts[0] += f" ({each} a token, {power} an accelerator)"
-    parts.append("no price given" if cost is None else f"{price(cost)} a step")
-    return ", ".join(parts)
+def _energy(summary: Mapping[str, Any]) -> str:
+    if (energy := summary["energy_j_per_step"]) is None:
+        return "unknown"
+    text = f"{format_quantity(energy, Dimension.ENERGY)} a step"
+    if "energy_j_per_token" not in summary:  # results that were stored before it was kept lack it
+        return text
+    each = format_quantity(summary["energy_j_per_token"], Dimension.ENERGY)
+    power = format_quantity(summary["accelerator_power_w"], Dimension.POWER)
+    return f"{text} ({each} a token, {power} an accelerator)"
 
 
 def _energy_parts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -142,7 +142,7 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
             f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB of "
             f"{memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
         )
-    return warnings + figures.unsure(result, plan.layout.precision)
+    return warnings + figures.unsure(result, plan.layout.precision, interference=plan.interference)
 
 
 def _floors(result: Result, plan: Plan) -> dict[str, float]:

@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+import mpsim
+
 PARTS = (
     "forward backward weight_gradient recompute exposed_tp exposed_cp exposed_ep exposed_pp exposed_dp "
     "bubble straggling optimizer host other"
@@ -58,7 +60,7 @@ def test_set_changes_a_key(mpsim_cli, quickstart):
 
 def test_a_person_gets_ten_lines_with_units(mpsim_cli, quickstart):
     """What the README promises."""
-    text = mpsim_cli("run", quickstart).out
+    text = mpsim_cli("run", quickstart, "--long").out
     for words in (
         "step time",
         "tokens/s",
@@ -286,3 +288,12 @@ def test_a_sweep_warns_of_what_run_warns_of(mpsim_cli, quickstart, tmp_path):
     for warning in warned:
         assert f"warning of 1 of 1 row: {warning}" in outcome.out
         assert warning in written
+
+
+def test_a_step_is_seven_results_unless_all_are_asked_for(mpsim_cli, quickstart):
+    """What a newcomer needs, without a warning of interference where it is off; --long has every result."""
+    sheets = mpsim.simulate(mpsim.load(quickstart))
+    assert len(sheets.sheet(long=False).sections[0].rows) == 7
+    short = mpsim_cli("run", quickstart).out
+    assert "interference" not in short
+    assert len(short.splitlines()) < len(mpsim_cli("run", quickstart, "--long").out.splitlines())
