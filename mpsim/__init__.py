@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mpsim.formats import export, read
     from mpsim.limits import unlimited
     from mpsim.report import report
-    from mpsim.result import Result
+    from mpsim.result import JobResult as Result
     from mpsim.scenario import Scenario, check, load
     from mpsim.simulate import Prepared, prepare, simulate
     from mpsim.study import Comparison, Sweep, compare, sweep
@@ -105,11 +105,12 @@ _HOMES = {
     for name in names.split()
 }
 _AT_HOME = {
+    "Result": "JobResult",
     "goodput": "simulate_goodput",
     "schedule": "schedule_times",
     "validate": "validate_files",
 }
-"""Names of functions that are commands here, and say more where they live."""
+"""Names that say more where they live: a Result is that of any job here, its step's alone in `mpsim.result`."""
 
 
 def __getattr__(name: str) -> object:

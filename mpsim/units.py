@@ -2,8 +2,8 @@
 
 Everything a person writes carries its unit (``400 Gb/s``, ``80 GiB``, ``2.5 us``); everything inside
 mpsim is a float in seconds, bytes, bytes per second, FLOP, FLOP per second, watts or joules.
-A small ``b`` is a bit and a capital ``B`` is a byte, always; ``GBps`` and ``Gbps`` are refused because
-half of their writers mean the other one.
+A small ``b`` is a bit and a capital ``B`` is a byte, always; ``Gbps`` is what is printed on NICs and means
+``Gb/s``, ``GBps`` is refused because half of its writers mean that too.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ _UNITS: Mapping[Dimension, Mapping[str, float]] = MappingProxyType(
             **_scaled("B/s", _DECIMAL | _BINARY),
             **_scaled("b/s", _DECIMAL | _BINARY, 1 / 8),
             **_scaled("bit/s", _DECIMAL | _BINARY, 1 / 8),
+            **_scaled("bps", _DECIMAL, 1 / 8),
         },
         Dimension.FLOP: _scaled("FLOP", _DECIMAL),
         Dimension.FLOP_RATE: {**_scaled("FLOP/s", _DECIMAL), **_scaled("OP/s", _DECIMAL)},
@@ -269,17 +270,15 @@ def format_exact(value: float, dimension: Dimension) -> str:
     return f"{value!r} {dimension.value}"
 
 
-_TIME_LADDER = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_LADDERS: Mapping[Dimension, tuple[tuple[str, float], ...]] = {
+    Dimension.TIME: (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)),
+    Dimension.PRICE_RATE: (("USD/h", 1.0),),
+}
 _NEARLY = 1 - 5e-5  # of a rung: four digits round up to it
 
 
 def rung(value: float, dimension: Dimension) -> tuple[str, float]:
     """The largest unit that leaves a number of 1 or more, and its size in the SI unit."""
-    if dimension is Dimension.TIME:
-        ladder: tuple[tuple[str, float], ...] = _TIME_LADDER
-    elif dimension is Dimension.PRICE_RATE:
-        ladder = (("USD/h", 1.0),)
-    else:
-        largest_first = sorted(_DECIMAL.items(), key=lambda rung: -rung[1])
-        ladder = tuple((prefix + dimension.value, scale) for prefix, scale in largest_first)
+    prefixed = ((prefix + dimension.value, scale) for prefix, scale in reversed(_DECIMAL.items()))
+    ladder = _LADDERS.get(dimension) or tuple(prefixed)
     return next((rung for rung in ladder if abs(value) >= rung[1] * _NEARLY), ladder[-1])

@@ -24,7 +24,7 @@ HEAD = """\
 
 A YAML file of the keys below (this page is generated from the schema). Keys are strict: an unknown one is refused with the nearest valid name,
 and all mistakes are reported together with their lines. Batches count sequences. Quantities are strings with a unit, such as `400 Gb/s`; a
-small `b` is a bit and a capital `B` a byte, and `Gbps` is refused because it is written for both.
+small `b` is a bit and a capital `B` a byte, `Gbps` is `Gb/s`, and `GBps` is refused because it is written for both.
 
 - **Presets.** Where a preset is expected, its name alone is enough (`model: gpt3-175b`); `{preset: gpt3-175b, layers: 48}` replaces fields of it.
   `mpsim show` lists the names.

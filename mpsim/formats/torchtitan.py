@@ -23,7 +23,7 @@ from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
 from mpsim.formats.world import put_ranks
 from mpsim.formats.written import toml_text
-from mpsim.framework import framework, framework_aliases
+from mpsim.framework import framework, framework_aliases, uncompiled
 from mpsim.scenario import Scenario
 from mpsim.workload import model
 
@@ -370,7 +370,7 @@ class _Reader:
         compiled = self.key("compile", "enable")
         changes: dict[str, tuple[str | None, Any]] = {}
         if not self.on("compile", "enable"):
-            changes = {name: (compiled, value) for name, value in _rules()["eager"].items()}
+            changes = {name: (compiled, value) for name, value in uncompiled(preset).items()}
         precision = str(self.ledger.scenario.get("training.precision", ""))
         for word, to, value, counts in (
             ("enable_async_tensor_parallel", "tensor_overlap", "micro-pipeline", self.mesh["tp"] > 1),
@@ -617,7 +617,7 @@ class _Writer:
         chosen = self.scenario.framework
         wanted = framework(chosen.preset, chosen.overrides).fields()
         usual = framework(self.preset, {}).fields()
-        eager: Mapping[str, Any] = _rules()["eager"]
+        eager = uncompiled(self.preset)
         changes: dict[str, object] = {}
         compiled = sum(wanted[field] == usual[field] for field in eager)
         is_compiled = compiled >= sum(wanted[field] == value for field, value in eager.items())

@@ -35,6 +35,7 @@ from mpsim.framework.presets import (
     framework_names,
     selective_of,
     settled_keys,
+    uncompiled,
 )
 
 __all__ = [
@@ -68,4 +69,5 @@ __all__ = [
     "read_framework",
     "selective_of",
     "settled_keys",
+    "uncompiled",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import SelectiveRecompute
 from mpsim.framework.framework import Framework, read_framework
+from mpsim.inputs import shown
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 
@@ -18,10 +19,13 @@ __all__ = [
     "framework_names",
     "selective_of",
     "settled_keys",
+    "uncompiled",
 ]
 
 _PERSONAL = ("suits", "notes")  # what a preset says of itself alone
 _SETTLES = "settles"  # of a preset, not of a framework: keys of the scenario
+_COMPILE = "compile"  # beside a preset
+_UNCOMPILED = "uncompiled"  # too: fields that `compile: false` replaces
 
 
 @remembered(1)
@@ -128,8 +132,20 @@ def framework(
                 )
             ]
         )
-    fields = _inherited(presets, name)
-    return read_framework({**fields, **(overrides or {}), "name": preset}, key=key)
+    fields, wanted = _inherited(presets, name), dict(overrides or {})
+    instead, compiles = fields.pop(_UNCOMPILED, None), wanted.pop(_COMPILE, True)
+    if not isinstance(compiles, bool) or (_COMPILE in (overrides or ()) and instead is None):
+        needed = "true or false" if instead else f"a preset that is compiled, which {preset} is not"
+        raise ScenarioError([Problem(f"got {shown(compiles)}; needed {needed}", f"{key}.compile")])
+    return read_framework(
+        {**fields, **({} if compiles else instead or {}), **wanted, "name": preset}, key=key
+    )
+
+
+def uncompiled(preset: str) -> Mapping[str, Any]:
+    """Fields that `compile: false` beside a preset replaces; none where nothing of it is compiled."""
+    fields: Mapping[str, Any] = _inherited(_catalog()[0], preset).get(_UNCOMPILED, {})
+    return fields
 
 
 def _inherited(presets: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:

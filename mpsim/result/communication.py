@@ -44,13 +44,7 @@ class CommunicationTime:
 
 
 def communication_time(timeline: Timeline) -> CommunicationTime:
-    """Measure a finished step.
-
-    Parameters
-    ----------
-    timeline : Timeline
-        Of a program with templates or without.
-    """
+    """Measure a finished step, of a program with templates or without."""
     program = timeline.program
     total, hidden = np.zeros((2, program.ranks, len(AXIS_NAMES)))
     host = program.vocabulary.part("host")

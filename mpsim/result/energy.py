@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from mpsim.cost import KERNELS, Board, Load
 from mpsim.hardware import Cluster, board_power
 from mpsim.hardware.inventory import inventory_of
-from mpsim.memo import remembered
 from mpsim.program import SEND, TICK
 from mpsim.result.result import Result
 from mpsim.shipped import read_shipped
@@ -74,12 +73,8 @@ def measure_energy(result: Result) -> Energy:
     for load, spent in seconds.items():
         watts = np.array([board.watts(load) for board in boards])
         parts[load.value] = float(((watts - idle) * spent * size).sum())
-    return Energy(
-        parts,
-        _to_the_meter(
-            math.fsum(parts.values()), clusters, [step * ranks for ranks in size.tolist()]
-        ),
-    )
+    seconds_of = [step * ranks for ranks in size.tolist()]
+    return Energy(parts, _to_the_meter(math.fsum(parts.values()), clusters, seconds_of))
 
 
 def _seconds_by_load(result: Result) -> dict[Load, NDArray[np.float64]]:
@@ -120,10 +115,10 @@ def _alone(result: Result) -> NDArray[np.float64]:
     return alone
 
 
-@remembered(1)
-def meter_constants() -> dict[str, Any]:
+def meter_constants() -> Mapping[str, Any]:
     """Constants from accelerators to the meter, with sources: ``host``, ``nic``, ``network``, ``pue``."""
-    return dict(read_shipped("mpsim.result.data", "meter.yaml"))
+    constants: Mapping[str, Any] = read_shipped("mpsim.result.data", "meter.yaml")
+    return constants
 
 
 def _to_the_meter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,18 @@ from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
 from mpsim.parallel import AXIS_NAMES
 from mpsim.program import TICK
 from mpsim.result.result import Result
+from mpsim.units import percent
+
+_TOLD = 0.01  # of the step: what less rests on moves no result that anybody would notice
+_KERNELS = ("forward", "backward", "weight_gradient", "recompute", "optimizer")
+_AREAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "collectives": ("collectives", ("exposed_",)),
+    "hardware": ("links", ("exposed_",)),
+    "interference": ("compute beside collectives", (*_KERNELS, "exposed_")),
+    "kernels": ("kernels", _KERNELS),
+    "straggling": ("waiting for stragglers", ("straggling",)),
+}
+"""Constants by the first part of their names: in words, and the parts of the step that rest on them."""
 
 __all__ = [
     "calibration",
@@ -92,8 +104,16 @@ def calibration(constants: Sequence[Constant]) -> dict[str, Any]:
     }
 
 
-def unsure(result: Result, precision: str, *, interference: bool) -> list[str]:
-    """Warnings of figures that nobody verified and of constants that were fitted on other hardware."""
+def unsure(
+    result: Result, precision: str, breakdown: Mapping[str, float], *, interference: bool
+) -> list[str]:
+    """Warnings of values that nobody verified, and of constants of other hardware that a hundredth of the step or more rests on.
+
+    Parameters
+    ----------
+    breakdown : mapping of str to float
+        Time by part of the account [s].
+    """
     warnings = []
     peak = f"peak_flops.{SCALED_FORMATS.get(precision, precision)}"
     used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", peak)
@@ -103,15 +123,18 @@ def unsure(result: Result, precision: str, *, interference: bool) -> list[str]:
             warnings.append(
                 f"values of {name} that are recalled, not verified: {', '.join(figures)}"
             )
-    defaults = sorted(
-        {
-            constant.name.rpartition(".")[0]
-            for constant in result.constants
-            if constant.status is Status.FAMILY_DEFAULT
-            # without interference its constants only shorten the little that runs beside exchanges
-            and (interference or not constant.name.startswith("interference."))
-        }
-    )
-    if defaults:
-        warnings.append(f"not calibrated on this hardware: {', '.join(defaults)}")
+    defaults: dict[str, list[str]] = {}
+    for constant in result.constants:
+        area, _, name = constant.name.rpartition(".")[0].partition(".")
+        # without interference its constants only shorten the little that runs beside exchanges
+        if constant.status is Status.FAMILY_DEFAULT and (interference or area != "interference"):
+            defaults.setdefault(area, []).append(name)
+    step = sum(breakdown.values())
+    for area, names in sorted(defaults.items()):
+        words, rests = _AREAS.get(area, (area, ("",)))
+        share = sum(time for part, time in breakdown.items() if part.startswith(rests)) / step
+        if share >= _TOLD:
+            listed = ", ".join(dict.fromkeys(sorted(names)))
+            told = f"{words} ({listed}), on which {percent(share)} of the step rests"
+            warnings.append(f"not measured on this hardware: {told}")
     return warnings

@@ -86,8 +86,6 @@ def measure_links(
     ----------
     links_of : callable
         Gives the links of a program of the same job.
-    bins : int
-        Of the series over time.
 
     Notes
     -----

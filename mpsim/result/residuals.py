@@ -282,7 +282,9 @@ class Residuals:
         apart += ["scale"] if run.scale(setting.size) != 1.0 else []
         apart += [f"{setting.guessed} settings guessed"] if setting.guessed else []
         names = ", ".join(names[0] for names in run.labels.values() if names[0])
-        return f"{fitted}; nearest: {run.rows} of {names}{_words('; other ', apart)}"
+        return (
+            f"{fitted}; nearest: {run.rows} of {names}{'; other ' * bool(apart)}{', '.join(apart)}"
+        )
 
     def without(self, family: str) -> Residuals:
         """The same where nothing of a family was measured."""
@@ -347,10 +349,6 @@ def format_names(precision: str) -> tuple[str, str]:
     (('mxfp8', 'narrow'), ('bf16', 'wide'))
     """
     return precision, "narrow" if SCALED_FORMATS.get(precision, precision) in _NARROW else "wide"
-
-
-def _words(lead: str, names: Sequence[str]) -> str:
-    return lead + ", ".join(names) if names else ""
 
 
 @remembered(16)

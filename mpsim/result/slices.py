@@ -136,8 +136,6 @@ def communication_slices(
 
     Parameters
     ----------
-    timeline : Timeline
-        Of a program with templates or without.
     waits : Waits
         Idle time of its compute streams, as the job counts it.
     ranks : sequence of int, optional

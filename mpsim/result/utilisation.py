@@ -47,12 +47,8 @@ class Utilisation(Shown):
         Time with a kernel on the compute stream.
     scale_up, scale_out : float64[R]
         Bytes sent over what the link could have sent in one direction.
-    timeline : Timeline
-        What was measured.
     speeds : mapping of str to float64[R]
         Of each class of link, in one direction [B/tick].
-    bins : int
-        Of the series over time.
     """
 
     compute: NDArray[np.float64]
@@ -100,8 +96,6 @@ def measure_utilisation(
     ----------
     clusters : sequence of Cluster
         As each rank class has it: the bandwidths per accelerator and direction.
-    bins : int
-        Of the series over time.
     """
     step, nodes = timeline.makespan, [cluster.node for cluster in clusters]
     speeds = {
@@ -147,15 +141,11 @@ def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.flo
 def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
     """Ticks of computing inside each row."""
     program = timeline.program
-    computes = np.isin(program.part, program.vocabulary.computing_parts) & (program.kind != SEND)
+    computing = program.vocabulary.computing_parts
+    computes = np.isin(program.part, computing) & (program.kind != SEND)
     busy = np.where(computes, program.duration, 0.0)
     if program.templates:
-        inside = np.array(
-            [
-                template.parts[program.vocabulary.computing_parts].sum()
-                for template in program.templates
-            ]
-        )
+        inside = np.array([template.parts[computing].sum() for template in program.templates])
         busy = np.where(program.template >= 0, inside[np.maximum(program.template, 0)], busy)
     return busy
 

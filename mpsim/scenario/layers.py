@@ -18,6 +18,8 @@ __all__ = ["Layers", "lay_values", "read_layers"]
 MAX_FILES: Final = 64
 _SHOWN: Final = 100  # characters of a path
 FLAT: Final = ("sweep", "overrides")  # sections whose own keys are dotted
+RIVALS: Final = {"schedule.name": ("file",), "schedule.file": ("name", "virtual_stages")}
+"""Keys beside a key whose place it takes where a layer below wrote them."""
 
 
 class Layers:
@@ -69,8 +71,7 @@ class Layers:
         try:
             value = parse_scalar(text)
         except ScenarioError as error:
-            message = error.problems[0].message
-            self.problems.append(Problem(message, key=key, file="--set"))
+            self.problems.append(Problem(error.problems[0].message, key=key, file="--set"))
             return
         self.put(_split(key), value, origin, key, dotted=True)
 
@@ -89,6 +90,9 @@ class Layers:
         """
         key = join(*parts)
         self._mark_missing(parts, origin, written)
+        for name in RIVALS.get(key, ()):
+            if self.files.get(join(parts[0], name), self.file) != origin.file:
+                self.data[parts[0]].pop(name, None)
         body = parts[0] == "overrides" and len(parts) > 1  # of one name, which later files replace
         if not isinstance(value, Mapping):
             self._replace(parts, copy.deepcopy(value), origin, written)
@@ -242,25 +246,24 @@ def _lay_file(
         where = document.locate(Problem("", key=f"include.{index}"))
         target = path.parent / include
         resolved = _resolved(target)
+        count[0] += 1
+        inner = None
         if inside is not None and not resolved.is_relative_to(inside):
             message = f"includes {include[:_SHOWN]!r}, which is outside the folder of the scenario; move it inside, or allow it with --allow-include"
-            layers.problems.append(dataclasses.replace(where, message=message, key="include"))
-            continue
-        if resolved in chain:
+        elif resolved in chain:
             loop = " -> ".join(step.name for step in (*chain, target))
             message = f"include loop {loop}; remove one of them"
-            layers.problems.append(dataclasses.replace(where, message=message, key="include"))
-            continue
-        count[0] += 1
-        if count[0] > MAX_FILES:
+        elif count[0] > MAX_FILES:
             message = f"more than {MAX_FILES} files included; needed fewer"
+        else:
+            try:
+                inner = read_document(target)
+            except ScenarioError as error:
+                message = f"includes {include[:_SHOWN]!r}, which {error.problems[0].message}"
+        if inner is None:
             layers.problems.append(dataclasses.replace(where, message=message, key="include"))
-            return
-        try:
-            inner = read_document(target)
-        except ScenarioError as error:
-            message = f"includes {include[:_SHOWN]!r}, which {error.problems[0].message}"
-            layers.problems.append(dataclasses.replace(where, message=message, key="include"))
+            if count[0] > MAX_FILES:
+                return
             continue
         _lay_file(layers, target, inner, (*chain, resolved), count, inside)
     _root_schedule_file(document.data, path.parent)
@@ -271,11 +274,8 @@ def _resolved(path: Path) -> Path:
     """Where `path` leads, links followed; `path` itself where that is nowhere, which reading it says."""
     try:
         return path.resolve()
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # a name too long, a null character, links in a circle
+    # a name too long, a null character, links in a circle
+    except (OSError, ValueError, RuntimeError):
         return path.absolute()
 
 

@@ -156,9 +156,9 @@ class ModelChoice(Section):
 
 
 def _check_known(choice: ModelChoice) -> list[Problem]:
-    if choice.preset is None or choice.preset in model_names():
+    if choice.preset is None or choice.preset in model_names(aliases=True):
         return []
-    near = nearest(choice.preset, model_names())
+    near = nearest(choice.preset, model_names(aliases=True))
     return [Problem(f"unknown model {choice.preset[:60]!r}; {near}", key="model.preset")]
 
 
@@ -175,7 +175,7 @@ def _check_fields(choice: ModelChoice) -> list[Problem]:
 
 def _check_parts(choice: ModelChoice) -> list[Problem]:
     """Say what moe and mla have to give where no preset gives it."""
-    base = model(choice.preset) if choice.preset in model_names() else None
+    base = model(choice.preset) if choice.preset in model_names(aliases=True) else None
     return [
         Problem(f"lacks {', '.join(missing)}; give them", key=f"model.{key}")
         for key, needed in _NEEDED.items()

@@ -135,10 +135,10 @@ def _names_at(loc: Sequence[object], root: Kind) -> list[str]:
 
 def _elsewhere(loc: tuple[int | str, ...], root: Kind) -> list[str]:
     """The shortest dotted keys that end in the unknown key at `loc`, unless a key beside it is near."""
-    name = str(loc[-1])
-    if "did you mean" in nearest(name, _names_at(loc[:-1], root)):
+    if "did you mean" in nearest(name := str(loc[-1]), _names_at(loc[:-1], root)):
         return []
-    same = [key for key in known_keys(root) if key.rpartition(".")[2] == name]
+    every = [key for key in known_keys(root) if key.rpartition(".")[2] == name]
+    same = [key for key in every if key.startswith(f"{join(*loc[:-1])}.")] or every
     least = min((key.count(".") for key in same), default=0)
     return [key for key in same if key.count(".") == least]
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from mpsim.errors import ScheduleError, nearest
 from mpsim.memo import remembered
 from mpsim.schedule.csv_file import read_csv
 from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["make_orders", "schedule", "schedule_names", "schedules"]
 
@@ -42,9 +46,18 @@ _SCHEDULES: Mapping[str, str] = MappingProxyType(
 )
 
 
+@remembered(1)
+def _offered() -> Mapping[str, EntryPoint]:
+    """Schedules of installed packages: entry points of the group ``mpsim.schedules``, each a `Schedule`."""
+    from importlib.metadata import entry_points
+
+    entries = entry_points(group="mpsim.schedules")
+    return {entry.name: entry for entry in entries if entry.name not in _SCHEDULES}
+
+
 def schedule_names() -> tuple[str, ...]:
-    """Every schedule that `make_orders` knows, in the order they were invented."""
-    return tuple(_SCHEDULES)
+    """Every schedule that `make_orders` knows, in the order they were invented; then those of installed packages."""
+    return (*_SCHEDULES, *_offered())
 
 
 @remembered(64)
@@ -61,10 +74,12 @@ def schedule(name: str) -> Schedule:
     >>> schedule("dualpipe").directions
     2
     """
+    if name not in _SCHEDULES and name in _offered():
+        offered: Schedule = _offered()[name].load()
+        return offered
     if name not in _SCHEDULES:
-        raise ScheduleError(
-            f"got schedule {name!r}; needed a known one or a .csv file; {nearest(name, _SCHEDULES)}"
-        )
+        near = nearest(name, schedule_names())
+        raise ScheduleError(f"got schedule {name!r}; needed a known one or a .csv file; {near}")
     module, _, constant = _SCHEDULES[name].rpartition(".")
     known: Schedule = getattr(importlib.import_module(f"mpsim.schedule.{module}"), constant)
     return known
@@ -72,7 +87,7 @@ def schedule(name: str) -> Schedule:
 
 def schedules() -> Iterator[Schedule]:
     """Every schedule, in the order they were invented; imports all of their modules."""
-    return map(schedule, _SCHEDULES)
+    return map(schedule, schedule_names())
 
 
 def make_orders(

@@ -395,9 +395,9 @@ class ServicePlan:
         choice, key = self.speculation, "serving.speculation.draft"
         if choice is None or choice.draft in (HEADS, N_GRAM):
             return None
-        if choice.draft not in model_names():
+        if choice.draft not in model_names(aliases=True):
             return Problem(
-                f"no model {choice.draft!r}; {nearest(choice.draft, (HEADS, N_GRAM, *model_names()))}",
+                f"no model {choice.draft!r}; {nearest(choice.draft, (HEADS, N_GRAM, *model_names(aliases=True)))}",
                 key=key,
             )
         draft = find_model(choice.draft)

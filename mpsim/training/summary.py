@@ -27,7 +27,8 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     """Build the summary of a training step; every key is defined in docs/reference/metrics.md."""
     step = result.timeline.step_time_s
     accelerators = plan.layout.mesh.world
-    peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(plan.layout.precision))
+    precision = plan.layout.precision
+    peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(precision))
     model = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length)
     hardware, executed, at_peak = _work(result)
     mean = figures.mean_over_ranks(result, result.parts) * TICK
@@ -72,7 +73,8 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "utilisation": figures.utilisation(result),
         "calibration": figures.calibration(result.constants),
         "validated": nearest_measured(setting),
-        "warnings": _warnings(result, plan, floors, straddles),
+        "warnings": _warnings(result, plan, floors, straddles)
+        + figures.unsure(result, precision, breakdown, interference=plan.interference),
         **({"straddling": straddles} if straddles else {}),
         **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
     }
@@ -108,11 +110,8 @@ def _parameters(plan: Plan) -> dict[str, float]:
 
 
 def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
-    memory = result.memory
-    rank = memory.fullest
-    parts: dict[str, float | int] = {
-        name: float(held[rank]) for name, held in memory.components.items()
-    }
+    memory, rank = result.memory, result.memory.fullest
+    parts = {name: float(held[rank]) for name, held in memory.components.items()}
     total = float(memory.total[rank])
     stage = rank % plan.layout.mesh.pp
     return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": stage}
@@ -142,7 +141,7 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
             f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB of "
             f"{memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
         )
-    return warnings + figures.unsure(result, plan.layout.precision, interference=plan.interference)
+    return warnings
 
 
 def _floors(result: Result, plan: Plan) -> dict[str, float]:

@@ -48,9 +48,10 @@ def model_year(name: str) -> int:
     return _entry(name).year
 
 
-def model_names() -> tuple[str, ...]:
-    """Names of all published models in the catalog, sorted."""
-    return tuple(sorted(_catalog()))
+def model_names(*, aliases: bool = False) -> tuple[str, ...]:
+    """Names of all published models in the catalog, sorted; with other names of the same sizes if asked for."""
+    known = sorted(_catalog().items())
+    return tuple(name for name, entry in known if aliases or name == entry.transformer.name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,10 +63,9 @@ class _Entry:
 
 
 def _entry(name: str) -> _Entry:
-    try:
-        return _catalog()[name]
-    except KeyError:
-        raise WorkloadError(f"no model {name!r}; {nearest(name, model_names())}") from None
+    if name in (known := _catalog()):
+        return known[name]
+    raise WorkloadError(f"no model {name!r}; {nearest(name, known)}")
 
 
 @remembered(1)
@@ -76,13 +76,13 @@ def _catalog() -> Mapping[str, _Entry]:
             if name in models:
                 raise WorkloadError(f"catalog/{family}.yaml: model {name!r} is defined twice")
             models[name] = published
+        models |= {alias: models[name] for alias, name in data.get("aliases", {}).items()}
     return MappingProxyType(models)
 
 
 def _read_family(family: str, data: object) -> dict[str, _Entry]:
     """Build every model of one file: the fields in ``common``, overridden by its own."""
-    content = cast(Mapping[str, Mapping[str, object]], data)
-    models = {}
+    content, models = cast(Mapping[str, Mapping[str, object]], data), {}
     for name, own in content["models"].items():
         fields = dict(content["common"]) | dict(cast(Mapping[str, object], own))
         unsourced = [key for key in ("source", "as_of", "year") if not fields.get(key)]

@@ -44,6 +44,54 @@ def test_every_override_of_a_template_is_one(written, name):
         assert mpsim.load(file, overrides=[override]).digest != base.digest
 
 
+def _variants(lines: list[str]) -> list[tuple[int, int]]:
+    """First and last line, not included, of every block of comments that is a key of YAML."""
+    variants, block = [], re.compile(r" *# +(?=[a-z_]+:(?: |$))")
+    begins = next(i for i, line in enumerate(lines) if line.startswith("schema:"))
+    for first in range(begins, len(lines)):  # above it stands what the file is for
+        head = block.match(lines[first])
+        if head and not any(first < last for _, last in variants):
+            deeper = " *" + re.escape(head[0].lstrip()) + " "
+            after = range(first + 1, len(lines))
+            last = next((i for i in after if not re.match(deeper, lines[i])), len(lines))
+            variants.append((first, last))
+    return variants
+
+
+def _without_comment(lines: list[str], first: int, last: int) -> str:
+    """The text with a commented block in place of what the file says under the same key of the same section."""
+    head = re.match(r"( *)# +", lines[first])
+    indent, mark = len(head[1]), len(head[0])
+    own = [" " * indent + line[mark:] for line in lines[first:last]]
+    key = own[0].split(":")[0]
+    text = "\n".join([*lines[:first], *(["#"] * (last - first)), *lines[last:]])
+    text = re.sub(rf"(?m)^{re.escape(key)}:.*(?:\n {' ' * indent}.*)*", "", text)
+    kept = text.split("\n")
+    return "\n".join([*kept[:first], *own, *kept[first:]])
+
+
+VARIANTS = [
+    (name, *span)
+    for name in template_names()
+    for span in _variants(template_text(name).splitlines())
+]
+
+
+def test_templates_propose_variants():
+    """The test below is about something."""
+    assert len(VARIANTS) >= 10
+
+
+@pytest.mark.parametrize(("name", "first", "last"), VARIANTS)
+def test_every_commented_variant_is_right(written, name, first, last):
+    """Without the mark of the comment it is a scenario, and another one."""
+    file = written(name)
+    base = mpsim.load(file)
+    text = _without_comment(file.read_text(encoding="utf-8").splitlines(), first, last)
+    file.write_text(text, encoding="utf-8")
+    assert mpsim.load(file).resolved() != base.resolved() or "dp: 4" in text
+
+
 @pytest.mark.parametrize("name", template_names())
 def test_every_command_in_a_template_is_one(written, name):
     """Lines that a comment proposes parse, with the file's own name in them."""

@@ -8,10 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from mpsim.cost import Constant, Status
 from mpsim.engine import run
 from mpsim.hardware import system
 from mpsim.program import TICK, Rows, Stream
 from mpsim.result.energy import measure_energy
+from mpsim.result.figures import unsure
 from mpsim.result.result import Result
 from mpsim.result.utilisation import measure_utilisation
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
@@ -95,3 +97,21 @@ def _classes() -> Any:
     rows = Rows(TRAINING)
     rows.add(1, kind=Kind.FORWARD, rank=0, part=PARTS.index("forward"), duration=2.0 / TICK)
     return rows.finish(rank_name=("pp 0", "pp 1"), class_size=[3, 1])
+
+
+def test_only_what_a_hundredth_of_the_step_rests_on_is_warned_of() -> None:
+    """Constants of other hardware by area, with the share of the step that rests on them; interference only where it is on."""
+    borrowed = [
+        Constant(f"{name}.x", 1.0, "1", "by hand", "2026", Status.FAMILY_DEFAULT)
+        for name in ("straggling.wait", "kernels.gemm", "kernels.core", "interference.any")
+    ]
+    result = types.SimpleNamespace(
+        constants=borrowed, job=types.SimpleNamespace(class_clusters=(NODE,))
+    )
+    step = {"forward": 0.6, "exposed_tp": 0.391, "straggling": 0.009}
+    off = unsure(cast("Result", result), "bf16", step, interference=False)
+    assert off == [
+        "not measured on this hardware: kernels (core, gemm), on which 60.0 % of the step rests"
+    ]
+    on = unsure(cast("Result", result), "bf16", step, interference=True)
+    assert "beside collectives (any), on which 99.1 %" in on[0]

@@ -1,11 +1,16 @@
 """Schedules by name: closed forms of their peaks, and what they refuse."""
 
+from __future__ import annotations
+
+import importlib.metadata
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.errors import ScheduleError
+from mpsim.memo import forget
 from mpsim.schedule import Action, make_orders, schedule_names, write_csv
 
 
@@ -107,6 +112,21 @@ def test_forwards_of_the_last_rank_alternate_from_the_start() -> None:
     orders = make_orders("1f1b", pp=64, microbatches=512)
     last = orders.kind[orders.rank_ptr[-2] :]
     assert np.array_equal(last, np.tile([Action.F, Action.B], 512))
+
+
+def test_an_installed_package_offers_a_schedule(monkeypatch) -> None:
+    """An entry point of the group mpsim.schedules is a schedule like any other, and takes no name of ours."""
+    entry = importlib.metadata.EntryPoint("mine", "mpsim.schedule.gpipe:GPIPE", "mpsim.schedules")
+    ours = importlib.metadata.EntryPoint("1f1b", "nowhere:NOTHING", "mpsim.schedules")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: (entry, ours))
+    forget()
+    try:
+        assert schedule_names()[-1] == "mine"
+        orders = make_orders("mine", pp=2, microbatches=2)
+        assert orders.tokens() == make_orders("gpipe", pp=2, microbatches=2).tokens()
+        assert len(make_orders("1f1b", pp=2, microbatches=2).tokens()) == 2
+    finally:
+        forget()
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:

@@ -35,6 +35,7 @@ def again(result: ServiceResult, tmp_path_factory: pytest.TempPathFactory) -> Jo
 def test_a_saved_service_is_read_by_the_loader_of_every_result(result, again) -> None:
     """Figures, requests and iterations are those of the run."""
     assert isinstance(again, ServiceResult)
+    assert isinstance(again, mpsim.Result)
     assert again.to_json() == result.to_json()
     assert again.scenario.digest == result.scenario.digest
     for name in ("arrival", "started", "first", "last"):

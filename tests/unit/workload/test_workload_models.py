@@ -16,6 +16,13 @@ def test_every_model_has_a_source_and_a_date() -> None:
         assert model(name).as_of.startswith("20"), name
 
 
+def test_other_names_of_the_same_sizes_are_known() -> None:
+    """A release with the sizes of another is that one, and not listed twice."""
+    assert model("llama3.1-8b") is model("llama3-8b")
+    assert set(model_names(aliases=True)) > set(model_names())
+    assert "llama3.1-8b" not in model_names()
+
+
 def test_unknown_model_suggests_the_nearest() -> None:
     """A slip of the pen gets the name that was meant."""
     with pytest.raises(WorkloadError, match="'gpt3-175b'"):

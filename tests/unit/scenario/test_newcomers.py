@@ -1,0 +1,70 @@
+"""What newcomers write, and what they get for it."""
+
+from __future__ import annotations
+
+import pytest
+
+import mpsim
+from mpsim.schedule import make_orders, write_csv
+
+BASE = """schema: 1
+model: llama3.1-8b
+cluster: {preset: dgx-h100, nodes: 1, nic: 400Gbps}
+parallelism: {tp: 2, pp: 2}
+schedule: {name: interleaved-1f1b, virtual_stages: 2}
+training: {global_batch: 16, micro_batch: 1, sequence_length: 4096}
+framework: torchtitan
+"""
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A scenario beside an order of actions for it."""
+    write_csv(make_orders("1f1b", pp=2, microbatches=8), tmp_path / "own.csv")
+    file = tmp_path / "base.yaml"
+    file.write_text(BASE, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("own", ["schedule: {file: own.csv}", "schedule: own.csv"])
+def test_an_own_schedule_takes_the_place_of_an_included_name(own, base):
+    """With its virtual stages; and a name set on top takes that of the file."""
+    inside = base.with_name("own.yaml")
+    inside.write_text(f"include: base.yaml\n{own}\n", encoding="utf-8")
+    schedule = mpsim.load(inside).schedule
+    assert schedule.file.endswith("own.csv")
+    assert (schedule.name, schedule.virtual_stages) == (None, None)
+    assert mpsim.load(inside, set=["schedule.name=gpipe"]).schedule.file is None
+    assert mpsim.load(base, set=[f"schedule.file={schedule.file}"]).schedule.name is None
+
+
+def test_both_in_one_file_are_refused(base):
+    """Nobody knows which was meant."""
+    text = BASE.replace("virtual_stages: 2", "file: own.csv")
+    base.write_text(text, encoding="utf-8")
+    with pytest.raises(mpsim.ScenarioError, match="got both of name and file"):
+        mpsim.load(base)
+
+
+def test_a_preset_runs_without_its_compiler(base):
+    """`compile: false` is what the notes of the preset count; what is written beside it wins."""
+    eager = mpsim.load(base, set=["framework.compile=false"])
+    usual, slow = (mpsim.prepare(one).plan.layout.framework for one in (mpsim.load(base), eager))
+    assert slow.kernels.memory_kernel_factor > 2 * usual.kernels.memory_kernel_factor
+    assert slow.host.layer_launches_forward > usual.host.layer_launches_forward
+    own = mpsim.load(base, set=["framework.compile=false", "framework.memory_kernel_factor=1.5"])
+    assert mpsim.prepare(own).plan.layout.framework.kernels.memory_kernel_factor == 1.5
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("model.experts=8", "did you mean 'model.moe.experts'"),
+        ("framework.compile=3", "needed true or false"),
+        ("framework={preset: torch-fsdp2, compile: false}", "which torch-fsdp2 is not"),
+    ],
+)
+def test_a_near_miss_is_told_what_was_meant(setting, words, base):
+    """The key below, where there is one, before a key of the same name elsewhere."""
+    with pytest.raises(mpsim.ScenarioError, match=words):
+        mpsim.load(base, set=[setting])
