@@ -144,6 +144,7 @@ _offer("result.variation", "mpsim.study", "simulate_variation")
 _offer("result.write_trace", "mpsim.formats.step_trace", "write_step_trace")
 for _name in ("blame", "goodput", "plan", "scaling", "sensitivity"):
     _offer(f"chart.{_name}", "mpsim.plot", f"{_name}_chart")
+_offer("chart.display", "mpsim.plot.pen", "Display")
 _offer("service.plot", "mpsim.plot", "ServicePlots")
 _offer("service.write_trace", "mpsim.formats.service", "write_service_trace")
 _offer("timeline.plot", "mpsim.plot", "draw_timeline")

@@ -18,7 +18,6 @@ class Drawn(Protocol):
 
     def save(self, path: str | Path) -> Path:
         """Write it; the suffix chooses the format."""
-        ...
 
 
 class Drawable(Drawn, Protocol):
@@ -26,11 +25,9 @@ class Drawable(Drawn, Protocol):
 
     def plot(self, ax: Any = None) -> Drawn:
         """Draw on axes, or on a figure of its own."""
-        ...
 
     def titled(self, title: str) -> Drawable:
         """The same with another title."""
-        ...
 
 
 Service = Callable[..., Any]

@@ -6,6 +6,7 @@ Importing this package does not import matplotlib; drawing does.
 from mpsim.plot.accuracy import Scored, agreement_chart, error_chart, residual_chart
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Panels, Part, Series
 from mpsim.plot.fabric import fabric_chart
+from mpsim.plot.fronts import plan_chart, schedules_chart, search_chart, service_front_chart
 from mpsim.plot.pen import FORMATS, Display
 from mpsim.plot.plots import Plots, ServicePlots, draw_timeline
 from mpsim.plot.service import (
@@ -15,7 +16,6 @@ from mpsim.plot.service import (
     itl_chart,
     latency_chart,
     latency_rate_chart,
-    service_front_chart,
 )
 from mpsim.plot.step import (
     attribution_chart,
@@ -35,10 +35,7 @@ from mpsim.plot.studies import (
     comparison_chart,
     goodput_chart,
     line_chart,
-    plan_chart,
     scaling_chart,
-    schedules_chart,
-    search_chart,
     sensitivity_chart,
     sweep_chart,
 )

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import accessors
 from mpsim.errors import ScenarioError
-from mpsim.plot.palette import MARKERS
 from mpsim.units import Dimension, rung
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from mpsim.plot.pen import Display
-
 __all__ = [
+    "LINE_INCHES",
     "Axis",
     "Bars",
     "Chart",
@@ -38,17 +34,15 @@ __all__ = [
     "Series",
     "placed_names",
     "readable",
-    "scattered",
     "short_number",
     "thin",
 ]
 
-if TYPE_CHECKING:
-    pass
-
 Floats = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | Floats
 
+LINE_INCHES = 0.17
+"""Height of a line of notes."""
 _DIMENSIONS = {dimension.value: dimension for dimension in Dimension}
 _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and marks [of the axes]
 
@@ -59,7 +53,6 @@ class Axis:
 
     Parameters
     ----------
-    name : str
     unit : str
         ``s``, ``B``, ``share``, ``FLOP/s`` and the like are written with the prefix that suits; any other word as it is.
     log : int
@@ -151,34 +144,29 @@ class Chart:
         """The same chart with another title."""
         return dataclasses.replace(self, title=title)
 
-    def plot(self, ax: Axes | None = None) -> Display:
-        """Draw with matplotlib, on `ax` or on a figure of its own."""
-        from mpsim.plot.pen import Display
-
-        return Display(self).plot(ax)
+    def plot(self, ax: Any = None) -> accessors.Drawn:
+        """Draw with matplotlib, on the axes `ax` or on a figure of its own."""
+        drawn: accessors.Drawn = accessors.call("chart.display", self).plot(ax)
+        return drawn
 
     def save(self, path: str | Path) -> Path:
         """Write a picture; the suffix chooses among ``.png``, ``.svg`` and ``.pdf``."""
-        from mpsim.plot.pen import Display
-
-        return Display(self).save(path)
+        written: Path = accessors.call("chart.display", self).save(path)
+        return written
 
     def _repr_png_(self) -> bytes:
-        return self.plot()._repr_png_()
+        picture: bytes = accessors.call("chart.display", self)._repr_png_()
+        return picture
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """One part of every bar.
+    """One part of every bar, with a value for each.
 
     Parameters
     ----------
-    name : str
-    values : sequence of float
-        One a bar.
     colour : str
         A word of `mpsim.plot.palette.colour_of`; empty for the next of its series.
-    hatched : bool
     """
 
     name: str
@@ -193,22 +181,18 @@ class Bars(Chart):
 
     Parameters
     ----------
-    title, alt, notes, size : as of a Chart
     names : sequence of str
         One a bar, from top to bottom or from left to right.
-    parts : sequence of Part
     value : Axis
         What the lengths are.
     across : str
         What the names are.
     upright : bool
         Whether a picture has columns; the page always has rows.
-    beside : bool
     written : str
         ``share`` writes into wide parts how much of their bar they are, ``total`` over each bar what it sums to.
     joined : bool
         Whether thin lines join equal parts of neighbours.
-    limits : sequence of Limit
     line : Series or None
         Over columns, its x their places.
 
@@ -259,7 +243,6 @@ class Series:
     ----------
     name : str
         Of the legend; empty for none.
-    x, y : sequence of float
     colour : str
         As of a Part.
     line : str
@@ -306,11 +289,6 @@ class Lines(Chart):
 
     Parameters
     ----------
-    title, alt, notes, size : as of a Chart
-    series : sequence of Series
-    x, y : Axis
-    limits : sequence of Limit
-    stacked : bool
     bands : sequence of (float, float)
         Ranges of y that are shaded; of a chart whose axes are both logarithmic, factors of x.
     grid : str
@@ -346,7 +324,6 @@ class Heat(Chart):
 
     Parameters
     ----------
-    title, alt, notes, size : as of a Chart
     names : sequence of str
         One a row, from top to bottom.
     edges : sequence of float
@@ -392,10 +369,8 @@ class Panels(Chart):
 
     Parameters
     ----------
-    title, alt, notes, size : as of a Chart
     charts : sequence of Chart
         Row by row, each under its title.
-    columns : int
     ratios : sequence of float
         Heights of the rows; equal when left out.
     same : bool
@@ -407,31 +382,6 @@ class Panels(Chart):
     columns: int = 1
     ratios: Sequence[float] = ()
     same: bool = False
-
-
-def scattered(
-    groups: Mapping[str, Sequence[tuple[str, float, float]]], written: Sequence[str] = ()
-) -> list[Series]:
-    """Series of named points, a mark for each group; those that are `written` have their names beside them.
-
-    Parameters
-    ----------
-    groups : mapping of str to sequence of (str, float, float)
-        Name, x and y of points, by what the legend calls them.
-    written : sequence of str
-    """
-    return [
-        Series(
-            name,
-            [x for _, x, _ in points],
-            [y for _, _, y in points],
-            line="",
-            mark=MARKERS[number % len(MARKERS)],
-            labels=[label for label, _, _ in points],
-            written=[place for place, (label, _, _) in enumerate(points) if label in written],
-        )
-        for number, (name, points) in enumerate(groups.items())
-    ]
 
 
 def _largest(columns: Sequence[Numbers]) -> float:

@@ -25,6 +25,7 @@ __all__ = [
     "MEMORY",
     "RESOURCES",
     "SERIES",
+    "SERVING",
     "colour_of",
     "event_of_part",
     "rgb",
@@ -80,6 +81,18 @@ RESOURCES: Mapping[str, str] = MappingProxyType(
 )
 """Resource to colour, where lines show how busy each is."""
 
+SERVING: Mapping[str, str] = MappingProxyType(
+    {
+        "decode": "forward",
+        "prefill": "backward",
+        "kv": "cp",
+        "down": "other",
+        "idle_cache": "straggling",
+        "idle": "bubble",
+    }
+)
+"""Part of the time of a service to the kind of event as which it is drawn; others have their own."""
+
 MEMORY: Mapping[str, str] = MappingProxyType(
     {
         "parameters": EVENTS["forward"],
@@ -88,6 +101,7 @@ MEMORY: Mapping[str, str] = MappingProxyType(
         "activations": EVENTS["recompute"],
         "logits": EVENTS["weight_gradient"],
         "buffers": EVENTS["ep"],
+        "cache": EVENTS["cp"],
         "overhead": EVENTS["other"],
     }
 )
@@ -128,15 +142,15 @@ def colour_of(word: str, number: int = 0) -> str:
 
 
 def event_of_part(part: str) -> str:
-    """Kind of event that a part of the step (`mpsim.training.vocabulary.PARTS`) is drawn as.
+    """Kind of event that a part of the time of a step or of a service is drawn as.
 
     Examples
     --------
-    >>> event_of_part("exposed_tp")
-    'tp'
+    >>> event_of_part("exposed_tp"), event_of_part("decode")
+    ('tp', 'forward')
     """
     event = part.removeprefix("exposed_")
-    return event if event in EVENTS else "other"
+    return event if event in EVENTS else SERVING.get(event, "other")
 
 
 def rgb(colour: str) -> NDArray[np.float64]:

@@ -6,50 +6,33 @@ Figures are built without pyplot, so nothing here keeps state, opens a window or
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from mpsim.errors import ScenarioError
 from mpsim.output import whole
-from mpsim.plot.chart import (
-    Axis,
-    Bars,
-    Chart,
-    Floats,
-    Heat,
-    Limit,
-    Lines,
-    Panels,
-    Series,
-    placed_names,
-    readable,
-    short_number,
-    thin,
-)
-from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LABELS, LUMINANCE, colour_of, rgb
+from mpsim.plot.chart import Bars, Chart, Heat, Lines, Panels
+from mpsim.plot.drawing import columns_of, draw_bars, draw_heat, draw_lines
+from mpsim.plot.timeline import Timeline
+from mpsim.plot.timeline_pen import draw_timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
-__all__ = ["FORMATS", "HATCH", "STYLE", "Display", "event_patches", "legend_above"]
+__all__ = ["FORMATS", "STYLE", "Display"]
 
 STYLE = Path(__file__).with_name("mpsim.mplstyle")
 """Settings of matplotlib under which everything is drawn and saved."""
 FORMATS = (".png", ".svg", ".pdf")
 """Suffixes of the pictures that `Display.save` writes."""
-HATCH = "//////"
 
 _TITLE_POINTS, _LETTERS_PER_INCH, _NOTE_LETTERS_PER_INCH = 10, 13.5, 15.0
-_ENTRY, _PER_LETTER = 0.42, 0.066  # of a legend [inch]
+_NOTES_BELOW = 36.0  # points under the axes, below the name of the axis
 _NO_DATES: Mapping[str, Mapping[str, None]] = MappingProxyType(
     {
         ".png": {"Software": None},
@@ -57,13 +40,6 @@ _NO_DATES: Mapping[str, Mapping[str, None]] = MappingProxyType(
         ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
     }
 )
-_FULL = "#B00000"
-_LARGE = 8.0  # marks that cover more than their middle [point]
-_NARROWEST_WRITTEN, _MOST_WRITTEN = 0.035, 24  # of the axis; bars
-_NAMES_BELOW, _NAMES_BESIDE = 16, 32
-_ABOVE_PERCENT = 38.0  # points, over the labels of the upper axis
-_NOTES_BELOW = 36.0  # points under the axes, below the name of the axis
-_HEAT, _LOADS, _NOTHING = "cividis", "viridis", "#FFFFFF"  # even in lightness, for every eye
 
 
 class Display:
@@ -151,15 +127,12 @@ class Display:
 
 def draw(ax: Axes, chart: Chart) -> None:
     """Draw a chart on axes, labels and legend included."""
-    from mpsim.plot.timeline import Timeline
-    from mpsim.plot.timeline_pen import draw_timeline
-
     if isinstance(chart, Bars):
-        _draw_bars(ax, chart)
+        draw_bars(ax, chart)
     elif isinstance(chart, Lines):
-        _draw_lines(ax, chart)
+        draw_lines(ax, chart)
     elif isinstance(chart, Heat):
-        _draw_heat(ax, chart)
+        draw_heat(ax, chart)
     elif isinstance(chart, Panels):
         _draw_inside(ax, chart)
     else:
@@ -191,7 +164,7 @@ def _on_figure(figure: Figure, chart: Chart) -> Axes:
         ax.set_axis_off()
     if chart.same and handles:
         labels = [str(handle.get_label()) for handle in handles]
-        columns = _columns(labels, chart.size[0])
+        columns = columns_of(labels, chart.size[0])
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     if chart.notes:
         figure.supxlabel("\n".join(chart.notes), fontsize=8)
@@ -239,426 +212,3 @@ def _write_notes(ax: Axes, chart: Chart) -> None:
         fontsize=8,
         linespacing=1.3,
     )
-
-
-def event_patches(
-    events: Iterable[str], *, hatched: bool = False, labels: Mapping[str, str] | None = None
-) -> list[Patch]:
-    """Legend entries of kinds of event, in the order of the palette; `labels` are words that count instead of its own."""
-    present, words = set(events), {**LABELS, **(labels or {})}
-    return [
-        _patch(words.get(event, event), colour, hatched=hatched and event in COMMUNICATION)
-        for event, colour in EVENTS.items()
-        if event in present
-    ]
-
-
-def _patch(label: str, colour: str, *, hatched: bool = False) -> Patch:
-    from matplotlib.patches import Patch
-
-    edge, hatch = ("white", "////") if hatched else (colour, None)
-    return Patch(facecolor=colour, edgecolor=edge, hatch=hatch, label=label)
-
-
-def _columns(labels: Iterable[str], width: float) -> int:
-    """How many entries of a legend fit beside each other."""
-    longest = max(map(len, labels), default=1)
-    return max(1, int(width / (_ENTRY + _PER_LETTER * longest)))
-
-
-def legend_above(ax: Axes, handles: Sequence[Any], *, lift: float = 2.0) -> None:
-    """Put a legend above the axes, outside, where it hides nothing; `lift` in points over the axes."""
-    from matplotlib.transforms import ScaledTranslation
-
-    if not handles:
-        return
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    columns = _columns([str(handle.get_label()) for handle in handles], _inches(ax))
-    up = ScaledTranslation(0.0, lift / 72, figure.dpi_scale_trans)
-    ax.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        bbox_transform=ax.transAxes + up,
-        ncols=math.ceil(len(handles) / math.ceil(len(handles) / columns)),
-        borderaxespad=0.0,
-        handlelength=1.4,
-        columnspacing=1.2,
-    )
-
-
-def _inches(ax: Axes) -> float:
-    """Width of axes."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return float(ax.get_position().width * figure.get_figwidth() * 1.1)
-
-
-def _limit_handles(limits: Iterable[Limit]) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D([], [], color=colour_of(limit.colour), linestyle="--", label=limit.label)
-        for limit in limits
-    ]
-
-
-def _draw_bars(ax: Axes, chart: Bars) -> None:
-    word, size = chart.reading
-    table, place = chart.table / size, np.arange(float(len(chart.names)))
-    bar, across = (ax.bar, "width") if chart.upright else (ax.barh, "height")
-    thick = 0.8 / len(chart.parts) if chart.beside and chart.parts else 0.8
-    over, under = np.zeros(len(place)), np.zeros(len(place))
-    handles: list[Any] = []
-    for number, (part, lengths) in enumerate(zip(chart.parts, table, strict=True)):
-        colour = colour_of(part.colour, number)
-        base = np.zeros(len(place)) if chart.beside else np.where(lengths < 0, under, over)
-        shift = (number - (len(chart.parts) - 1) / 2) * thick if chart.beside else 0.0
-        style: dict[str, Any] = {across: 0.92 * thick if chart.beside else thick}
-        style |= {"bottom" if chart.upright else "left": base, "color": colour, "linewidth": 0.3}
-        bar(
-            place + shift,
-            lengths,
-            edgecolor="white",
-            hatch="////" if part.hatched else None,
-            **style,
-        )
-        over, under = (
-            np.where(lengths < 0, over, base + lengths),
-            np.where(lengths < 0, base + lengths, under),
-        )
-        if part.name and np.abs(lengths).max(initial=0.0) > 1e-3 * np.abs(table).max(initial=0.0):
-            handles.append(_patch(part.name, colour, hatched=part.hatched))
-        if chart.written == "share" and len(place) <= _MOST_WRITTEN:
-            _write_shares(ax, colour, base + lengths / 2, lengths, table.sum(axis=0))
-        if chart.beside and chart.written:
-            _write_ends(ax, chart, place + shift, lengths, lengths)
-    if chart.written and not chart.beside and (chart.written == "total" or chart.joined):
-        total = table.sum(axis=0)
-        _write_ends(ax, chart, place, np.where(total < 0, under, over), total)
-    if chart.joined:
-        _join(ax, np.cumsum(table, axis=0))
-    for limit in chart.limits:
-        line = ax.axhline if chart.upright else ax.axvline
-        line(limit.value / size, color=colour_of(limit.colour), linestyle="--", linewidth=1.2)
-    handles = handles if len(handles) > 1 or chart.limits else []
-    _label_bars(ax, chart, word, table)
-    lift = _percent_axis(ax, table) if chart.written == "share" and not chart.joined else 2.0
-    legend_above(ax, [*handles, *_limit_handles(chart.limits)], lift=lift)
-    if chart.line is not None:
-        _draw_over(ax, chart.line, size)
-
-
-def _label_bars(ax: Axes, chart: Bars, word: str, table: Floats) -> None:
-    """Name bars and lengths, and leave room for what is written at the ends."""
-    _, size = chart.reading
-    ends = (
-        table
-        if chart.beside
-        else np.array([np.maximum(table, 0.0).sum(axis=0), np.minimum(table, 0.0).sum(axis=0)])
-    )
-    most = max([float(ends.max(initial=0.0)), *(limit.value / size for limit in chart.limits)])
-    least, room = (
-        float(ends.min(initial=0.0)),
-        1.12 if chart.written != "share" or chart.joined else 1.0,
-    )
-    if least < 0:  # both ways: as far to each side
-        most = max(most, -least)
-        least = -1.12 * most
-    low, high = chart.value.limits
-    low, high = (each if each is None else each / size for each in (low, high))
-    span = (least if low is None else low, (room * most or 1.0) if high is None else high)
-    named = thin(len(chart.names), _NAMES_BELOW if chart.upright else _NAMES_BESIDE)
-    names = [chart.names[bar] for bar in named]
-    if chart.upright:
-        ax.set_xticks(named, names)
-        ax.set(xlim=(-0.6, len(chart.names) - 0.4), ylim=span, xlabel=chart.across)
-        ax.set_ylabel(chart.value.label(word))
-        ax.grid(axis="y")
-        return
-    ax.set_yticks(named, names)
-    ax.set(ylim=(len(chart.names) - 0.4, -0.6), xlim=span, ylabel=chart.across)
-    ax.set_xlabel(chart.value.label(word))
-    if least < 0:
-        ax.axvline(0.0, color="black", linewidth=0.8)
-
-
-def _draw_over(ax: Axes, line: Series, size: float) -> None:
-    """A line over columns, its numbers written."""
-    values = np.asarray(line.y, dtype=np.float64)
-    ax.plot(line.x, values / size, color="black", marker="o", linewidth=line.width)
-    for x, value in zip(line.x, values.tolist(), strict=True):
-        box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
-        offset: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points"}
-        ax.annotate(f"{value:.0%}", (x, value / size), ha="center", fontsize=8, bbox=box, **offset)
-
-
-def _percent_axis(ax: Axes, table: Floats) -> float:
-    """Say at the top what share of the longest bar the bottom axis means; how far a legend must be above."""
-    longest = float(table.sum(axis=0).max(initial=0.0))
-    if not longest:
-        return 2.0
-    scale = 100 / longest
-    functions = (lambda value: np.asarray(value) * scale, lambda value: np.asarray(value) / scale)
-    ax.secondary_xaxis("top", functions=functions).set_xlabel("share of the step (%)")
-    return _ABOVE_PERCENT
-
-
-def _write_shares(ax: Axes, colour: str, middle: Floats, length: Floats, total: Floats) -> None:
-    """Write what share of its bar each piece is, where the piece is wide enough."""
-    ink = "white" if float(rgb(colour) @ LUMINANCE) < DARK else "black"
-    box = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
-    style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7, "bbox": box}
-    for bar in np.flatnonzero(length > _NARROWEST_WRITTEN * total.max()).tolist():
-        ax.text(middle[bar], bar, f"{100 * length[bar] / total[bar]:.1f} %", color=ink, **style)
-
-
-def _write_ends(ax: Axes, chart: Bars, place: Floats, ends: Floats, values: Floats) -> None:
-    """Write numbers at the ends of bars, red where they are over a limit."""
-    if len(place) > _MOST_WRITTEN:
-        return
-    word, size = chart.reading
-    capacity = min(
-        (limit.value / size for limit in chart.limits if limit.colour == "tp"), default=math.inf
-    )
-    for at, end, value in zip(place.tolist(), ends.tolist(), values.tolist(), strict=True):
-        full = value > capacity
-        style: dict[str, Any] = {
-            "color": _FULL if full else "black",
-            "weight": "bold" if full else "normal",
-        }
-        if chart.upright:
-            ax.text(at, end, short_number(value), ha="center", va="bottom", fontsize=7, **style)
-        else:
-            signed = (
-                f"{value:+.3f}"
-                if float(chart.table.min(initial=0.0)) < 0
-                else f"{short_number(value)} {word}"
-            )
-            side = "left" if end >= 0 else "right"
-            ax.text(end, at, f" {signed} ", ha=side, va="center_baseline", fontsize=8, **style)
-
-
-def _join(ax: Axes, edges: Floats) -> None:
-    """Thin lines between equal parts of neighbours."""
-    for edge in edges[:-1]:
-        for bar in range(edges.shape[1] - 1):
-            ax.plot(edge[bar : bar + 2], [bar + 0.4, bar + 0.6], color="#636363", linewidth=0.6)
-
-
-def _draw_lines(ax: Axes, chart: Lines) -> None:
-    (x_word, x_size), (y_word, y_size) = chart.readings
-    handles: list[Any] = []
-    base: Any = 0.0
-    for number, series in enumerate(chart.series):
-        colour = colour_of(series.colour, number)
-        x, y = (np.asarray(column, dtype=np.float64) for column in (series.x, series.y))
-        if chart.stacked:
-            top = base + y / y_size
-            ax.fill_between(
-                x / x_size,
-                base,
-                top,
-                step="post" if series.step else None,
-                color=colour,
-                linewidth=0,
-                rasterized=True,
-            )
-            base = top
-        else:
-            _draw_series(ax, series, colour, x / x_size, y / y_size, y_size)
-        if series.name:
-            handles.append(
-                _patch(series.name, colour) if chart.stacked else _line_handle(series, colour)
-            )
-    for limit in chart.limits:
-        line, size = (ax.axvline, x_size) if limit.along else (ax.axhline, y_size)
-        line(limit.value / size, color=colour_of(limit.colour), linestyle="--", linewidth=1.2)
-    _scale(ax, "x", chart.x, x_word, x_size)
-    _scale(ax, "y", chart.y, y_word, y_size)
-    _shade_bands(ax, chart, y_size)
-    if chart.grid:
-        ax.grid(axis=chart.grid)  # type: ignore[arg-type] # one of matplotlib's words
-    handles += _limit_handles(chart.limits)
-    legend_above(ax, handles)
-    _write_names(ax, chart, x_size, y_size)
-
-
-def _draw_series(
-    ax: Axes, series: Series, colour: str, x: Floats, y: Floats, y_size: float
-) -> None:
-    style: dict[str, Any] = {"color": colour, "zorder": 2}
-    if series.line:
-        steps = "steps-post" if series.step else "default"
-        ax.plot(x, y, linestyle=series.line, linewidth=series.width, drawstyle=steps, **style)
-    if series.errors:
-        low, high = np.array(series.errors).T / y_size
-        ax.errorbar(x, y, yerr=np.stack([y - low, high - y]), fmt="none", capsize=3, **style)
-    if series.mark:
-        hollow = np.broadcast_to(
-            np.asarray(series.hollow, dtype=bool) if len(series.hollow) else False, len(x)
-        )
-        sizes = np.broadcast_to(np.square(np.asarray(series.size, dtype=np.float64)), len(x))
-        for empty in (False, True):
-            mine = hollow == empty
-            if mine.any():
-                face = "white" if empty else colour
-                ax.scatter(
-                    x[mine],
-                    y[mine],
-                    s=sizes[mine],
-                    marker=series.mark,
-                    facecolors=face,
-                    edgecolors=colour,
-                    linewidth=0.9 if empty else 0.4,
-                    alpha=series.alpha,
-                    zorder=3,
-                )
-
-
-def _line_handle(series: Series, colour: str) -> Any:
-    from matplotlib.lines import Line2D
-
-    face = "white" if len(series.hollow) and all(series.hollow) else colour
-    line: Any = series.line or "none"
-    mark = series.mark or "none"
-    return Line2D(
-        [], [], color=colour, linestyle=line, marker=mark, markerfacecolor=face, label=series.name
-    )
-
-
-def _scale(ax: Axes, which: str, axis: Axis, word: str, size: float) -> None:
-    """Scale, limits, marks and name of one of the two axes."""
-    from matplotlib.ticker import FuncFormatter, LogFormatter, NullLocator
-
-    own = ax.xaxis if which == "x" else ax.yaxis
-    set_scale, set_limits, set_label = (
-        getattr(ax, f"set_{which}{word}") for word in ("scale", "lim", "label")
-    )
-    if axis.log:
-        set_scale("log", base=axis.log)
-        own.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:g}")
-        )
-        own.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
-    if axis.ticks:
-        own.set_ticks([tick / size for tick, _ in axis.ticks], [text for _, text in axis.ticks])
-        own.set_minor_locator(NullLocator())
-    low, high = (each if each is None else each / size for each in axis.limits)
-    if low is not None or high is not None:
-        set_limits(low, high)
-    set_label(axis.label(word))
-
-
-def _shade_bands(ax: Axes, chart: Lines, size: float) -> None:
-    for low, high in chart.bands:
-        if chart.x.log and chart.y.log:
-            ends = np.array(ax.get_xlim())
-            ax.fill_between(ends, ends * low, ends * high, color=EVENTS["bubble"], zorder=0)
-        else:
-            ax.axhspan(low / size, high / size, color=EVENTS["bubble"], zorder=0)
-
-
-def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
-    """Names beside marks, where they find room, with a thin line where they stand apart."""
-    marks: list[tuple[float, float]] = []
-    others: list[tuple[float, float]] = []
-    texts: list[str] = []
-    to_axes = ax.transData + ax.transAxes.inverted()
-    for series in chart.series:
-        points = np.stack(
-            [np.asarray(series.x, float) / x_size, np.asarray(series.y, float) / y_size], axis=1
-        )
-        places = [(float(x), float(y)) for x, y in to_axes.transform(points)]
-        marks += [places[i] for i in series.written]
-        texts += [series.labels[i] for i in series.written]
-        if series.line and not series.mark and len(places) < 10:  # names keep off straight lines
-            places = [
-                point
-                for a, b in itertools.pairwise(places)
-                for point in np.linspace(a, b, 60).tolist()
-            ]
-        others += [(x, y) for x, y in places] if len(places) < 300 else []
-        others += _around(ax, places, series) if series.mark else []
-    style: dict[str, Any] = {
-        "xycoords": "axes fraction",
-        "textcoords": "axes fraction",
-        "fontsize": 7.5,
-    }
-    arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": EVENTS["other"], "shrinkB": 3}
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
-    for name in placed_names(marks, texts, others) if texts else ():
-        ax.annotate(
-            name.text,
-            name.mark,
-            xytext=(name.left, name.middle),
-            va="center",
-            bbox=box,
-            arrowprops=arrow if name.apart else None,
-            **style,
-        )
-
-
-def _around(
-    ax: Axes, places: Sequence[tuple[float, float]], series: Series
-) -> list[tuple[float, float]]:
-    """Points on the rims of large marks, which names keep off."""
-    sizes = np.broadcast_to(np.asarray(series.size, dtype=np.float64), len(places))
-    box, dpi = ax.get_window_extent(), ax.figure.dpi
-    return [
-        (x + across * size * dpi / 144 / box.width, y + up * size * dpi / 144 / box.height)
-        for (x, y), size in zip(places, sizes.tolist(), strict=True)
-        for across in (-1, 0, 1)
-        for up in (-1, 0, 1)
-        if size > _LARGE
-    ]
-
-
-def _draw_heat(ax: Axes, chart: Heat) -> None:
-    import matplotlib as mpl
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import FuncFormatter
-
-    word, size = readable(chart.x.unit, float(np.max(chart.edges)))
-    values = np.asarray(chart.values, dtype=np.float64)
-    z_word, z_size = readable(chart.z.unit, float(np.abs(values).max(initial=0.0)))
-    low, high = (each if each is None else each / z_size for each in chart.z.limits)
-    shown, rows = values / z_size, np.arange(len(chart.names) + 1) - 0.5
-    style: dict[str, Any] = {"cmap": _HEAT, "vmin": low, "vmax": high}
-    if chart.z.log:
-        assert low is not None
-        # small loads look like the least that is told apart, and nothing at all like nothing
-        shown = np.where(shown > 0, np.maximum(shown, low), np.nan)
-        top = max(high or low, float(np.nanmax(shown, initial=low)))
-        style = {
-            "cmap": mpl.colormaps[_LOADS].with_extremes(bad=_NOTHING),
-            "norm": LogNorm(low, top),
-        }
-    mesh = ax.pcolormesh(np.asarray(chart.edges) / size, rows, shown, rasterized=True, **style)
-    named = thin(len(chart.names), _NAMES_BESIDE)
-    ax.set_yticks(named, [chart.names[row] for row in named])
-    if chart.columns:
-        named = thin(len(chart.columns), _NAMES_BESIDE)
-        ax.set_xticks(named, [chart.columns[column] for column in named], rotation=90)
-    ax.set(ylim=(len(chart.names) - 0.5, -0.5), ylabel=chart.across)
-    ax.set_xlabel(chart.x.label(word))
-    ax.grid(visible=False)
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    grouped = any(chart.groups)
-    bar = figure.colorbar(mesh, ax=ax, label=chart.z.label(z_word), pad=0.06 if grouped else 0.01)
-    if chart.z.log:
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    if grouped:
-        _name_groups(ax, chart.groups)
-
-
-def _name_groups(ax: Axes, groups: Sequence[str]) -> None:
-    """A line between groups of rows, and the name of each at the right."""
-    for group in dict.fromkeys(groups):
-        rows = [row for row, own in enumerate(groups) if own == group]
-        if rows[0]:
-            ax.axhline(rows[0] - 0.5, color="black", linewidth=0.8)
-        style: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center"}
-        ax.text(1.005, (rows[0] + rows[-1]) / 2, group, fontsize=8, rotation=90, **style)

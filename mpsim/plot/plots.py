@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from mpsim.engine import Timeline
 from mpsim.plot.chart import Chart
@@ -24,6 +24,7 @@ from mpsim.plot.step import (
 )
 from mpsim.plot.timeline import timeline_chart
 from mpsim.result import Result
+from mpsim.result.result import JobResult
 from mpsim.serving import ServiceResult
 from mpsim.table import plural
 
@@ -33,34 +34,55 @@ if TYPE_CHECKING:
 __all__ = ["Plots", "ServicePlots", "draw_timeline"]
 
 
-def _save(folder: str | Path, pictures: Mapping[str, Callable[[], Display]]) -> list[Path]:
-    """Draw every picture into `folder` as PNG, which is made if need be."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return [picture().save(folder / f"{name}.png") for name, picture in pictures.items()]
+R = TypeVar("R", bound=JobResult)
 
 
-class Plots:
-    """Pictures that ``result.plot`` offers; every method draws and returns a Display.
+class _Pictures(Generic[R]):
+    """What the pictures of any job have: a title with the headline, and a folder to be written to."""
 
-    Parameters
-    ----------
-    result : Result
-    """
+    _names: Sequence[str] = ()
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: R) -> None:
         self._result = result
 
+    def _headline(self) -> str:
+        """The figures that stand under every title."""
+        raise NotImplementedError
+
     def _drawn(self, chart: Chart, what: str, ax: Axes | None) -> Display:
-        """A chart under the scenario, what it shows, and the headline of the step."""
-        summary = self._result.summary
-        memory = summary["memory"]
-        headline = (
+        """A chart under the scenario, what it shows, and the headline of the job."""
+        return Display(
+            chart.titled(f"{self._result.scenario.name}: {what}\n{self._headline()}")
+        ).plot(ax)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return [getattr(self, name)().save(folder / f"{name}.png") for name in self._names]
+
+
+class Plots(_Pictures[Result]):
+    """Pictures that ``result.plot`` offers; every method draws and returns a Display."""
+
+    _names: Sequence[str] = (
+        *("timeline", "bubbles", "attribution", "utilisation", "heat", "roofline", "links"),
+        *("memory", "memory_over_time", "memory_by_kind"),
+    )
+
+    def _headline(self) -> str:
+        summary, memory = self._result.summary, self._result.summary["memory"]
+        return (
             f"{summary['step_time_s']:.4g} s a step on {plural(summary['accelerators'], 'accelerator')}, "
             f"{summary['tokens_per_s_per_accelerator']:,.0f} tokens/s each, MFU {summary['mfu']:.1%}, "
             f"bubble {summary['bubble_fraction']:.1%}, memory {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
         )
-        return chart.titled(f"{self._result.scenario.name}: {what}\n{headline}").plot(ax)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
+        if self._result.scenario.variation is not None:
+            self._names = (*Plots._names, "blame")
+        return super().save(folder)
 
     def timeline(
         self,
@@ -129,25 +151,19 @@ class Plots:
         chart = blame_chart(blame.causes, blame.names, blame.matrix)
         return self._drawn(chart, "who waited for whom", ax)
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
-        names = "timeline bubbles attribution utilisation heat roofline links".split()
-        names += "memory memory_over_time memory_by_kind".split()
-        if self._result.scenario.variation is not None:
-            names.append("blame")
-        return _save(folder, {name: getattr(self, name) for name in names})
 
+class ServicePlots(_Pictures[ServiceResult]):
+    """Pictures that ``plot`` of a service's result offers; every method draws and returns a Display."""
 
-class ServicePlots:
-    """Pictures that ``plot`` of a service's result offers; every method draws and returns a Display.
+    _names = ("ttft", "tpot", "itl", "batch", "cache")
 
-    Parameters
-    ----------
-    result : ServiceResult
-    """
-
-    def __init__(self, result: ServiceResult) -> None:
-        self._result = result
+    def _headline(self) -> str:
+        summary = self._result.summary
+        return (
+            f"{summary['request_rate_per_s']:.3g} requests/s on {plural(summary['accelerators'], 'accelerator')}, "
+            f"{summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, "
+            f"median TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT {1e3 * summary['tpot_s']['p50']:,.1f} ms"
+        )
 
     def ttft(self, ax: Axes | None = None) -> Display:
         """Draw how the time to the first token spreads over requests."""
@@ -169,22 +185,7 @@ class ServicePlots:
         """Draw how full the cache is over time."""
         return self._drawn(cache_chart(self._result), "cache over time", ax)
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
-        names = ("ttft", "tpot", "itl", "batch", "cache")
-        return _save(folder, {name: getattr(self, name) for name in names})
-
-    def _drawn(self, chart: Chart, what: str, ax: Axes | None) -> Display:
-        """A chart under the scenario, what it shows, and the headline of the service."""
-        result, summary = self._result, self._result.summary
-        headline = (
-            f"{summary['request_rate_per_s']:.3g} requests/s on {plural(summary['accelerators'], 'accelerator')}, "
-            f"{summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, "
-            f"median TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT {1e3 * summary['tpot_s']['p50']:,.1f} ms"
-        )
-        return chart.titled(f"{result.scenario.name}: {what}\n{headline}").plot(ax)
-
 
 def draw_timeline(timeline: Timeline, labels: Mapping[str, str] | None = None) -> Display:
     """Draw any timeline, with communication under the kernels; `labels` are words of the legend for kinds of event."""
-    return timeline_chart(timeline, labels=labels).plot()
+    return Display(timeline_chart(timeline, labels=labels)).plot()

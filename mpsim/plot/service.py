@@ -17,7 +17,6 @@ from mpsim.plot.palette import SERIES
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import itl, latencies
 from mpsim.study import Sweep
-from mpsim.study.search.service_outcome import ServiceSearch
 
 __all__ = [
     "batch_chart",
@@ -27,7 +26,6 @@ __all__ = [
     "latency_chart",
     "latency_rate_chart",
     "occupancy_chart",
-    "service_front_chart",
     "spread_chart",
 ]
 
@@ -37,7 +35,6 @@ _RATE = "serving.workload.rate"
 _LONGEST = 50.0  # times the least latency: an overloaded service needs a scale of powers
 _WIDE = 20.0  # times the least: a spread needs one
 _POINTS = 2000  # of a line: more than a screen has columns
-_FRONT = "Pareto front: no other is better in both"
 
 
 def latency_chart(result: ServiceResult, name: str) -> Lines:
@@ -167,56 +164,6 @@ def _binned(start: Floats, values: Floats) -> tuple[Floats, Floats]:
         return start, values
     edges = np.linspace(0, len(start), _POINTS + 1).astype(np.int64)[:-1]
     return start[edges], np.maximum.reduceat(values, edges)
-
-
-def service_front_chart(search: ServiceSearch) -> Lines:
-    """Output tokens/s of a user against those of an accelerator, and the services that no other beats in both.
-
-    Raises
-    ------
-    ScenarioError
-        If nothing was simulated.
-    """
-    rows = list(search.rows)
-    if not rows:
-        raise ScenarioError("no service was simulated: nothing to draw")
-    series = []
-    for kept, name in ((True, "keeps the limits"), (False, "misses the limits")):
-        mine = [row for row in rows if row.meets_slo == kept]
-        if mine:
-            points = [row.per_user for row in mine], [row.per_accelerator for row in mine]
-            labels = [row.name for row in mine]
-            series.append(
-                Series(
-                    name,
-                    *points,
-                    "other",
-                    line="",
-                    mark="o",
-                    size=4.0,
-                    labels=labels,
-                    hollow=[not kept] * len(mine),
-                )
-            )
-    front = [row.per_user for row in search.front], [row.per_accelerator for row in search.front]
-    numbers = [str(number) for number in range(1, len(search.front) + 1)]
-    series.append(
-        Series(_FRONT, *front, "forward", mark="o", labels=numbers, written=range(len(numbers)))
-    )
-    return Lines(
-        title="Users and accelerators",
-        alt=f"{len(rows)} services, {len(numbers)} on the front.",
-        notes=[f"{number}  {row.name}" for number, row in zip(numbers, search.front, strict=True)],
-        series=series,
-        x=Axis(
-            name="output tokens/s of a user", limits=(0.0, 1.1 * max(row.per_user for row in rows))
-        ),
-        y=Axis(
-            name="output tokens/s of an accelerator",
-            limits=(0.0, 1.1 * max(row.per_accelerator for row in rows)),
-        ),
-        size=(8.0, 4.4 + 0.16 * len(numbers)),
-    )
 
 
 def latency_rate_chart(sweep: Sweep, name: str = "ttft") -> Lines:

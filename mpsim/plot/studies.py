@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError, nearest
-from mpsim.plot.chart import Axis, Bars, Chart, Limit, Lines, Panels, Part, Series
+from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Chart, Limit, Lines, Panels, Part, Series
 from mpsim.plot.palette import EVENTS, MARKERS, SERIES, event_of_part
 from mpsim.plot.step import parts_of
-from mpsim.study import Comparison, ScheduleChoice, Search, Sensitivity, Sweep
+from mpsim.study import Comparison, Sensitivity, Sweep
 from mpsim.study.goodput import Goodput
-from mpsim.study.plan import Plans
 from mpsim.study.rows import Row
 from mpsim.study.scaling import Scale
 
@@ -30,10 +29,7 @@ __all__ = [
     "comparison_chart",
     "goodput_chart",
     "line_chart",
-    "plan_chart",
     "scaling_chart",
-    "schedules_chart",
-    "search_chart",
     "sensitivity_chart",
     "sweep_chart",
 ]
@@ -71,17 +67,10 @@ _LESS_IS_BETTER = frozenset(
         "cost_per_million_output_tokens",
     }
 )
-_MOST_LINES, _MOST_PANELS, _PANELLED = (
-    len(SERIES),
-    6,
-    3,
-)  # lines of a panel, panels along each side, keys
-_FRONT = "Pareto front: no other is better in both"
-_LETTERS = "ABCDEFGH"
-_LINE_INCHES = 0.17
-_DAY, _MINUTE, _MILLION = 86400.0, 60.0, 1e6
+_MOST_LINES, _MOST_PANELS = len(SERIES), 6  # lines of a panel, panels along each side
+_MINUTE = 60.0
 _ALIKE = 0.03  # share of an interval within which two lines look like one
-_REACH, _BEFORE, _ROOM = 2.5, 0.97, 1.25  # of a search's axes, times the shortest and the largest
+_OF_TOKEN = "Parts of an accelerator's time for an output token"
 _SENSITIVITY = {"hardware": "forward", "software": "host"}
 
 
@@ -125,15 +114,35 @@ def answer_chart(
     )
 
 
-def comparison_chart(comparison: Comparison) -> Bars:
-    """Parts of the step times of two results, in the order of the palette, equal parts joined."""
+def comparison_chart(*comparisons: Comparison, names: Sequence[str] = ()) -> Bars:
+    """Parts of the times of results, each set against the same first one, in the order of the palette, equal parts joined.
+
+    Parameters
+    ----------
+    *comparisons : Comparison
+        Of one result with each of the others.
+    names : sequence of str
+        Of the results; left out, those of the scenarios.
+    """
+    others = [{part.name: part for part in comparison.parts} for comparison in comparisons]
     order = list(EVENTS)
-    parts = sorted(comparison.parts, key=lambda part: order.index(event_of_part(part.name)))
+    found = sorted(
+        dict.fromkeys(name for parts in others for name in parts),
+        key=lambda name: order.index(event_of_part(name)),
+    )
+    seconds = {
+        name: [
+            next((parts[name].a for parts in others if name in parts), None) or 0.0,
+            *((parts[name].b if name in parts else None) or 0.0 for parts in others),
+        ]
+        for name in found
+    }
+    serves = comparisons[0].whole != "step_time_s"
     return Bars(
-        title="Parts of the step",
-        alt=f"{comparison.explanation}.",
-        names=[comparison.a, comparison.b],
-        parts=parts_of({part.name: [part.a or 0.0, part.b or 0.0] for part in parts}),
+        title=_OF_TOKEN if serves else "Parts of the step",
+        alt="; ".join(comparison.explanation for comparison in comparisons) + ".",
+        names=names or [comparisons[0].a, *(comparison.b for comparison in comparisons)],
+        parts=parts_of(seconds),
         value=Axis(name="time, mean over ranks", unit="s"),
         written="share",
         joined=True,
@@ -167,14 +176,13 @@ def sensitivity_chart(sensitivity: Sensitivity) -> Bars:
 def sweep_chart(
     sweep: Sweep, *, metric: str = "tokens_per_s_per_accelerator", key: str | None = None
 ) -> Chart:
-    """A metric of a sweep against one key: a line for every combination of the others, of three keys or more in panels.
+    """A metric of a sweep against one key: a line for every value of another, and panels for the values of two more.
 
-    In panels the first key is the horizontal axis. Of the others the one with most values tells lines apart, the next two panels: columns,
-    then rows. Of all further keys every point shows the best value, of those that fit into memory if any does.
+    Of the other keys the one with most values tells lines apart, the next two panels: columns, then rows. Of all further keys every
+    point shows the best value, of those that fit into memory if any does.
 
     Parameters
     ----------
-    sweep : Sweep
     metric : str
         One of `METRICS`.
     key : str, optional
@@ -189,16 +197,77 @@ def sweep_chart(
     if key not in sweep.keys:
         raise ScenarioError(f"got key {key!r}, which was not varied; {nearest(key, sweep.keys)}")
     rows = list(sweep)
-    if len(sweep.keys) >= _PANELLED:
-        return _panels(rows, key, sweep.keys, metric)
-    choices = list(dict.fromkeys(str(row.values[key]) for row in rows))
-    names = list(dict.fromkeys(_line_name(row, key) for row in rows))
-    lines = {name: np.full(len(choices), np.nan) for name in names}
-    usable = {name: np.zeros(len(choices), dtype=bool) for name in names}
+    values = {
+        name: list(dict.fromkeys(str(row.values[name]) for row in rows)) for name in sweep.keys
+    }
+    roles = _roles([name for name in sweep.keys if name != key], values)
+    named = [[f"{_short(name)} {value}" for value in values[name]] for name in roles.shown]
+    lines, columns, downs = [*named, [""], [""], [""]][:3]
+    shape = len(values[key]), len(lines), len(columns), len(downs)
+    figures, usable = (
+        each.reshape(shape) for each in _table(rows, (key, *roles.shown), values, metric)
+    )
+    most = 1.08 * float(np.nanmax(figures, initial=0.0)) or 1.0
+    charts = []
+    for down, across in np.ndindex(len(downs), len(columns)):
+        own = line_chart(
+            key,
+            values[key],
+            dict(zip(lines, figures[:, :, across, down].T, strict=True)),
+            dict(zip(lines, usable[:, :, across, down].T, strict=True)),
+            metric=metric,
+        )
+        words = ", ".join(filter(None, (columns[across], downs[down])))
+        y = dataclasses.replace(own.y, limits=(0.0, most))
+        charts.append(dataclasses.replace(own, y=y, title=words) if words else own)
+    if len(roles.shown) < 2:
+        return charts[0]
+    wide = 0.9 + len(columns) * float(np.clip(0.5 * len(values[key]), 1.9, 4.0))
+    return Panels(
+        charts=charts,
+        columns=len(columns),
+        same=True,
+        notes=[f"each point: the best over {', '.join(roles.rest)}"] if roles.rest else (),
+        size=(min(max(6.0, wide), 15.0), 1.5 + 1.9 * len(downs)),
+    )
+
+
+class _Roles(NamedTuple):
+    """Keys of the lines and of the panels, at most three, and those whose best value counts."""
+
+    shown: tuple[str, ...]
+    rest: tuple[str, ...]
+
+
+def _roles(keys: Sequence[str], values: Mapping[str, Sequence[str]]) -> _Roles:
+    """Most values first, as far as there is room."""
+    # sorted() is stable: of keys with as many values the first stays first
+    ordered = sorted(keys, key=lambda name: -len(values[name]))
+    fitting = [name for name in ordered if len(values[name]) <= _MOST_LINES]
+    lines = (fitting or ordered[-1:])[:1]
+    left = [name for name in ordered if name not in lines]
+    panels = [name for name in left if len(values[name]) <= _MOST_PANELS][:2] or left[-1:]
+    return _Roles((*lines, *panels), tuple(name for name in left if name not in panels))
+
+
+def _short(key: str) -> str:
+    return key.rpartition(".")[2].replace("_", " ")
+
+
+def _table(
+    rows: Sequence[Row], keys: Sequence[str], values: Mapping[str, list[str]], metric: str
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """The metric and whether it fits, by the values of `keys`; of several rows at one place the best that fits."""
+    shape = tuple(len(values[name]) for name in keys)
+    figures, usable = np.full(shape, np.nan), np.zeros(shape, dtype=bool)
+    sign = -1.0 if metric in _LESS_IS_BETTER else 1.0
     for row in rows:
-        name, at = _line_name(row, key), choices.index(str(row.values[key]))
-        lines[name][at], usable[name][at] = row.number(metric), row.usable
-    return line_chart(key, choices, lines, usable, metric=metric)
+        place = tuple(values[name].index(str(row.values[name])) for name in keys)
+        number = row.number(metric)
+        known = sign * figures[place] if np.isfinite(figures[place]) else -math.inf
+        if math.isfinite(number) and (row.usable, sign * number) > (usable[place], known):
+            figures[place], usable[place] = number, row.usable
+    return figures, usable
 
 
 def line_chart(
@@ -213,9 +282,8 @@ def line_chart(
 
     Parameters
     ----------
-    key : str
     choices : sequence of str
-        Its values.
+        Values of the key.
     lines : mapping of str to float64[X]
         Name of each line to the metric in SI units; NaN where there is nothing to draw.
     usable : mapping of str to bool[X], optional
@@ -257,208 +325,6 @@ def line_chart(
         x=Axis(name=key, ticks=list(enumerate(choices)), limits=(-0.4, len(choices) - 0.6)),
         y=Axis(name=METRICS[metric].name, unit=METRICS[metric].unit, limits=(0.0, None)),
         size=(float(np.clip(3.0 + 0.5 * len(choices), 6.0, 12.0)), 4.0),
-    )
-
-
-def _line_name(row: Row, key: str) -> str:
-    """The other keys of a row, by their last word: they tell its line apart."""
-    others = {name: value for name, value in row.values.items() if name != key}
-    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in others.items())
-
-
-class _Roles(NamedTuple):
-    """Key of the lines, keys of the panels, and those whose best value counts."""
-
-    lines: str
-    panels: tuple[str, ...]
-    rest: tuple[str, ...]
-
-
-def _roles(keys: Sequence[str], values: Mapping[str, Sequence[str]]) -> _Roles:
-    """Most values first, as far as there is room."""
-    # sorted() is stable: of keys with as many values the first stays first
-    ordered = sorted(keys, key=lambda name: -len(values[name]))
-    lines = next((name for name in ordered if len(values[name]) <= _MOST_LINES), ordered[-1])
-    left = [name for name in ordered if name != lines]
-    panels = [name for name in left if len(values[name]) <= _MOST_PANELS][:2] or left[-1:]
-    return _Roles(lines, tuple(panels), tuple(name for name in left if name not in panels))
-
-
-def _panels(rows: Sequence[Row], key: str, keys: Sequence[str], metric: str) -> Panels:
-    values = {name: list(dict.fromkeys(str(row.values[name]) for row in rows)) for name in keys}
-    roles = _roles([name for name in keys if name != key], values)
-    figures, usable = _table(rows, (key, roles.lines, *roles.panels), values, metric)
-    column_key, *row_key = roles.panels
-    most = 1.08 * float(np.nanmax(figures, initial=0.0)) or 1.0
-    named = [f"{_short(roles.lines)} {value}" for value in values[roles.lines]]
-    charts = []
-    for down in range(len(values[row_key[0]]) if row_key else 1):
-        for across, column in enumerate(values[column_key]):
-            # axes of the table: horizontal key, lines, columns, and rows if there are any
-            at = (across, down) if row_key else (across,)
-            lines = dict(zip(named, np.moveaxis(figures, (0, 1), (-1, -2))[at], strict=True))
-            fits = dict(zip(named, np.moveaxis(usable, (0, 1), (-1, -2))[at], strict=True))
-            words = [
-                f"{_short(column_key)} {column}",
-                *(f"{_short(name)} {values[name][down]}" for name in row_key),
-            ]
-            own = line_chart(key, values[key], lines, fits, metric=metric)
-            y = dataclasses.replace(own.y, limits=(0.0, most))
-            charts.append(dataclasses.replace(own, y=y, title=", ".join(words)))
-    columns, high = len(values[column_key]), math.ceil(len(charts) / len(values[column_key]))
-    wide = 0.9 + columns * float(np.clip(0.5 * len(values[key]), 1.9, 4.0))
-    return Panels(
-        charts=charts,
-        columns=columns,
-        same=True,
-        notes=[f"each point: the best over {', '.join(roles.rest)}"] if roles.rest else (),
-        size=(min(max(6.0, wide), 15.0), 1.5 + 1.9 * high),
-    )
-
-
-def _short(key: str) -> str:
-    return key.rpartition(".")[2].replace("_", " ")
-
-
-def _table(
-    rows: Sequence[Row], keys: Sequence[str], values: Mapping[str, list[str]], metric: str
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """The metric and whether it fits, by the values of `keys`; of several rows at one place the best that fits."""
-    shape = tuple(len(values[name]) for name in keys)
-    figures, usable = np.full(shape, np.nan), np.zeros(shape, dtype=bool)
-    sign = -1.0 if metric in _LESS_IS_BETTER else 1.0
-    for row in rows:
-        place = tuple(values[name].index(str(row.values[name])) for name in keys)
-        number = row.number(metric)
-        known = sign * figures[place] if np.isfinite(figures[place]) else -math.inf
-        if math.isfinite(number) and (row.usable, sign * number) > (usable[place], known):
-            figures[place], usable[place] = number, row.usable
-    return figures, usable
-
-
-def search_chart(search: Search) -> Lines:
-    """Simulated layouts by step time and memory, up to 2.5 times the shortest step: the best ones, and those that no other beats in both.
-
-    Both ends of the front have a letter, and between them the places where memory falls most; notes say which layouts they are.
-
-    Raises
-    ------
-    ScenarioError
-        If no layout was simulated.
-    """
-    rows = list(search.rows)
-    if not rows:
-        raise ScenarioError("no layout was simulated: nothing to draw")
-    times, memory = [row.step_time_s for row in rows], [row.memory_bytes for row in rows]
-    edge = min(_REACH * min(times), max(times) / _BEFORE)
-    beyond = sum(time > edge for time in times)
-    left_out = f" ({beyond} slower one{'s' * (beyond != 1)} not shown)" if beyond else ""
-    front, leaders = list(search.front), list(search.leaders)
-    lettered = _lettered([row.memory_bytes for row in front])
-    letters = dict(zip(lettered, _LETTERS, strict=False))
-    best = [
-        f"{number}  {row.step_time_s:.4g} s  {row.name}"
-        for number, row in enumerate(leaders[:3], 1)
-    ]
-    notes = [
-        f"{letter}  {front[at].step_time_s:.4g} s, {front[at].memory_bytes / 1e9:.3g} GB: {front[at].name}"
-        for at, letter in letters.items()
-    ]
-    return Lines(
-        title="Step time and memory",
-        alt=f"{len(rows)} layouts simulated; the quickest takes {min(times):.4g} s.",
-        notes=[*best, *notes],
-        series=[
-            Series(
-                f"simulated{left_out}",
-                times,
-                memory,
-                "other",
-                line="",
-                mark="o",
-                size=3.5,
-                labels=[row.name for row in rows],
-            ),
-            Series(
-                _FRONT,
-                [row.step_time_s for row in front],
-                [row.memory_bytes for row in front],
-                "backward",
-                mark="o",
-                size=2.0,
-                step=True,
-                labels=[letters.get(at, "") for at in range(len(front))],
-                written=[at for at in lettered if front[at].step_time_s <= edge],
-            ),
-            Series(
-                f"the best {len(leaders)}",
-                [row.step_time_s for row in leaders],
-                [row.memory_bytes for row in leaders],
-                "forward",
-                line="",
-                mark="o",
-                labels=[row.name for row in leaders],
-            ),
-        ],
-        x=Axis(name="step time", unit="s", limits=(_BEFORE * min(times), edge)),
-        y=Axis(name="memory of the fullest rank", unit="B", limits=(0.0, _ROOM * max(memory))),
-        size=(8.0, 4.5 + _LINE_INCHES * len(best + notes)),
-    )
-
-
-def _lettered(memory: Sequence[float]) -> list[int]:
-    """Places of a front, by step time, that have a letter: both ends, and between them where memory falls most."""
-    falls = np.concatenate([[0.0], -np.diff(memory)])
-    between = [place for place in np.argsort(-falls, kind="stable").tolist() if falls[place] > 0]
-    chosen = dict.fromkeys([0, len(memory) - 1, *between]) if len(memory) else {}
-    return sorted(list(chosen)[: len(_LETTERS)])
-
-
-def plan_chart(plans: Plans) -> Lines:
-    """Plans that have a price by their days and dollars, the front of those that no other beats in both, and the deadline.
-
-    Raises
-    ------
-    ScenarioError
-        If no plan has a price.
-    """
-    rows = [row for row in plans.rows if row.cost is not None]
-    if not rows:
-        raise ScenarioError("no plan has a price: nothing to draw; give --prices FILE")
-    front = [row for row in rows if any(row is best for best in plans.front)]
-    front.sort(key=lambda row: row.days)
-
-    def labels(some: Sequence[object]) -> list[str]:
-        return [f"{row.accelerators:,} accelerators" for row in some]  # type: ignore[attr-defined] # rows of plans
-
-    def points(some: Sequence[object]) -> tuple[list[float], list[float]]:
-        return [row.days for row in some], [row.cost / _MILLION for row in some]  # type: ignore[attr-defined]
-
-    deadline = plans.deadline
-    return Lines(
-        title="Days and price",
-        alt=f"{len(rows)} plans, {len(front)} on the front.",
-        series=[
-            Series(
-                "plan", *points(rows), "other", line="", mark="o", size=4.2, labels=labels(rows)
-            ),
-            Series(
-                _FRONT,
-                *points(front),
-                "forward",
-                mark="o",
-                step=True,
-                labels=labels(front),
-                written=range(len(front)),
-            ),
-        ],
-        x=Axis(
-            name="days of training, failures and checkpoints included",
-            limits=(0.0, 1.2 * max(*(row.days for row in rows), deadline or 0.0)),
-        ),
-        y=Axis(name="price (million USD)", limits=(0.0, 1.2 * max(points(rows)[1]))),
-        limits=[] if deadline is None else [Limit(deadline, "deadline", "backward", along=True)],
-        size=(8.0, 4.5),
     )
 
 
@@ -530,82 +396,6 @@ def scaling_chart(scale: Scale) -> Panels:
     return Panels(charts=charts, columns=len(charts), size=(4.6 * len(charts) + 1.0, 4.8))
 
 
-def schedules_chart(choices: Sequence[ScheduleChoice], *, memory: float | None = None) -> Lines:
-    """Bubble of each schedule against the activations that it holds, and a line through those that no other beats in both.
-
-    Hollow marks do not fit the memory that was given; the shape tells copies of the weights.
-
-    Parameters
-    ----------
-    choices : sequence of ScheduleChoice
-    memory : float, optional
-        Activations that fit, of a rank's share of the model, as the comparison had it.
-
-    Raises
-    ------
-    ScenarioError
-        If no schedule could be built.
-    """
-    built = [
-        (choice, choice.timed.bubble_fraction) for choice in choices if choice.timed is not None
-    ]
-    if not built:
-        raise ScenarioError("no schedule could be built: nothing to draw")
-    front: list[tuple[float, float]] = []
-    for choice, bubble in sorted(built, key=lambda each: (each[0].activations, each[1])):
-        if not choice.reason and (not front or bubble < front[-1][1]):
-            front.append((choice.activations, bubble))
-    series = [
-        Series(
-            "Pareto front: no other is better in both",
-            *_columns(front),
-            "other",
-            width=1.0,
-            step=True,
-        )
-    ]
-    for number, copies in enumerate(sorted({choice.weight_copies for choice, _ in built})):
-        for fits in (True, False):
-            mine = [
-                each
-                for each in built
-                if each[0].weight_copies == copies and (not each[0].reason) == fits
-            ]
-            if not mine:
-                continue
-            series.append(
-                Series(
-                    f"weights x{copies}" + ("" if fits else ", does not fit"),
-                    *_columns([(choice.activations, bubble) for choice, bubble in mine]),
-                    SERIES[number % len(SERIES)],
-                    line="",
-                    mark="oDs"[number % 3],
-                    hollow=[not fits] * len(mine),
-                    labels=[choice.name for choice, _ in mine],
-                    written=range(len(mine)),
-                )
-            )
-    held = [choice.activations for choice, _ in built if choice.activations > 0] or [1.0]
-    most = max(bubble for _, bubble in built) or 1.0
-    return Lines(
-        title="Bubble against memory",
-        alt=f"{len(built)} schedules, {len(front)} on the front.",
-        series=series,
-        x=Axis(
-            name="activations held at most, of a rank's share of the model",
-            log=2,
-            limits=(0.7 * min(held), 1.6 * max(held)),
-        ),
-        y=Axis(name="bubble, of the makespan", unit="share", limits=(-0.04 * most, 1.12 * most)),
-        limits=[] if memory is None else [Limit(memory, f"memory for {memory:g}", along=True)],
-        size=(9.0, 5.0),
-    )
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
 def goodput_chart(goodput: Goodput) -> Lines:
     """The expected goodput over intervals between checkpoints, the best intervals by formula, and the simulated one."""
     curve = goodput.curve()
@@ -645,5 +435,5 @@ def goodput_chart(goodput: Goodput) -> Lines:
         y=Axis(name="progress, of the time", unit="share"),
         limits=limits,
         grid="y",
-        size=(8.0, 4.2 + 3 * _LINE_INCHES),
+        size=(8.0, 4.2 + 3 * LINE_INCHES),
     )

@@ -117,7 +117,6 @@ class Timeline(Chart):
 
     Parameters
     ----------
-    title, alt, notes, size : as of a Chart
     names : sequence of str
         One a row, from top to bottom.
     actions, communication : Actions

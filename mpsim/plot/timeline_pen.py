@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.plot.chart import thin
+from mpsim.plot.drawing import HATCH, event_patches, legend_above
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, rgb, shades
-from mpsim.plot.pen import HATCH, event_patches, legend_above
 from mpsim.plot.timeline import EXPOSED, HIDDEN, Actions, Lanes, Timeline
 
 if TYPE_CHECKING:

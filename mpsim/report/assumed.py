@@ -3,65 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from mpsim.report.blocks import Column, Note, Section, Table
+from mpsim.formats.ledger import flat
+from mpsim.report.blocks import Block, Column, Entry, Note, Table
+from mpsim.result.result import JobResult
 from mpsim.scenario import Scenario
 
-__all__ = ["assumed_section", "constants_section", "settings_of", "warnings_section"]
+__all__ = ["ASSUMED", "settings_of"]
 
 _SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "serving", "simulation")
 _NO_HABITS = ("name", "title", "source", "as_of")
-
-
-def assumed_section(scenario: Scenario) -> Section:
-    """Every setting that the scenario leaves open and what it is taken to be; then what was written."""
-    written = dict(_leaves(scenario.source.data))
-    filled = {
-        key: value
-        for key, value in _leaves({**scenario.resolved()})
-        if key.partition(".")[0] in _SECTIONS and key not in written
-    }
-    habits = {
-        f"framework.{key}": value
-        for key, value in _leaves(dataclasses.asdict(scenario.software))
-        if key.rpartition(".")[2] not in _NO_HABITS
-    }
-    preset = scenario.framework.preset
-    open_keys = [(key, _text(value), _origin(key, written)) for key, value in filled.items()]
-    assumed = [
-        *((key, text, origin) for key, text, origin in open_keys if origin == "default"),
-        *(
-            (key, _text(value), f"habit of {preset}")
-            for key, value in habits.items()
-            if key not in written
-        ),
-    ]
-    presets = [row for row in open_keys if row[2] != "default"]
-    columns = (Column("setting"), Column("taken as"), Column("from"))
-    stated = [(key, _text(value)) for key, value in written.items()]
-    return Section(
-        "assumed",
-        "What was assumed",
-        f"{len(stated)} settings are written in the scenario; {len(assumed)} were left open and taken as shown, {len(presets)} come from presets it names.",
-        [
-            Table(f"Left open ({len(assumed)})", columns, assumed, folded=True),
-            Table(f"From presets ({len(presets)})", columns, presets, folded=True),
-            Table(
-                f"Written ({len(stated)})",
-                (Column("setting"), Column("value")),
-                stated,
-                folded=True,
-            ),
-        ],
-    )
+_STATUS = {
+    "calibrated": "fitted on measurements",
+    "family_default": "taken over from like hardware",
+    "datasheet": "of datasheets",
+}
 
 
 def settings_of(scenario: Scenario) -> dict[str, object]:
     """Every setting by dotted key, as it was written, or else as it is resolved."""
-    resolved = dict(_leaves(scenario.resolved()))
-    return {**resolved, **dict(_leaves(scenario.source.data))}
+    return flat(scenario.resolved()) | flat(scenario.source.data)
+
+
+class _Settings(NamedTuple):
+    """Settings by where they come from, each a row: key, value, and for what nobody wrote its origin."""
+
+    left_open: Sequence[tuple[str, ...]]
+    presets: Sequence[tuple[str, ...]]
+    written: Sequence[tuple[str, ...]]
+
+
+def _settings(scenario: Scenario) -> _Settings:
+    """Every setting that the scenario leaves open and what it is taken to be; then what was written."""
+    written = flat(scenario.source.data)
+    filled = [
+        (key, _text(value), _origin(key, written))
+        for key, value in flat(scenario.resolved()).items()
+        if key.partition(".")[0] in _SECTIONS and key not in written
+    ]
+    habits = [
+        (f"framework.{key}", _text(value), f"habit of {scenario.framework.preset}")
+        for key, value in flat(dataclasses.asdict(scenario.software)).items()
+        if key.rpartition(".")[2] not in _NO_HABITS and f"framework.{key}" not in written
+    ]
+    return _Settings(
+        [*(row for row in filled if row[2] == "default"), *habits],
+        [row for row in filled if row[2] != "default"],
+        [(key, _text(value)) for key, value in written.items()],
+    )
 
 
 def _origin(key: str, written: Mapping[str, object]) -> str:
@@ -71,15 +62,6 @@ def _origin(key: str, written: Mapping[str, object]) -> str:
     if section in ("model", "cluster") and isinstance(name, str):
         return f"preset {name}"
     return "default"
-
-
-def _leaves(data: object, before: str = "") -> Iterator[tuple[str, object]]:
-    """Dotted keys and values of nested mappings; lists are values."""
-    if isinstance(data, Mapping) and data:
-        for key, value in data.items():
-            yield from _leaves(value, f"{before}.{key}" if before else str(key))
-    elif before:
-        yield before, data
 
 
 def _text(value: object) -> str:
@@ -95,42 +77,61 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def constants_section(summary: Mapping[str, Any]) -> Section:
-    """Every constant behind the figures, with its source."""
-    known = summary.get("calibration")
-    if not known:
-        return Section("constants", "Constants", "", [])
-    counts = [
-        f"{known[key]} {words}"
-        for key, words in (
-            ("calibrated", "fitted on measurements"),
-            ("family_default", "taken over from like hardware"),
-            ("datasheet", "of datasheets"),
-        )
-        if known[key]
-    ]
-    columns = [Column(name) for name in ("constant", "value", "unit", "status", "source", "as of")]
-    rows = [
-        (
-            each["name"],
-            "no limit" if each["value"] is None else f"{each['value']:.6g}",
-            "" if each["unit"] == "1" else each["unit"],
-            each["status"],
-            each["source"],
-            each["as_of"],
-        )
-        for each in known["constants"]
-    ]
-    return Section(
-        "constants",
-        "Constants and their sources",
-        f"The results rest on {', '.join(counts)}.",
-        [Table(f"Constants ({len(rows)})", columns, rows, folded=True)],
+def _assumed_lead(result: JobResult) -> str:
+    of = _settings(result.scenario)
+    return (
+        f"{len(of.written)} settings are written in the scenario; {len(of.left_open)} were left open and taken as shown, "
+        f"{len(of.presets)} come from presets it names."
     )
 
 
-def warnings_section(summary: Mapping[str, Any]) -> Section:
-    """Everything that a reader should be warned of."""
-    told = [Note(text, "warning") for text in summary["warnings"]]
-    count = f"{len(told)} of them." if told else "There are none."
-    return Section("warnings", "Warnings", count, told or [Note("No warnings.", "good")])
+def _assumed(result: JobResult) -> Iterator[Block]:
+    of, columns = (
+        _settings(result.scenario),
+        (Column("setting"), Column("taken as"), Column("from")),
+    )
+    yield Table(f"Left open ({len(of.left_open)})", columns, of.left_open, folded=True)
+    yield Table(f"From presets ({len(of.presets)})", columns, of.presets, folded=True)
+    stated = (Column("setting"), Column("value"))
+    yield Table(f"Written ({len(of.written)})", stated, of.written, folded=True)
+
+
+def _constants_lead(result: JobResult) -> str:
+    known = result.summary["calibration"]
+    counts = [f"{known[key]} {words}" for key, words in _STATUS.items() if known[key]]
+    return f"The results rest on {', '.join(counts)}."
+
+
+def _constants(result: JobResult) -> Iterator[Block]:
+    """Every constant behind the figures, with its source; nothing where the summary has none."""
+    known = result.summary.get("calibration")
+    if known:
+        rows = [
+            (
+                each["name"],
+                "no limit" if each["value"] is None else f"{each['value']:.6g}",
+                "" if each["unit"] == "1" else each["unit"],
+                *(each[key] for key in ("status", "source", "as_of")),
+            )
+            for each in known["constants"]
+        ]
+        names = ("constant", "value", "unit", "status", "source", "as of")
+        yield Table(f"Constants ({len(rows)})", [*map(Column, names)], rows, folded=True)
+
+
+def _warnings(result: JobResult) -> Sequence[Block]:
+    warnings = [Note(text, "warning") for text in result.summary["warnings"]]
+    return warnings or [Note("No warnings.", "good")]
+
+
+def _warnings_lead(result: JobResult) -> str:
+    count = len(result.summary["warnings"])
+    return f"{count} of them." if count else "There are none."
+
+
+ASSUMED: tuple[Entry[JobResult], ...] = (
+    Entry("assumed", "What was assumed", _assumed_lead, _assumed),
+    Entry("constants", "Constants and their sources", _constants_lead, _constants),
+    Entry("warnings", "Warnings", _warnings_lead, _warnings),
+)
+"""Sections that end the part of every result."""

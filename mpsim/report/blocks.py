@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Part, Series
 
 __all__ = [
     "Block",
+    "Cell",
     "Column",
+    "Entry",
     "Figure",
     "Figures",
     "Note",
@@ -27,18 +29,15 @@ __all__ = [
     "at",
     "chart_of",
     "plain",
+    "sections_of",
 ]
+
+R_contra = TypeVar("R_contra", contravariant=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quantity:
-    """A cell of a table with a unit of its own.
-
-    Parameters
-    ----------
-    unit : str
-        As of a Figure.
-    """
+    """A cell of a table with a unit of its own, as of a Figure."""
 
     value: float | None
     unit: str
@@ -59,12 +58,10 @@ _DIGITS = 7  # of numbers of charts: more than any screen shows
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of a summary, by its dotted key.
+    """One number of a summary, by its dotted key, such as ``memory.total``.
 
     Parameters
     ----------
-    key : str
-        Such as ``memory.total``.
     unit : str
         ``s``, ``B``, ``share``, ``FLOP/s``, ``USD``, ``count`` or any other word that is written behind the number.
     range_key : str
@@ -93,13 +90,7 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Note:
-    """A paragraph.
-
-    Parameters
-    ----------
-    mood : str
-        ``plain``, ``good`` or ``warning``.
-    """
+    """A paragraph whose mood is ``plain``, ``good`` or ``warning``."""
 
     block: ClassVar[str] = "note"
     text: str
@@ -108,13 +99,7 @@ class Note:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table.
-
-    Parameters
-    ----------
-    unit : str
-        As of a Figure; empty for text.
-    """
+    """One column of a table; the unit is as of a Figure, or empty for text."""
 
     name: str
     unit: str = ""
@@ -122,15 +107,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text and numbers.
-
-    Parameters
-    ----------
-    rows : sequence of sequence
-        One cell a column.
-    folded : bool
-        Whether the page shows it only when asked.
-    """
+    """Rows of text and numbers; one that is folded is shown only when asked for."""
 
     block: ClassVar[str] = "table"
     title: str
@@ -162,12 +139,46 @@ class Section:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "id": self.id,
-            "title": self.title,
-            "lead": self.lead,
-            "blocks": [plain(block) for block in self.blocks],
-        }
+        return {"id": self.id, "title": self.title, "lead": self.lead, "blocks": plain(self.blocks)}
+
+
+def _nothing(_: object) -> Iterable[Block]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry(Generic[R_contra]):
+    """A section as a table of sections has it: its words, and what makes its blocks of a result.
+
+    Parameters
+    ----------
+    id, title : str
+    lead : str or callable
+        As of a Section; the callable makes it of the result.
+    blocks : callable
+        Blocks that every page has.
+    more : callable
+        Blocks that take longer to work out than a slider may wait.
+    """
+
+    id: str
+    title: str
+    lead: str | Callable[[R_contra], str]
+    blocks: Callable[[R_contra], Iterable[Block]] = _nothing
+    more: Callable[[R_contra], Iterable[Block]] = _nothing
+
+
+def sections_of(
+    entries: Iterable[Entry[R_contra]], result: R_contra, *, whole: bool = True
+) -> list[Section]:
+    """The sections of a result that have any blocks, in the order of their table; without what takes long unless `whole`."""
+    sections = []
+    for entry in entries:
+        blocks = [*entry.blocks(result), *(entry.more(result) if whole else ())]
+        if blocks:
+            lead = entry.lead if isinstance(entry.lead, str) else entry.lead(result)
+            sections.append(Section(entry.id, entry.title, lead, blocks))
+    return sections
 
 
 def plain(value: object) -> Any:
@@ -186,7 +197,7 @@ def plain(value: object) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return [plain(item) for item in value]
     return value
 

@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mpsim.plot.palette import BUBBLE, EVENTS, LABELS, MEMORY, RESOURCES, SERIES
+from mpsim.plot.studies import comparison_chart
 from mpsim.report.assumed import settings_of
-from mpsim.report.blocks import Section, plain
+from mpsim.report.blocks import Cell, Column, Quantity, Section, Table, plain, sections_of
 from mpsim.report.choices import what_if
-from mpsim.report.comparison import comparison_section
-from mpsim.report.service import service_sections
-from mpsim.report.step import step_sections
+from mpsim.report.service import SERVICE
+from mpsim.report.step import STEP
 from mpsim.report.studies import study_page
 from mpsim.result import Result
 from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
 from mpsim.stamp import stamp
-from mpsim.study import Sweep
+from mpsim.study import Sweep, compare
+from mpsim.study.figures import FIGURES, SERVICE_FIGURES, title_of
+from mpsim.units import Dimension
 
 __all__ = ["AnyResult", "Page", "document", "page_of", "report"]
 
@@ -56,10 +58,10 @@ def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
     number : int
         Its place among the parts.
     """
-    sections: Sequence[Section] = (
-        service_sections(result, whole=whole)
+    sections = (
+        sections_of(SERVICE, result, whole=whole)
         if isinstance(result, ServiceResult)
-        else step_sections(result, whole=whole)
+        else sections_of(STEP, result, whole=whole)
     )
     scenario = result.scenario
     return {
@@ -98,8 +100,38 @@ def report(
     single = [number for number, result in enumerate(results) if not isinstance(result, Mapping)]
     summaries = [parts[number]["summary"] for number in single]
     names = _distinct([str(parts[number]["title"]) for number in single])
-    shared = [*comparison_section(summaries, names), *(_what_if(*each) for each in sweeps)]
+    shared = [*_comparison(summaries, names), *(_what_if(*each) for each in sweeps)]
     return document(parts, title=title, shared=shared)
+
+
+def _comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Section]:
+    """Every result against the first; nothing for one result, or for results of two kinds of job."""
+    if len(summaries) < 2 or len({summary.get("job") for summary in summaries}) > 1:
+        return []
+    comparisons = [compare(summaries[0], other) for other in summaries[1:]]
+    rows: list[list[Cell]] = []
+    for i, difference in enumerate(comparisons[0].figures):
+        figures = [comparison.figures[i] for comparison in comparisons]
+        unit = _unit_of(difference.name)
+        sizes = [difference.a, *(figure.b for figure in figures)]
+        cells = [Quantity(size, unit) for size in sizes]
+        rows.append([title_of(difference.name), *cells, *(figure.relative for figure in figures)])
+    columns = [
+        Column("quantity"),
+        *(Column(name, "mixed") for name in names),
+        *(Column(f"{name} against the first", "share") for name in names[1:]),
+    ]
+    blocks = [comparison_chart(*comparisons, names=names), Table("Figures", columns, rows)]
+    lead = f"Everything is set against {names[0]}."
+    return [Section("comparison", "Side by side", lead, blocks)]
+
+
+def _unit_of(name: str) -> str:
+    """Unit of a figure of a summary; 1 where it is a plain number."""
+    _, kind = {**FIGURES, **SERVICE_FIGURES}[name]
+    if isinstance(kind, Dimension):
+        return kind.value
+    return "1" if kind == "count" and name != "accelerators" else kind
 
 
 def _what_if(scenario: Scenario, sweep: Sweep) -> Section:

@@ -168,8 +168,9 @@ def _written(value: Any, unit: str) -> str:
 
 
 def _caption(block: Plain) -> str:
-    left_out = f'<p class="quiet">{_text(block["left_out"])}</p>' if block.get("left_out") else ""
-    return f'<figcaption><h3>{_text(block["title"])}</h3><p class="quiet">{_text(block["alt"])}</p>{left_out}</figcaption>'
+    lines = filter(None, [block["alt"], *block.get("notes", ()), block.get("left_out")])
+    below = "".join(f'<p class="quiet">{_text(line)}</p>' for line in lines)
+    return f"<figcaption><h3>{_text(block['title'])}</h3>{below}</figcaption>"
 
 
 def _folded(table: str) -> str:
@@ -180,7 +181,7 @@ def _chart(chart: Chart, place: str) -> str:
     columns, rows = _numbers(chart)
     drawn = svg(chart, f"{chart.title}. {chart.alt}")
     return (
-        f'<figure class="chart {chart.block}" data-block="{place}">{_caption({"title": chart.title, "alt": chart.alt})}'
+        f'<figure class="chart {chart.block}" data-block="{place}">{_caption({"title": chart.title, "alt": chart.alt, "notes": chart.notes})}'
         f'{legend(chart)}<div class="plot">{drawn}</div>{_folded(_table(columns, rows, chart.title))}</figure>'
     )
 

@@ -1,27 +1,37 @@
-"""Sections of a training step."""
+"""Sections of a training step, in the order of a page."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mpsim.errors import MpsimError
-from mpsim.plot import attribution_chart, bubble_chart, sensitivity_chart
 from mpsim.plot.chart import Axis, Bars, Part
-from mpsim.report.assumed import assumed_section, constants_section, warnings_section
-from mpsim.report.blocks import Block, Column, Figure, Figures, Note, Section, Table
-from mpsim.report.lanes import lanes_of
-from mpsim.report.machine import (
-    energy_section,
-    kernels_section,
-    links_section,
-    memory_section,
+from mpsim.plot.step import (
+    attribution_chart,
+    bubble_chart,
+    heat_chart,
+    links_heat,
+    memory_chart,
+    memory_kinds_chart,
+    roofline_chart,
+    utilisation_chart,
 )
+from mpsim.plot.studies import sensitivity_chart
+from mpsim.report.assumed import ASSUMED
+from mpsim.report.blocks import Block, Column, Entry, Figure, Figures, Note, Table
+from mpsim.report.lanes import lanes_of
 from mpsim.result import Result
+from mpsim.training.job import plan_of
+from mpsim.training.roofline import roofline
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["HEADLINE", "headline", "step_sections"]
+__all__ = ["HEADLINE", "STEP"]
+
+_BUSIEST = 32  # links with a row of their own over time
 
 HEADLINE = (
     Figure("step time", "step_time_s", "s", "interval.step_time_s"),
@@ -32,12 +42,7 @@ HEADLINE = (
         "interval.tokens_per_s_per_accelerator",
     ),
     Figure("MFU", "mfu", "share", "interval.mfu"),
-    Figure(
-        "memory of the fullest rank",
-        "peak_memory_bytes",
-        "B",
-        "interval.peak_memory_bytes",
-    ),
+    Figure("memory of the fullest rank", "peak_memory_bytes", "B", "interval.peak_memory_bytes"),
     Figure("pipeline bubble", "bubble_fraction", "share", note="of all rank time"),
     Figure("tokens/s", "tokens_per_s", "", "interval.tokens_per_s"),
     Figure("HFU", "hfu", "share", "interval.hfu"),
@@ -47,52 +52,21 @@ HEADLINE = (
 """Headline figures of a step."""
 
 
-def step_sections(result: Result, *, whole: bool = True) -> list[Section]:
-    """Every section of one result, the headline first.
-
-    Parameters
-    ----------
-    result : Result
-    whole : bool
-        False leaves out what takes longer than an answer to a slider may: the timeline, bubbles, memory over time, kernels, links and the sensitivity.
-    """
-    summary = result.summary
-    sections = [
-        headline(summary),
-        _time(result),
-        *([_timeline(result)] if whole else []),
-        *([_bubbles(result)] if whole else []),
-        memory_section(result, whole=whole),
-        *([kernels_section(result), links_section(result)] if whole else []),
-        energy_section(result),
-        *(_sensitivity(result) if whole else ()),
-        _variation(summary),
-        assumed_section(result.scenario),
-        constants_section(summary),
-        warnings_section(summary),
-    ]
-    return [section for section in sections if section.blocks]
+def _time(seconds: float) -> str:
+    return format_quantity(seconds, Dimension.TIME)
 
 
-def headline(summary: Mapping[str, Any]) -> Section:
+def _headline(result: Result) -> Iterator[Block]:
     """The figures that a reader wants first, and how far to trust them."""
-    memory = summary["memory"]
+    summary, memory = result.summary, result.summary["memory"]
     of = f"of {format_quantity(memory['capacity'], Dimension.BYTES)}, rank {memory['rank']}"
-    shown = [
-        dataclasses.replace(item, note=of) if item.key == "peak_memory_bytes" else item
-        for item in HEADLINE
-        if summary.get(item.key) is not None
-    ]
-    return Section(
-        "headline",
-        "Headline",
-        f"One training step on {summary['accelerators']:,} accelerators.",
-        [Figures(shown), *_trust(summary)],
+    yield Figures(
+        [
+            dataclasses.replace(item, note=of) if item.key == "peak_memory_bytes" else item
+            for item in HEADLINE
+            if summary.get(item.key) is not None
+        ]
     )
-
-
-def _trust(summary: Mapping[str, Any]) -> Iterator[Note]:
-    """How far the figures can be trusted."""
     if not summary["fits_memory"]:
         yield Note("This does not fit into memory: it cannot run as it is.", "warning")
     ranges = summary.get("interval")
@@ -100,104 +74,203 @@ def _trust(summary: Mapping[str, Any]) -> Iterator[Note]:
         yield Note(
             f"The ranges hold the measured value in {100 * ranges['level']:.0f} cases of 100 (basis: {ranges['basis']})."
         )
-    nearest = summary.get("validated")
-    if nearest:
-        sizes = dict.fromkeys((nearest["smallest"], nearest["largest"]))
-        other = f"; they differ in {', '.join(nearest['differs'])}" if nearest["differs"] else ""
-        yield Note(
-            f"Nearest measured: {nearest['rows']} runs of {nearest['framework']} on {' to '.join(map(str, sizes))} "
-            f"{nearest['accelerator']}, predicted without knowing which paper they came from; mean error {100 * nearest['mean_abs_error']:.1f} %{other}.",
-            "good",
-        )
+    if summary.get("validated"):
+        yield Note(_nearest(summary["validated"]), "good")
     elif "validated" in summary:
         yield Note("Nothing like it was measured: trust differences, not times.", "warning")
 
 
-def _time(result: Result) -> Section:
-    """Where the time goes, in the mean and on each rank."""
-    return Section(
-        "time",
-        "Where the time goes",
-        "Every second of every rank is counted once; the parts of a bar sum to the step.",
-        [attribution_chart(result), *_communication(result.summary["communication_s"])],
+def _nearest(nearest: Mapping[str, Any]) -> str:
+    """The measured runs that are most like this one, and how well they are predicted."""
+    sizes = dict.fromkeys((nearest["smallest"], nearest["largest"]))
+    other = f"; they differ in {', '.join(nearest['differs'])}" if nearest["differs"] else ""
+    return (
+        f"Nearest measured: {nearest['rows']} runs of {nearest['framework']} on {' to '.join(map(str, sizes))} "
+        f"{nearest['accelerator']}, predicted without knowing which paper they came from; mean error {100 * nearest['mean_abs_error']:.1f} %{other}."
     )
 
 
-def _communication(times: Mapping[str, Mapping[str, float]]) -> Iterator[Bars]:
-    """Transfers of each axis: beside kernels, and not."""
+def _parts(result: Result) -> Iterator[Block]:
+    """Parts of the step, and transfers of each axis: beside kernels, and not."""
+    yield attribution_chart(result)
+    times = result.summary["communication_s"]
     used = [axis for axis, each in times.items() if each["hidden"] + each["exposed"] > 0]
     if not used:
         return
-    hidden, exposed = ([times[axis][key] for axis in used] for key in ("hidden", "exposed"))
     worst = max(used, key=lambda axis: times[axis]["exposed"])
     yield Bars(
         title="Communication by axis",
-        alt=f"Most exposed is {worst} with {format_quantity(times[worst]['exposed'], Dimension.TIME)} of a mean rank's step.",
+        alt=f"Most exposed is {worst} with {_time(times[worst]['exposed'])} of a mean rank's step.",
         names=used,
         parts=[
-            Part("exposed", exposed, "exposed", hatched=True),
-            Part("hidden beside kernels", hidden, "hidden"),
+            Part("exposed", [times[axis]["exposed"] for axis in used], "exposed", hatched=True),
+            Part("hidden beside kernels", [times[axis]["hidden"] for axis in used], "hidden"),
         ],
         value=Axis(name="time in which transfers run", unit="s"),
     )
 
 
-def _timeline(result: Result) -> Section:
-    return Section(
-        "timeline",
-        "Timeline",
-        "Drag to zoom, double-click to see all again; with the keyboard, arrows step from bar to bar, + and - zoom.",
-        [lanes_of(result)],
-    )
-
-
-def _bubbles(result: Result) -> Section:
+def _bubbles(result: Result) -> Iterable[Block]:
     """Why ranks wait for the pipeline; nothing where none does."""
     chart = bubble_chart(result)
-    return Section(
-        "bubbles",
-        "Bubble by cause",
-        "Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for.",
-        [chart] if chart.parts else [],
+    return [chart] if chart.parts else []
+
+
+def _memory_over_time(result: Result) -> Iterable[Block]:
+    """Memory by kind of the first, the fullest and the last rank."""
+    ranks = sorted({0, result.memory.fullest, len(result.memory.total) - 1})
+    return [memory_kinds_chart(result, rank=rank) for rank in ranks]
+
+
+def _kernels(result: Result) -> Iterator[Block]:
+    roof = roofline(plan_of(result))
+    if not (roof.flops > 0).any():
+        return
+    yield roofline_chart(result)
+    rows = [
+        (
+            *(roof.names[i], roof.parts[i].replace("_", " "), float(roof.count[i])),
+            *(float(roof.seconds[i]), float(roof.achieved[i]), float(roof.bandwidth_share[i])),
+        )
+        for i in np.argsort(-roof.seconds, kind="stable").tolist()
+    ]
+    columns = (
+        *(Column("kernel"), Column("part"), Column("launches of a rank", "count")),
+        *(Column("time, alone", "s"), Column("work a second", "FLOP/s")),
+        Column("of the memory's bandwidth", "share"),
     )
+    yield Table(f"Kernels of a mean rank ({len(rows)})", columns, rows, folded=True)
 
 
-def _variation(summary: Mapping[str, Any]) -> Section:
-    """Steps under the scenario's variation, which the figures above leave out; nothing where none is given."""
-    varied = summary.get("variation")
-    blocks: list[Block] = []
-    if varied:
-        times = [(f"{each['percent']:g} %", each["seconds"]) for each in varied["percentiles"]]
-        caused = {name: time for name, time in varied["blame"]["caused_rank_s"].items() if time > 0}
-        columns = (Column("of the steps take at most"), Column("step", "s"))
-        blocks.append(Table(f"Drawn steps ({varied['samples']})", columns, times))
-        if caused:
-            order = sorted(caused, key=lambda name: -caused[name])
-            blocks.append(
-                Bars(
-                    title="Waiting by who caused it",
-                    alt=f"Most of the waiting is for {order[0]}.",
-                    names=order,
-                    parts=[Part("caused", [caused[name] for name in order], "bubble")],
-                    value=Axis(name="time of ranks in a step", unit="s"),
-                )
+def _links(result: Result) -> Iterator[Block]:
+    """Compute and links over time, the busiest links of each tier, and all that carry anything."""
+    use = result.links
+    busy = use.busiest(len(use.names)).tolist()
+    yield utilisation_chart(result)
+    yield heat_chart(result)
+    tiers = {
+        "ports of ranks": [link for link in busy if link < use.ports],
+        "links of the fabric": [link for link in busy if link >= use.ports],
+    }
+    for title, tier in tiers.items():
+        if tier:
+            yield links_heat(use, sorted(tier[:_BUSIEST]), title, len(tier))
+    if busy:
+        columns = (
+            *(Column("link"), Column("mean use", "share"), Column("carried in a step", "B")),
+            Column("bandwidth, one direction", "B/s"),
+        )
+        rows = [
+            (use.names[i], *(float(each[i]) for each in (use.mean, use.carried, use.capacity)))
+            for i in busy
+        ]
+        yield Table(f"Links that carry anything ({len(busy)})", columns, rows, folded=True)
+
+
+def _energy(result: Result) -> Iterator[Block]:
+    """Energy of a step at the accelerators and at the meter, by part."""
+    for name, key in (("accelerators", "energy_parts_j"), ("at the meter", "meter_parts_j")):
+        parts = result.summary.get(key)
+        if parts:
+            total = format_quantity(sum(parts.values()), Dimension.ENERGY)
+            yield Bars(
+                title=f"Energy of a step, {name}",
+                alt=f"{total} a step, most of it {max(parts, key=lambda part: parts[part])}.",
+                names=["a step"],
+                parts=[Part(part, [joule]) for part, joule in parts.items() if joule],
+                value=Axis(name="energy", unit="J"),
             )
-    lead = (
-        f"Mean {format_quantity(varied['mean_s'], Dimension.TIME)}, {varied['slowdown']:.4f} of the undisturbed step above."
-        if varied
-        else ""
-    )
-    return Section("variation", "With variation", lead, blocks)
 
 
-def _sensitivity(result: Result) -> Sequence[Section]:
+def _sensitivity(result: Result) -> Sequence[Block]:
     """How the step answers to hardware and software; nothing where that cannot be studied."""
     try:
         answer = result.sensitivity()
     except MpsimError:
         return ()
     known = dataclasses.replace(answer, rows=tuple(row for row in answer.rows if row.elasticity))
-    if not known.rows:
-        return ()
-    lead = "By how many per cent the step gets longer for one per cent more of each; bars to the left shorten it."
-    return (Section("sensitivity", "Sensitivity", lead, [sensitivity_chart(known)]),)
+    return [sensitivity_chart(known)] if known.rows else ()
+
+
+def _varied(result: Result) -> str:
+    varied = result.summary["variation"]
+    return (
+        f"Mean {_time(varied['mean_s'])}, {varied['slowdown']:.4f} of the undisturbed step above."
+    )
+
+
+def _variation(result: Result) -> Iterator[Block]:
+    """Steps under the scenario's variation, which the figures above leave out; nothing where none is given."""
+    varied = result.summary.get("variation")
+    if not varied:
+        return
+    times = [(f"{each['percent']:g} %", each["seconds"]) for each in varied["percentiles"]]
+    columns = (Column("of the steps take at most"), Column("step", "s"))
+    yield Table(f"Drawn steps ({varied['samples']})", columns, times)
+    caused = {name: time for name, time in varied["blame"]["caused_rank_s"].items() if time > 0}
+    order = sorted(caused, key=lambda name: -caused[name])
+    if order:
+        yield Bars(
+            title="Waiting by who caused it",
+            alt=f"Most of the waiting is for {order[0]}.",
+            names=order,
+            parts=[Part("caused", [caused[name] for name in order], "bubble")],
+            value=Axis(name="time of ranks in a step", unit="s"),
+        )
+
+
+STEP: tuple[Entry[Result], ...] = (
+    Entry(
+        "headline",
+        "Headline",
+        lambda result: f"One training step on {result.summary['accelerators']:,} accelerators.",
+        _headline,
+    ),
+    Entry(
+        "time",
+        "Where the time goes",
+        "Every second of every rank is counted once; the parts of a bar sum to the step.",
+        _parts,
+    ),
+    Entry(
+        "timeline",
+        "Timeline",
+        "Drag to zoom, double-click to see all again; with the keyboard, arrows step from bar to bar, + and - zoom.",
+        more=lambda result: [lanes_of(result)],
+    ),
+    Entry(
+        "bubbles",
+        "Bubble by cause",
+        "Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for.",
+        more=_bubbles,
+    ),
+    Entry(
+        "memory",
+        "Memory",
+        "What each rank holds when it is fullest, and over the step.",
+        lambda result: [memory_chart(result)],
+        _memory_over_time,
+    ),
+    Entry(
+        "kernels",
+        "Kernels under the roofline",
+        "Roofline: FLOPs per byte against achieved FLOP/s of each kernel; marks are as large as the time they take.",
+        more=_kernels,
+    ),
+    Entry(
+        "links",
+        "Links and fabric",
+        "How much of its bandwidth each link carries: ports of the ranks, and links of the fabric where they could be too thin.",
+        more=_links,
+    ),
+    Entry("energy", "Energy", "By what the energy of a step goes into.", _energy),
+    Entry(
+        "sensitivity",
+        "Sensitivity",
+        "By how many per cent the step gets longer for one per cent more of each; bars to the left shorten it.",
+        more=_sensitivity,
+    ),
+    Entry("variation", "With variation", _varied, _variation),
+    *ASSUMED,
+)
+"""Sections of a training step."""

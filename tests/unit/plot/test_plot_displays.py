@@ -208,6 +208,7 @@ class _Compared:
     b: str
     parts: list
     explanation: str = "the same"
+    whole: str = "step_time_s"
 
 
 def test_a_comparison_stacks_both_in_the_order_of_the_palette() -> None:

@@ -337,7 +337,7 @@ def test_a_search_shows_its_front_and_best(result):
     data = json.loads(json.dumps(found.to_json()))
     part = report([data])["parts"][0]
     blocks = {block["block"]: block for block in _blocks([part])}
-    front, leaders = blocks["lines"]["series"]
+    _, front, leaders = blocks["lines"]["series"]
     assert leaders["labels"] == [row.name for row in found.leaders]
     assert leaders["x"] == [row.step_time_s for row in found.leaders]
     assert leaders["y"] == [row.memory_bytes for row in found.leaders]

@@ -1,0 +1,269 @@
+"""Charts that set two figures against each other, with the Pareto front: layouts, services, plans, schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpsim.errors import ScenarioError
+from mpsim.plot.chart import LINE_INCHES, Axis, Limit, Lines, Series
+from mpsim.plot.palette import SERIES
+from mpsim.study import ScheduleChoice, Search
+from mpsim.study.plan import Plans, Training
+from mpsim.study.search.service_outcome import FoundService, ServiceSearch
+
+__all__ = [
+    "Point",
+    "layouts_chart",
+    "lowest",
+    "plan_chart",
+    "schedules_chart",
+    "search_chart",
+    "service_front_chart",
+    "services_chart",
+]
+
+_FRONT = "Pareto front: no other is better in both"
+_LETTERS = "ABCDEFGH"
+_REACH, _BEFORE, _ROOM = 2.5, 0.97, 1.25  # of a search's axes, times the shortest and the largest
+_MILLION = 1e6
+
+
+class Point(NamedTuple):
+    """What stands at a place of a chart: its name, and two figures in SI units."""
+
+    name: str
+    x: float
+    y: float
+
+
+def lowest(points: Iterable[Point]) -> list[Point]:
+    """The points that no other is below in both figures, by the first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda each: (each.x, each.y)):
+        if not front or point.y < front[-1].y:
+            front.append(point)
+    return front
+
+
+def _series(name: str, points: Sequence[Point], colour: str, **style: Any) -> Series:
+    """Marks at points, joined by a line unless `style` says none; labels are their names."""
+    x, y = [point.x for point in points], [point.y for point in points]
+    labels = [point.name for point in points]
+    return Series(name, x, y, colour, **{"mark": "o", "labels": labels, **style})
+
+
+def search_chart(search: Search) -> Lines:
+    """Simulated layouts by step time and memory, up to 2.5 times the shortest step: the best ones, and those that no other beats in both.
+
+    Raises
+    ------
+    ScenarioError
+        If no layout was simulated.
+    """
+    return layouts_chart(
+        *(
+            [Point(row.name, row.step_time_s, row.memory_bytes) for row in rows]
+            for rows in (search.rows, search.front, search.leaders)
+        )
+    )
+
+
+def layouts_chart(
+    rows: Sequence[Point], front: Sequence[Point], leaders: Sequence[Point] = ()
+) -> Lines:
+    """The same from points of step time [s] and memory [B].
+
+    Both ends of the front have a letter, and between them the places where memory falls most; notes say which layouts they are.
+    """
+    if not rows:
+        raise ScenarioError("no layout was simulated: nothing to draw")
+    quickest, slowest = min(point.x for point in rows), max(point.x for point in rows)
+    edge = min(_REACH * quickest, slowest / _BEFORE)
+    beyond = sum(point.x > edge for point in rows)
+    left_out = f" ({beyond} slower one{'s' * (beyond != 1)} not shown)" if beyond else ""
+    letters = dict(zip(_lettered([point.y for point in front]), _LETTERS, strict=False))
+    notes = [
+        *(f"{n}  {point.x:.4g} s  {point.name}" for n, point in enumerate(leaders[:3], 1)),
+        *(
+            f"{letter}  {front[at].x:.4g} s, {front[at].y / 1e9:.3g} GB: {front[at].name}"
+            for at, letter in letters.items()
+        ),
+    ]
+    series = [
+        _series(f"simulated{left_out}", rows, "other", line="", size=3.5),
+        _series(
+            _FRONT,
+            front,
+            "backward",
+            size=2.0,
+            step=True,
+            labels=[letters.get(at, "") for at in range(len(front))],
+            written=[at for at in letters if front[at].x <= edge],
+        ),
+    ]
+    if leaders:
+        series.append(_series(f"the best {len(leaders)}", leaders, "forward", line=""))
+    return Lines(
+        title="Step time and memory",
+        alt=f"{len(rows)} simulated layouts; the quickest takes {quickest:.4g} s.",
+        notes=notes,
+        series=series,
+        x=Axis(name="step time", unit="s", limits=(_BEFORE * quickest, edge)),
+        y=Axis(
+            name="memory of the fullest rank",
+            unit="B",
+            limits=(0.0, _ROOM * max(point.y for point in rows)),
+        ),
+        size=(8.0, 4.5 + LINE_INCHES * len(notes)),
+    )
+
+
+def _lettered(memory: Sequence[float]) -> list[int]:
+    """Places of a front, by step time, that have a letter: both ends, and between them where memory falls most."""
+    falls = np.concatenate([[0.0], -np.diff(memory)])
+    between = [place for place in np.argsort(-falls, kind="stable").tolist() if falls[place] > 0]
+    chosen = dict.fromkeys([0, len(memory) - 1, *between]) if len(memory) else {}
+    return sorted(list(chosen)[: len(_LETTERS)])
+
+
+def service_front_chart(search: ServiceSearch) -> Lines:
+    """Output tokens/s of a user against those of an accelerator, and the services that no other beats in both.
+
+    Raises
+    ------
+    ScenarioError
+        If nothing was simulated.
+    """
+
+    def points(rows: Iterable[FoundService]) -> list[Point]:
+        return [Point(row.name, row.per_user, row.per_accelerator) for row in rows]
+
+    kept, missed = (
+        points(row for row in search.rows if row.meets_slo is keeps) for keeps in (True, False)
+    )
+    return services_chart(
+        {"keeps the limits": kept, "misses the limits": missed}, points(search.front)
+    )
+
+
+def services_chart(groups: Mapping[str, Sequence[Point]], front: Sequence[Point] = ()) -> Lines:
+    """The same from points of output tokens/s of a user and of an accelerator, marks of the second group hollow; places of the front are numbered in the notes."""
+    every = [point for points in groups.values() for point in points]
+    if not every:
+        raise ScenarioError("no service was simulated: nothing to draw")
+    series = [
+        _series(name, points, "other", line="", size=4.0, hollow=[hollow] * len(points))
+        for (name, points), hollow in zip(groups.items(), (False, True), strict=False)
+        if points
+    ]
+    if front:
+        numbers = [str(number) for number in range(1, len(front) + 1)]
+        written = range(len(front))
+        series.append(_series(_FRONT, front, "forward", labels=numbers, written=written))
+    user, chip = (1.1 * max(each) for each in zip(*((p.x, p.y) for p in every), strict=True))
+    return Lines(
+        title="Users and accelerators",
+        alt=f"{len(every)} services, {len(front)} on the front.",
+        notes=[f"{number}  {point.name}" for number, point in enumerate(front, 1)],
+        series=series,
+        x=Axis(name="output tokens/s of a user", limits=(0.0, user)),
+        y=Axis(name="output tokens/s of an accelerator", limits=(0.0, chip)),
+        size=(8.0, 4.4 + 0.16 * len(front)),
+    )
+
+
+def plan_chart(plans: Plans) -> Lines:
+    """Plans that have a price by their days and dollars, the front of those that no other beats in both, and the deadline.
+
+    Raises
+    ------
+    ScenarioError
+        If no plan has a price.
+    """
+
+    def points(rows: Iterable[Training]) -> list[Point]:
+        return [
+            Point(f"{row.accelerators:,} accelerators", row.days, row.cost / _MILLION)
+            for row in rows
+            if row.cost is not None
+        ]
+
+    every, deadline = points(plans.rows), plans.deadline
+    front = sorted(points(plans.front), key=lambda point: point.x)
+    if not every:
+        raise ScenarioError("no plan has a price: nothing to draw; give --prices FILE")
+    latest = max(deadline or 0.0, *(point.x for point in every))
+    return Lines(
+        title="Days and price",
+        alt=f"{len(every)} plans, {len(front)} on the front.",
+        series=[
+            _series("plan", every, "other", line="", size=4.2),
+            _series(_FRONT, front, "forward", step=True, written=range(len(front))),
+        ],
+        x=Axis(
+            name="days of training, failures and checkpoints included", limits=(0.0, 1.2 * latest)
+        ),
+        y=Axis(name="price (million USD)", limits=(0.0, 1.2 * max(point.y for point in every))),
+        limits=[] if deadline is None else [Limit(deadline, "deadline", "backward", along=True)],
+        size=(8.0, 4.5),
+    )
+
+
+def schedules_chart(choices: Sequence[ScheduleChoice], *, memory: float | None = None) -> Lines:
+    """Bubble of each schedule against the activations that it holds, and a line through those that no other beats in both.
+
+    Hollow marks do not fit the memory that was given; the shape tells copies of the weights.
+
+    Parameters
+    ----------
+    choices : sequence of ScheduleChoice
+    memory : float, optional
+        Activations that fit, of a rank's share of the model, as the comparison had it.
+
+    Raises
+    ------
+    ScenarioError
+        If no schedule could be built.
+    """
+    groups: dict[tuple[int, bool], list[Point]] = {}
+    for choice in choices:
+        if choice.timed is not None:
+            point = Point(choice.name, choice.activations, choice.timed.bubble_fraction)
+            groups.setdefault((choice.weight_copies, bool(choice.reason)), []).append(point)
+    if not groups:
+        raise ScenarioError("no schedule could be built: nothing to draw")
+    fitting = [point for (_, refused), points in groups.items() if not refused for point in points]
+    every, front = [point for points in groups.values() for point in points], lowest(fitting)
+    copies = sorted({each for each, _ in groups})
+    series = [_series(_FRONT, front, "other", mark="", labels=(), width=1.0, step=True)]
+    for (own, refused), points in sorted(groups.items()):
+        number = copies.index(own)
+        series.append(
+            _series(
+                f"weights x{own}" + ", does not fit" * refused,
+                points,
+                SERIES[number % len(SERIES)],
+                line="",
+                mark="oDs"[number % 3],
+                hollow=[refused] * len(points),
+                written=range(len(points)),
+            )
+        )
+    held = [point.x for point in every if point.x > 0] or [1.0]
+    most = max(point.y for point in every) or 1.0
+    return Lines(
+        title="Bubble against memory",
+        alt=f"{len(every)} schedules, {len(front)} on the front.",
+        series=series,
+        x=Axis(
+            name="activations held at most, of a rank's share of the model",
+            log=2,
+            limits=(0.7 * min(held), 1.6 * max(held)),
+        ),
+        y=Axis(name="bubble, of the makespan", unit="share", limits=(-0.04 * most, 1.12 * most)),
+        limits=[] if memory is None else [Limit(memory, f"memory for {memory:g}", along=True)],
+        size=(9.0, 5.0),
+    )
