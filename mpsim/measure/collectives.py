@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from mpsim.measure.case import Case, Work
-from mpsim.measure.plan import best_first
+from mpsim.measure.plan import Grid, best_first
 from mpsim.measure.tensors import agrees, dtype_of, element_bytes
 from mpsim.measure.world import World
 
@@ -27,11 +27,12 @@ COLLECTIVES: Final = (
     "reduce",
     "barrier",
 )
+IN_PLACE: Final = ("all_reduce", "reduce", "broadcast", "send_recv")
 LARGEST_DECADES = 60
 """Decades a float32 has to spare when a sum is summed again: it starts that far down."""
 
 
-def collective_series(world: World, grid: Mapping[str, Any]) -> list[list[Case]]:
+def collective_series(world: World, grid: Grid) -> list[list[Case]]:
     """Cases of every collective in every group, a list for each."""
     series = []
     for group in reversed(world.group_sizes()):
@@ -66,87 +67,60 @@ def _case(world: World, op: str, size: int, group: tuple[int, ...], dtype: str) 
 
 
 def _prepare(world: World, *, op: str, count: int, group: tuple[int, ...], dtype: str) -> Work:
-    ranks, pg = len(group), world.group(group)
-    place = group.index(world.rank)
+    """Run it once on the ranks' numbers from 1, and check what comes; then on random data."""
+    ranks, first, last, pg = len(group), group[0], group[-1], world.group(group)
     if op == "barrier":
         return Work(run=lambda: dist.barrier(group=pg))
-    make: Callable[..., torch.Tensor] = functools.partial(
-        torch.full, dtype=dtype_of(dtype), device=world.device
-    )
-    mine = float(place + 1)
-    if op in ("all_reduce", "reduce", "broadcast"):
-        return _in_place(world, op, make((count,), mine), group, dtype)
-    if op == "send_recv":
-        return _ping_pong(world, make((count,), mine), group, dtype)
-    total = sum(range(1, ranks + 1))
-    if op == "all_gather":
-        whole, part = make((count,), 0.0), make((count // ranks,), mine)
-        run = functools.partial(all_gather, whole, part, pg)
-        wanted = torch.arange(1, ranks + 1).repeat_interleave(count // ranks)
-    elif op == "reduce_scatter":
-        whole, part = make((count // ranks,), 0.0), make((count,), mine)
-        run = functools.partial(reduce_scatter, whole, part, pg)
-        wanted = torch.full((count // ranks,), float(total))
-    else:
-        whole, part = make((count,), 0.0), make((count,), mine)
-        run = functools.partial(dist.all_to_all_single, whole, part, group=pg)
-        wanted = torch.arange(1, ranks + 1).repeat_interleave(count // ranks)
-    run()
-    check = agrees(
-        whole, wanted, dtype, "the sum of ranks" if op == "reduce_scatter" else "every rank's part"
-    )
-    part.copy_(torch.randn_like(part))
-    return Work(run=run, check=check)
+    make = functools.partial(torch.full, dtype=dtype_of(dtype), device=world.device)
+    mine, each = float(group.index(world.rank) + 1), count // ranks
+    part = make((each if op == "all_gather" else count,), mine)
+    whole = part if op in IN_PLACE else make((each if op == "reduce_scatter" else count,), 0.0)
 
+    def ping_pong() -> None:
+        """There and back between the first and the last of the group; half of it is one message."""
+        if world.rank == first:
+            dist.send(part, last, group=pg)
+            dist.recv(part, last, group=pg)
+        else:
+            dist.recv(part, first, group=pg)
+            dist.send(part, first, group=pg)
 
-def _in_place(
-    world: World, op: str, tensor: torch.Tensor, group: tuple[int, ...], dtype: str
-) -> Work:
-    pg, ranks = world.group(group), len(group)
     run: Callable[[], object] = {
-        "all_reduce": lambda: dist.all_reduce(tensor, group=pg),
-        "reduce": lambda: dist.reduce(tensor, group[0], group=pg),
-        "broadcast": lambda: dist.broadcast(tensor, group[0], group=pg),
+        "all_reduce": lambda: dist.all_reduce(whole, group=pg),
+        "reduce": lambda: dist.reduce(whole, first, group=pg),
+        "broadcast": lambda: dist.broadcast(whole, first, group=pg),
+        "send_recv": ping_pong,
+        "all_gather": lambda: all_gather(whole, part, pg),
+        "reduce_scatter": lambda: reduce_scatter(whole, part, pg),
+        "all_to_all": lambda: dist.all_to_all_single(whole, part, group=pg),
     }[op]
     run()
     check = ""
-    if op != "reduce" or world.rank == group[0]:
-        wanted = 1.0 if op == "broadcast" else float(sum(range(1, ranks + 1)))
-        what = "what the first rank sent" if op == "broadcast" else "the sum of ranks"
-        check = agrees(tensor, torch.full_like(tensor, wanted), dtype, what)
-    noise = torch.randn_like(tensor) * 10.0 ** (-LARGEST_DECADES / 2)
+    if op != "reduce" or world.rank == first:
+        numbers = torch.arange(1, ranks + 1)
+        what, wanted = {
+            "broadcast": ("what the first rank sent", numbers[:1]),
+            "send_recv": ("what was sent", numbers[:1]),
+            "all_gather": ("every rank's part", numbers.repeat_interleave(each)),
+            "all_to_all": ("every rank's part", numbers.repeat_interleave(each)),
+        }.get(op, ("the sum of ranks", numbers.sum()))
+        check = agrees(whole, wanted, dtype, what)
+    if op not in IN_PLACE or op == "send_recv":
+        part.copy_(torch.randn_like(part))
+        return Work(run=run, divide=2.0 if op == "send_recv" else 1.0, check=check)
+    noise = torch.randn_like(part) * 10.0 ** (-LARGEST_DECADES / 2)
     # a sum that is summed again grows by the number of ranks each time: start over before it overflows
     most = 0 if op == "broadcast" else int(LARGEST_DECADES / math.log10(ranks))
-    return Work(run=run, before=lambda: tensor.copy_(noise), most_calls=most, check=check)
+    return Work(run=run, before=lambda: part.copy_(noise), most_calls=most, check=check)
 
 
-def _ping_pong(world: World, tensor: torch.Tensor, group: tuple[int, ...], dtype: str) -> Work:
-    """There and back between the first and the last of the group; half of it is one message."""
-    pg, first, last = world.group(group), group[0], group[-1]
-
-    def run() -> None:
-        if world.rank == first:
-            dist.send(tensor, last, group=pg)
-            dist.recv(tensor, last, group=pg)
-        elif world.rank == last:
-            dist.recv(tensor, first, group=pg)
-            dist.send(tensor, first, group=pg)
-
-    run()
-    check = ""
-    if world.rank in (first, last):
-        check = agrees(tensor, torch.ones_like(tensor), dtype, "what was sent")
-    tensor.copy_(torch.randn_like(tensor))
-    return Work(run=run, divide=2.0, check=check)
-
-
-def all_gather(whole: torch.Tensor, part: torch.Tensor, pg: Any) -> None:
+def all_gather(whole: torch.Tensor, part: torch.Tensor, pg: dist.ProcessGroup | None) -> None:
     """Gather `part` of every rank into `whole`, by the name this torch has for it."""
     single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     single(whole, part, group=pg)
 
 
-def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, pg: Any) -> None:
+def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, pg: dist.ProcessGroup | None) -> None:
     """Sum `whole` over the ranks and keep this rank's `part`, by the name this torch has for it."""
     single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     single(part, whole, group=pg)

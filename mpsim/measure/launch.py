@@ -45,10 +45,10 @@ def read_launch(environment: Mapping[str, str], *, port: int, ports: int) -> Lau
         If some variables are there and others are not, or they contradict each other.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:
-        names = ("RANK", "WORLD_SIZE")
-        rank, world = (_number(environment, name) for name in names)
-        local = _number(environment, "LOCAL_RANK", default=rank)
-        return _checked(Launch(rank, world, local), environment)
+        rank, world = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
+        return _checked(
+            Launch(rank, world, _number(environment, "LOCAL_RANK", default=rank)), environment
+        )
     if "SLURM_PROCID" in environment and environment.get("SLURM_NTASKS", "1") != "1":
         rank, world = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_NTASKS")
         local = _number(environment, "SLURM_LOCALID", default=rank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -46,6 +46,10 @@ class Sizes:
     vocab: int
     sequence: int
     micro_batch: int
+
+    def shape(self, *names: str) -> dict[str, int]:
+        """Some of them by name; all if none is named."""
+        return {name: getattr(self, name) for name in names or self.__slots__}
 
     @property
     def tokens(self) -> int:
@@ -89,7 +93,7 @@ class Place:
 
     rank: int
     size: int
-    group: Any
+    group: dist.ProcessGroup | None
     device: torch.device
     dtype: torch.dtype
 
@@ -108,13 +112,13 @@ class _Enter(torch.autograd.Function):
     """Into the divided part: nothing forward, a sum of gradients backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+    def forward(ctx: SimpleNamespace, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         """Nothing."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: SimpleNamespace, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Sum over the group."""
         grad = grads[0].contiguous()
         dist.all_reduce(grad, group=ctx.group)
@@ -125,17 +129,15 @@ class _Leave(torch.autograd.Function):
     """Out of the divided part: a sum forward, nothing backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+    def forward(_: object, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         """Sum over the group."""
-        del ctx
         total = x.contiguous()
         dist.all_reduce(total.data, group=group)  # in place: what made it does not need it again
         return total.view_as(total)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(_: object, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Nothing."""
-        del ctx
         return grads[0], None
 
 
@@ -214,9 +216,15 @@ def attention_backend(sizes: Sizes, place: Place) -> str:
         number = int(choose(q, k, v, is_causal=True))
     except (RuntimeError, TypeError):  # a private name, whose arguments may change
         return ""
-    known: dict[str, Any] = dict(SDPBackend.__members__)
-    named = [name for name, value in known.items() if int(value) == number]
-    return named[0].removesuffix("_ATTENTION").lower() if named else ""
+    known = {int(value): name for name, value in SDPBackend.__members__.items()}  # type: ignore[call-overload]
+    return known.get(number, "").removesuffix("_ATTENTION").lower()
+
+
+def _own_ids(ids: torch.Tensor, count: int, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids within this rank's part of the vocabulary, 0 for others, and which are others."""
+    local = ids - place.rank * count
+    outside = (local < 0) | (local >= count)
+    return local.masked_fill(outside, 0), outside
 
 
 class Embedding(nn.Module):
@@ -232,10 +240,8 @@ class Embedding(nn.Module):
         """Ids to vectors."""
         if self.place.size == 1:
             return functional.embedding(ids_BS, self.words) + self.positions
-        count = self.words.shape[0]
-        local = ids_BS - self.place.rank * count
-        outside = (local < 0) | (local >= count)
-        part = functional.embedding(local.masked_fill(outside, 0), self.words)
+        local, outside = _own_ids(ids_BS, self.words.shape[0], self.place)
+        part = functional.embedding(local, self.words)
         part = part.masked_fill(outside.unsqueeze(-1), 0.0)
         return _leave(part, self.place) + self.positions
 
@@ -292,13 +298,11 @@ def loss_of(place: Place) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor
 
     def divided(logits_BSV: torch.Tensor, ids_BS: torch.Tensor) -> torch.Tensor:
         logits = logits_BSV.flatten(0, 1).float()
-        count = logits.shape[-1]
-        local = ids_BS.flatten() - place.rank * count
-        outside = (local < 0) | (local >= count)
+        local, outside = _own_ids(ids_BS.flatten(), logits.shape[-1], place)
         top = logits.detach().max(-1).values
         dist.all_reduce(top, op=dist.ReduceOp.MAX, group=place.group)
         logits = logits - top.unsqueeze(-1)
-        mine = logits.gather(-1, local.masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1)
+        mine = logits.gather(-1, local.unsqueeze(-1)).squeeze(-1)
         target = _leave(mine.masked_fill(outside, 0.0), place)
         total = _leave(logits.exp().sum(-1), place)
         return (total.log() - target).mean()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from mpsim.measure.model import Gpt, Place, Sizes, loss_of
 from mpsim.measure.plan import Split
 from mpsim.measure.recorder import Recorder
-from mpsim.measure.training import make_optimizer
+from mpsim.measure.training import Axis, make_optimizer
 from mpsim.schedule import make_orders, schedule
 
 __all__ = ["CLASSES", "Pipeline"]
@@ -36,8 +36,6 @@ class Pipeline:
     ----------
     place : Place
         Of this rank in its tensor-parallel group.
-    axes : mapping of str to (int, mesh)
-        Place and one-dimensional mesh along each axis.
 
     Notes
     -----
@@ -51,15 +49,14 @@ class Pipeline:
         sizes: Sizes,
         split: Split,
         place: Place,
-        axes: Mapping[str, tuple[int, Any]],
+        axes: Mapping[str, Axis],
         recorder: Recorder,
     ) -> None:
         self.recorder = recorder
         self.sizes, self.split, self.place = sizes, split, place
-        self.rank, pp = axes["pp"]
-        self.replicas = axes["dp"][1]
+        self.rank, self.replicas = axes["pp"].rank, axes["dp"]
         indices = self._indices()
-        self.stages = [self._stage(index, pp.get_group()) for index in indices]
+        self.stages = [self._stage(index, axes["pp"].group) for index in indices]
         self.first, self.last = 0 in indices, split.pp * split.virtual - 1 in indices
         parameters = [parameter for stage in self.stages for parameter in stage.submod.parameters()]
         self.gradients = _flat_gradients(parameters) if split.dp > 1 else None
@@ -88,8 +85,8 @@ class Pipeline:
         return [float(loss.detach()) for loss in losses]
 
     def _reduce(self) -> None:
-        dist.all_reduce(self.gradients, group=self.replicas.get_group())
         assert self.gradients is not None
+        dist.all_reduce(self.gradients, group=self.replicas.group)
         self.gradients /= self.split.dp
 
     def _update(self) -> None:
@@ -109,7 +106,7 @@ class Pipeline:
         )
         return [int(stage) for stage in np.flatnonzero(orders.stage_rank == self.rank)]
 
-    def _stage(self, index: int, group: Any) -> PipelineStage:
+    def _stage(self, index: int, group: dist.ProcessGroup) -> PipelineStage:
         sizes, place = self.sizes, self.place
         count = self.split.pp * self.split.virtual
         each = sizes.layers // count
@@ -141,22 +138,17 @@ class Pipeline:
 def _record(stage: PipelineStage, index: int, recorder: Recorder) -> None:
     """Let `recorder` note every action of `stage`."""
 
-    def forward(chunk: int, *_: Any, **__: Any) -> str:
-        return f"{index}F{chunk}"
+    def wrap(name: str, letters: str) -> None:
+        """Note calls of a method; of two letters the second where a backward is not full."""
 
-    def backward(chunk: int, *_: Any, full_backward: bool = True, **__: Any) -> str:
-        return f"{index}{'B' if full_backward else 'I'}{chunk}"
+        def token(chunk: int, *_: object, full_backward: bool = True, **__: object) -> str:
+            return f"{index}{letters[0 if full_backward else -1]}{chunk}"
 
-    def weight(chunk: int, *_: Any, **__: Any) -> str:
-        return f"{index}W{chunk}"
-
-    tokens: Mapping[str, Callable[..., str]] = {
-        "forward_one_chunk": forward,
-        "backward_one_chunk": backward,
-        "backward_weight_one_chunk": weight,
-    }
-    for name, token in tokens.items():
         setattr(stage, name, recorder.wrap(token, getattr(stage, name)))
+
+    wrap("forward_one_chunk", "F")
+    wrap("backward_one_chunk", "BI")
+    wrap("backward_weight_one_chunk", "W")
 
 
 def _flat_gradients(parameters: list[torch.nn.Parameter]) -> torch.Tensor:

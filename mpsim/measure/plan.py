@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
-__all__ = ["Split", "best_first", "degrees", "load_grid", "round_robin"]
+__all__ = ["PASSES", "Grid", "Split", "best_first", "degrees", "load_grid", "round_robin"]
 
 T = TypeVar("T")
+Grid: TypeAlias = Mapping[str, Any]
+"""A part of the shipped file, whose comments say what its numbers are."""
+PASSES: Final = ("forward", "backward")
 
 
 @remembered(1)
-def load_grid() -> Mapping[str, Any]:
+def load_grid() -> Grid:
     """The shipped choice of sizes and repetitions."""
-    grid: Mapping[str, Any] = read_shipped(__package__ or "", "grid.yaml")
+    grid: Grid = read_shipped(__package__ or "", "grid.yaml")
     return grid
 
 
@@ -51,7 +54,7 @@ class Split:
         return self.dp * self.tp * self.pp
 
 
-def degrees(entry: Mapping[str, Any], world: int) -> Split | None:
+def degrees(entry: Grid, world: int) -> Split | None:
     """A line of the grid for a world of so many ranks; None where it does not divide.
 
     Examples

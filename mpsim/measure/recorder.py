@@ -4,15 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 from mpsim.measured.records import Actions
 
-__all__ = ["Recorder", "join_actions"]
+__all__ = ["Noted", "Recorder", "StepRows", "cuda", "join_actions"]
 
-Row: TypeAlias = tuple[str, float, float]
+P = ParamSpec("P")
+R = TypeVar("R")
+cuda: Any = torch.cuda
+"""Its functions have no types."""
+
+
+class Noted(NamedTuple):
+    """One action: its token, start and end on the first rank's clock [s]."""
+
+    token: str
+    start: float
+    end: float
+
+
+class StepRows(NamedTuple):
+    """When a rank began a step [s], and its actions."""
+
+    began: float
+    rows: list[Noted]
 
 
 class Recorder:
@@ -20,29 +38,29 @@ class Recorder:
 
     Parameters
     ----------
-    cuda : bool
+    events : bool
         Whether times are those of the GPU's stream rather than the host's.
     offset : float
         Added to this host's clock [s].
     """
 
-    def __init__(self, cuda: bool, offset: float) -> None:
-        self.cuda = cuda
+    def __init__(self, events: bool, offset: float) -> None:
+        self.events = events
         self.offset = offset
         self.began = 0.0
-        self._first: Any = None
-        self._marks: list[tuple[str, Any, Any]] = []
+        self._first: float | torch.cuda.Event = 0.0
+        self._marks: list[tuple[str, float | torch.cuda.Event, float | torch.cuda.Event]] = []
 
     def begin(self) -> None:
         """A step begins; what was noted before is forgotten."""
         self._marks = []
         self.began = perf_counter()
-        self._first = self._mark() if self.cuda else self.began
+        self._first = self._mark() if self.events else self.began
 
-    def wrap(self, token: Callable[..., str], call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, token: Callable[P, str], call: Callable[P, R]) -> Callable[P, R]:
         """`call`, noted under what `token` makes of its arguments."""
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: P.args, **kwargs: P.kwargs) -> R:
             start = self._mark()
             result = call(*args, **kwargs)
             self._marks.append((token(*args, **kwargs), start, self._mark()))
@@ -50,61 +68,58 @@ class Recorder:
 
         return noted
 
-    def extend(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def extend(self, call: Callable[P, R]) -> Callable[P, R]:
         """`call`, noted as the end of the action before it."""
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: P.args, **kwargs: P.kwargs) -> R:
             result = call(*args, **kwargs)
             if self._marks:
-                token, start, _ = self._marks[-1]
-                self._marks[-1] = (token, start, self._mark())
+                self._marks[-1] = (*self._marks[-1][:2], self._mark())
             return result
 
         return noted
 
-    def note(self, token: str, call: Callable[[], Any]) -> Any:
+    def note(self, token: str, call: Callable[[], R]) -> R:
         """Run `call` as the action `token`."""
         return self.wrap(lambda: token, call)()
 
-    def rows(self) -> list[Row]:
-        """Actions of the step that has ended: token, start and end on the first rank's clock [s]."""
-        if not self.cuda:
-            return [(token, a + self.offset, b + self.offset) for token, a, b in self._marks]
-        torch.cuda.synchronize()
-        zero = self.began + self.offset
-        return [
-            (token, zero + self._since_first(a), zero + self._since_first(b))
-            for token, a, b in self._marks
-        ]
+    def step(self) -> StepRows:
+        """The step that has ended."""
+        if self.events:
+            torch.cuda.synchronize()
+        rows = [Noted(token, self._at(a), self._at(b)) for token, a, b in self._marks]
+        return StepRows(self.began + self.offset, rows)
 
-    def _mark(self) -> Any:
-        if not self.cuda:
+    def _mark(self) -> float | torch.cuda.Event:
+        if not self.events:
             return perf_counter()
-        cuda: Any = torch.cuda
-        event = cuda.Event(enable_timing=True)
+        event: torch.cuda.Event = cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _since_first(self, event: Any) -> float:
-        return float(self._first.elapsed_time(event)) / 1e3
+    def _at(self, mark: float | torch.cuda.Event) -> float:
+        """A mark on the first rank's clock [s]."""
+        if isinstance(mark, float):
+            return mark + self.offset
+        assert not isinstance(self._first, float), "an event is counted from the first one"
+        return self.began + self.offset + self._first.elapsed_time(mark) / 1e3
 
 
-def join_actions(
-    steps: Sequence[Sequence[tuple[int, float, Sequence[Row]]]],
-) -> Actions:
+def join_actions(steps: Sequence[Sequence[tuple[int, StepRows]]]) -> Actions:
     """The actions of every rank and step as one table, each step counted from its first rank's start.
 
     Parameters
     ----------
-    steps : sequence of (rank, start [s], rows) for each step
+    steps : sequence of (rank, what it noted) for each step
         On one clock.
     """
     table: list[tuple[int, int, str, float, float]] = []
-    for step, ranks in enumerate(steps):
-        zero = min(began for _, began, _ in ranks)
-        for rank, _, rows in ranks:
+    for number, ranks in enumerate(steps):
+        zero = min(step.began for _, step in ranks)
+        for rank, step in ranks:
             table += [
-                (step, rank, token, _written(a - zero), _written(b - zero)) for token, a, b in rows
+                (number, rank, token, _written(a - zero), _written(b - zero))
+                for token, a, b in step.rows
             ]
     columns = tuple(zip(*table, strict=True)) or ((), (), (), (), ())
     return Actions(*columns)

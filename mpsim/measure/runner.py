@@ -6,10 +6,10 @@ import dataclasses
 import gc
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import perf_counter
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -55,6 +55,15 @@ def run(settings: Settings, say: Callable[[str], None]) -> Measured | None:
             gc.unfreeze()
 
 
+class _Outcome(NamedTuple):
+    """A case on one rank: its samples, how it was checked, peak memory of its own tensors [B], and why it was not measured."""
+
+    timed: Timed | None = None
+    check: str = ""
+    peak: float = 0.0
+    reason: str = ""
+
+
 class _Run:
     """One run of `mpsim measure` on this rank."""
 
@@ -62,7 +71,7 @@ class _Run:
         self.settings, self.world = settings, world
         self.say = say if world.rank == 0 else (lambda _: None)
         self.timer = Timer(world)
-        self.rules: Mapping[str, Any] = load_grid()["timing"]
+        self.rules = load_grid()["timing"]
         self.writer: RecordWriter | None = None
         self.past = Past()
         self.known: dict[str, list[tuple[float, float]]] = {}
@@ -123,25 +132,17 @@ class _Run:
     def _cases(self, family: str) -> list[Case]:
         grid = load_grid()
         own = grid[self.world.kind]
-        series: list[list[Case]]
-        if family == "kernels":
-            series = kernel_series(self.world, own)
-        elif family == "collectives":
-            series = collective_series(self.world, own)
-        elif family == "blocks":
-            series = block_series(self.world, own)
-        else:
-            series = step_series(self.world, own, grid["parallel"])
-        main = self._main_dtype()
+        makers: dict[str, Callable[[], list[list[Case]]]] = {
+            "kernels": lambda: kernel_series(self.world, own),
+            "collectives": lambda: collective_series(self.world, own),
+            "blocks": lambda: block_series(self.world, own),
+            "steps": lambda: step_series(self.world, own, grid["parallel"]),
+        }
+        main = own["plain_dtypes"][0]  # the format that training steps are measured in comes first
         ranked: list[list[list[Case]]] = [[], [], []]
-        for cases in series:
-            if cases:
-                ranked[_rank_of(cases[0], main)].append(cases)
+        for cases in filter(None, makers[family]()):
+            ranked[_rank_of(cases[0], main)].append(cases)
         return [case for queue in ranked for case in round_robin(queue)]
-
-    def _main_dtype(self) -> str:
-        """The format that training steps are measured in, which comes first."""
-        return str(load_grid()[self.world.kind]["plain_dtypes"][0])
 
     def _family(self, family: str, cases: list[Case], seconds: float) -> None:
         end = perf_counter() + seconds
@@ -178,24 +179,20 @@ class _Run:
 
     def _case(self, case: Case, limit: float, reason: str) -> None:
         """Measure one case on the ranks of its group, or say why not."""
-        timed: Timed | None = None
-        check, peak, before = "", 0.0, read_usage()
-        if self.world.rank in case.group and not reason:
-            timed, check, peak, reason = self._measured(case, limit)
-        mine = (timed, check, peak, reason) if self.world.rank in case.group else None
+        before, mine = read_usage(), None
+        if self.world.rank in case.group:
+            mine = _Outcome(reason=reason) if reason else self._measured(case, limit)
         after = read_usage()
         used = (after.cores, after.own - before.own)
         everyone = self.world.gather((mine, used), self.world.everyone)
         outcomes = [outcome for outcome, _ in everyone if outcome is not None]
-        reasons = [outcome[3] for outcome in outcomes if outcome[3]]
+        reasons = [outcome.reason for outcome in outcomes if outcome.reason]
         if self.writer is None:
             return
         if reasons:
             self.writer.write(Skipped(case.id, reasons[0]))
             return
-        every = [outcome[0] for outcome in outcomes if outcome[0] is not None]
-        checks = next((outcome[1] for outcome in outcomes if outcome[1]), "")
-        line = self._measurement(case, every, checks, max(outcome[2] for outcome in outcomes))
+        line = self._measurement(case, outcomes)
         if self.world.kind == "cpu":  # what others do on a host hardly touches its GPUs
             own = self._own([used for _, used in everyone], after.cores)
             line = dataclasses.replace(line, others=others_share(before, after, own))
@@ -214,8 +211,8 @@ class _Run:
             if rank.host == host and where == cores
         ]
 
-    def _measured(self, case: Case, limit: float) -> tuple[Timed | None, str, float, str]:
-        """Timed, check, peak memory of its own tensors, and why not; the same decision on every rank of the group."""
+    def _measured(self, case: Case, limit: float) -> _Outcome:
+        """Set a case up and time it, by the same decisions on every rank of the group."""
         before = self._allocated()
         work, reason = self._set_up(case)
         reasons = [text for text in self.world.gather(reason, case.group) if text]
@@ -238,7 +235,7 @@ class _Run:
         gc.collect()
         if self.world.kind == "cuda":
             torch.cuda.empty_cache()
-        return timed, check, peak, reasons[0] if reasons else ""
+        return _Outcome(timed, check, peak, reasons[0] if reasons else "")
 
     def _allocated(self) -> float:
         """Memory of the GPU that tensors of other cases and workspaces of libraries take [B]."""
@@ -248,10 +245,8 @@ class _Run:
         room = self.world.free_bytes() * self.rules["memory_share"]
         short = case.memory > room > 0
         if self.world.largest(float(short), case.group):
-            return (
-                None,
-                f"needs about {case.memory / 1e9:.2g} GB, {room / 1e9:.2g} GB are to be had",
-            )
+            need = f"needs about {case.memory / 1e9:.2g} GB"
+            return None, f"{need}, {room / 1e9:.2g} GB are to be had"
         try:
             return case.prepare(self.world), ""
         except CalibrationError as error:
@@ -259,17 +254,13 @@ class _Run:
         except _FAILURES as error:
             return None, _why(error)
 
-    def _measurement(self, case: Case, every: list[Timed], check: str, peak: float) -> Measurement:
+    def _measurement(self, case: Case, outcomes: Sequence[_Outcome]) -> Measurement:
+        every = [outcome.timed for outcome in outcomes if outcome.timed is not None]
         actions = None
         if every[0].steps:
             most = int(self.rules["action_samples"])
             samples = zip(*(share.steps[:most] for share in every), strict=True)
-            actions = join_actions(
-                [
-                    [(rank, *step) for rank, step in zip(case.group, ranks, strict=True)]
-                    for ranks in samples
-                ]
-            )
+            actions = join_actions([list(zip(case.group, ranks, strict=True)) for ranks in samples])
         names = {field.name for field in dataclasses.fields(Case)} - {"prepare", "memory"}
         return Measurement(
             id=case.id,
@@ -278,8 +269,8 @@ class _Run:
             method=every[0].method,
             seconds=tuple(tuple(map(_written, share.seconds)) for share in every),
             calls=every[0].calls,
-            check=check,
-            peak_memory_bytes=peak,
+            check=next((outcome.check for outcome in outcomes if outcome.check), ""),
+            peak_memory_bytes=max(outcome.peak for outcome in outcomes),
             actions=actions,
         )
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,10 +11,10 @@ import torch.distributed as dist
 from mpsim.measure.case import Case, Work
 from mpsim.measure.model import Gpt, Place, Sizes, attention_backend, loss_of
 from mpsim.measure.pipeline import Pipeline
-from mpsim.measure.plan import Split, degrees
+from mpsim.measure.plan import Grid, Split, degrees
 from mpsim.measure.recorder import Recorder
-from mpsim.measure.tensors import agrees, dtype_of, element_bytes, has_dtype
-from mpsim.measure.training import Replica, Step, make_optimizer
+from mpsim.measure.tensors import agrees, dtype_of, element_bytes, training_dtype
+from mpsim.measure.training import Axis, Replica, Step, make_optimizer
 from mpsim.measure.world import World
 
 __all__ = ["step_series"]
@@ -27,9 +25,9 @@ CHECKED_FLOPS = 2e12
 """Work of a whole batch [FLOP] above which no second computation on one process is worth its time."""
 
 
-def step_series(world: World, grid: Mapping[str, Any], parallel: Any) -> list[list[Case]]:
+def step_series(world: World, grid: Grid, parallel: Sequence[Grid]) -> list[list[Case]]:
     """Cases of every way to divide every model, a list for each way."""
-    dtype = "float32" if world.kind == "cpu" or not has_dtype("bfloat16", world) else "bfloat16"
+    dtype = training_dtype(world)
     models = [Sizes(**sizes_row) for sizes_row in grid["models"]]
     series = []
     for entry in parallel:
@@ -48,22 +46,48 @@ def _divides(sizes: Sizes, split: Split) -> bool:
     return sizes.layers % stages == 0 and not any(part % split.tp for part in parts)
 
 
-def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Mapping[str, Any]) -> Case:
+def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Grid) -> Case:
     microbatches = split.microbatches * options.get("microbatches", 1)
     wider = sizes.micro_batch * options.get("wider", 1)
     sizes = dataclasses.replace(sizes, micro_batch=wider)
     recompute, compiled = options.get("recompute", "none"), bool(options.get("compiled", False))
-    shape = {name: getattr(sizes, name) for name in Sizes.__dataclass_fields__}
-    shape |= {"dp": split.dp, "tp": split.tp, "pp": split.pp}
-    shape |= {"virtual_stages": split.virtual, "microbatches": microbatches}
+    degrees = {"dp": split.dp, "tp": split.tp, "pp": split.pp}
     parameters = sizes.parameters / (split.tp * split.pp) * element_bytes(dtype)
     place = Place(0, split.tp, None, world.device, dtype_of(dtype))
     chosen = {"attention": attention_backend(sizes, place)} if world.kind == "cuda" else {}
     saved = sizes.tokens * (34.0 * sizes.hidden * sizes.layers / split.pp + 12.0 * sizes.vocab)
+
+    def prepare(world: World) -> Work:
+        recorder = Recorder(world.kind == "cuda", world.clock_offset)
+        place, axes = place_of(world, split, dtype)
+        batch = Batch(sizes, microbatches, split.dp, world.device)
+        step: Step
+        if split.pp > 1:
+            step = Pipeline(sizes, split, place, axes, recorder)
+        else:
+            step = Replica(
+                sizes,
+                split,
+                place,
+                axes,
+                recorder,
+                microbatches=microbatches,
+                recompute=recompute == "full",
+                compiled=compiled,
+            )
+        ids, targets = batch.part(axes["dp"].rank)
+        losses = [_mean(world, split, step(ids, targets)) for _ in range(CHECKED_STEPS)]
+        check = checked(sizes, batch, place, losses, dtype)
+        return Work(
+            run=lambda: step(ids, targets), most_calls=1, check=check, warm=True, recorder=recorder
+        )
+
     return Case(
         family="steps",
         op="train_step",
-        shape=shape,
+        shape=sizes.shape()
+        | degrees
+        | {"virtual_stages": split.virtual, "microbatches": microbatches},
         variant={
             "data_parallel": split.data_parallel,
             "schedule": split.schedule or "none",
@@ -77,65 +101,22 @@ def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Mapping
         synchronous=split.ranks > 1,
         flops=3.0 * sizes.flops * microbatches / (split.tp * split.pp),
         memory=4.0 * parameters + saved / split.tp * min(microbatches, split.pp) * 1.2,
-        prepare=functools.partial(
-            _prepare,
-            sizes=sizes,
-            split=split,
-            microbatches=microbatches,
-            dtype=dtype,
-            recompute=recompute == "full",
-            compiled=compiled,
-        ),
+        prepare=prepare,
     )
 
 
-def _prepare(
-    world: World,
-    *,
-    sizes: Sizes,
-    split: Split,
-    microbatches: int,
-    dtype: str,
-    recompute: bool,
-    compiled: bool,
-) -> Work:
-    recorder = Recorder(world.kind == "cuda", world.clock_offset)
-    place, axes = _place(world, split, dtype)
-    batch = _Batch(sizes, microbatches, split.dp, world.device)
-    step: Step
-    if split.pp > 1:
-        step = Pipeline(sizes, split, place, axes, recorder)
-    else:
-        step = Replica(
-            sizes,
-            split,
-            place,
-            axes,
-            recorder,
-            microbatches=microbatches,
-            recompute=recompute,
-            compiled=compiled,
-        )
-    ids, targets = batch.part(axes["dp"][0])
-    losses = [_mean(world, split, step(ids, targets)) for _ in range(CHECKED_STEPS)]
-    check = _checked(sizes, batch, place, losses, dtype)
-    return Work(
-        run=lambda: step(ids, targets), most_calls=1, check=check, warm=True, recorder=recorder
-    )
-
-
-def _place(world: World, split: Split, dtype: str) -> tuple[Place, Mapping[str, tuple[int, Any]]]:
-    """Part of the weights that this rank holds, and its place and group along each axis."""
+def place_of(world: World, split: Split, dtype: str) -> tuple[Place, Mapping[str, Axis]]:
+    """Part of the weights that this rank holds, and its place along each axis."""
     if split.ranks == 1:
-        alone: Mapping[str, tuple[int, Any]] = dict.fromkeys(("pp", "dp", "tp"), (0, None))
-        return Place(0, 1, None, world.device, dtype_of(dtype)), alone
+        alone = Place(0, 1, None, world.device, dtype_of(dtype))
+        return alone, dict.fromkeys(("pp", "dp", "tp"), Axis(0, None))
     mesh = world.mesh(split.pp, split.dp, split.tp)
-    axes = {axis: (mesh.get_local_rank(axis), mesh[axis]) for axis in ("pp", "dp", "tp")}
-    rank, tp = axes["tp"]
-    return Place(rank, split.tp, tp.get_group(), world.device, dtype_of(dtype)), axes
+    axes = {axis: Axis(mesh.get_local_rank(axis), mesh[axis]) for axis in ("pp", "dp", "tp")}
+    tp = axes["tp"]
+    return Place(tp.rank, split.tp, tp.group, world.device, dtype_of(dtype)), axes
 
 
-class _Batch:
+class Batch:
     """The same random ids on every rank, and each replica's part of them."""
 
     def __init__(
@@ -161,7 +142,7 @@ def _mean(world: World, split: Split, losses: list[float]) -> float:
     return float(total[0] / total[1])
 
 
-def _checked(sizes: Sizes, batch: _Batch, place: Place, losses: list[float], dtype: str) -> str:
+def checked(sizes: Sizes, batch: Batch, place: Place, losses: list[float], dtype: str) -> str:
     """Compare the losses of the first steps with those of one process on the whole batch."""
     sequences = batch.ids.shape[0]
     if 3.0 * sizes.flops * sequences / sizes.micro_batch > CHECKED_FLOPS:
@@ -181,7 +162,7 @@ _ALONE: dict[tuple[Sizes, int, torch.dtype], list[float]] = {}
 
 
 def _losses_alone(
-    sizes: Sizes, batch: _Batch, device: torch.device, dtype: torch.dtype
+    sizes: Sizes, batch: Batch, device: torch.device, dtype: torch.dtype
 ) -> list[float]:
     """Losses of the first steps of one process on the whole batch; computed once."""
     key = (sizes, batch.ids.shape[0], dtype)

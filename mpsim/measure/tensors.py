@@ -5,26 +5,39 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 
 from mpsim.errors import CalibrationError
+from mpsim.measure.case import Work
 from mpsim.measure.plan import load_grid
 from mpsim.measure.world import World
 from mpsim.memo import remembered
 
-__all__ = ["agrees", "dtype_of", "element_bytes", "has_dtype", "random", "rotated", "set_tf32"]
+__all__ = [
+    "Tensors",
+    "agrees",
+    "dtype_of",
+    "element_bytes",
+    "has_dtype",
+    "pass_work",
+    "random",
+    "rotated",
+    "set_tf32",
+    "training_dtype",
+]
 
 T = TypeVar("T")
-_FORMATS: Mapping[str, tuple[float, float]] = {
-    # least compute capability that has it in its tensor cores (CUDA C++ Programming Guide, table of arithmetic features), bytes
-    "float32": (0.0, 4),
-    "tf32": (8.0, 4),
-    "float16": (7.0, 2),
-    "bfloat16": (8.0, 2),
-    "float8_e4m3fn": (8.9, 1),
+Tensors: TypeAlias = list[torch.Tensor]
+_CAPABILITY: Mapping[str, float] = {
+    "float32": 0.0,
+    "tf32": 8.0,
+    "float16": 7.0,
+    "bfloat16": 8.0,
+    "float8_e4m3fn": 8.9,
 }
+"""Least compute capability that has a format in its tensor cores (CUDA C++ Programming Guide, table of arithmetic features)."""
 
 
 def has_dtype(name: str, world: World) -> bool:
@@ -32,7 +45,12 @@ def has_dtype(name: str, world: World) -> bool:
     if world.kind == "cpu":
         return name in ("float32", "float64", "bfloat16")
     major, minor = torch.cuda.get_device_capability(world.device)
-    return major + minor / 10 >= _FORMATS[name][0]
+    return major + minor / 10 >= _CAPABILITY[name]
+
+
+def training_dtype(world: World) -> str:
+    """The format that layers and training steps are measured in."""
+    return "float32" if world.kind == "cpu" or not has_dtype("bfloat16", world) else "bfloat16"
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -86,7 +104,12 @@ def rotated(world: World, each: float, make: Callable[[], T]) -> Callable[[], T]
 
 
 def agrees(
-    got: torch.Tensor, wanted: torch.Tensor, name: str, what: str, *, rule: str = "tolerance"
+    got: torch.Tensor,
+    wanted: torch.Tensor,
+    name: str,
+    what: str,
+    *,
+    rule: Literal["tolerance", "loss_tolerance"] = "tolerance",
 ) -> str:
     """Say how far `got` is from `wanted`.
 
@@ -95,11 +118,9 @@ def agrees(
     CalibrationError
         If it is further than the format allows: a kernel whose result is wrong has no time worth recording.
     """
-    tolerance: Mapping[str, Any] = load_grid()[rule]
-    allowed = float(tolerance["float16" if name == "tf32" else name])
-    reference = wanted.detach().to(
-        got.device, torch.float64
-    )  # compared where it lies: copies to the host would take longer than measuring
+    allowed = float(load_grid()[rule]["float16" if name == "tf32" else name])
+    # compared where it lies: copies to the host would take longer than measuring
+    reference = wanted.detach().to(got.device, torch.float64)
     difference = (got.detach().to(torch.float64) - reference).abs().max().item()
     scale = max(reference.abs().max().item(), 1e-30)
     if not difference / scale <= allowed:
@@ -107,3 +128,44 @@ def agrees(
             f"the result differs from {what} by {difference / scale:.2g}; allowed {allowed:g}"
         )
     return f"within {difference / scale:.1e} of {what}"
+
+
+def pass_work(
+    world: World,
+    kind: str,
+    each: float,
+    make: Callable[[], Tensors],
+    call: Callable[..., torch.Tensor],
+    dtype: str,
+    reference: Callable[..., torch.Tensor] | None,
+) -> Work:
+    """Work of `call` on rotated inputs, or of its gradient, checked once against `reference` in float64.
+
+    Parameters
+    ----------
+    kind : str
+        ``forward`` or ``backward``.
+    each : float
+        Of one working set [B].
+    """
+    check = ""
+    if reference is not None:
+        given = [tensor.detach() for tensor in make()]
+        wanted = reference(*(tensor.double() for tensor in given))
+        check = agrees(call(*given), wanted, dtype, "float64")
+    if kind == "forward":
+        turn = rotated(world, each, make)
+        return Work(run=lambda: call(*turn()), check=check, capturable=True)
+
+    def graph() -> tuple[torch.Tensor, Tensors, torch.Tensor]:
+        given = make()
+        out = call(*given)
+        return out, [tensor for tensor in given if tensor.requires_grad], torch.randn_like(out)
+
+    turned = rotated(world, each, graph)
+
+    def run() -> object:
+        out, given, grad = turned()
+        return torch.autograd.grad(out, given, grad, retain_graph=True)
+
+    return Work(run=run, check=check, capturable=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter, process_time
-from typing import Any
 
 import torch
 
 from mpsim.measure.case import Case, Work
 from mpsim.measure.plan import load_grid
-from mpsim.measure.recorder import Row
+from mpsim.measure.recorder import StepRows, cuda
 from mpsim.measure.world import World
 
 __all__ = ["Timed", "Timer"]
@@ -31,14 +30,14 @@ class Timed:
         Executions in each sample.
     seconds : tuple of float
         Of one execution, a sample each [s].
-    steps : tuple of (float, rows)
-        Start and actions of each sample, where the work has a recorder [s].
+    steps : tuple of StepRows
+        Of each sample, where the work has a recorder.
     """
 
     method: str
     calls: int
     seconds: tuple[float, ...]
-    steps: tuple[tuple[float, list[Row]], ...] = ()
+    steps: tuple[StepRows, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class _Sample:
 
     seconds: float
     share: float
-    step: tuple[float, list[Row]] | None = None
+    step: StepRows | None = None
 
 
 class Timer:
@@ -62,7 +61,7 @@ class Timer:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.rules: Mapping[str, Any] = load_grid()["timing"]
+        self.rules = load_grid()["timing"]
 
     def time(self, case: Case, work: Work, limit: float) -> Timed:
         """Run `work` for about `limit` seconds, warm-up included, and at least the fewest samples."""
@@ -147,10 +146,7 @@ class Timer:
     ) -> _Sample:
         if work.before:
             work.before()
-        if case.synchronous:
-            self.world.barrier(case.group)
-        else:
-            self.world.synchronize()
+        self.world.barrier(case.group if case.synchronous else ())
         if work.recorder:
             work.recorder.begin()
         begin, used = perf_counter(), process_time()
@@ -159,10 +155,7 @@ class Timer:
         else:
             time = _by_events(execute)
         share = (process_time() - used) / (perf_counter() - begin)
-        if work.recorder is None:
-            return _Sample(time, share)
-        began = work.recorder.began + work.recorder.offset
-        return _Sample(time, share, (began, work.recorder.rows()))
+        return _Sample(time, share, work.recorder.step() if work.recorder else None)
 
     def _by_clock(self, execute: Callable[[], object], *, wait: bool) -> float:
         start = perf_counter()
@@ -184,7 +177,6 @@ class Timer:
         return True
 
     def _captured(self, work: Work, calls: int) -> Callable[[], object]:
-        cuda: Any = torch.cuda
         graph = cuda.CUDAGraph()
         cuda.synchronize()
         with cuda.graph(graph, stream=cuda.current_stream()):
@@ -207,7 +199,6 @@ def _repeated(run: Callable[[], object], calls: int) -> Callable[[], object]:
 
 
 def _by_events(execute: Callable[[], object]) -> float:
-    cuda: Any = torch.cuda
     start, end = (cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     execute()

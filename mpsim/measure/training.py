@@ -5,18 +5,33 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from mpsim.measure.model import Gpt, Place, Sizes, loss_of
 from mpsim.measure.plan import Split
 from mpsim.measure.recorder import Recorder
 
-__all__ = ["Replica", "Step", "make_optimizer"]
+__all__ = ["Axis", "Replica", "Step", "make_optimizer"]
 
 LEARNING_RATE = 1e-3
+
+
+class Axis(NamedTuple):
+    """Place of a rank along one axis, and its one-dimensional mesh; None for a rank alone."""
+
+    rank: int
+    mesh: DeviceMesh | None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks along it."""
+        assert self.mesh is not None, "asked with others"
+        return self.mesh.get_group()
 
 
 class Step(Protocol):
@@ -39,8 +54,6 @@ class Replica:
     ----------
     place : Place
         Of this rank in its tensor-parallel group.
-    axes : mapping of str to (int, mesh)
-        Place and one-dimensional mesh along each axis; the mesh is None alone.
     """
 
     def __init__(
@@ -48,7 +61,7 @@ class Replica:
         sizes: Sizes,
         split: Split,
         place: Place,
-        axes: Mapping[str, tuple[int, Any]],
+        axes: Mapping[str, Axis],
         recorder: Recorder,
         *,
         microbatches: int,
@@ -59,7 +72,7 @@ class Replica:
         model = Gpt(sizes, place, recompute=recompute)
         if compiled:
             _compile(model)
-        self.model: Any = _spread(model, split, axes["dp"][1])
+        self.model = _spread(model, split, axes["dp"])
         self.optimizer = make_optimizer(self.model.parameters())
         self.loss = loss_of(place)
 
@@ -82,13 +95,12 @@ class Replica:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _later(self, *, wanted: bool) -> contextlib.AbstractContextManager[Any]:
+    def _later(self, *, wanted: bool) -> contextlib.AbstractContextManager[None]:
         """Whether gradients are summed over the replicas only after a later microbatch."""
-        if self.split.data_parallel == "ddp" and wanted:
-            no_sync: contextlib.AbstractContextManager[Any] = self.model.no_sync()
-            return no_sync
+        if wanted and isinstance(self.model, nn.parallel.DistributedDataParallel):
+            return self.model.no_sync()
         if self.split.data_parallel == "fsdp2":
-            self.model.set_requires_gradient_sync(not wanted)
+            self.model.set_requires_gradient_sync(not wanted)  # type: ignore[operator]
         return contextlib.nullcontext()
 
 
@@ -99,10 +111,10 @@ def _compile(model: Gpt) -> None:
         layer.compile(dynamic=False, fullgraph=True)
 
 
-def _spread(model: Gpt, split: Split, mesh: Any) -> nn.Module:
+def _spread(model: Gpt, split: Split, axis: Axis) -> nn.Module:
     """The model with its gradients, or everything, shared among its replicas."""
     if split.data_parallel == "ddp":
-        return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
+        return nn.parallel.DistributedDataParallel(model, process_group=axis.group)
     if split.data_parallel == "fsdp2":
         try:
             from torch.distributed.fsdp import fully_shard
@@ -110,6 +122,6 @@ def _spread(model: Gpt, split: Split, mesh: Any) -> nn.Module:
             raise NotImplementedError(f"torch {torch.__version__} has no fully_shard") from error
 
         for layer in model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(layer, mesh=axis.mesh)
+        fully_shard(model, mesh=axis.mesh)
     return model

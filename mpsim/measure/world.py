@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from mpsim.errors import CalibrationError
 from mpsim.measure.launch import Launch, read_launch
 from mpsim.measure.plan import load_grid
+from mpsim.measure.recorder import cuda
 from mpsim.measured.records import SCHEMA, Header, RankRecord
 from mpsim.version import __version__
 
@@ -29,6 +30,13 @@ __all__ = ["World"]
 T = TypeVar("T")
 PINGS = 20
 """Round trips from which the offset of a clock is taken."""
+
+
+class Groups(NamedTuple):
+    """Some ranks as those who measure, and as those who agree; None for a process alone."""
+
+    measuring: dist.ProcessGroup | None
+    control: dist.ProcessGroup | None
 
 
 class World:
@@ -45,7 +53,7 @@ class World:
         self.device = device
         self.rank, self.size = launch.rank, launch.world_size
         self.threads = torch.get_num_threads()
-        self.groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        self.groups: dict[tuple[int, ...], Groups] = {}
         self.meshes: dict[tuple[int, int, int], DeviceMesh] = {}
         self.ranks: tuple[RankRecord, ...] = ()
         self.clock_offset = 0.0
@@ -61,7 +69,7 @@ class World:
         try:
             yield world
             if world.size > 1:  # nobody leaves while others still talk to it
-                dist.barrier(world.groups[world.everyone][1])
+                dist.barrier(world.control(world.everyone))
         finally:
             world._leave()
 
@@ -82,13 +90,13 @@ class World:
         """Every rank."""
         return tuple(range(self.size))
 
-    def group(self, ranks: Sequence[int]) -> Any:
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """The group of `ranks` that measurements use; None for a process alone."""
-        return self.groups[tuple(ranks)][0]
+        return self.groups[tuple(ranks)].measuring
 
-    def control(self, ranks: Sequence[int]) -> Any:
+    def control(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """The group of `ranks` over which they agree."""
-        return self.groups[tuple(ranks)][1]
+        return self.groups[tuple(ranks)].control
 
     def group_sizes(self) -> list[tuple[int, ...]]:
         """The first 2, 4, 8, ... ranks, every one, and where there are several hosts, two of them and one rank of each."""
@@ -108,7 +116,7 @@ class World:
         return self.meshes[key]
 
     def barrier(self, ranks: Sequence[int]) -> None:
-        """Wait for `ranks`, the device of each included."""
+        """Wait for this rank's device, then for `ranks`."""
         self.synchronize()
         if len(ranks) > 1:
             dist.barrier(group=self.control(ranks))
@@ -130,9 +138,9 @@ class World:
         """The `value` of each of `ranks`, on every one of them."""
         if len(ranks) == 1:
             return [value]
-        groups: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(groups, value, group=self.control(ranks))
-        return groups
+        values = [value] * len(ranks)
+        dist.all_gather_object(values, value, group=self.control(ranks))
+        return values
 
     def from_first(self, value: T) -> T:
         """The value of the first rank, on every rank."""
@@ -183,15 +191,14 @@ class World:
         else:
             torch.cuda.set_device(self.device)
             # a stream of its own: a backward runs on the stream of its forward, and the default one cannot be captured
-            cuda: Any = torch.cuda
             cuda.set_stream(cuda.Stream())
         if self.size > 1:
             self._init_process_group()
-        self.groups[self.everyone] = (dist.group.WORLD, self._control_of(self.everyone))
+        self.groups[self.everyone] = Groups(dist.group.WORLD, self._control_of(self.everyone))
         self.ranks = tuple(self.gather(self._record(), self.everyone))
         for ranks in self.group_sizes():
             if ranks not in self.groups:
-                self.groups[ranks] = (dist.new_group(ranks), self._control_of(ranks))
+                self.groups[ranks] = Groups(dist.new_group(ranks), self._control_of(ranks))
         self.clock_offset = self._clock_offset()
 
     def _leave(self) -> None:
@@ -213,10 +220,11 @@ class World:
             device_id=self.device if self.kind == "cuda" else None,
         )
 
-    def _control_of(self, ranks: tuple[int, ...]) -> Any:
+    def _control_of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         if self.size == 1:
             return None
-        return dist.new_group(ranks, backend="gloo", timeout=self._timeout())
+        group: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", timeout=self._timeout())
+        return group
 
     @staticmethod
     def _timeout() -> dt.timedelta:
@@ -281,7 +289,6 @@ def _device(wanted: str, launch: Launch) -> torch.device:
 
 
 def _nccl_version() -> str:
-    cuda: Any = torch.cuda
     version = cuda.nccl.version()
     return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 

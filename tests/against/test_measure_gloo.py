@@ -1,4 +1,4 @@
-"""`mpsim measure` on gloo ranks of this machine, started by torchrun: what it writes, and torch's own order of actions."""
+"""Gloo ranks of this machine: what `mpsim measure` writes under torchrun, and torch's own order of actions under srun's variables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mpsim.measure.model import Sizes
 from mpsim.measure.plan import Split
 from mpsim.measure.pipeline import Pipeline
 from mpsim.measure.recorder import Recorder
-from mpsim.measure.steps import _Batch, _place
+from mpsim.measure.steps import Batch, place_of
 from mpsim.measure.world import World
 
 with World.join("cpu") as world:
@@ -40,14 +40,14 @@ with World.join("cpu") as world:
         for microbatches in (world.size, 2 * world.size + 2 * (virtual == 1 or name == "zb-v")):
             split = Split(pp=world.size, virtual=virtual, microbatches=microbatches, schedule=name)
             sizes = Sizes(8, 16, 2, 32, 32, 8, 1)
-            place, axes = _place(world, split, "float32")
+            place, axes = place_of(world, split, "float32")
             recorder = Recorder(False, 0.0)
             step = Pipeline(sizes, split, place, axes, recorder)
-            batch = _Batch(sizes, microbatches, 1, world.device).part(0)
+            batch = Batch(sizes, microbatches, 1, world.device).part(0)
             for _ in range(2):
                 recorder.begin()
                 step(*batch)
-            tokens = [token for token, _, _ in recorder.rows()]
+            tokens = [action.token for action in recorder.step().rows]
             found[f"{name} {virtual} {microbatches}"] = world.gather(tokens, world.everyone)
     del step, place, axes
     if world.rank == 0:
@@ -55,15 +55,39 @@ with World.join("cpu") as world:
 """
 
 
-def torchrun(count: int, *arguments: str, module: bool = True) -> subprocess.CompletedProcess[str]:
-    """Start `count` processes on this machine as a user would."""
+def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start a module in `count` processes on this machine as a user would."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
-    launcher += ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
-    command = [*launcher, *(["-m"] if module else []), *arguments]
+    launcher += ["--master-addr=127.0.0.1", f"--master-port={_free_port()}", "-m"]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=TIMEOUT, env=environment
+        [*launcher, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT,
+        env=environment,
     )
+
+
+def srun(count: int, *arguments: str) -> str:
+    """Start `count` tasks with srun's variables; what the first one prints, for the others are silent."""
+    slurm = {"SLURM_NTASKS": str(count), "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_JOB_ID": "7"}
+    slurm |= {"MASTER_PORT": str(_free_port()), "PYTHONWARNINGS": "ignore"}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env=os.environ | slurm | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    said = [task.communicate(timeout=TIMEOUT) for task in tasks]
+    assert [task.returncode for task in tasks] == [0] * count, said[0][1]
+    assert not any(out for out, _ in said[1:])
+    return said[0][0]
 
 
 def _free_port() -> int:
@@ -137,27 +161,12 @@ def test_actions_lie_inside_their_step(measured: Measured) -> None:
                 assert end[rows].max() - start[rows].min() <= one.seconds[who][index] + 1e-5
 
 
+@pytest.mark.nightly
 def test_slurm_starts_it_without_torchrun(tmp_path: Path) -> None:
     """Two tasks with srun's variables meet, measure, and the first one writes."""
     path = tmp_path / "slurm.jsonl"
-    command = [sys.executable, "-m", "mpsim", "measure", "--device", "cpu", "--budget", "1s"]
-    command += ["--only", "collectives", "--out", str(path)]
-    slurm = {"SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_JOB_ID": "7"}
-    slurm |= {"MASTER_PORT": str(_free_port()), "PYTHONWARNINGS": "ignore"}
-    tasks = [
-        subprocess.Popen(
-            command,
-            env=os.environ | slurm | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    (out, err), (silent, _) = (task.communicate(timeout=TIMEOUT) for task in tasks)
-    assert [task.returncode for task in tasks] == [0, 0], err
-    assert "2 ranks" in out
-    assert silent == ""
+    options = ("--device", "cpu", "--budget", "1s", "--only", "collectives", "--out", str(path))
+    assert "2 ranks" in srun(2, "-m", "mpsim", "measure", *options)
     assert read_measured(path).of("collectives")
 
 
@@ -166,9 +175,7 @@ def test_torch_runs_the_actions_in_the_order_of_mpsim(pp: int, tmp_path: Path) -
     """GPipe, 1F1B, Interleaved 1F1B and ZBV as torch's runtime executes them on gloo, token by token, on every rank."""
     script = tmp_path / "schedules.py"
     script.write_text(RUN_EVERY_SCHEDULE)
-    done = torchrun(pp, str(script), json.dumps(SCHEDULES), module=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(srun(pp, str(script), json.dumps(SCHEDULES)))
     assert len(found) == 2 * len(SCHEDULES)
     for case, recorded in found.items():
         name, virtual, microbatches = case.split()

@@ -259,15 +259,15 @@ def test_a_step_whose_gradients_are_not_summed_is_noticed(world) -> None:
     from mpsim.measure.model import Sizes
     from mpsim.measure.plan import Split
     from mpsim.measure.recorder import Recorder
-    from mpsim.measure.steps import _Batch, _checked, _place
+    from mpsim.measure.steps import Batch, checked, place_of
     from mpsim.measure.training import Replica
 
     sizes = Sizes(2, 32, 2, 64, 64, 16, 1)
-    place, axes = _place(world, Split(), "float32")
+    place, axes = place_of(world, Split(), "float32")
 
     def losses_of(microbatches: int, replicas: int) -> list[float]:
         """Mean losses over replicas that do not tell each other anything."""
-        batch = _Batch(sizes, microbatches, replicas, world.device)
+        batch = Batch(sizes, microbatches, replicas, world.device)
         options = {"microbatches": microbatches, "recompute": False, "compiled": False}
         steps = [
             Replica(sizes, Split(), place, axes, Recorder(False, 0.0), **options)
@@ -279,7 +279,7 @@ def test_a_step_whose_gradients_are_not_summed_is_noticed(world) -> None:
             found.append(sum(map(sum, each)) / (replicas * microbatches))
         return found
 
-    batch = _Batch(sizes, 2, 1, world.device)
-    assert "of one process" in _checked(sizes, batch, place, losses_of(2, 1), "float32")
+    batch = Batch(sizes, 2, 1, world.device)
+    assert "of one process" in checked(sizes, batch, place, losses_of(2, 1), "float32")
     with pytest.raises(CalibrationError, match="differs from 2 steps of one process"):
-        _checked(sizes, batch, place, losses_of(1, 2), "float32")
+        checked(sizes, batch, place, losses_of(1, 2), "float32")
