@@ -186,25 +186,23 @@ def _forget_interrupt() -> None:
     exec("")  # noqa: S102 (nothing)
 
 
-class _Group(TyperGroup):
-    """A group whose help names no type beside a flag."""
+class _Typeless:
+    """Part of a command whose help names no type beside a flag."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of a command
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""  # else "<bool>", which nobody types
+        return parameters
 
 
-class _Command(TyperCommand):
-    """A command whose help names no type beside a flag."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
+class _Group(_Typeless, TyperGroup):
+    """All commands."""
 
 
-def _without_types(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""  # else "<bool>", which nobody types
-    return parameters
+class _Command(_Typeless, TyperCommand):
+    """One command."""
 
 
 def application(*names: str) -> typer.Typer:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-__all__ = ["KERNEL_OPTIONS", "OPTIONS", "Catalog", "names_of"]
+if TYPE_CHECKING:
+    from mpsim.description import Description
+
+__all__ = ["HEEDED", "KERNEL", "Catalog", "shelf"]
 
 
 class Catalog(enum.StrEnum):
@@ -19,35 +23,40 @@ class Catalog(enum.StrEnum):
     SCHEDULE = "schedule"
 
 
-KERNEL_OPTIONS: Mapping[str, str] = {
-    "--pass": "direction",
-    "--attention": "attention_kernel",
-    "--kv-heads": "kv_heads",
-    "--value-dim": "value_dim",
-    "--window": "window",
-    "--full": "full",
+KERNEL = ("direction", "attention_kernel", "kv_heads", "value_dim", "window", "full")
+"""Options of a kernel, which are fields of `mpsim.cost.questions.KernelQuestion`."""
+HEEDED: Mapping[str, tuple[str, ...]] = {
+    "kernel": ("on", "precision", "burst", *KERNEL),
+    "collective": ("on", "ranks", "burst", "library", "calibration"),
+    "fabric": ("nodes", "plot"),
 }
-"""Options of a kernel, and the fields of `mpsim.cost.questions.KernelQuestion` they are."""
-
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "kernel": ("--on", "--precision", "--burst", *KERNEL_OPTIONS),
-    "collective": ("--on", "--ranks", "--burst", "--library", "--calibration"),
-    "fabric": ("--nodes", "--plot"),
-}
-"""Options that a question heeds; catalogs heed none."""
+"""Questions, and the options that each heeds; catalogs heed none."""
 
 
-def names_of(catalog: Catalog) -> tuple[str, ...]:
-    """Entries of a catalog, in its order."""
+class Noun(Protocol):
+    """Whatever says of itself what there is to show."""
+
+    def describe(self) -> Description:
+        """Its figures."""
+
+
+class Shelf(NamedTuple):
+    """One catalog: the names in its order, and what a name stands for."""
+
+    names: Callable[[], tuple[str, ...]]
+    noun: Callable[[str], Noun]
+
+
+def shelf(catalog: Catalog) -> Shelf:
+    """A catalog, opened."""
     from mpsim import framework, hardware, workload
-    from mpsim.schedule import schedule_names
+    from mpsim.schedule import schedule, schedule_names
 
-    listing: dict[Catalog, Callable[[], tuple[str, ...]]] = {
-        Catalog.ACCELERATOR: hardware.accelerator_names,
-        Catalog.LINK: hardware.link_names,
-        Catalog.SYSTEM: hardware.system_names,
-        Catalog.MODEL: workload.model_names,
-        Catalog.FRAMEWORK: framework.framework_names,
-        Catalog.SCHEDULE: schedule_names,
-    }
-    return listing[catalog]()
+    return {
+        Catalog.ACCELERATOR: Shelf(hardware.accelerator_names, hardware.accelerator),
+        Catalog.LINK: Shelf(hardware.link_names, hardware.link),
+        Catalog.SYSTEM: Shelf(hardware.system_names, hardware.system),
+        Catalog.MODEL: Shelf(workload.model_names, workload.model),
+        Catalog.FRAMEWORK: Shelf(framework.framework_names, framework.framework),
+        Catalog.SCHEDULE: Shelf(schedule_names, schedule),
+    }[catalog]

@@ -51,17 +51,17 @@ def templates(incomplete: str) -> list[tuple[str, str]]:
 
 def catalogs(incomplete: str) -> list[str]:
     """Catalogs and questions of ``mpsim show``."""
-    from mpsim.cli.catalogs import OPTIONS, Catalog
+    from mpsim.cli.catalogs import HEEDED, Catalog
 
-    known = [*map(str, Catalog), *OPTIONS, "engine", "formats"]
+    known = [*map(str, Catalog), *HEEDED, "engine", "formats"]
     return sorted(name for name in known if name.startswith(incomplete))
 
 
 def entries(context: typer.Context, incomplete: str) -> list[str]:
     """Entries of the catalog that the command line names."""
-    from mpsim.cli.catalogs import Catalog, names_of
+    from mpsim.cli.catalogs import Catalog, shelf
 
     word = str(context.params.get("catalog") or "").removesuffix("s")
     if word not in list(Catalog):
         return []
-    return [name for name in names_of(Catalog(word)) if name.startswith(incomplete)]
+    return [name for name in shelf(Catalog(word)).names() if name.startswith(incomplete)]

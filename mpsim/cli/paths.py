@@ -9,8 +9,6 @@ from pathlib import Path
 import typer
 
 __all__ = [
-    "PAGES",
-    "TRACES",
     "check_file",
     "check_file_and_folder",
     "check_folder",
@@ -19,11 +17,6 @@ __all__ = [
     "check_trace",
 ]
 
-PAGES = (".html", ".htm")
-"""How the name of a page may end."""
-TRACES = (".json", ".json.gz")
-"""How the name of a trace may end."""
-
 
 def check_picture(path: Path | None) -> Path | None:
     """`path` if a picture can be written there."""
@@ -31,22 +24,17 @@ def check_picture(path: Path | None) -> Path | None:
         return None
     from mpsim.plot import FORMATS
 
-    _check_suffix(path, FORMATS)
-    return check_file(path)
+    return _check_named(path, FORMATS)
 
 
 def check_page(path: Path | None) -> Path | None:
     """`path` if a page can be written there."""
-    if path is not None:
-        _check_suffix(path, PAGES)
-    return check_file(path)
+    return _check_named(path, (".html", ".htm"))
 
 
 def check_trace(path: Path | None) -> Path | None:
     """`path` if a trace can be written there."""
-    if path is not None:
-        _check_suffix(path, TRACES)
-    return check_file(path)
+    return _check_named(path, (".json", ".json.gz"))
 
 
 def check_file(path: Path | None) -> Path | None:
@@ -108,10 +96,12 @@ def check_folder(path: Path | None) -> Path | None:
     return path
 
 
-def _check_suffix(path: Path, suffixes: Sequence[str]) -> None:
-    if not path.name.lower().endswith(tuple(suffixes)):
+def _check_named(path: Path | None, suffixes: Sequence[str]) -> Path | None:
+    """`path` if a file of such a name can be written there."""
+    if path is not None and not path.name.lower().endswith(tuple(suffixes)):
         wanted = ", ".join(suffixes[:-1]) + f" or {suffixes[-1]}"
         raise typer.BadParameter(f"got {_short(path)}; needed a name that ends in {wanted}")
+    return check_file(path)
 
 
 def _short(path: Path) -> str:

@@ -3,33 +3,101 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import quantity
+from mpsim.cli.catalogs import HEEDED, KERNEL
+from mpsim.cli.options import Plot, quantity
 
 if TYPE_CHECKING:
     from mpsim.cost.questions import Answer
 
-__all__ = ["QUESTIONS", "Asked", "answer"]
+__all__ = ["Asked", "answer"]
 
-QUESTIONS = ("kernel", "collective")
+MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Options of a question; those of `kernel` are fields of `mpsim.cost.questions.KernelQuestion`."""
+    """What is asked of a kernel, a collective or a fabric; those of `KERNEL` are fields of `mpsim.cost.questions.KernelQuestion`."""
 
-    on: str | None
-    precision: str
-    clocks: str
-    kernel: Mapping[str, Any]
-    ranks: int | None
-    library: str | None = None
-    calibration: Path | None = None
+    on: Annotated[
+        str | None, typer.Option("--on", help="Accelerator of a kernel, or system of a collective.")
+    ] = None
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="Precision of a kernel; left out: bf16.")
+    ] = None
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks", min=1, max=MOST, help="Ranks of a collective; left out: those of one node."
+        ),
+    ] = None
+    attention_kernel: Annotated[
+        str | None,
+        typer.Option(
+            "--attention",
+            help="Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out: flash2.",
+        ),
+    ] = None
+    direction: Annotated[
+        str | None,
+        typer.Option("--pass", help="Pass of a kernel: forward, backward, dgrad or wgrad."),
+    ] = None
+    kv_heads: Annotated[
+        int | None, typer.Option("--kv-heads", min=1, help="Key-value heads of attention.")
+    ] = None
+    value_dim: Annotated[
+        int | None, typer.Option("--value-dim", min=1, help="Value dimension of attention.")
+    ] = None
+    window: Annotated[
+        int | None, typer.Option("--window", min=1, help="Sliding window of attention [keys].")
+    ] = None
+    full: Annotated[bool, typer.Option("--full", help="Price attention without a causal mask.")] = (
+        False
+    )
+    burst: Annotated[
+        bool,
+        typer.Option(
+            "--burst", help="Assume a short benchmark on a quiet network instead of training."
+        ),
+    ] = False
+    library: Annotated[
+        str | None,
+        typer.Option(
+            "--library", help="Library of a collective: nccl, gloo, ...; left out: the vendor's."
+        ),
+    ] = None
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", help="File of measured curves of a collective."),
+    ] = None
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, max=MOST, help="Nodes of a fabric; left out: those it has."),
+    ] = None
+    plot: Plot = None
+
+    def refuse_unheeded(self, subject: str | None) -> None:
+        """Refuse options that are of another question."""
+        hints = typing.get_type_hints(Asked, include_extras=True)
+        for field, value in dataclasses.asdict(self).items():
+            if value not in (None, False) and field not in HEEDED.get(subject or "", ()):
+                of = [question for question, options in HEEDED.items() if field in options]
+                raise typer.BadParameter(
+                    f"applies only to {' or '.join(of)}; leave it out, or ask 'mpsim show {of[0]}'",
+                    param_hint=str(
+                        hints[field].__metadata__[0].default
+                    ),  # where typer keeps its name
+                )
+
+    @property
+    def clocks(self) -> str:
+        """Clocks of a short benchmark, or of training."""
+        return "burst" if self.burst else "sustained"
 
 
 def answer(question: str, text: str | None, asked: Asked, *, as_json: bool) -> None:
@@ -67,9 +135,10 @@ def _kernel(text: str | None, asked: Asked) -> Answer:
 
     name, value = _split(text, ", ".join(map(form_of, FORMS)))
     chip = accelerator(asked.on or _missing("an accelerator, such as --on h100-sxm"))
-    precision = asked.precision.replace("-", "_")
+    precision = (asked.precision or "bf16").replace("-", "_")
+    given = {key: each for key in KERNEL if (each := getattr(asked, key)) not in (None, False)}
     try:
-        question = KernelQuestion(name, value, **asked.kernel)
+        question = KernelQuestion(name, value, **given)
         return answer_kernel(question, chip, precision=precision, clocks=asked.clocks)
     except WorkloadError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from error
@@ -98,13 +167,14 @@ def _collective(text: str | None, asked: Asked) -> Answer:
             param_hint="--ranks",
         )
     group = GroupShape(ranks=ranks, per_domain=inside, domains=ranks // inside)
-    loaded = asked.clocks == "sustained"
     try:
         curves = load_curves(asked.calibration) if asked.calibration else None
-        model = CollectiveModel(cluster, loaded=loaded, library=asked.library, curves=curves)
+        model = CollectiveModel(
+            cluster, loaded=not asked.burst, library=asked.library, curves=curves
+        )
     except CalibrationError as error:
         raise typer.BadParameter(str(error), param_hint="--calibration") from error
-    return answer_collective(model, kind, size, group=group, loaded=loaded, system=name)
+    return answer_collective(model, kind, size, group=group, loaded=not asked.burst, system=name)
 
 
 def _missing(what: str) -> str:
