@@ -5,6 +5,7 @@
 
 from mpsim.serving.plan import ServiceMemory, ServicePlan
 from mpsim.serving.planning import make_service
+from mpsim.serving.pools import Pool
 from mpsim.serving.requests import Lengths, Requests
 from mpsim.serving.result import ServiceResult, run_service
 from mpsim.serving.served import Served
@@ -13,6 +14,7 @@ from mpsim.serving.stream import draw_requests
 
 __all__ = [
     "Lengths",
+    "Pool",
     "Requests",
     "Served",
     "ServiceMemory",

@@ -15,13 +15,16 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.serving.cache import PrefixCache
 
-__all__ = ["BatchRules", "Engine", "Iteration"]
+__all__ = ["Batch", "BatchRules", "Engine", "Iteration"]
+
+Steps = TypeVar("Steps", int, NDArray[np.int64])
 
 _SAMPLE = 64  # running sequences that an estimate of what is still to come looks at
 _RECHECK = 16  # iterations that prefill-first looks ahead for when a prompt can be admitted
@@ -80,6 +83,27 @@ class BatchRules:
         return self.scheduler in ("no-evict", "static")
 
 
+class Batch(NamedTuple):
+    """Work of an iteration, or of many that differ in their contexts.
+
+    Parameters
+    ----------
+    decodes : int
+        Sequences that decode.
+    context : float or float64[N]
+        Tokens of their contexts together.
+    prompt_tokens : int
+        Tokens of prompts.
+    pairs : float
+        Pairs of query and key of their causal attention.
+    """
+
+    decodes: int
+    context: float | NDArray[np.float64]
+    prompt_tokens: int = 0
+    pairs: float = 0.0
+
+
 class Iteration:
     """Sequences and tokens that one iteration processes.
 
@@ -105,6 +129,11 @@ class Iteration:
         self.pairs = 0.0
         self.started: list[int] = []
         self.done: list[int] = []
+
+    @property
+    def batch(self) -> Batch:
+        """What takes its time."""
+        return Batch(self.decodes, self.context, self.prompt_tokens, self.pairs)
 
 
 class Engine:
@@ -159,21 +188,18 @@ class Engine:
         self._unit = unit
         self._cache = PrefixCache(unit // rules.block)
         self._partial: list[list[int]] = []  # [request, tokens of its prompt that are done]
-        self._ends: list[
-            tuple[int, int]
-        ] = []  # heap of (tick, request); stale where it was preempted
+        # heap of (tick, request); stale where it was preempted
+        self._ends: list[tuple[int, int]] = []
         self._end_of: dict[int, int] = {}
         self._end_ticks = 0  # their sum
         self._capped = max(output, default=0) > rules.output_cap
         self._began: dict[
             int, tuple[int, int]
         ] = {}  # tick and tokens when a request began to decode
-        self._residues = [
-            0
-        ] * rules.block  # sequences by the tick, modulo the block, at which they need a block
-        self._order: list[
-            int
-        ] = []  # running requests by admission, latest last; those that ended are skipped
+        # sequences by the tick, modulo the block, at which they need a block
+        self._residues = [0] * rules.block
+        # running requests by admission, latest last; those that ended are skipped
+        self._order: list[int] = []
         self._held: dict[
             int, int
         ] = {}  # blocks of its own of each running request, as of its prompt
@@ -295,16 +321,16 @@ class Engine:
             steps = self._steps_until_room(min(steps, _RECHECK))
         return steps
 
-    def gains(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    def gains(self, steps: Steps) -> Steps:
         """Tokens that a sequence gains in the next so many decoding iterations."""
-        if self._gain == 1 << _PARTS:
+        if self.even:
             return steps
         before = self._iterations * self._gain >> _PARTS
         return ((self._iterations + steps) * self._gain >> _PARTS) - before
 
     def jump(self, steps: int) -> None:
         """Pass so many decoding iterations as `steady` allows."""
-        ticks = self._gained(steps)
+        ticks = self.gains(steps)
         cycles, rest = divmod(ticks, self.rules.block)
         self.free -= cycles * self.decodes
         if rest:
@@ -382,7 +408,7 @@ class Engine:
     def _decode(self, iteration: Iteration) -> None:
         iteration.decodes = self.decodes
         iteration.context = self.context
-        iteration.gained = self._gained(1)
+        iteration.gained = self.gains(1)
         self.free -= self._claimed(iteration.gained)
 
     def _keeps_back(self) -> bool:
@@ -512,7 +538,7 @@ class Engine:
             return steps
         request = (self.waiting or self.offered)[0]
         for number in range(1, steps):
-            ticks = self._gained(number)
+            ticks = self.gains(number)
             if self._has_room(request, ticks, self.free - self._claimed(ticks)):
                 return number
         return steps
@@ -596,16 +622,9 @@ class Engine:
         if self.rules.reserves:
             self._reserved -= self._whole(request)
 
-    def _gained(self, steps: int) -> int:
-        """Tokens that a sequence gains in the next so many decoding iterations."""
-        if self._gain == 1 << _PARTS:
-            return steps
-        before = self._iterations * self._gain >> _PARTS
-        return ((self._iterations + steps) * self._gain >> _PARTS) - before
-
     def _iterations_within(self, ticks: int) -> int:
         """Decoding iterations in which a sequence gains at most so many tokens."""
-        if self._gain == 1 << _PARTS:
+        if self.even:
             return ticks
         before = self._iterations * self._gain >> _PARTS
         return (((ticks + before + 1) << _PARTS) - 1) // self._gain - self._iterations
@@ -632,7 +651,7 @@ class Engine:
         evicted = False
         if self.rules.reserves:
             return evicted
-        ticks = self._gained(1)
+        ticks = self.gains(1)
         while self._claimed(ticks) > self.free:
             request = self._latest()
             if request is None:

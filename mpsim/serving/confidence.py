@@ -11,19 +11,19 @@ References
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEVEL", "distribution", "share_interval", "steady_state"]
+__all__ = ["LEVEL", "QUANTILES", "SteadyState", "distribution", "share_interval", "steady_state"]
 
 Floats = NDArray[np.float64]
 
 LEVEL = 0.8
 """Share of such intervals that hold the true value."""
 
-_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _Z = 1.2816  # half-width of an 80 % interval of the normal distribution
 _T = 1.383  # the same of Student's with nine degrees of freedom
 _BATCHES = 10
@@ -38,7 +38,7 @@ _LOOKS = 120  # at the requests in the service, evenly spread
 _PARTS = 12  # of these looks, four to a third of the stream
 
 
-def distribution(values: Floats) -> dict[str, Any] | None:
+def distribution(values: Floats) -> dict[str, float | list[float]] | None:
     """Mean and percentiles of a latency, each with an 80 % interval.
 
     Parameters
@@ -60,8 +60,11 @@ def distribution(values: Floats) -> dict[str, Any] | None:
         half = _half_width(np.array([batch.mean() for batch in _batches(finite)]))
     else:
         half = _Z * float(finite.std()) / math.sqrt(count)
-    figures: dict[str, Any] = {"mean": mean, "mean_interval": [mean - half, mean + half]}
-    for name, share in _QUANTILES.items():
+    figures: dict[str, float | list[float]] = {
+        "mean": mean,
+        "mean_interval": [mean - half, mean + half],
+    }
+    for name, share in QUANTILES.items():
         value = figures[name] = float(np.quantile(ordered, share))
         reach = _Z * math.sqrt(share * (1 - share) * count)
         places = (round(share * count + sign * reach) for sign in (-1, 1))
@@ -72,6 +75,14 @@ def distribution(values: Floats) -> dict[str, Any] | None:
             low, high = min(low, value - half), max(high, value + half)
         figures[f"{name}_interval"] = [low, high]
     return figures
+
+
+class SteadyState(TypedDict):
+    """Whether figures are those of a steady state, why not, and whether more requests come than are served."""
+
+    reached: bool
+    reason: str
+    growing: bool
 
 
 def _batches(values: Floats) -> list[Floats]:
@@ -100,7 +111,7 @@ def steady_state(
     kind: str,
     users: int | None,
     since: float = 0.0,
-) -> dict[str, Any]:
+) -> SteadyState:
     """Whether figures are those of a steady state, and why not.
 
     Parameters
@@ -113,11 +124,6 @@ def steady_state(
         Of a closed loop.
     since : float
         Where the warm-up ends: those that came before count only as long as they are in the service [s].
-
-    Returns
-    -------
-    dict
-        ``reached`` and ``reason``, empty where it was reached; and ``growing``, whether more requests come than are served.
 
     Notes
     -----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
@@ -113,13 +113,15 @@ def calibrated(preset: EnginePreset, cluster: Cluster) -> EnginePreset:
     measured = cluster.accelerator.calibration
     if measured is None:
         return preset
-    times: dict[str, Any] = {
-        name: found.value for name, found in measured.under(f"serving.engines.{preset.name}")
-    }
-    return dataclasses.replace(preset, **times) if times else preset
+    found = measured.under(f"serving.engines.{preset.name}")
+    return _changed(preset, {name: constant.value for name, constant in found})
 
 
-def override(preset: EnginePreset, fields: Mapping[str, Any]) -> EnginePreset:
+def _changed(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset:
+    return dataclasses.replace(preset, **fields)  # type: ignore[arg-type]
+
+
+def override(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset:
     """An engine with some fields replaced, written as in a scenario: quantities with units.
 
     Raises
@@ -136,7 +138,7 @@ def override(preset: EnginePreset, fields: Mapping[str, Any]) -> EnginePreset:
         if key not in usable
     ]
     known = {key: value for key, value in fields.items() if key in usable}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     try:
         parsed = read(EnginePreset, {**known, "name": preset.name})
         values = {key: getattr(parsed, key) for key in known}
@@ -147,8 +149,8 @@ def override(preset: EnginePreset, fields: Mapping[str, Any]) -> EnginePreset:
     if problems:
         raise ScenarioError(problems)
     if "graph_sizes" in values:
-        values["graph_sizes"] = tuple(sorted(values["graph_sizes"]))
-    return dataclasses.replace(preset, **values)
+        values["graph_sizes"] = tuple(sorted(parsed.graph_sizes))
+    return _changed(preset, values)
 
 
 def engine_for(words: str) -> EnginePreset | None:
@@ -166,8 +168,7 @@ def _preset(name: str) -> EnginePreset:
 
 
 @remembered(1)
-def _entries() -> Mapping[str, Mapping[str, Any]]:
-    entries: Mapping[str, Mapping[str, Any]] = read_shipped(
-        "mpsim.serving.catalog", "engines.yaml"
-    )["engines"]
+def _entries() -> Mapping[str, Mapping[str, str]]:
+    catalog = read_shipped("mpsim.serving.catalog", "engines.yaml")
+    entries: Mapping[str, Mapping[str, str]] = catalog["engines"]
     return entries

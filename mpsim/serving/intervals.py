@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mpsim.result.residuals import LEVEL, Interval, Setting, chip_names, format_names, residuals
 from mpsim.serving.plan import ServicePlan
+from mpsim.serving.summary import Figures
 
 __all__ = ["intervals", "setting_of"]
 
 _LATENCIES = {"ttft_s": "ttft", "tpot_s": "tpot", "e2e_s": "e2e"}
-_PUSHED = (
-    "closed",
-    "all-at-once",
-)  # arrivals that wait for the service: its speed decides the throughput
+# arrivals that wait for the service: its speed decides the throughput
+_PUSHED = ("closed", "all-at-once")
 
 
 def setting_of(plan: ServicePlan) -> Setting:
@@ -31,7 +27,7 @@ def setting_of(plan: ServicePlan) -> Setting:
     )
 
 
-def intervals(setting: Setting, figures: Mapping[str, Any]) -> dict[str, Any]:
+def intervals(setting: Setting, figures: Figures) -> Figures:
     """Ranges that hold what would be measured.
 
     Parameters

@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from mpsim.serving.batching import Engine, Iteration
+from mpsim.serving.batching import Batch, Engine, Iteration
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.ranks import AttentionRanks, JointIteration
 
@@ -45,20 +45,15 @@ class Lane:
         self.entrance = entrance  # to the first stage, shared by the batches of an instance
         self.asleep: simpy.Event | None = None
         self.nudge: simpy.Event | None = None  # cuts iterations short that are passed at once
-        self.arrived: list[
-            int
-        ] = []  # keys and values have come: taken up before the next iteration
+        # requests whose keys and values have come: taken up before the next iteration
+        self.arrived: list[int] = []
 
     def seconds(self, iteration: Iteration) -> float:
         """Time of an iteration [s]."""
         if isinstance(iteration, JointIteration):
-            loads = [
-                (part.decodes, part.context, part.prompt_tokens, part.pairs)
-                for _, part in iteration.parts
-            ]
+            loads = [part.batch for _, part in iteration.parts]
             return self.pace * float(self.prices.apart_seconds(loads, len(iteration.done)))
-        step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
-        return self.pace * float(self.prices.seconds(*step, len(iteration.done)))
+        return self.pace * float(self.prices.seconds(iteration.batch, len(iteration.done)))
 
     def line(self) -> tuple[float, float] | None:
         """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""
@@ -73,12 +68,13 @@ class Lane:
         engine, ahead = self.engine, _COUNTING[:steps]
         if isinstance(engine, AttentionRanks):
             loads = [
-                (rank.decodes, _contexts(rank, ahead), 0, 0.0)
+                Batch(rank.decodes, _contexts(rank, ahead))
                 for rank in engine.engines
                 if rank.decodes
             ]
             return self.pace * np.asarray(self.prices.apart_seconds(loads, 0))
-        return self.pace * self.prices.seconds(engine.decodes, _contexts(engine, ahead))
+        batch = Batch(engine.decodes, _contexts(engine, ahead))
+        return self.pace * np.asarray(self.prices.seconds(batch))
 
     def wake(self) -> None:
         """Have it look again."""
@@ -107,9 +103,8 @@ def within(steps: int, gap: float, first: float, more: float) -> tuple[int, floa
         return steps, seconds
     base = first - half
     root = math.sqrt(base * base + 2.0 * more * gap)
-    count = max(
-        1, min(steps, int(2.0 * gap / (base + root)) - 1)
-    )  # one less than it takes, against rounding
+    # one less than it takes, against rounding
+    count = max(1, min(steps, int(2.0 * gap / (base + root)) - 1))
     while count < steps and count * (first + half * (count - 1)) < gap:
         count += 1
     return count, count * (first + half * (count - 1))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.result import serve_workload
@@ -43,10 +43,8 @@ def measurable(plan: ServicePlan) -> dict[str, float]:
         If the service cannot hold its weights, or a request.
     """
     requests, served = serve_workload(plan)
-    times, window = (
-        latencies(served, requests, plan.first_token_time),
-        window_of(plan, requests, served),
-    )
+    times = latencies(served, requests, plan.first_token_time)
+    window = window_of(plan, requests, served)
     times = {name: each[window.counted] for name, each in times.items()}
     static = plan.engine.scheduler == "static"
     tpot, tpot_tail = _tpot(times["tpot"])
@@ -60,7 +58,7 @@ def measurable(plan: ServicePlan) -> dict[str, float]:
     }
 
 
-def _tpot(values: Any) -> tuple[float, float]:
+def _tpot(values: NDArray[np.float64]) -> tuple[float, float]:
     """Mean and 99th percentile of the requests that gave more than one token."""
     several = values[~np.isnan(values)]
     if not len(several):

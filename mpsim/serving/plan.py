@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +32,8 @@ __all__ = ["CACHE_BYTES", "ServiceMemory", "ServicePlan", "outages_of", "paces_o
 
 CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
-_LATENT_FORMATS = (
-    "nvfp4",
-    "mxfp4",
-)  # checkpoints of these keep latent attention's projections in 16 bits
+# checkpoints of these keep latent attention's projections in 16 bits
+_LATENT_FORMATS = ("nvfp4", "mxfp4")
 _LOGIT_BYTES = 4.0
 _STREAM = 17  # of the seed: the requests are drawn from others
 
@@ -121,10 +118,8 @@ class ServicePlan:
 
     def __repr__(self) -> str:
         layout = f"tp {self.tp} pp {self.pp} ep {self.ep}, {self.replicas} replicas"
-        if self.prefill is not None:
-            layout += (
-                f" behind {self.prefill.replicas} of tp {self.prefill.tp} pp {self.prefill.pp}"
-            )
+        if (behind := self.prefill) is not None:
+            layout += f" behind {behind.replicas} of tp {behind.tp} pp {behind.pp}"
         return f"ServicePlan({self.model.name} on {layout} of {self.cluster.accelerator.name}, {self.weights}, {self.engine.name}, {self.blocks} blocks)"
 
     @property
@@ -362,18 +357,16 @@ class ServicePlan:
         pool = f"{self.key}." if self.key != "serving" else ""
         chip, most = self.cluster.accelerator, self.cluster.accelerators
         inside = (self.model.heads, *(() if self.model.mla else (self.model.kv_heads,)))
-        ways: dict[str, list[dict[str, Any]]] = {
-            f"{pool or 'parallelism.'}tp": [
-                {"tp": n}
+        ways: dict[str, list[int] | list[str]] = {
+            "parallelism.tp": [
+                n
                 for n in range(self.tp + 1, most // self.pp + 1)
                 if all(heads % n == 0 or n % heads == 0 for heads in inside)
                 and not n % self.attention_dp
             ],
-            f"{pool or 'parallelism.'}pp": [
-                {"pp": n} for n in range(self.pp + 1, min(most // self.tp, self.model.layers) + 1)
-            ],
-            f"{pool or 'serving.'}weights": [
-                {"weights": name}
+            "parallelism.pp": [*range(self.pp + 1, min(most // self.tp, self.model.layers) + 1)],
+            "serving.weights": [
+                name
                 for name in ("fp8", "w4a16", "nvfp4")
                 if FORMATS[name].bytes < FORMATS[self.weights].bytes
                 and FORMATS[name].compute in chip.peak_flops
@@ -381,14 +374,15 @@ class ServicePlan:
         }
         load = self.workload
         length = 1 if load.trace is not None else load.prompt.tokens + load.output.tokens
-        found = []
-        for key, changes in ways.items():
-            for change in changes:
-                changed = dataclasses.replace(self, **change, prefill=None)
+        fitting = []
+        for key, values in ways.items():
+            section, field = key.split(".")
+            for value in values:
+                changed = dataclasses.replace(self, prefill=None, **{field: value})  # type: ignore[arg-type]
                 if changed.memory.blocks * self.engine.block >= length:
-                    found.append(f"{key}: {next(iter(change.values()))}")
+                    fitting.append(f"{pool or f'{section}.'}{field}: {value}")
                     break
-        return f"it would fit with {' or '.join(found)}" if found else ""
+        return f"it would fit with {' or '.join(fitting)}" if fitting else ""
 
     def _wrong_draft(self) -> Problem | None:
         """Say why a draft model cannot draft for this one; None where it can."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.scenario import Scenario, check
@@ -94,7 +93,7 @@ def _pool_plan(scenario: Scenario, pool: PoolChoice, name: str) -> ServicePlan:
     )
 
 
-def _engine(scenario: Scenario, preset: str, overrides: Mapping[str, Any]) -> EnginePreset:
+def _engine(scenario: Scenario, preset: str, overrides: Mapping[str, object]) -> EnginePreset:
     if preset not in engine_names():
         problem = Problem(
             f"no engine {preset!r}; {nearest(preset, engine_names())}", key="serving.engine"

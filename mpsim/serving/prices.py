@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from typing import overload
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.serving.batching import Batch
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
 from mpsim.serving.rates import Rates, Reductions
@@ -22,6 +23,9 @@ from mpsim.serving.work import Attention, ExpertWork, Linear, RankWork
 __all__ = ["IterationPrices"]
 
 Floats = NDArray[np.float64]
+Seconds: TypeAlias = float | Floats
+"""Of one iteration, or of many that differ in their contexts [s]."""
+Count = TypeVar("Count", float, Floats)
 
 _ACTIVATION = 2.0  # B: activations are 16 bits wide whatever the weights are
 _LOGIT = 4.0  # B
@@ -116,50 +120,11 @@ class IterationPrices:
             for shape in work.attention
         ]
 
-    @overload
-    def seconds(
-        self,
-        decodes: int,
-        context: float,
-        prompt_tokens: int = 0,
-        pairs: float = 0.0,
-        prompts: int = 0,
-    ) -> float: ...
-    @overload
-    def seconds(
-        self,
-        decodes: int,
-        context: Floats,
-        prompt_tokens: int = 0,
-        pairs: float = 0.0,
-        prompts: int = 0,
-    ) -> Floats: ...
-    def seconds(
-        self,
-        decodes: int,
-        context: float | Floats,
-        prompt_tokens: int = 0,
-        pairs: float = 0.0,
-        prompts: int = 0,
-    ) -> float | Floats:
-        """Time of one iteration from its first stage to its last [s]; an array for an array of contexts.
-
-        Parameters
-        ----------
-        decodes : int
-            Sequences that decode.
-        context : float or float64[N]
-            Tokens of their contexts together.
-        prompt_tokens : int
-            Tokens of prompts among them.
-        pairs : float
-            Pairs of query and key of their attention.
-        prompts : int
-            Prompts that end with it, and give a token.
-        """
-        if not prompt_tokens and not prompts and self._slope is not None:
-            return self._fixed_seconds(decodes) + self._slope * context
-        return self._whole(decodes, context, prompt_tokens, pairs, prompts)
+    def seconds(self, batch: Batch, prompts: int = 0) -> Seconds:
+        """Time of one iteration from its first stage to its last, of which so many prompts end and give a token."""
+        if not batch.prompt_tokens and not prompts and self._slope is not None:
+            return self._fixed_seconds(batch.decodes) + self._slope * batch.context
+        return self._whole(batch, prompts)
 
     def decoding(self, decodes: int, context: float) -> tuple[float, float] | None:
         """Time of the next decoding iteration, and how much longer each later one is, whose contexts are longer by one [s]; None where it is no line."""
@@ -171,58 +136,49 @@ class IterationPrices:
         """Time that decoding so many sequences takes whatever their contexts [s]."""
         fixed = self._fixed.get(decodes)
         if fixed is None:
-            fixed = self._fixed[decodes] = float(self._whole(decodes, 0.0, 0, 0.0, 0))
+            fixed = self._fixed[decodes] = float(self._whole(Batch(decodes, 0.0), 0))
         return fixed
 
-    def _whole(
-        self,
-        decodes: int,
-        context: float | Floats,
-        prompt_tokens: int,
-        pairs: float,
-        prompts: int,
-    ) -> float | Floats:
+    def _whole(self, batch: Batch, prompts: int) -> Seconds:
         """The same, term by term."""
-        stage = self.stage_seconds(decodes, context, prompt_tokens, pairs)
-        sequences = (decodes + prompts) / self.work.attention_dp
-        return self._joined(stage, decodes, context, prompt_tokens, pairs, prompts, sequences)
+        sequences = (batch.decodes + prompts) / self.work.attention_dp
+        return self._joined(self.stage_seconds(batch), batch, prompts, sequences)
 
-    def apart_seconds(
-        self, loads: Sequence[tuple[int, float | Floats, int, float]], prompts: int
-    ) -> float | Floats:
-        """Time of one iteration of ranks that keep requests of their own and wait for the busiest in every layer [s].
+    def apart_seconds(self, loads: Sequence[Batch], prompts: int) -> Seconds:
+        """Time of one iteration of ranks that keep requests of their own and wait for the busiest in every layer.
 
         Parameters
         ----------
-        loads : sequence of (int, float or float64[N], int, float)
-            Of each rank that has work: sequences that decode, tokens of their contexts, tokens of prompts, pairs of query and key of their attention.
+        loads : sequence of Batch
+            Of each rank that has work.
         prompts : int
             Prompts that end with it on any rank.
         """
         own = self.work.attention_dp
-        decodes, prompt_tokens = sum(load[0] for load in loads), sum(load[2] for load in loads)
-        pairs = sum(load[3] for load in loads)
-        context: float | Floats = sum((load[1] for load in loads), 0.0)
-        verified = decodes * self._queries
-        tokens = prompt_tokens + verified if prompt_tokens else self._padded(verified)
-        most = max(self.tokens_of(load[0], load[2]) for load in loads)
-        stage: float | Floats = self.token_seconds(tokens)
+        whole = Batch(
+            sum(load.decodes for load in loads),
+            sum((load.context for load in loads), 0.0),
+            sum(load.prompt_tokens for load in loads),
+            sum(load.pairs for load in loads),
+        )
+        tokens = self._passed(whole)
+        most = max(self.tokens_of(load.decodes, load.prompt_tokens) for load in loads)
+        stage: Seconds = self.token_seconds(tokens)
         if most * own > tokens:
             stage = stage + self._own_seconds(most) - self._own_seconds(tokens / own)
-        attention: float | Floats = 0.0
-        for count, held, _, _ in loads:
-            if count:
-                each: float | Floats = 0.0
+        attention: Seconds = 0.0
+        for load in loads:
+            if load.decodes:
+                each: Seconds = 0.0
                 for shape in self._decode:
-                    each = each + shape.seconds(count, held)
+                    each = each + shape.seconds(load.decodes, load.context)
                 attention = np.maximum(attention, each)
         busiest = max(
-            (self._prompt_attention(load[2], load[3]) * own for load in loads if load[2]),
+            (self.pairs_seconds(*load[2:]) * own for load in loads if load.prompt_tokens),
             default=0.0,
         )
-        sequences = max(load[0] for load in loads) + -(-prompts // own)
-        stage = stage + attention + busiest
-        return self._joined(stage, decodes, context, prompt_tokens, pairs, prompts, sequences)
+        sequences = max(load.decodes for load in loads) + -(-prompts // own)
+        return self._joined(stage + attention + busiest, whole, prompts, sequences)
 
     def _own_seconds(self, tokens: float) -> float:
         """Products and streaming kernels of so many tokens of one rank that keeps requests of its own, on one stage [s]."""
@@ -235,28 +191,19 @@ class IterationPrices:
             )
         return self._own_known[tokens]
 
-    def _joined(
-        self,
-        stage: float | Floats,
-        decodes: int,
-        context: float | Floats,
-        prompt_tokens: int,
-        pairs: float,
-        prompts: int,
-        sequences: float,
-    ) -> float | Floats:
-        """Time of an iteration that takes so long on a stage [s]: all stages, the head, drafts, messages and the host, which sees to so many sequences."""
+    def _joined(self, stage: Seconds, batch: Batch, prompts: int, sequences: float) -> Seconds:
+        """Time of an iteration that takes so long on a stage: all stages, the head, drafts, messages and the host, which sees to so many sequences."""
         engine, work = self.engine, self.work
-        device = stage * work.pp + self.head_seconds(decodes * self._queries + prompts)
+        device = stage * work.pp + self.head_seconds(batch.decodes * self._queries + prompts)
         if self._drafting is not None:
-            device = device + self._draft_seconds(decodes, context, prompt_tokens, pairs)
+            device = device + self._draft_seconds(batch)
         if work.pp > 1:
-            device = device + self.send_seconds(self.tokens_of(decodes, prompt_tokens))
+            device = device + self.send_seconds(self.tokens_of(batch.decodes, batch.prompt_tokens))
         device = device * engine.slowdown
         if engine.host_layer_time:
             device = np.maximum(device, engine.host_layer_time * work.layers * work.pp)
         beside = engine.step_time + engine.request_time * sequences
-        if prompt_tokens:
+        if batch.prompt_tokens:
             beside += engine.prompt_step_time
         return device + beside
 
@@ -264,34 +211,24 @@ class IterationPrices:
         """Exposed time of one stage: its all-reduces, and the exchange of tokens between ranks of experts [s]."""
         return self._communication(tokens), self._exchanged(tokens)
 
-    @overload
-    def tokens_of(self, decodes: int, prompt_tokens: int) -> int: ...
-    @overload
-    def tokens_of(self, decodes: Floats, prompt_tokens: Floats) -> Floats: ...
-    def tokens_of(self, decodes: int | Floats, prompt_tokens: int | Floats) -> int | Floats:
+    def tokens_of(self, decodes: Count, prompt_tokens: Count) -> Count:
         """Tokens that pass the layers: those of prompts, and each decoding sequence's own with its drafts."""
         return prompt_tokens + decodes * self._queries
 
-    def _draft_seconds(
-        self, decodes: int, context: float | Floats, prompt_tokens: int, pairs: float
-    ) -> float | Floats:
-        """Time of the draft's passes [s]: for each drafted token over the decoding sequences, and over prompts, whose keys and values it needs too."""
+    def _draft_seconds(self, batch: Batch) -> Seconds:
+        """Time of the draft's passes: for each drafted token over the decoding sequences, and over prompts, whose keys and values it needs too."""
         drafting, draft = self._drafting, self.draft
         assert drafting is not None, "asked with a draft"
         assert draft is not None, "asked with a draft"
-        seconds: float | Floats = 0.0
-        if decodes:
-            each = drafting.stage_seconds(decodes, context, 0, 0.0)
-            seconds = draft.tokens * (each + drafting.head_seconds(decodes))
-        if prompt_tokens:
-            seconds = seconds + drafting.stage_seconds(0, 0.0, prompt_tokens, pairs)
+        seconds: Seconds = 0.0
+        if batch.decodes:
+            each = drafting.stage_seconds(Batch(batch.decodes, batch.context))
+            seconds = draft.tokens * (each + drafting.head_seconds(batch.decodes))
+        if batch.prompt_tokens:
+            seconds = seconds + drafting.stage_seconds(batch._replace(decodes=0, context=0.0))
         return seconds
 
-    @overload
-    def request_seconds(self, sequences: float) -> float: ...
-    @overload
-    def request_seconds(self, sequences: Floats) -> Floats: ...
-    def request_seconds(self, sequences: float | Floats) -> float | Floats:
+    def request_seconds(self, sequences: Count) -> Count:
         """Host time of so many sequences of an iteration [s]: ranks with requests of their own see to these side by side."""
         return self.engine.request_time * sequences / self.work.attention_dp
 
@@ -300,26 +237,25 @@ class IterationPrices:
         latency, rate = self._send
         return (self.work.pp - 1) * (latency + tokens * self.work.hidden * _ACTIVATION / rate)
 
-    def stage_seconds(
-        self, decodes: int, context: float | Floats, prompt_tokens: int, pairs: float
-    ) -> float | Floats:
-        """Time of one stage without the head [s]."""
-        verified = decodes * self._queries
-        tokens = prompt_tokens + verified if prompt_tokens else self._padded(verified)
-        seconds: float | Floats = self.token_seconds(tokens)
-        if decodes:
+    def stage_seconds(self, batch: Batch) -> Seconds:
+        """Time of one stage without the head."""
+        seconds: Seconds = self.token_seconds(self._passed(batch))
+        if batch.decodes:
             own = self.work.attention_dp
             for shape in self._decode:
-                seconds = seconds + shape.seconds(decodes / own, context / own)
-        if prompt_tokens:
-            seconds = seconds + self._prompt_attention(prompt_tokens, pairs)
+                seconds = seconds + shape.seconds(batch.decodes / own, batch.context / own)
+        if batch.prompt_tokens:
+            seconds = seconds + self.pairs_seconds(batch.prompt_tokens, batch.pairs)
         return seconds
 
-    def _padded(self, decodes: int) -> int:
-        """The graph that a batch of so many decoding sequences runs in."""
+    def _passed(self, batch: Batch) -> int:
+        """Tokens that pass the layers, those of the graph that a batch without prompts runs in included."""
+        verified = batch.decodes * self._queries
+        if batch.prompt_tokens:
+            return batch.prompt_tokens + verified
         sizes = self.engine.graph_sizes
-        place = bisect.bisect_left(sizes, decodes)
-        return sizes[place] if place < len(sizes) else decodes
+        place = bisect.bisect_left(sizes, verified)
+        return sizes[place] if place < len(sizes) else verified
 
     def token_seconds(self, tokens: int) -> float:
         """Linear layers, experts, streaming kernels and reductions of one stage for so many tokens [s]."""
@@ -413,7 +349,8 @@ class IterationPrices:
         fixed = _of(rates.expert_latency, form.name) + 2 * rates.gemm_latency[form.compute]
         return fixed + _norm(moved / bandwidth, 2.0 * experts.elements * rows / rate)
 
-    def _prompt_attention(self, tokens: float, pairs: float) -> float:
+    def pairs_seconds(self, tokens: float, pairs: float) -> float:
+        """Attention of so many tokens of prompts on one stage [s]."""
         own = self.work.attention_dp
         return sum(
             each * (min(pairs, tokens * window) if window else pairs) / own
@@ -424,10 +361,6 @@ class IterationPrices:
         """The least that reading the cache of each of several sequences adds to a stage's iterations [s]."""
         own = self.work.attention_dp
         return sum((shape.least(contexts) / own for shape in self._decode), np.zeros(len(contexts)))
-
-    def pairs_seconds(self, tokens: float, pairs: float) -> float:
-        """Attention of so many tokens of prompts on one stage [s]."""
-        return self._prompt_attention(tokens, pairs)
 
     def head_seconds(self, samples: float) -> float:
         """Logits and sampling of so many tokens [s]."""
@@ -472,7 +405,7 @@ class _Decode:
             contexts = np.minimum(contexts, self._window)
         return self._layers * self._per_token * contexts
 
-    def seconds(self, sequences: float, context: float | Floats) -> float | Floats:
+    def seconds(self, sequences: float, context: Seconds) -> Seconds:
         """Time for so many sequences with so many tokens together [s]."""
         if self._window:
             context = np.minimum(context, sequences * self._window)

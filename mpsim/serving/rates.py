@@ -62,9 +62,8 @@ class Rates:
     expert_rows: float
 
 
-_SECOND_BARRIER = (
-    1.75  # fixed time of two-shot over one-shot: vLLM's kernels on eight H100, 9.7 and 5.5 us
-)
+# fixed time of two-shot over one-shot: vLLM's kernels on eight H100, 9.7 and 5.5 us
+_SECOND_BARRIER = 1.75
 BY_FORMAT = (
     *("gemm_latency", "gemm_bandwidth", "gemm_compute"),
     *("expert_latency", "expert_bandwidth", "expert_compute"),
@@ -87,14 +86,12 @@ def rates_of(cluster: Cluster) -> Rates:
     ):  # chips from before bfloat16 work in the other format of 16 bits, at its rate
         peaks.setdefault("bf16", peaks["fp16"])
     latency = {name: _seconds(value) for name, value in group["gemm_latency"].items()}
-    bandwidth = {name: float(value) for name, value in group["gemm_bandwidth"].items()}
-    compute = {name: float(value) for name, value in group["gemm_compute"].items()}
     rates = Rates(
         bandwidth=chip.memory_bandwidth,
         peaks=peaks,
         gemm_latency=_for_all(latency, peaks),
-        gemm_bandwidth=_for_all(bandwidth, peaks),
-        gemm_compute=_for_all(compute, peaks),
+        gemm_bandwidth=_for_all(group["gemm_bandwidth"], peaks),
+        gemm_compute=_for_all(group["gemm_compute"], peaks),
         **{name: _seconds(group[name]) for name in _TIMES},
         **{name: float(group[name]) for name in _SHARES},
         expert_latency={name: _seconds(value) for name, value in group["expert_latency"].items()},
@@ -124,12 +121,12 @@ def _limited(rates: Rates, board: Board) -> Rates:
 
 def replaced(rates: Rates, measured: Calibration) -> Rates:
     """Rates with the constants that were fitted on a machine: ``serving.rates`` and, by precision or format, ``serving.gemm_bandwidth`` and such."""
-    fields: dict[str, Any] = {name: found.value for name, found in measured.under("serving.rates")}
+    fields: dict[str, object] = {name: at.value for name, at in measured.under("serving.rates")}
     for name in BY_FORMAT:
         found = {form: constant.value for form, constant in measured.under(f"serving.{name}")}
         if found:
             fields[name] = {**getattr(rates, name), **found}
-    return dataclasses.replace(rates, **fields) if fields else rates
+    return dataclasses.replace(rates, **fields)  # type: ignore[arg-type]
 
 
 def _group(family: str, name: str) -> Mapping[str, Any]:
@@ -145,7 +142,7 @@ def _group(family: str, name: str) -> Mapping[str, Any]:
 
 def _for_all(given: Mapping[str, float], peaks: Mapping[str, float]) -> dict[str, float]:
     usual = given.get("*", max(given.values()))
-    return {precision: given.get(precision, usual) for precision in peaks}
+    return {precision: float(given.get(precision, usual)) for precision in peaks}
 
 
 def _seconds(value: str) -> float:

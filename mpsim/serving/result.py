@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 from mpsim.serving.service import serve
-from mpsim.serving.summary import summarise
+from mpsim.serving.summary import Figures, summarise
 from mpsim.serving.words import service_sheet
 from mpsim.sheet import Sheet
 
@@ -41,7 +40,7 @@ class ServiceResult(JobResult):
     until: float | None = None
     """Requests that came later count for no figure [s]."""
 
-    def _figures(self) -> Mapping[str, Any]:
+    def _figures(self) -> Figures:
         figures = summarise(self.plan, self.requests, self.served, until=self.until)
         return {
             "scenario": self.scenario.name,
@@ -67,12 +66,12 @@ class ServiceResult(JobResult):
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
         accessors.call("service.write_trace", self, path)
 
-    def _parts(self) -> Mapping[str, object]:
+    def _parts(self) -> dict[str, object]:
         return {"kind": _KIND, "requests": self.requests, "served": self.served}
 
     @classmethod
     def _restored(
-        cls, saved: archive.Archive, scenario: Scenario, summary: Mapping[str, Any]
+        cls, saved: archive.Archive, scenario: Scenario, summary: Figures
     ) -> ServiceResult:
         # the plan follows from the scenario, and its prices are worked out when somebody asks
         plan = make_service(scenario)
@@ -146,16 +145,10 @@ def serve_workload(plan: ServicePlan, count: int | None = None) -> tuple[Request
 def _run(plan: ServicePlan, requests: Requests) -> Served:
     return serve(
         requests,
-        plan.prices,
-        plan.rules,
-        blocks=plan.blocks,
-        replicas=plan.replicas,
+        plan.pool,
         concurrency=plan.workload.concurrency,
         routing=plan.routing,
         handover=plan.handover,
         turnaround=plan.first_token_time,
         until=plan.workload.duration,
-        apart=plan.pool.apart,
-        paces=plan.pool.paces,
-        outages=plan.pool.outages,
     )

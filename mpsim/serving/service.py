@@ -11,6 +11,7 @@ Requests that arrive at the same time are handed out in their order; engines act
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator, Sequence
 
@@ -19,10 +20,9 @@ import simpy
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
-from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.batching import Engine
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
-from mpsim.serving.pools import Handover, Outage, Pool
-from mpsim.serving.prices import IterationPrices
+from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
@@ -33,37 +33,26 @@ __all__ = ["serve"]
 Floats = NDArray[np.float64]
 Events = Generator[simpy.Event, object, None]
 
-_UNEVEN = (
-    32  # requests that loads differ by until a prefix is not followed any more: SGLang's router
-)
+# requests that loads differ by until a prefix is not followed any more: SGLang's router
+_UNEVEN = 32
 _COLUMNS = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used", "engine")
 _MOVES = ("request", "source", "target", "start", "end", "bytes")
 
 
 def serve(
     requests: Requests,
-    prices: IterationPrices,
-    rules: BatchRules,
+    pool: Pool,
     *,
-    blocks: int,
-    replicas: int = 1,
     concurrency: int | None = None,
     routing: str = "round-robin",
     handover: Handover | None = None,
     turnaround: float = 0.0,
     until: float | None = None,
-    apart: bool = False,
-    paces: tuple[float, ...] = (),
-    outages: tuple[Outage, ...] = (),
 ) -> Served:
     """Serve a stream of requests.
 
     Parameters
     ----------
-    prices : IterationPrices
-        Of one instance; all replicas are alike.
-    blocks : int
-        Blocks of cache of each instance.
     concurrency : int, optional
         Users of a closed loop, each of whom sends the next request when the last one has ended; None for an open one.
     routing : str
@@ -75,20 +64,17 @@ def serve(
         goes without it.
     until : float, optional
         When the users of a closed loop send no more [s].
-    apart, paces, outages : bool, tuples
-        See `Pool`.
 
     Raises
     ------
     ScenarioError
         If a request does not fit into the cache of an instance.
     """
-    own = Pool(prices, rules, blocks, replicas, apart, paces, outages)
-    _require_room(requests, own, requests.output + rules.drafts, "an instance")
+    _require_room(requests, pool, requests.output + pool.rules.drafts, "an instance")
     if handover is not None:
         ones = np.ones_like(requests.output)
         _require_room(requests, handover.prefill, ones, "an instance of the prefill pool")
-    return _Service(requests, own, concurrency, routing, handover, turnaround, until).run()
+    return _Service(requests, pool, concurrency, routing, handover, turnaround, until).run()
 
 
 def _require_room(requests: Requests, pool: Pool, output: NDArray[np.int64], holder: str) -> None:
@@ -178,11 +164,8 @@ class _Service:
                     for _ in range(pool.ranks)
                 ]
                 engine = ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
-                lanes.append(
-                    Lane(
-                        first + len(lanes), place, pool.prices, engine, entrance, pool.pace(replica)
-                    )
-                )
+                number, pace = first + len(lanes), pool.pace(replica)
+                lanes.append(Lane(number, place, pool.prices, engine, entrance, pace))
         return lanes
 
     def run(self) -> Served:
@@ -318,16 +301,15 @@ class _Service:
                 yield from self._sleep(lane)
                 continue
             for started in iteration.started:
-                if (
-                    self._started[started] != self._started[started]
-                ):  # not the first time where it was preempted
+                # a preempted request starts again: the first time counts
+                if math.isnan(self._started[started]):
                     self._started[started] = env.now
-            step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
-            seconds = lane.seconds(iteration)
-            self._rows.append((env.now, seconds, 1, *step[:3], engine.used, lane.number))
+            seconds, work = lane.seconds(iteration), (iteration.decodes, iteration.context)
+            row = (env.now, seconds, 1, *work, iteration.prompt_tokens, engine.used, lane.number)
+            self._rows.append(row)
             if entrance is not None and request is not None:
                 # the first stage is free again before the last one ends
-                stage = lane.pace * float(prices.stage_seconds(*step))
+                stage = lane.pace * float(prices.stage_seconds(iteration.batch))
                 yield env.timeout(min(stage, seconds))
                 entrance.release(request)
                 yield env.timeout(max(0.0, seconds - stage))
@@ -412,7 +394,7 @@ class _Service:
                     self._offer(lane, request)
             return
         for request in first:
-            if self._first[request] != self._first[request]:  # computed again after a preemption
+            if math.isnan(self._first[request]):  # else computed again after a preemption
                 self._first[request] = now
         for request in last:
             self._ended(request)

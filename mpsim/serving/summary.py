@@ -8,21 +8,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
-from mpsim.serving.confidence import distribution, share_interval, steady_state
+from mpsim.serving.batching import Batch
+from mpsim.serving.confidence import (
+    QUANTILES,
+    SteadyState,
+    distribution,
+    share_interval,
+    steady_state,
+)
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 
-__all__ = ["ACCOUNT", "account", "itl", "latencies", "pool_accounts", "summarise"]
+__all__ = ["ACCOUNT", "Figures", "account", "itl", "latencies", "pool_accounts", "summarise"]
 
 Floats = NDArray[np.float64]
+Figures: TypeAlias = Mapping[str, Any]
+"""Figures by name as JSON holds them: numbers, lists, further such mappings."""
 
 ACCOUNT = (
     *("decode", "prefill", "exposed_tp", "exposed_ep", "exposed_pp", "exposed_kv"),
@@ -31,7 +40,6 @@ ACCOUNT = (
 """Parts of the time of accelerators; they sum to the duration."""
 
 _BESIDE = ("exposed_tp", "exposed_ep", "exposed_pp", "host")  # within an iteration
-_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MEGA = 1e6
 _HOUR = 3600.0
 
@@ -112,7 +120,7 @@ def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, fl
     mixed = np.flatnonzero(prompts & (steps["decodes"] > 0))
     columns = (steps[name][mixed].tolist() for name in ("seconds", "decodes", "context"))
     for at, seconds, decodes, context in zip(mixed.tolist(), *columns, strict=True):
-        alone = float(prices.stage_seconds(int(decodes), context, 0, 0.0)) * work.pp
+        alone = float(prices.stage_seconds(Batch(int(decodes), context))) * work.pp
         share[at] = max(0.0, 1.0 - alone / seconds)
     totals["prefill"] = float((left * share).sum())
     totals["decode"] = float((left * (1.0 - share)).sum())
@@ -167,7 +175,7 @@ def _active(steps: Mapping[str, Floats], replicas: int, stages: int) -> float:
 
 def summarise(
     plan: ServicePlan, requests: Requests, served: Served, *, until: float | None = None
-) -> dict[str, Any]:
+) -> Figures:
     """Every figure of a service, SI units; what came or was done after `until` [s] counts for none."""
     times = latencies(served, requests, plan.first_token_time)
     window = window_of(plan, requests, served, until)
@@ -289,19 +297,19 @@ def window_of(
     )
 
 
-def _weighted(values: Floats, weights: Floats) -> dict[str, Any] | None:
+def _weighted(values: Floats, weights: Floats) -> dict[str, float] | None:
     """Mean and percentiles of values that occur so often each."""
     if not len(values):
         return None
     order = np.argsort(values, kind="stable")
     ordered, reach = values[order], np.cumsum(weights[order])
     figures = {"mean": float(np.average(values, weights=weights))}
-    for name, share in _QUANTILES.items():
+    for name, share in QUANTILES.items():
         figures[name] = float(ordered[int(np.searchsorted(reach, share * reach[-1]))])
     return figures
 
 
-def _speculation(plan: ServicePlan) -> dict[str, Any]:
+def _speculation(plan: ServicePlan) -> Figures:
     """Drafted tokens and what a decoding sequence gains in an iteration; nothing without drafts."""
     if plan.draft is None:
         return {}
@@ -315,7 +323,7 @@ def _speculation(plan: ServicePlan) -> dict[str, Any]:
     }
 
 
-def _pool_figures(plan: ServicePlan, served: Served, place: int) -> dict[str, Any]:
+def _pool_figures(plan: ServicePlan, served: Served, place: int) -> Figures:
     """How full the batches and the cache of a pool are, and its memory."""
     steps = _of_pool(served, place)
     memory = {
@@ -332,7 +340,7 @@ def _pool_figures(plan: ServicePlan, served: Served, place: int) -> dict[str, An
     }
 
 
-def _disaggregation(plan: ServicePlan, served: Served) -> dict[str, Any]:
+def _disaggregation(plan: ServicePlan, served: Served) -> Figures:
     """Figures of each pool, and of the transfers between them; nothing without pools."""
     if plan.prefill is None:
         return {}
@@ -419,7 +427,7 @@ def _inverse(seconds: float) -> float | None:
     return 1.0 / seconds if seconds and math.isfinite(seconds) else None
 
 
-def _warnings(served: Served, state: Mapping[str, Any], kind: str) -> list[str]:
+def _warnings(served: Served, state: SteadyState, kind: str) -> list[str]:
     """Say what a reader should know: no steady state, preemptions."""
     warnings = []
     if not state["reached"] and kind != "all-at-once":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -161,14 +161,16 @@ def _lines(path: Path, file: IO[str]) -> Iterator[str]:
         yield line
 
 
-def _recognise(names: Any) -> _Columns | None:
+def _recognise(names: Iterable[str]) -> _Columns | None:
     for columns in _FORMATS.values():
         if {columns.arrival, columns.prompt, columns.output} <= set(names):
             return columns
     return None
 
 
-def _row(arrival: float, prompt: Any, output: Any, hashes: tuple[int, ...] = ()) -> _Row:
+def _row(
+    arrival: float, prompt: str | float, output: str | float, hashes: tuple[int, ...] = ()
+) -> _Row:
     sizes = float(prompt), float(output)
     if not all(map(math.isfinite, sizes)):
         raise ValueError(_WANTED)

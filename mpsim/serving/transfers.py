@@ -140,9 +140,8 @@ class Transfers:
         self._network = Fluid([rate * TICK for rate in capacity])
         self._done = done
         self._armed = math.inf
-        self._clock = (
-            0.0  # of the network [ticks]: never goes back, whatever seconds are rounded to
-        )
+        # of the network [ticks]: never goes back, whatever seconds are rounded to
+        self._clock = 0.0
 
     def start(self, number: int, path: CachePath, size: float) -> None:
         """Send so many bytes."""

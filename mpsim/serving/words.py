@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mpsim.result.words import shares
+from mpsim.serving.summary import Figures
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent, price
@@ -15,13 +15,13 @@ __all__ = ["service_sheet"]
 _PARTS = {"exposed_kv": "waiting for transfers", "idle_cache": "idle for lack of cache"}
 
 
-def service_sheet(summary: Mapping[str, Any]) -> Sheet:
+def service_sheet(summary: Figures) -> Sheet:
     """The figures of one service, then its warnings."""
     warnings = tuple(f"warning: {warning}" for warning in summary["warnings"])
     return Sheet(str(summary["scenario"]), (Section(tuple(_rows(summary)), lines=warnings),))
 
 
-def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _rows(summary: Figures) -> list[tuple[str, str]]:
     output, each = (
         summary["output_tokens_per_s"],
         summary["output_tokens_per_s_per_accelerator"],
@@ -53,7 +53,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _ranges(summary: Figures) -> list[tuple[str, str]]:
     """Ranges that hold the measured means in four cases of five."""
     ranges = summary.get("interval", {})
     words = [
@@ -67,7 +67,7 @@ def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("80 % between", ", ".join(words) + " (means)")] if words else []
 
 
-def _pools(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _pools(summary: Figures) -> list[tuple[str, str]]:
     """Each pool, and what goes between them."""
     if "pools" not in summary:
         return []
@@ -86,7 +86,7 @@ def _time(seconds: float) -> str:
     return format_quantity(seconds, Dimension.TIME)
 
 
-def _latency(figures: Mapping[str, Any] | None) -> str:
+def _latency(figures: Figures | None) -> str:
     if figures is None:
         return "none"
     text = ", ".join(f"{name} {_time(figures[name])}" for name in ("mean", "p50", "p90", "p99"))
@@ -95,7 +95,7 @@ def _latency(figures: Mapping[str, Any] | None) -> str:
     return text
 
 
-def _goodput(summary: Mapping[str, Any]) -> str:
+def _goodput(summary: Figures) -> str:
     if summary["goodput_per_s"] is None:
         return "no limits given (serving.slo)"
     slo = summary["slo"]
@@ -115,7 +115,7 @@ def _goodput(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _shares(summary: Mapping[str, Any]) -> str:
+def _shares(summary: Figures) -> str:
     parts = {
         _PARTS.get(name, name.replace("_", " ")): part
         for name, part in summary["account_s"].items()
@@ -123,7 +123,7 @@ def _shares(summary: Mapping[str, Any]) -> str:
     return shares(parts, summary["duration_s"])
 
 
-def _cache(summary: Mapping[str, Any]) -> str:
+def _cache(summary: Figures) -> str:
     use = summary["cache_use"]
     text = f"{_use(use)} of {summary['memory']['tokens']:,} tokens"
     if summary["prefix_hit_share"]:
@@ -137,7 +137,7 @@ def _use(use: Mapping[str, float]) -> str:
     return f"{percent(use['mean'])} in the mean, {percent(use['max'])} at most"
 
 
-def _memory(memory: Mapping[str, Any]) -> str:
+def _memory(memory: Figures) -> str:
     parts = ", ".join(
         f"{name} {format_quantity(memory[name], Dimension.BYTES)}"
         for name in ("weights", "activations", "reserve", "cache")
@@ -145,7 +145,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
     return f"{parts} of {format_quantity(memory['capacity'], Dimension.BYTES)}"
 
 
-def _cost(summary: Mapping[str, Any]) -> str:
+def _cost(summary: Figures) -> str:
     energy, cost = summary["energy_j_per_output_token"], summary["cost_per_million_output_tokens"]
     parts = ["energy unknown" if energy is None else f"{energy:.4g} J an output token"]
     parts.append("no price given" if cost is None else f"{price(cost)} a million output tokens")

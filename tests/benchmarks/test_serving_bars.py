@@ -6,6 +6,7 @@ second are 15 bare each, 1e6 requests in a minute 92 each, and 1.5 s are 2.3 mil
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import subprocess
@@ -47,13 +48,13 @@ def _plan() -> ServicePlan:
 
 def test_decoding_iterations(clear, bare):
     """One replica, 64 users, outputs of 256 to 512 tokens: bare timeouts a decoding iteration, those of jumps counted."""
-    plan = _plan()
+    pool = dataclasses.replace(_plan().pool, replicas=1)
     output = LengthChoice(kind="uniform", tokens=512, shortest=0.5)
     requests = draw_requests(Workload(rate=1.0, requests=640, output=output), seed=0)
     served = []
 
     def run() -> None:
-        served.append(serve(requests, plan.prices, plan.rules, blocks=plan.blocks, concurrency=64))
+        served.append(serve(requests, pool, concurrency=64))
 
     seconds = best(run, rounds=5)
     steps = served[0].steps

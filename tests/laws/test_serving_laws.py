@@ -11,6 +11,7 @@ import pytest
 from mpsim.hardware import build_cluster
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
 from mpsim.serving import service
+from mpsim.serving.batching import Batch
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
@@ -41,8 +42,8 @@ def _equal(count, prompt=512, output=64):
     return Requests(np.zeros(count), np.full(count, prompt), np.full(count, output))
 
 
-def _serve(plan, requests, **options):
-    return serve(requests, plan.prices, plan.rules, blocks=plan.blocks, **options)
+def _serve(plan, requests, *, replicas=1, **options):
+    return serve(requests, dataclasses.replace(plan.pool, replicas=replicas), **options)
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
@@ -52,7 +53,7 @@ def test_an_iteration_is_no_faster_than_memory_and_compute_allow(name, weights, 
     plan = _plan(name, tp=2, weights=weights)
     work, rates = plan.work, plan.rates
     context = decodes * 1000.0
-    seconds = plan.prices.seconds(decodes, context, prompt, prompt**2 / 2, int(prompt > 0))
+    seconds = plan.prices.seconds(Batch(decodes, context, prompt, prompt**2 / 2), int(prompt > 0))
     tokens = decodes + prompt
     moved = sum(linear.weights * linear.layers * linear.format.bytes for linear in work.linears)
     flops = sum(2 * linear.weights * linear.layers * tokens for linear in work.linears)
@@ -134,8 +135,8 @@ def test_simulation_equals_the_closed_form_for_one_batch_of_equal_requests(prese
     batch, prompt, output = 8, 256, 40
     served = _serve(plan, _equal(batch, prompt, output))
     price = plan.prices.seconds
-    first = price(0, 0, batch * prompt, batch * prompt**2 / 2, batch)
-    steps = [price(batch, float(batch * (prompt + done))) for done in range(1, output)]
+    first = price(Batch(0, 0.0, batch * prompt, batch * prompt**2 / 2), batch)
+    steps = [price(Batch(batch, float(batch * (prompt + done)))) for done in range(1, output)]
     assert served.first == pytest.approx(np.full(batch, first), rel=1e-9)
     assert served.last == pytest.approx(np.full(batch, first + sum(steps)), rel=1e-9)
 
@@ -156,7 +157,7 @@ def test_more_cache_never_lowers_throughput(preset):
     plan = _plan(preset=preset)
     few = 2000 // plan.engine.block
     ends = [
-        serve(_equal(48), plan.prices, plan.rules, blocks=few * factor).end
+        serve(_equal(48), dataclasses.replace(plan.pool, blocks=few * factor)).end
         for factor in (1, 2, 4, 16)
     ]
     assert ends == sorted(ends, reverse=True)
@@ -178,7 +179,7 @@ def test_more_of_the_machine_never_lowers_goodput(what):
             rates = dataclasses.replace(plan.rates, bandwidth=plan.rates.bandwidth * factor / 2)
             plan.__dict__["rates"] = rates
         blocks = 1200 * factor if what == "cache" else plan.blocks
-        served = serve(requests, plan.prices, plan.rules, blocks=blocks, replicas=plan.replicas)
+        served = serve(requests, dataclasses.replace(plan.pool, blocks=blocks))
         kept.append(summarise(plan, requests, served)["requests_within_slo"])
     assert kept == sorted(kept)
     assert kept[-1] > kept[0]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mpsim.errors import ScenarioError
 from mpsim.hardware import build_cluster
 from mpsim.scenario.serving import ServiceLevel, Workload
+from mpsim.serving.batching import Batch
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
@@ -42,15 +43,8 @@ def _plan(name="llama3-8b", *, nodes=2, prefill=None, preset="vllm-v1", cluster=
 
 def _serve(plan, requests, **options):
     handover = dataclasses.replace(plan.handover, **options.pop("handover", {}))
-    return serve(
-        requests,
-        plan.prices,
-        plan.rules,
-        blocks=options.pop("blocks", plan.blocks),
-        replicas=plan.replicas,
-        handover=handover,
-        **options,
-    )
+    pool = dataclasses.replace(plan.pool, blocks=options.pop("blocks", plan.blocks))
+    return serve(requests, pool, handover=handover, **options)
 
 
 def _stream(arrival, prompt, output):
@@ -66,12 +60,12 @@ def test_one_request_is_prefilled_sent_and_decoded():
     assert plan.handover.token_bytes == 128 * 1024
     served = _serve(plan, _stream([0.0], [1000], [5]))
     price = plan.prices.seconds
-    first = price(0, 0, 1000, 1000**2 / 2, 1)
+    first = price(Batch(0, 0.0, 1000, 1000**2 / 2), 1)
     link = plan.cluster.node.scale_up
     sent = link.latency + 1000 * 128 * 1024 / (link.bandwidth * link.efficiency)
     assert served.first[0] == pytest.approx(first, rel=1e-12)
     assert served.transfers["end"] - served.transfers["start"] == pytest.approx([sent], rel=1e-6)
-    steps = [price(1, 1000.0 + given) for given in range(1, 5)]
+    steps = [price(Batch(1, 1000.0 + given)) for given in range(1, 5)]
     assert served.last[0] == pytest.approx(first + sent + sum(steps), rel=1e-6)
 
 
@@ -81,8 +75,8 @@ def test_the_pool_that_decodes_may_give_the_first_token():
     served = _serve(plan, _stream([0.0], [1000], [5]), handover={"samples_first": True})
     arrived = served.transfers["end"][0]
     price = plan.prices.seconds
-    assert served.first[0] == pytest.approx(arrived + price(1, 1000.0), rel=1e-9)
-    steps = [price(1, 1000.0 + given) for given in range(5)]
+    assert served.first[0] == pytest.approx(arrived + price(Batch(1, 1000.0)), rel=1e-9)
+    steps = [price(Batch(1, 1000.0 + given)) for given in range(5)]
     assert served.last[0] == pytest.approx(arrived + sum(steps), rel=1e-9)
 
 
@@ -127,9 +121,7 @@ def test_a_full_decode_pool_holds_up_the_prompts():
     one = dataclasses.replace(plan.rules, scheduler="no-evict")
     served = serve(
         requests,
-        plan.prices,
-        one,
-        blocks=13,
+        dataclasses.replace(plan.pool, rules=one, blocks=13),
         handover=dataclasses.replace(plan.handover, prefill=prefill),
     )
     begin = served.transfers["start"]

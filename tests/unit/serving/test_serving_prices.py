@@ -9,7 +9,7 @@ import pytest
 
 from mpsim.hardware import system
 from mpsim.scenario.serving import ServiceLevel, Workload
-from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.batching import Batch, BatchRules, Engine
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.prices import IterationPrices
@@ -56,7 +56,7 @@ def test_every_boundary_between_stages_costs_one_message(
             send_seconds=latency,
             send_rate=rate,
         )
-        return float(prices.seconds(decodes, 1000.0 * decodes, prompt, prompt**2 / 2))
+        return float(prices.seconds(Batch(decodes, 1000.0 * decodes, prompt, prompt**2 / 2)))
 
     message = 20e-6 + (decodes + prompt) * 4096 * 2 / 50e9
     without = seconds(0.0, np.inf)
@@ -115,7 +115,7 @@ def test_a_jump_over_equal_iterations_is_accounted_as_these() -> None:
 def test_two_stages_pay_one_message_over_the_link_between_them():
     """Llama 2 7B in two stages on NVLink 4: 8 sequences send 8 x 4096 x 2 B; two stages take what one takes for the whole model, and that message."""
     whole, halves = _plan(pp=1).prices, _plan(pp=2).prices
-    alone, staged = float(whole.seconds(8, 8000.0)), float(halves.seconds(8, 8000.0))
+    alone, staged = (float(p.seconds(Batch(8, 8000.0))) for p in (whole, halves))
     link = system("dgx-h100", nodes=1).node.scale_up
     message = link.latency + 8 * 4096 * 2 / (link.bandwidth * link.efficiency)
     assert staged == pytest.approx(alone + message, rel=1e-9)

@@ -13,7 +13,7 @@ from mpsim import simulate
 from mpsim.hardware import build_cluster
 from mpsim.scenario import Scenario
 from mpsim.scenario.serving import ServiceLevel, Workload
-from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.batching import Batch, BatchRules, Engine
 from mpsim.serving.engines import engine, override
 from mpsim.serving.measurable import measurable
 from mpsim.serving.plan import ServicePlan
@@ -37,15 +37,7 @@ def _plan(ranks="apart", *, preset="vllm-v1", **fields):
 
 
 def _serve(plan, requests, **options):
-    return serve(
-        requests,
-        plan.prices,
-        plan.rules,
-        blocks=plan.blocks,
-        replicas=plan.replicas,
-        apart=plan.pool.apart,
-        **options,
-    )
+    return serve(requests, plan.pool, **options)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +46,19 @@ def _serve(plan, requests, **options):
 def test_equal_ranks_are_as_one_that_spreads_its_work_evenly(load):
     """Four ranks with the same sequences, contexts and prompts take what the sum of them takes, evenly spread."""
     prices = _plan().prices
-    together = prices.seconds(*(4 * part for part in load), 4)
-    assert prices.apart_seconds([load] * 4, 4) == pytest.approx(together, rel=1e-9)
+    together = prices.seconds(Batch(*(4 * part for part in load)), 4)
+    assert prices.apart_seconds([Batch(*load)] * 4, 4) == pytest.approx(together, rel=1e-9)
 
 
 def test_all_ranks_wait_for_the_busiest():
     """32 sequences: 8 on each rank, or all on one, whose attention reads four times as much and whose projections have four times the tokens."""
     prices = _plan().prices
-    even = prices.apart_seconds([(8, 40_000.0, 0, 0.0)] * 4, 0)
-    uneven = prices.apart_seconds([(32, 160_000.0, 0, 0.0)], 0)
+    even = prices.apart_seconds([Batch(8, 40_000.0)] * 4, 0)
+    uneven = prices.apart_seconds([Batch(32, 160_000.0)], 0)
     shape = prices.work.attention[0]
     read = sum(s.layers for s in prices.work.attention) * (shape.read_width * 2.0) * 120_000.0
     assert uneven - even >= read / prices.rates.bandwidth
-    arrays = prices.apart_seconds([(8, np.array([40_000.0, 50_000.0]), 0, 0.0)] * 4, 0)
+    arrays = prices.apart_seconds([Batch(8, np.array([40_000.0, 50_000.0]))] * 4, 0)
     assert arrays[0] == pytest.approx(even)
     assert arrays[1] > arrays[0]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpsim.hardware import build_cluster
 from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
-from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.batching import Batch, BatchRules, Engine
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
@@ -35,7 +35,7 @@ def _plan(draft=None, *, tokens=3, acceptance=0.7, name="llama3-70b", tp=4):
 
 def _tpot(plan, batch, output=101):
     requests = Requests(np.zeros(batch), np.full(batch, 200), np.full(batch, output))
-    served = serve(requests, plan.prices, plan.rules, blocks=plan.blocks)
+    served = serve(requests, plan.pool)
     return float(((served.last - served.first) / (output - 1)).mean())
 
 
@@ -90,16 +90,16 @@ def test_verifying_prices_all_tokens_and_reads_the_cache_once():
     plain, drafted = _plan().prices, _plan("n-gram").prices
     tokens = drafted.token_seconds(32) - plain.token_seconds(8)
     head = drafted.head_seconds(32) - plain.head_seconds(8)
-    extra = drafted.seconds(8, 8000.0) - plain.seconds(8, 8000.0)
+    extra = drafted.seconds(Batch(8, 8000.0)) - plain.seconds(Batch(8, 8000.0))
     assert extra == pytest.approx(tokens + head, rel=1e-9)
 
 
 def test_drafting_costs_its_passes():
     """MTP: three passes of one layer and the head; a model of its own costs more than that, n-gram nothing."""
     prices = {draft: _plan(draft).prices for draft in ("n-gram", "mtp", "llama3-8b")}
-    seconds = {draft: price.seconds(8, 8000.0) for draft, price in prices.items()}
+    seconds = {draft: price.seconds(Batch(8, 8000.0)) for draft, price in prices.items()}
     layer = prices["mtp"]._drafting
-    passes = 3 * (layer.stage_seconds(8, 8000.0, 0, 0.0) + layer.head_seconds(8))
+    passes = 3 * (layer.stage_seconds(Batch(8, 8000.0)) + layer.head_seconds(8))
     assert seconds["mtp"] - seconds["n-gram"] == pytest.approx(passes, rel=1e-9)
     assert layer.work.layers == 1
     assert seconds["llama3-8b"] > seconds["mtp"]
