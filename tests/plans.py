@@ -5,13 +5,37 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mpsim.framework import framework
+from mpsim.framework import ExpertBehaviour, TensorBehaviour, TensorOverlap, framework
 from mpsim.hardware import system
-from mpsim.parallel import Layout, Mesh, partition_layers, placed_stages
+from mpsim.parallel import Layout, Mesh, Routing, Sharding, partition_layers, placed_stages
 from mpsim.schedule import make_orders
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute
 from mpsim.workload import Experts, model
+
+
+def sharding(**changes: Any) -> Sharding:
+    """A sharding; fields of the software's tensor parallelism stand beside its own."""
+    own = _taken(TensorBehaviour, changes)
+    return Sharding(
+        **changes, tensor=TensorBehaviour(**{"tensor_overlap": TensorOverlap.NONE, **own})
+    )
+
+
+def routing(**changes: Any) -> Routing:
+    """A routing of 16 experts; fields of the software's experts stand beside its own."""
+    own = _taken(ExpertBehaviour, changes)
+    software = ExpertBehaviour(**{"expert_synchronizations": 0, **own})
+    return Routing(**{"experts": 16, **changes}, software=software)
+
+
+def _taken(area: type, changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes of an area of the framework, taken out of `changes`."""
+    return {
+        field.name: changes.pop(field.name)
+        for field in dataclasses.fields(area)
+        if field.name in changes
+    }
 
 
 def small_plan(

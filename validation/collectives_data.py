@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import build_cluster
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "validation" / "data" / "collectives.csv"

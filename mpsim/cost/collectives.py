@@ -18,7 +18,7 @@ from mpsim.cost.libraries import FittedLibrary, make_library
 from mpsim.cost.traffic import COLLECTIVES, equal_share, floor_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 __all__ = ["COLLECTIVES", "CollectiveAnswer", "CollectiveModel"]
 

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpsim.cost.constants import Constant, Status
 from mpsim.errors import CalibrationError
 from mpsim.hardware.calibrated import Calibration
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 from mpsim.workload.operators import Operator, OperatorKind, Role
 
 __all__ = [

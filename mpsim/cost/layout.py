@@ -20,14 +20,17 @@ from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
 from mpsim.hardware import Cluster
 from mpsim.memo import Memo
-from mpsim.parallel import AXES, Communication, GroupShape, Layout
+from mpsim.parallel import AXES, EXPERT_AXES, Communication, GroupShape, Layout
 from mpsim.parallel.axes import Communicator
 from mpsim.workload import Operator
 
 __all__ = ["LayoutCosts", "StageCosts", "Transfer"]
 
 _OF_EXPERTS = frozenset(
-    group.name for axis in AXES for group in axis.communicators if group.of_experts
+    group.name
+    for axis in AXES
+    for group in axis.communicators
+    if set(group.axes) <= set(EXPERT_AXES)
 )
 _MESSAGES = 4096  # remembered: pairs of ranks and sizes
 
@@ -125,10 +128,6 @@ class LayoutCosts:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""
         return self.places.group(self.layout.mesh, axes, int(self.alike[rank]))
 
-    def expert_group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
-        """Where the communicator over `axes` of the experts' mesh sits."""
-        return self.places.expert_group(self.layout.mesh, axes, int(self.alike[rank]))
-
     def provenance_alone(self) -> tuple[Constant, ...]:
         """Every constant used so far by these models, kernels first, without those of ranks with other nodes."""
         return (*self.kernels.provenance(), *self.collectives.provenance())
@@ -155,7 +154,7 @@ class LayoutCosts:
 
     def communicator(self, group: Communicator, rank: int) -> GroupShape:
         """Where a communicator of layers of pipeline rank `rank` sits."""
-        whole = (self.expert_group if group.of_experts else self.group)(group.axes, rank)
+        whole = self.group(group.axes, rank)
         if group.part == "inside":
             return GroupShape(whole.per_domain, whole.per_domain, 1)
         return _across(whole) if group.part == "across" else whole

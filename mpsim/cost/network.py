@@ -9,7 +9,7 @@ from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.hardware.fabric import torus_shape
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 __all__ = [
     "TorusExtent",

@@ -40,12 +40,6 @@ class Places:
             ("group", mesh, axes, rank), lambda: mesh.shape(axes, rank, self._cluster)
         )
 
-    def expert_group(self, mesh: Mesh, axes: tuple[str, ...], rank: int) -> GroupShape:
-        """Where the communicator over `axes` of the experts' mesh sits."""
-        return self._once(
-            ("experts", mesh, axes, rank), lambda: mesh.expert_shape(axes, rank, self._cluster)
-        )
-
     def alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> NDArray[np.int64]:
         """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every communicator has the same shape.
 

@@ -13,7 +13,7 @@ from mpsim.cost.network import group_bandwidth, nic_bandwidth
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 __all__ = [
     "COLLECTIVES",

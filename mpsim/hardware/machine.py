@@ -150,12 +150,7 @@ def _read(file: Path, changed_ns: int, size: int) -> Cluster:
 
 
 def machine_of(data: Mapping[str, Any], document: Document | None = None) -> Cluster:
-    """The cluster that the plain data of a machine file describe.
-
-    Parameters
-    ----------
-    document : Document, optional
-        Where it was read, for the places of mistakes.
+    """The cluster that the plain data of a machine file describe; mistakes have their places in `document`.
 
     Raises
     ------

@@ -29,14 +29,7 @@ class Placement(enum.StrEnum):
 def slots_of(
     placement: Placement | tuple[int, ...], *, nodes: int, per_node: int, nodes_per_rack: int
 ) -> NDArray[np.int64]:
-    """The accelerator of every rank.
-
-    Parameters
-    ----------
-    placement : Placement or tuple of int
-        A rule, or the accelerator of each rank.
-    nodes, per_node, nodes_per_rack : int
-        Nodes, accelerators of one, nodes of a rack.
+    """The accelerator of every rank, by a rule or as a list of them gives it.
 
     Returns
     -------

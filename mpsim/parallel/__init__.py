@@ -2,9 +2,8 @@
 
 from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Axis, Span, Stream
 from mpsim.parallel.blocks import block_backward, block_forward
-from mpsim.parallel.crossing import placed
+from mpsim.parallel.crossing import GroupShape, placed
 from mpsim.parallel.fused import fused_blocks
-from mpsim.parallel.group import GroupShape
 from mpsim.parallel.imbalance import rank_load
 from mpsim.parallel.items import (
     Communication,

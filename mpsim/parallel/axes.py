@@ -71,16 +71,13 @@ class Communicator:
     name : str
         As `mpsim.parallel.items.Communication` names it.
     axes : tuple of str
-        Axes it extends over.
-    of_experts : bool
-        Whether these are axes of the experts' mesh.
+        Axes it extends over, of the mesh or of the experts' mesh.
     part : {'all', 'inside', 'across'}
         All its ranks, those of one scale-up domain, or one of each domain.
     """
 
     name: str
     axes: tuple[str, ...]
-    of_experts: bool = False
     part: Literal["all", "inside", "across"] = "all"
 
 
@@ -139,7 +136,7 @@ AXES = (
         span=Span.TP,
         of_experts="etp",
         # experts' tensor-parallel groups are part of the others in all stacks, and queue with them
-        communicators=(Communicator("tp", ("tp",)), Communicator("etp", ("etp",), of_experts=True)),
+        communicators=(Communicator("tp", ("tp",)), Communicator("etp", ("etp",))),
     ),
     Axis(
         name="cp",
@@ -166,8 +163,8 @@ AXES = (
         multiplies=False,
         of_experts="ep",
         communicators=(
-            Communicator("ep", ("ep",), of_experts=True),
-            Communicator("etp-ep", ("etp", "ep"), of_experts=True),
+            Communicator("ep", ("ep",)),
+            Communicator("etp-ep", ("etp", "ep")),
         ),
     ),
     Axis(

@@ -10,13 +10,11 @@ import enum
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mpsim.parallel.context import core_backward, core_forward
+from mpsim.parallel.context import core_items
 from mpsim.parallel.experts import (
     expert_backward,
     expert_forward,
     is_fused_away,
-    is_of_experts,
-    is_shared,
     overlaps_shared,
     split_shared,
     way_back,
@@ -24,7 +22,7 @@ from mpsim.parallel.experts import (
 from mpsim.parallel.items import Compute, Item, Repeat, repeated
 from mpsim.parallel.shard import Sharding, shard
 from mpsim.parallel.tensor import backward_items, forward_items, norm_items
-from mpsim.workload import Expansion, Operator, Phase
+from mpsim.workload import Expansion, Module, Operator, Phase, Split
 
 __all__ = ["block_backward", "block_forward"]
 
@@ -43,6 +41,7 @@ class _Run:
 
     part: _Part
     operators: tuple[Operator, ...]
+    after_experts: bool
 
 
 def block_forward(expansion: Expansion, sharding: Sharding) -> list[Item]:
@@ -59,14 +58,16 @@ def _forward(operators: Sequence[Operator], sharding: Sharding) -> list[Item]:
 
     items: list[Item] = []
     shared = _hidden_shared(operators, sharding)
-    for before, run in _with_previous(_runs(operators, sharding)):
+    for run in _runs(operators, sharding):
         if run.part is _Part.CORE:
-            items += core_forward(run.operators, sharding)
+            items += core_items(run.operators, sharding, backward=False)
         elif run.part is _Part.EXPERTS:
             beside = _beside(shared, plain)
             items += expert_forward(run.operators, sharding, beside=beside)
         else:
-            returned = way_back(sharding, backward=False) if shared and before else frozenset()
+            returned = (
+                way_back(sharding, backward=False) if shared and run.after_experts else frozenset()
+            )
             items += _in_turn(run, plain, shared, returned)
     return items
 
@@ -97,16 +98,18 @@ def block_backward(
         yield from backward_items(operator, sharding, together=len(phases) > 1)
 
     items: list[Item] = []
-    for before, run in _with_previous(_runs(wanted, sharding)):
+    for run in _runs(wanted, sharding):
         if run.part is _Part.CORE:
             items += repeats.before(run.operators)
-            items += core_backward(run.operators, sharding)
+            items += core_items(run.operators, sharding, backward=True)
         elif run.part is _Part.EXPERTS:
             items += repeats.before(run.operators)
             beside = _beside(shared, plain)
             items += repeats.among(expert_backward(run.operators, sharding, beside=beside))
         else:
-            returned = way_back(sharding, backward=True) if shared and before else frozenset()
+            returned = (
+                way_back(sharding, backward=True) if shared and run.after_experts else frozenset()
+            )
             items += _in_turn(run, plain, shared, returned)
     return items
 
@@ -151,25 +154,21 @@ def _runs(operators: Sequence[Operator], sharding: Sharding) -> list[_Run]:
     def part(operator: Operator) -> _Part:
         if operator.in_attention_core:
             return _Part.CORE
-        return _Part.EXPERTS if is_of_experts(operator) else _Part.OTHER
+        return _Part.EXPERTS if operator.split is Split.EXPERT else _Part.OTHER
 
     present = [operator for operator in operators if not is_fused_away(operator, sharding)]
-    return [_Run(which, tuple(run)) for which, run in itertools.groupby(present, key=part)]
-
-
-def _with_previous(runs: Sequence[_Run]) -> Iterator[tuple[bool, _Run]]:
-    """Each run, with whether the one before it is that of the experts."""
-    previous: _Run | None = None
-    for run in runs:
-        yield previous is not None and previous.part is _Part.EXPERTS, run
-        previous = run
+    runs: list[_Run] = []
+    for which, run in itertools.groupby(present, key=part):
+        after_experts = bool(runs) and runs[-1].part is _Part.EXPERTS
+        runs.append(_Run(which, tuple(run), after_experts))
+    return runs
 
 
 def _hidden_shared(operators: Sequence[Operator], sharding: Sharding) -> list[Operator]:
     """Operators of the shared experts, if they run beside dispatch and combine; else none."""
-    if not overlaps_shared(sharding) or not any(map(is_of_experts, operators)):
+    if not overlaps_shared(sharding) or all(each.split is not Split.EXPERT for each in operators):
         return []
-    return [operator for operator in operators if is_shared(operator)]
+    return [operator for operator in operators if operator.module is Module.SHARED_EXPERTS]
 
 
 def _beside(shared: Sequence[Operator], plain: Plain) -> tuple[list[Item], list[Item]]:

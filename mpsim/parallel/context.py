@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange
-from mpsim.parallel.items import Communication, Compute, Item, Waits
+from mpsim.parallel.items import Communication, Compute, Waits
 from mpsim.parallel.shard import Sharding, shard
 from mpsim.workload import Operator, OperatorKind, Phase, Role, make_elementwise
 
-__all__ = ["core_backward", "core_forward"]
+__all__ = ["core_items"]
 
 _ADD_TRAFFIC = 3  # two tensors in, one out
 
@@ -37,26 +37,15 @@ _EAGER_KEY_ENDS, _EAGER_KEY_STEP = (
 )  # half of it added (5), joined with the rest (8), laid out to be sent (8)
 
 
-def core_forward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]:
-    """Forward of an attention core with its context exchange.
-
-    Parameters
-    ----------
-    core : sequence of Operator
-        Of the undivided model: one fused kernel, or one by one.
-    """
-    yield from _exchanged(core, sharding, backward=False)
-
-
-def core_backward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]:
-    """Backward of an attention core: keys and values travel again, what answers them goes back to the owners."""
-    yield from _exchanged(core, sharding, backward=True)
-
-
-def _exchanged(
+def core_items(
     core: Sequence[Operator], sharding: Sharding, *, backward: bool
 ) -> Iterator[Communication | Compute]:
-    exchange = sharding.context_exchange
+    """Forward or backward of the attention core of an undivided model, one fused kernel or one by one, with its context exchange.
+
+    In backward keys and values travel again, and what answers them goes back to the owners.
+
+    """
+    exchange = sharding.tensor.context_exchange
     if sharding.cp == 1:
         yield from (Compute(shard(kernel, sharding)) for kernel in core)
     elif exchange is ContextExchange.ALL_GATHER:
@@ -82,7 +71,7 @@ def _ulysses(
     core: Sequence[Operator], sharding: Sharding, *, backward: bool
 ) -> Iterator[Communication | Compute]:
     """Trade tokens for heads: four all-to-alls around the core, each with one tensor."""
-    everywhere = sharding.context_exchange is ContextExchange.ULYSSES
+    everywhere = sharding.tensor.context_exchange is ContextExchange.ULYSSES
     inside = sharding.cp if everywhere else sharding.context_inside
     axis = "cp" if everywhere else "cp-inside"
     sizes = _tensor_bytes(core, sharding, inside)
@@ -105,8 +94,8 @@ def _ring(
 ) -> Iterator[Communication | Compute]:
     """Attend to one block of keys a step, the next block on its way; in backward what answers a block follows one step behind it."""
     block = _key_value_bytes(whole, sharding) / ranks
-    at_once = sharding.context_exchange is ContextExchange.GATHERED_RING
-    wide = _WIDE_BYTES / sharding.activation_bytes if sharding.eager_context_sums else 1.0
+    at_once = sharding.tensor.context_exchange is ContextExchange.GATHERED_RING
+    wide = _WIDE_BYTES / sharding.activation_bytes if sharding.tensor.eager_context_sums else 1.0
     if at_once:
         gathered = _exchange(whole, axis, "all_gather", block * ranks, "key-value")
         yield dataclasses.replace(gathered, waits=Waits.TAGGED, tag="blocks")
@@ -160,7 +149,7 @@ def _correction(
     """Rescale and add up the outputs of the steps; in backward, what the steps answer to queries, and the last answers to keys and values."""
     width = whole.head_dim if backward else whole.head_dim_v
     tensor = whole.sequences * whole.queries * whole.heads * width / sharding.tp
-    if sharding.eager_context_sums:
+    if sharding.tensor.eager_context_sums:
         keys = block / sharding.activation_bytes
         forward = tensor * (_EAGER_ENDS + _EAGER_STEP * (ranks - 1))
         queries = tensor * (_EAGER_QUERY_ENDS + _EAGER_QUERY_STEP * ranks)
@@ -204,54 +193,34 @@ def _heads_for_tokens(kernel: Operator, inside: int, tp: int) -> Operator:
 
 def _tensor_bytes(core: Sequence[Operator], sharding: Sharding, inside: int) -> dict[str, float]:
     """Bytes of q, k, v and output on one rank; keys and values are repeated where they have fewer heads than ranks."""
-    shape = _shape(core)
-    each = shape.sequences * shape.queries * sharding.activation_bytes / sharding.tp
-    kv_heads = max(shape.kv_heads, inside * sharding.tp)
-    return {
-        "q": each * shape.heads * shape.head_dim,
-        "k": each * kv_heads * shape.head_dim,
-        "v": each * kv_heads * shape.head_dim_v,
-        "output": each * shape.heads * shape.head_dim_v,
-    }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Shape:
-    sequences: int
-    queries: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    head_dim_v: int
-
-
-def _shape(core: Sequence[Operator]) -> _Shape:
     first = core[0]
     if first.kind is OperatorKind.ATTENTION:
-        return _Shape(
-            first.sequences,
-            first.queries,
-            first.heads,
-            first.kv_heads,
-            first.head_dim,
-            first.head_dim_v,
-        )
-    # the product that makes scores, or what answers context, has a batch of sequences x heads
-    product = next(kernel for kernel in core if kernel.attends == "qkd")
-    return _Shape(1, product.m, product.batch, product.batch, product.k, product.k)
+        tokens, heads, kv_heads = first.sequences * first.queries, first.heads, first.kv_heads
+        width, width_v = first.head_dim, first.head_dim_v
+    else:
+        # the product that makes scores, or what answers context, has a batch of sequences x heads
+        product = next(kernel for kernel in core if kernel.attends == "qkd")
+        tokens, heads, kv_heads = product.m, product.batch, product.batch
+        width = width_v = product.k
+    each = tokens * sharding.activation_bytes / sharding.tp
+    kv_heads = max(kv_heads, inside * sharding.tp)
+    return {
+        "q": each * heads * width,
+        "k": each * kv_heads * width,
+        "v": each * kv_heads * width_v,
+        "output": each * heads * width_v,
+    }
 
 
 def _key_value_bytes(operator: Operator, sharding: Sharding) -> float:
     """Keys and values of the whole sequence on one tensor-parallel rank [B]."""
-    return _key_value_elements(operator) * sharding.activation_bytes / sharding.tp
-
-
-def _key_value_elements(operator: Operator) -> float:
     if operator.kind is OperatorKind.ATTENTION:
         width = operator.kv_heads * (operator.head_dim + operator.head_dim_v)
-        return float(operator.sequences * operator.keys * width)
-    keys, width = (getattr(operator, operator.dimension(letter)) for letter in "kd")
-    return float(2 * operator.batch * keys * width)
+        elements = float(operator.sequences * operator.keys * width)
+    else:
+        keys, width = (getattr(operator, operator.dimension(letter)) for letter in "kd")
+        elements = float(2 * operator.batch * keys * width)
+    return elements * sharding.activation_bytes / sharding.tp
 
 
 def _all_to_all(operator: Operator, axis: str, name: str, size: float) -> Communication:

@@ -9,6 +9,7 @@ Shapes: G groups, M members of each, F flows.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,50 @@ from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster, FabricKind
 from mpsim.hardware.routes import routes_of
-from mpsim.parallel.group import GroupShape
 
-__all__ = ["Flows", "exchange", "load", "messages", "placed", "ring", "slowdown", "spread"]
+__all__ = [
+    "Flows",
+    "GroupShape",
+    "exchange",
+    "load",
+    "messages",
+    "placed",
+    "ring",
+    "slowdown",
+    "spread",
+]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupShape:
+    """A communicator as a cost model sees it.
+
+    Parameters
+    ----------
+    ranks : int
+        Members.
+    per_domain : int
+        Members in each scale-up domain (the fewest, where domains differ).
+    domains : int
+        Scale-up domains touched.
+    ring_slowdown, exchange_slowdown : float or None
+        How many times longer links of the fabric make what a ring, or an all-to-all, sends over NICs;
+        None where nobody counted: then all of it is taken to cross every tier that as many neighbouring nodes span.
+    """
+
+    ranks: int
+    per_domain: int
+    domains: int
+    ring_slowdown: float | None = None
+    exchange_slowdown: float | None = None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether traffic has to leave the scale-up domain."""
+        return self.domains > 1
 
 
 class Flows(NamedTuple):
@@ -36,13 +75,7 @@ _NOTHING = Flows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
 def placed(cluster: Cluster, groups: Ints) -> GroupShape:
-    """Where the members of communicators sit, and what the fabric between them takes; a bound on all of them.
-
-    Parameters
-    ----------
-    groups : int64[G, M]
-        Ranks. All groups are taken to send at once.
-    """
+    """Where the members of communicators sit, and what the fabric takes while all groups [G, M] send; a bound on all of them."""
     shape = spread(cluster.domain_of(groups))
     if not shape.crosses or not routes_of(cluster).names:
         return shape
@@ -56,13 +89,7 @@ def placed(cluster: Cluster, groups: Ints) -> GroupShape:
 
 
 def spread(domains: NDArray[np.int64]) -> GroupShape:
-    """Shape that bounds several groups: the most domains touched, the fewest members in one.
-
-    Parameters
-    ----------
-    domains : int64[groups, members]
-        Scale-up domain of each member.
-    """
+    """Shape that bounds groups of some domains [groups, members]: the most domains touched, the fewest members in one."""
     ordered = np.sort(np.atleast_2d(domains), axis=1)
     is_new = np.ones(ordered.shape, dtype=bool)
     is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]

@@ -18,7 +18,6 @@ from mpsim.framework import ExpertDispatch, ExpertOverlap
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.shard import Routing, Sharding, shard
 from mpsim.workload import (
-    Module,
     Operator,
     OperatorKind,
     Phase,
@@ -31,8 +30,6 @@ __all__ = [
     "expert_backward",
     "expert_forward",
     "is_fused_away",
-    "is_of_experts",
-    "is_shared",
     "overlaps_shared",
     "sent_tokens",
     "split_shared",
@@ -42,16 +39,6 @@ __all__ = [
 Beside = tuple[Sequence[Item], Sequence[Item]]
 
 _PERMUTING: Final = (Role.PERMUTE, Role.UNPERMUTE)
-
-
-def is_of_experts(operator: Operator) -> bool:
-    """Whether it runs where a token's experts are."""
-    return operator.split is Split.EXPERT
-
-
-def is_shared(operator: Operator) -> bool:
-    """Whether it belongs to the shared experts (or casts what they read)."""
-    return operator.module is Module.SHARED_EXPERTS
 
 
 def expert_forward(
@@ -70,8 +57,10 @@ def expert_forward(
         What runs while tokens travel there, and back (the shared experts).
     """
     routing = _routing(sharding)
-    if sharding.ep > 1 and routing.synchronizations:
-        yield Synchronization(routing.synchronizations, routing.launches)
+    if sharding.ep > 1 and routing.software.expert_synchronizations:
+        yield Synchronization(
+            routing.software.expert_synchronizations, routing.software.expert_launches
+        )
     whole = any(operator.role is Role.DOWN and operator.flops for operator in operators)
     back = _back("combine", Phase.FORWARD, sharding) if whole else []
     ways = _there("dispatch", Phase.FORWARD, sharding), back
@@ -111,14 +100,17 @@ def overlaps_shared(sharding: Sharding) -> bool:
     routing = sharding.routing
     return (
         routing is not None
-        and routing.overlap is ExpertOverlap.SHARED_EXPERT
+        and routing.software.expert_overlap is ExpertOverlap.SHARED_EXPERT
         and sharding.ep * sharding.etp > 1
     )
 
 
 def is_fused_away(operator: Operator, sharding: Sharding) -> bool:
     """Whether the kernel that sends tokens does this operator's work too."""
-    fused = sharding.routing is not None and sharding.routing.dispatch is ExpertDispatch.FUSED
+    fused = (
+        sharding.routing is not None
+        and sharding.routing.software.expert_dispatch is ExpertDispatch.FUSED
+    )
     return fused and sharding.ep > 1 and operator.role in _PERMUTING
 
 
@@ -137,7 +129,7 @@ def sent_tokens(sharding: Sharding) -> float:
     One for each of a token's experts; a fused kernel sends one to each rank that has any of them.
     """
     routing = _routing(sharding)
-    fused = routing.dispatch is ExpertDispatch.FUSED
+    fused = routing.software.expert_dispatch is ExpertDispatch.FUSED
     copies = _reached(routing, sharding.ep) if fused else float(routing.top_k)
     return sharding.tokens / sharding.tp * copies * routing.capacity * routing.load
 
@@ -145,7 +137,7 @@ def sent_tokens(sharding: Sharding) -> float:
 def _tokens_across(sharding: Sharding) -> float:
     """Copies that a fused kernel sends between domains, its own included: one to each domain that has any of a token's experts."""
     routing = _routing(sharding)
-    if routing.dispatch is not ExpertDispatch.FUSED or routing.domains == 1:
+    if routing.software.expert_dispatch is not ExpertDispatch.FUSED or routing.domains == 1:
         return 0.0
     copies = _reached(routing, routing.domains)
     return sharding.tokens / sharding.tp * copies * routing.capacity * routing.load
@@ -208,7 +200,7 @@ def _between(
 def _pads(operators: Sequence[Operator], sharding: Sharding) -> bool:
     """Whether products take counts of rows that routing does not give; a fused dispatch leaves them so."""
     routing = _routing(sharding)
-    if not routing.pads or routing.dispatch is ExpertDispatch.FUSED:
+    if not routing.pads or routing.software.expert_dispatch is ExpertDispatch.FUSED:
         return False
     if all(operator.phase is Phase.WEIGHT_GRADIENT for operator in operators):
         return False
@@ -231,9 +223,9 @@ def _worked_rows(sharding: Sharding) -> float:
 def _arrives_by_rank(sharding: Sharding) -> bool:
     """Whether rows arrive in another order, or number, than the experts of this rank work on."""
     routing = _routing(sharding)
-    if sharding.ep == 1 or routing.dispatch is ExpertDispatch.ALL_GATHER:
+    if sharding.ep == 1 or routing.software.expert_dispatch is ExpertDispatch.ALL_GATHER:
         return False
-    return routing.dispatch is ExpertDispatch.FUSED or routing.experts > sharding.ep
+    return routing.software.expert_dispatch is ExpertDispatch.FUSED or routing.experts > sharding.ep
 
 
 def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
@@ -250,7 +242,7 @@ def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
 def _kernels(operators: Sequence[Operator], sharding: Sharding) -> Iterator[Operator]:
     for whole in operators:
         mine = shard(whole, sharding)
-        if mine.kind is OperatorKind.GROUPED_GEMM and not _routing(sharding).grouped_gemm:
+        if mine.kind is OperatorKind.GROUPED_GEMM and not _routing(sharding).software.grouped_gemm:
             yield from [_single(mine)] * mine.batch
         else:
             yield mine
@@ -269,7 +261,7 @@ def _single(mine: Operator) -> Operator:
 
 def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
     """Tokens, or what answers their outputs, on their way to the experts."""
-    if _routing(sharding).dispatch is ExpertDispatch.ALL_GATHER:
+    if _routing(sharding).software.expert_dispatch is ExpertDispatch.ALL_GATHER:
         return _whole_tokens(name, "all_gather", phase, sharding)
     exchanged, gathered = _exchange(name, phase, sharding), _over_etp(name, phase, sharding)
     after = _tags(exchanged)
@@ -278,7 +270,7 @@ def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
 
 def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
     """Outputs, or what answers the tokens, on their way to the ranks that tokens belong to."""
-    if _routing(sharding).dispatch is ExpertDispatch.ALL_GATHER:
+    if _routing(sharding).software.expert_dispatch is ExpertDispatch.ALL_GATHER:
         return _whole_tokens(name, "reduce_scatter", phase, sharding)
     exchanged = _exchange(name, phase, sharding)
     summed = [
@@ -302,9 +294,7 @@ def _over_etp(name: str, phase: Phase, sharding: Sharding) -> list[Communication
     """Gather (or sum) of the tokens that the ranks sharing experts' features received together."""
     if sharding.etp == 1:
         return []
-    routing = _routing(sharding)
-    copies = sharding.tokens / sharding.tp * routing.top_k * routing.capacity * routing.load
-    size = copies * sharding.etp * sharding.hidden * sharding.activation_bytes
+    size = _worked_rows(sharding) * sharding.hidden * sharding.activation_bytes
     return [_tagged(f"{name} over etp", "etp", "all_gather", size, phase)]
 
 

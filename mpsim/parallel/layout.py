@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,13 @@ Floats = NDArray[np.float64]
 _INSIDE_LAYERS = {axis.streams[0]: axis.name for axis in FOLDED if axis.communicators}
 _VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
 _KEPT = 256  # models, divisions and pipelines whose derived values stay ready: a search meets them again and again
+
+
+class ParameterKinds(NamedTuple):
+    """Parameters that every data-parallel replica holds, and those of routed experts, float64[P]."""
+
+    dense: Floats
+    experts: Floats
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +147,6 @@ class Layout:
         ScenarioError
             If heads do not divide among the context-parallel ranks of a scale-up domain that exchange them.
         """
-        tensor = self.framework.tensor
         return Sharding(
             tp=self.mesh.tp,
             cp=self.mesh.cp,
@@ -148,19 +155,10 @@ class Layout:
             tokens=tokens,
             hidden=self.model.hidden,
             sequence_parallel=self.sequence_parallel,
-            tensor_overlap=tensor.tensor_overlap,
-            narrow_chunks=tensor.narrow_chunks,
-            narrow_gathers=tensor.narrow_gathers,
-            scale_reductions=tensor.scale_reductions,
-            keeps_gathered=tensor.keeps_gathered,
-            copies_parts=tensor.copies_parts,
-            context_exchange=tensor.context_exchange,
-            eager_context_sums=tensor.eager_context_sums,
+            tensor=self.framework.tensor,
             context_inside=self._context_inside,
             routing=self._routing,
             activation_bytes=self.framework.lowering.activation_bytes,
-            loss_reductions=tensor.loss_reductions,
-            norm_reductions=tensor.norm_reductions,
         )
 
     @property
@@ -191,17 +189,13 @@ class Layout:
         moe, experts = self.model.moe, self.framework.experts
         if moe is None:
             return None
-        shape = self.mesh.expert_shape(("ep",), 0, self.cluster)
+        shape = self.mesh.shape(("ep",), 0, self.cluster)
         return Routing(
             experts=moe.experts,
             top_k=moe.top_k,
             load=self._load(moe),
             capacity=moe.capacity_factor or 1.0,
-            dispatch=experts.expert_dispatch,
-            overlap=experts.expert_overlap,
-            grouped_gemm=experts.grouped_gemm,
-            synchronizations=experts.expert_synchronizations,
-            launches=experts.expert_launches,
+            software=experts,
             pads=experts.expert_padding and not moe.capacity_factor,
             domains=shape.domains if shape.domains * shape.per_domain == shape.ranks else 1,
         )
@@ -260,21 +254,12 @@ class Layout:
     @property
     def rank_parameters(self) -> Floats:
         """Parameters of each pipeline rank on one tensor-parallel rank, float64[P]."""
-        dense, experts = self._rank_parameters
+        dense, experts = self.parameter_kinds
         return dense + experts
 
     @property
-    def rank_dense_parameters(self) -> Floats:
-        """Parameters that every data-parallel replica holds, float64[P]."""
-        return self._rank_parameters[0]
-
-    @property
-    def rank_expert_parameters(self) -> Floats:
-        """Parameters of routed experts, float64[P]."""
-        return self._rank_parameters[1]
-
-    @property
-    def _rank_parameters(self) -> tuple[Floats, Floats]:
+    def parameter_kinds(self) -> ParameterKinds:
+        """Parameters of each pipeline rank by who else holds them."""
         mesh = self.mesh
         degrees = (mesh.tp, mesh.ep, mesh.expert_tp)
         return _rank_parameters(self.model, *degrees, pp=mesh.pp, stages=self.stages)
@@ -357,8 +342,7 @@ def _stage_parameters(
 @remembered(_KEPT)
 def _rank_parameters(
     model: Transformer, tp: int, ep: int, etp: int, *, pp: int, stages: tuple[Stage, ...]
-) -> tuple[Floats, Floats]:
-    """Dense and expert parameters of each pipeline rank."""
+) -> ParameterKinds:
     first = {stage.rank for stage in stages if stage.embedding}
     known: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
     dense: list[list[float]] = [[] for _ in range(pp)]
@@ -376,7 +360,9 @@ def _rank_parameters(
             )
         dense[stage.rank] += known[key][0]
         experts[stage.rank] += known[key][1]
-    sums = tuple(np.array([sum(parts) for parts in held], dtype=float) for held in (dense, experts))
-    for column in sums:
+    kinds_of_rank = ParameterKinds(
+        *(np.array([*map(sum, held)], float) for held in (dense, experts))
+    )
+    for column in kinds_of_rank:
         column.setflags(write=False)  # the cache hands out the same arrays again
-    return sums[0], sums[1]
+    return kinds_of_rank

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.parallel.axes import AXES, AXIS_NAMES, FOLDED, REPLICATING
-from mpsim.parallel.crossing import placed, spread
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape, placed, spread
 
 __all__ = ["EXPERT_AXES", "Mesh", "spread"]
 
@@ -108,58 +107,29 @@ class Mesh:
     def groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
         """Members of every communicator over `axes` among the ranks of one pipeline rank.
 
+        Parameters
+        ----------
+        axes : sequence of str
+            Of the mesh, or all of `EXPERT_AXES`.
+
         Returns
         -------
         int64[groups, members]
         """
-        grid = self.ranks[stage]
-        inside = [place for place, axis in enumerate(_OF_STAGE) if axis in axes]
-        moved: NDArray[np.int64] = np.moveaxis(
-            grid, inside, range(grid.ndim - len(inside), grid.ndim)
-        )
-        return moved.reshape(-1, math.prod(self.degree(axis) for axis in _OF_STAGE if axis in axes))
+        laid, grid = _OF_STAGE, self.ranks[stage]
+        if not set(axes).isdisjoint(EXPERT_AXES):
+            laid = tuple(_OF_EXPERTS[axis] for axis in reversed(self.order) if axis in _OF_EXPERTS)
+            degree = {"etp": self.expert_tp, "ep": self.ep, "edp": self.edp}
+            grid = np.sort(grid.ravel()).reshape([degree[axis] for axis in laid])
+        # the axes of a group come last, so that its members lie side by side
+        places = sorted(range(grid.ndim), key=lambda place: laid[place] in axes)
+        members = math.prod(grid.shape[place] for place in places if laid[place] in axes)
+        moved: NDArray[np.int64] = grid.transpose(places).reshape(-1, members)
+        return moved
 
     def shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:
-        """Where the members of a communicator sit; a bound on all of them, where they differ.
-
-        Parameters
-        ----------
-        axes : sequence of str
-            Among those of one stage.
-        stage : int
-            Pipeline rank.
-        cluster : Cluster
-            It says which accelerators share a scale-up domain.
-        """
-        groups = self.groups(axes, stage)
-        return placed(cluster, groups)
-
-    def expert_groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
-        """Members of every communicator over `axes` of the experts' mesh, among the ranks of one pipeline rank.
-
-        Parameters
-        ----------
-        axes : sequence of str
-            Among `EXPERT_AXES`.
-        stage : int
-            Pipeline rank.
-
-        Returns
-        -------
-        int64[groups, members]
-        """
-        degree = {"etp": self.expert_tp, "ep": self.ep, "edp": self.edp}
-        slowest_first = [_OF_EXPERTS[axis] for axis in reversed(self.order) if axis in _OF_EXPERTS]
-        grid = np.sort(self.ranks[stage].ravel()).reshape([degree[axis] for axis in slowest_first])
-        inside = [slowest_first.index(axis) for axis in slowest_first if axis in axes]
-        moved: NDArray[np.int64] = np.moveaxis(
-            grid, inside, range(grid.ndim - len(inside), grid.ndim)
-        )
-        return moved.reshape(-1, math.prod(degree[axis] for axis in EXPERT_AXES if axis in axes))
-
-    def expert_shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:
-        """Where the members of a communicator of the experts' mesh sit; a bound on all of them, where they differ."""
-        return placed(cluster, self.expert_groups(axes, stage))
+        """Where the members of a communicator of `groups` sit; a bound on all of them, where they differ."""
+        return placed(cluster, self.groups(axes, stage))
 
     def shard_groups(self, shard: int, stage: int) -> NDArray[np.int64]:
         """Members of every group of `shard` neighbouring replicas of one pipeline rank, int64[groups, shard].
@@ -176,10 +146,6 @@ class Mesh:
             .swapaxes(1, 2)
             .reshape(-1, groups.shape[1] // shard)
         )
-
-    def model_parallel_shape(self, cluster: Cluster) -> GroupShape:
-        """Where the ranks of one model replica sit."""
-        return spread(cluster.domain_of(self.model_groups()))
 
     def model_groups(self) -> NDArray[np.int64]:
         """Ranks of every replica of the model, int64[replicas, ranks]."""

@@ -102,18 +102,16 @@ def placed_stages(
 
 
 def _given(layers: int, stages: int, given: Sequence[int]) -> list[int]:
-    key = "parallelism.layers_per_stage"
-    problems = []
-    if len(given) != stages:
-        problems.append(
-            Problem(f"got {len(given)} stages; needed {stages} (pp x virtual_stages)", key=key)
-        )
-    if sum(given) != layers:
-        problems.append(
-            Problem(f"got {sum(given)} layers in all; needed the model's {layers}", key=key)
-        )
-    if any(count < 0 for count in given):
-        problems.append(Problem("got a negative count; needed 0 or more", key=key))
+    faults = {
+        f"got {len(given)} stages; needed {stages} (pp x virtual_stages)": len(given) != stages,
+        f"got {sum(given)} layers in all; needed the model's {layers}": sum(given) != layers,
+        "got a negative count; needed 0 or more": min(given, default=0) < 0,
+    }
+    problems = [
+        Problem(message, key="parallelism.layers_per_stage")
+        for message, is_wrong in faults.items()
+        if is_wrong
+    ]
     if problems:
         raise ScenarioError(problems)
     return list(given)
@@ -123,22 +121,14 @@ def _even(layers: int, stages: int, *, embedding_counts: bool, loss_counts: bool
     total = layers + embedding_counts + loss_counts
     each, left = divmod(total, stages)
     if left or each < 1 or (stages == 1 and each <= embedding_counts + loss_counts):
-        raise ScenarioError(
-            [
-                Problem(
-                    f"{layers} layers{_extra(embedding_counts, loss_counts)} do not divide among {stages} stages "
-                    "(pp x virtual_stages); choose a divisor, give parallelism.layers_per_stage, or count "
-                    "embedding and loss as layers where that divides",
-                    key="parallelism.pp",
-                )
-            ]
+        counted = ["embedding"] * embedding_counts + ["loss"] * loss_counts
+        extra = f" and {' and '.join(counted)}" if counted else ""
+        message = (
+            f"{layers} layers{extra} do not divide among {stages} stages (pp x virtual_stages); choose a "
+            "divisor, give parallelism.layers_per_stage, or count embedding and loss as layers where that divides"
         )
+        raise ScenarioError([Problem(message, key="parallelism.pp")])
     counts = [each] * stages
     counts[0] -= embedding_counts
     counts[-1] -= loss_counts
     return counts
-
-
-def _extra(embedding_counts: bool, loss_counts: bool) -> str:
-    names = ["embedding"] * embedding_counts + ["loss"] * loss_counts
-    return f" and {' and '.join(names)}" if names else ""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from mpsim.framework import (
-    ContextExchange,
-    ExpertDispatch,
-    ExpertOverlap,
-    NarrowChunks,
-    TensorOverlap,
-)
+from mpsim.framework import ExpertBehaviour, TensorBehaviour, TensorOverlap
 from mpsim.memo import remembered
 from mpsim.workload import Operator, OperatorKind, Phase, Split
 
 __all__ = ["Routing", "Sharding", "reshaped", "resized", "shard"]
+
+_BLOCKING = TensorBehaviour(tensor_overlap=TensorOverlap.NONE)
+_NO_WAITS = ExpertBehaviour(expert_synchronizations=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +27,8 @@ class Routing:
         Tokens of the busiest rank over the mean: what everybody waits for. 1 where experts have a capacity, which all of them fill.
     capacity : float
         Places of an expert over its even share of tokens; the operators of the experts count them already.
-    grouped_gemm : bool
-        One kernel for all local experts, or one each.
-    synchronizations : int
-        Times a forward waits for the device to know its token counts.
-    launches : int
-        Kernels of router, dispatch and combine in a forward, which such a wait keeps the host from launching ahead.
+    software : ExpertBehaviour
+        How tokens travel and their experts are launched.
     pads : bool
         Whether rows are copied to counts that products of a narrow format take, and back.
     domains : int
@@ -46,11 +39,7 @@ class Routing:
     top_k: int
     load: float = 1.0
     capacity: float = 1.0
-    dispatch: ExpertDispatch = ExpertDispatch.ALL_TO_ALL
-    overlap: ExpertOverlap = ExpertOverlap.NONE
-    grouped_gemm: bool = True
-    synchronizations: int = 0
-    launches: int = 0
+    software: ExpertBehaviour = _NO_WAITS
     pads: bool = False
     domains: int = 1
 
@@ -67,32 +56,14 @@ class Sharding:
         Tokens that pass at once through one context-parallel rank, and their width; they size what is not a GEMM's output.
     sequence_parallel : bool
         Whether what lies between row and column GEMMs is divided too.
-    tensor_overlap : TensorOverlap
-        What runs beside the collectives of tensor parallelism.
-    narrow_chunks : NarrowChunks
-        Which collectives of products in a narrow format a micro-pipeline cuts.
-    narrow_gathers : bool
-        Whether gathers before products in a narrow format carry narrow elements.
-    scale_reductions : bool
-        Whether scales of narrow tensors are all-reduced before each product.
-    keeps_gathered : bool
-        Whether a gathered input stays until `Phase.WEIGHT_GRADIENT`.
-    copies_parts : bool
-        Whether what is gathered or reduce-scattered is copied once more.
-    context_exchange : ContextExchange
-        How keys and values travel.
-    eager_context_sums : bool
-        Whether steps of a ring are put together in float32, one operation a kernel.
+    tensor : TensorBehaviour
+        What overlaps, is narrow, is copied, and how keys and values travel.
     context_inside : int
         Context-parallel ranks in one scale-up domain; only hierarchical exchange asks.
     routing : Routing, optional
         Of a mixture of experts.
     activation_bytes : int
         Of an activation element.
-    loss_reductions : int
-        All-reduces of one float32 a token in the vocabulary-parallel loss.
-    norm_reductions : int
-        All-reduces of a norm's weight or bias in each forward of a layer.
     """
 
     tp: int = 1
@@ -102,19 +73,10 @@ class Sharding:
     tokens: int = 0
     hidden: int = 0
     sequence_parallel: bool = False
-    tensor_overlap: TensorOverlap = TensorOverlap.NONE
-    narrow_chunks: NarrowChunks = NarrowChunks.ALL
-    narrow_gathers: bool = False
-    scale_reductions: bool = False
-    keeps_gathered: bool = False
-    copies_parts: bool = False
-    context_exchange: ContextExchange = ContextExchange.RING
-    eager_context_sums: bool = False
+    tensor: TensorBehaviour = _BLOCKING
     context_inside: int = 1
     routing: Routing | None = None
     activation_bytes: int = 2
-    loss_reductions: int = 3
-    norm_reductions: int = 0
 
     def divisor(self, split: Split) -> int:
         """Number of ranks of a layer that share what has this split.
@@ -131,12 +93,7 @@ class Sharding:
 
 @remembered(4096)
 def shard(operator: Operator, sharding: Sharding) -> Operator:
-    """One rank's share of an operator.
-
-    Parameters
-    ----------
-    operator : Operator
-        Of the undivided model.
+    """One rank's share of an operator of the undivided model.
 
     Returns
     -------

@@ -19,13 +19,7 @@ _CUT: Final = (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
 
 
 def forward_items(whole: Operator, sharding: Sharding) -> Iterator[Item]:
-    """One forward operator with the collectives of its tensor-parallel group.
-
-    Parameters
-    ----------
-    whole : Operator
-        Of the undivided model.
-    """
+    """One forward operator of the undivided model with the collectives of its tensor-parallel group."""
     mine = shard(whole, sharding)
     yield from _scales(whole, sharding)
     gathers = whole.split is Split.COLUMN and _scatters(sharding)
@@ -56,10 +50,12 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
     """
     is_input = whole.phase is Phase.INPUT_GRADIENT
     column_input = is_input and whole.split is Split.COLUMN and sharding.tp > 1
-    beside = together and sharding.tensor_overlap in _BESIDE
+    beside = together and sharding.tensor.tensor_overlap in _BESIDE
     if is_input:
         yield from _scales(whole, sharding)
-    again = _scatters(sharding) and not sharding.keeps_gathered  # the gathered input was not kept
+    again = (
+        _scatters(sharding) and not sharding.tensor.keeps_gathered
+    )  # the gathered input was not kept
     if is_input and whole.split is Split.ROW and _scatters(sharding):
         if _is_cut(whole, sharding, NarrowChunks.GATHERS):
             mine = shard(whole, sharding)
@@ -81,7 +77,7 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
 def norm_items(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
     """All-reduces of norm weights in the forward of a layer, as some stacks do to keep them equal."""
     if sharding.tp > 1:
-        for _ in range(sharding.norm_reductions):
+        for _ in range(sharding.tensor.norm_reductions):
             yield dataclasses.replace(
                 _collective("all_reduce", sharding.hidden, whole, sharding),
                 name="norm weight all-reduce",
@@ -102,13 +98,15 @@ def _is_cut(operator: Operator, sharding: Sharding, what: NarrowChunks) -> bool:
 
     The output projection never is: it is no user-buffer module, nor compiled with a layer.
     """
-    narrow = operator.operand_bytes and sharding.tensor_overlap is TensorOverlap.MICRO_PIPELINE
+    narrow = (
+        operator.operand_bytes and sharding.tensor.tensor_overlap is TensorOverlap.MICRO_PIPELINE
+    )
     return (
-        sharding.tensor_overlap in _CUT
+        sharding.tensor.tensor_overlap in _CUT
         and sharding.sequence_parallel
         and operator.kind is OperatorKind.GEMM
         and operator.role is not Role.LOGITS
-        and (not narrow or sharding.narrow_chunks in (NarrowChunks.ALL, what))
+        and (not narrow or sharding.tensor.narrow_chunks in (NarrowChunks.ALL, what))
     )
 
 
@@ -120,7 +118,7 @@ def _output_elements(operator: Operator, sharding: Sharding) -> float:
 
 def _scales(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
     """Largest magnitudes over all ranks: of the input and each weight; backward of each output's and each weight."""
-    if not (sharding.scale_reductions and sharding.tp > 1 and whole.operand_bytes):
+    if not (sharding.tensor.scale_reductions and sharding.tp > 1 and whole.operand_bytes):
         return
     tensors = whole.weights + (1 if whole.phase is Phase.FORWARD else whole.weights)
     for _ in range(tensors):
@@ -142,7 +140,7 @@ def _gather(
     whole = _collective("all_gather", elements, operator, sharding, waits=waits)
     size = elements * _element(operator, sharding)
     yield dataclasses.replace(whole, size=size)
-    if sharding.copies_parts:
+    if sharding.tensor.copies_parts:
         copy = _copy(f"{operator.name} gathered copy", operator.phase, size)
         yield Compute(copy)
 
@@ -156,7 +154,7 @@ def _reduce(
 ) -> Iterator[Item]:
     """Sum what the ranks have, each for its own tokens with sequence parallelism."""
     scatters = sharding.sequence_parallel
-    if scatters and sharding.copies_parts:
+    if scatters and sharding.tensor.copies_parts:
         size = elements * sharding.activation_bytes
         copy = _copy(f"{operator.name} copy to scatter", operator.phase, size)
         yield Compute(copy)
@@ -182,7 +180,7 @@ def _sum_of_weights(product: Operator, sharding: Sharding) -> Operator:
 
 def _element(operator: Operator, sharding: Sharding) -> float:
     """Bytes of an element of an operand on its way to a product."""
-    narrow = operator.operand_bytes if sharding.narrow_gathers else 0.0
+    narrow = operator.operand_bytes if sharding.tensor.narrow_gathers else 0.0
     return float(narrow or sharding.activation_bytes)
 
 
@@ -209,7 +207,9 @@ def _gather_beside(mine: Operator, elements: float, sharding: Sharding) -> Itera
     steps = sharding.tp
     chunk = _chunk(mine, steps)
     size = elements * _element(mine, sharding)
-    if sharding.tensor_overlap is TensorOverlap.MICRO_PIPELINE:  # into memory that the peers see
+    if (
+        sharding.tensor.tensor_overlap is TensorOverlap.MICRO_PIPELINE
+    ):  # into memory that the peers see
         buffered = _copy(f"{mine.name} copy to gather", mine.phase, size / steps)
         yield Compute(buffered)
     for step in range(steps):
@@ -261,12 +261,7 @@ def _tags(mine: Operator, what: str, step: int) -> frozenset[str]:
 
 
 def _loss(operator: Operator, sharding: Sharding) -> Iterator[Communication]:
-    for _ in range(sharding.loss_reductions):
-        yield Communication(
-            name="loss all-reduce",
-            axis="tp",
-            kind="all_reduce",
-            size=float(_STATISTIC_BYTES * sharding.tokens),
-            waits=Waits.ALL,
-            phase=operator.phase,
-        )
+    size = float(_STATISTIC_BYTES * sharding.tokens)
+    whole = _collective("all_reduce", 0, operator, sharding)
+    for _ in range(sharding.tensor.loss_reductions):
+        yield dataclasses.replace(whole, name="loss all-reduce", size=size)

@@ -116,14 +116,7 @@ def _groups(mesh: Mesh) -> Mapping[str, Ints]:
     if mesh.ep == 1:
         degrees["etp"] = 1  # that of the other layers, or of no experts
     return {
-        axis: np.concatenate(
-            [
-                mesh.expert_groups((axis,), stage)
-                if axis in ("ep", "etp")
-                else mesh.groups((axis,), stage)
-                for stage in range(mesh.pp)
-            ]
-        )
+        axis: np.concatenate([mesh.groups((axis,), stage) for stage in range(mesh.pp)])
         for axis in _ORDERED
         if degrees[axis] > 1
     }

@@ -62,13 +62,7 @@ class Devices:
 
 
 def devices_of(program: Program, deployment: Deployment) -> Devices:
-    """Expand a program and look up what its rows take.
-
-    Parameters
-    ----------
-    program : Program
-        Of the deployment, with templates.
-    """
+    """Expand a program of the deployment, with templates, and look up what its rows take."""
     fine = expand(program)
     rank, home = fine.rank, fine.stream
     models = _models(deployment)

@@ -258,5 +258,5 @@ def _flows(deployment: Deployment, stream: int, rank: int, peer: int) -> Flows:
         back = messages(cluster, *reversed(ends))
         return Flows(*(np.concatenate(pair) for pair in zip(there, back, strict=True)))
     if stream == Stream.EP:
-        return exchange(cluster, mesh.expert_groups(("etp", "ep"), rank))
+        return exchange(cluster, mesh.groups(("etp", "ep"), rank))
     return ring(cluster, deployment.members(Stream(stream), rank))

@@ -93,7 +93,7 @@ class Blocks:
         fused = lowering.fused_grouped_mlp
         expanded = self._plan.expansions
         sharding, kernels = self._plan.sharding, self._costs.kernels
-        gathered = sharding.narrow_gathers and sharding.tp > 1 and sharding.sequence_parallel
+        gathered = sharding.tensor.narrow_gathers and sharding.tp > 1 and sharding.sequence_parallel
         return {
             name: kernels.with_casts(
                 operators, lowering.activation_bytes, gathered=gathered, fused_experts=fused

@@ -72,8 +72,8 @@ class PlanCosts(LayoutCosts):
     def _step_constants(self, layout: Layout) -> tuple[Constant, ...]:
         """Constants of what runs beside layers, and of the host that keeps states."""
         plan, constants = self.plan, tuple[Constant, ...]()
-        routing = plan.sharding.routing
-        hides_tokens = routing is not None and routing.overlap is not ExpertOverlap.NONE
+        overlap = plan.layout.framework.experts.expert_overlap
+        hides_tokens = plan.sharding.routing is not None and overlap is not ExpertOverlap.NONE
         if plan.exchanges_beside or (hides_tokens and not plan.interference):
             taken = interference_of(layout.framework.name, layout.cluster.accelerator)
             constants = tuple(

@@ -132,7 +132,7 @@ class Plan(Saved):
         """Ranks of every communicator of a stream among those of one pipeline rank, int64[groups, members]."""
         mesh = self.layout.mesh
         if stream is Stream.EDP:
-            return mesh.expert_groups(("edp",), rank)
+            return mesh.groups(("edp",), rank)
         if stream is Stream.REPLICA:
             return mesh.replica_groups(self.sharers, rank)
         if stream is Stream.DP:

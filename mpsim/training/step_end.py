@@ -115,7 +115,7 @@ class StepRows:
         if plan.layout.framework.optimizer.gradient_norm and not alone:
             waits = self._norm(reduced)
         waits = self._wait_for_slowest(waits)
-        dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
+        dense, experts = plan.layout.parameter_kinds
         groups = (dense_group(plan, self._costs), expert_group(plan, self._costs))
         divided = [group.sharers if plan.zero else 1 for group in groups]
         share = dense / divided[0] + experts / divided[1]
@@ -203,9 +203,9 @@ class StepRows:
     def _norm(self, reduced: NDArray[np.int64]) -> NDArray[np.int64]:
         """All-reduce the gradient norm among all that share one copy of the gradients: every stage waits for the last."""
         plan = self._plan
-        shape = plan.layout.mesh.model_parallel_shape(plan.layout.cluster)
-        if plan.shares_gradients:
-            shape = spread(plan.layout.cluster.domain_of(plan.layout.mesh.ranks.reshape(1, -1)))
+        mesh = plan.layout.mesh
+        groups = mesh.ranks.reshape(1, -1) if plan.shares_gradients else mesh.model_groups()
+        shape = spread(plan.layout.cluster.domain_of(groups))
         models = self._costs.models(self._ranks.tolist())
         seconds = max(model.seconds("all_reduce", _NORM_BYTES, shape) for model in models)
         row = self._rows.add(

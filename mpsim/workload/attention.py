@@ -198,14 +198,7 @@ class Core:
 
 
 def attention_core(core: Core, lowering: Lowering, tokens: Tokens) -> list[Step]:
-    """Expand the core of the attention of one layer.
-
-    Parameters
-    ----------
-    lowering : Lowering
-        Fused or not.
-    tokens : Tokens
-        Queries of this rank, keys of the whole sequence.
+    """Expand the core of the attention of one layer: queries of this rank, keys of the whole sequence.
 
     Returns
     -------

@@ -31,12 +31,7 @@ def expand_embedding(
     sequence_length: int,
     context: int = 1,
 ) -> Expansion:
-    """Expand the token embedding for one microbatch on one rank, before tensor parallelism.
-
-    Parameters
-    ----------
-    sequences, sequence_length, context : int
-        As in `expand_layer`.
+    """Expand the token embedding for one microbatch on one rank, before tensor parallelism; parameters as in `expand_layer`.
 
     Returns
     -------

@@ -17,12 +17,7 @@ __all__ = ["model", "model_names", "model_year", "transformer_of"]
 
 
 def model(name: str) -> Transformer:
-    """Return the published model called `name`.
-
-    Parameters
-    ----------
-    name : str
-        One of `model_names`.
+    """Return the published model of `model_names` called `name`.
 
     Raises
     ------

@@ -13,7 +13,7 @@ from mpsim.cost import COLLECTIVES, CollectiveModel, KernelModel
 from mpsim.cost.network import group_bandwidth, nic_bandwidth
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import accelerator, accelerator_names, system
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 from mpsim.workload import (
     Operator,
     Phase,

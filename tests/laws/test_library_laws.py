@@ -18,7 +18,7 @@ from mpsim.cost.traffic import ring_passes
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import system
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 SYSTEMS = {
     "dgx-h100": 64,

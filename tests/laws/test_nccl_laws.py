@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpsim.cost import CollectiveModel
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import system
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 CLUSTERS = {

@@ -23,7 +23,6 @@ from mpsim.parallel import (
     GroupShape,
     Item,
     Mesh,
-    Routing,
     Sharding,
     block_backward,
     block_forward,
@@ -32,7 +31,7 @@ from mpsim.parallel import (
 from mpsim.training import build_program
 from mpsim.training.recompute import Recompute, repeats
 from mpsim.workload import Expansion, Experts, Lowering, expand_layer, model
-from tests.plans import small_plan
+from tests.plans import routing, sharding, small_plan
 
 TOKENS = 512  # of a sequence
 BYTES = 2
@@ -64,14 +63,13 @@ def layouts(draw: st.DrawFn) -> Layout:
     mesh = Mesh(
         tp=tp, cp=cp, dp=dp, ep=ep, etp=etp, order=draw(st.permutations(AXIS_NAMES).map(tuple))
     )
-    routing = Routing(
-        experts=16,
+    way = routing(
         top_k=4,
-        dispatch=draw(st.sampled_from(ExpertDispatch)),
-        overlap=draw(st.sampled_from([ExpertOverlap.NONE, ExpertOverlap.SHARED_EXPERT])),
+        expert_dispatch=draw(st.sampled_from(ExpertDispatch)),
+        expert_overlap=draw(st.sampled_from([ExpertOverlap.NONE, ExpertOverlap.SHARED_EXPERT])),
         grouped_gemm=draw(st.booleans()),
     )
-    sharding = Sharding(
+    shares = sharding(
         tp=tp,
         cp=cp,
         ep=ep,
@@ -82,9 +80,9 @@ def layouts(draw: st.DrawFn) -> Layout:
         tensor_overlap=draw(st.sampled_from(TensorOverlap)),
         context_exchange=draw(st.sampled_from(ContextExchange)),
         context_inside=draw(st.sampled_from([n for n in (1, 2, 4) if cp % n == 0])),
-        routing=routing if experts else None,
+        routing=way if experts else None,
     )
-    return Layout(mesh, sharding, experts, draw(st.sampled_from(["none", "selective", "full"])))
+    return Layout(mesh, shares, experts, draw(st.sampled_from(["none", "selective", "full"])))
 
 
 @functools.cache
@@ -123,7 +121,7 @@ def _groups(mesh: Mesh, axis: str, inside: int) -> NDArray[np.int64]:
     if axis == "cp-across":
         whole = mesh.groups(("cp",), 0)
         return whole.reshape(len(whole), -1, inside).swapaxes(1, 2).reshape(-1, mesh.cp // inside)
-    return mesh.expert_groups(tuple(axis.split("-")), 0)
+    return mesh.groups(tuple(axis.split("-")), 0)
 
 
 def _play(one: Communication, groups: NDArray[np.int64], ledger: NDArray[np.float64]) -> None:
@@ -172,8 +170,8 @@ def test_every_byte_sent_is_received_and_priced(layout: Layout) -> None:
 def _layer(**changes: object) -> Layout:
     mesh = {axis: changes[axis] for axis in ("tp", "cp", "ep", "etp") if axis in changes}
     cp = int(changes.get("cp", 1))  # type: ignore[call-overload]
-    sharding = Sharding(**{"tokens": TOKENS // cp, "hidden": GPT.hidden, **changes})  # type: ignore[arg-type]
-    return Layout(Mesh(**mesh, dp=4), sharding, "routing" in changes, "none")  # type: ignore[arg-type]
+    shares = sharding(**{"tokens": TOKENS // cp, "hidden": GPT.hidden, **changes})
+    return Layout(Mesh(**mesh, dp=4), shares, "routing" in changes, "none")  # type: ignore[arg-type]
 
 
 def test_tensor_parallelism_sends_four_all_reduces_a_layer() -> None:
@@ -225,15 +223,15 @@ def test_ulysses_sends_four_tensors_each_way() -> None:
 
 def test_experts_send_tokens_four_times() -> None:
     """Dispatch and combine, forward and backward: each tokens x top_k x hidden x ``(ep-1)/ep``."""
-    items = _items(_layer(ep=4, routing=Routing(experts=16, top_k=4)))
+    items = _items(_layer(ep=4, routing=routing(top_k=4)))
     assert _sent(items, "ep") == 4 * TOKENS * 4 * GPT.hidden * BYTES * 3 / 4
 
 
 def test_the_busiest_rank_sends_more() -> None:
     """Imbalance 1.5: half as much again; a fused kernel sends each token once a rank, 4 x (1 - C(12,4)/C(16,4)) of them."""
     plain, busy, fused = (
-        _sent(_items(_layer(ep=4, routing=Routing(experts=16, top_k=4, **more))), "ep")  # type: ignore[arg-type]
-        for more in ({}, {"load": 1.5}, {"dispatch": ExpertDispatch.FUSED})
+        _sent(_items(_layer(ep=4, routing=routing(top_k=4, **more))), "ep")
+        for more in ({}, {"load": 1.5}, {"expert_dispatch": ExpertDispatch.FUSED})
     )
     assert busy == 1.5 * plain
     np.testing.assert_allclose(fused, plain * (1 - 495 / 1820))
@@ -241,8 +239,8 @@ def test_the_busiest_rank_sends_more() -> None:
 
 def test_gathering_all_tokens_sends_every_rank_everything() -> None:
     """All-gather and reduce-scatter of tokens x hidden x ep, forward and backward, whatever top_k is."""
-    routing = Routing(experts=16, top_k=4, dispatch=ExpertDispatch.ALL_GATHER)
-    items = _items(_layer(ep=4, routing=routing))
+    way = routing(top_k=4, expert_dispatch=ExpertDispatch.ALL_GATHER)
+    items = _items(_layer(ep=4, routing=way))
     assert _sent(items, "etp-ep") == 4 * (4 - 1) * TOKENS * GPT.hidden * BYTES
 
 

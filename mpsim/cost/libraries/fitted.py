@@ -25,7 +25,7 @@ from mpsim.cost.network import (
 from mpsim.cost.traffic import ring_passes, sent_bytes
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 __all__ = ["FittedLibrary", "NcclLibrary"]
 

@@ -19,7 +19,7 @@ from mpsim.cost.libraries.wires import Wires, wires_of
 from mpsim.cost.traffic import sent_bytes
 from mpsim.hardware.cluster import Cluster
 from mpsim.memo import remembered
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 from mpsim.shipped import read_shipped
 
 __all__ = ["DecisionTable", "HostLibrary", "decision_table"]

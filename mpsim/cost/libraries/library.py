@@ -12,7 +12,7 @@ from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.memo import remembered
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 from mpsim.shipped import read_shipped
 
 __all__ = ["Library", "check_runs_on", "default_library", "library_names"]

@@ -13,7 +13,7 @@ from mpsim.cost.network import (
     slowed_nic_bandwidth,
 )
 from mpsim.hardware.cluster import Cluster
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 __all__ = ["Hop", "Wires", "wires_of"]
 

@@ -287,7 +287,7 @@ class _Writer:
         if key not in self._known:
             mesh = self._plan.layout.mesh
             groups = (
-                mesh.expert_groups(("ep",), place)
+                mesh.groups(("ep",), place)
                 if stream is Stream.EP
                 else self._plan.members(stream, place)
             )

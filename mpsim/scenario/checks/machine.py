@@ -128,13 +128,7 @@ def check_mixture(scenario: Written) -> Iterator[Problem]:
 
 
 def absent_parts(variation: Variation, nodes: int, accelerators: int) -> list[Problem]:
-    """Nodes and ranks that a variation names and the cluster does not have.
-
-    Parameters
-    ----------
-    nodes, accelerators : int
-        Of the cluster; every accelerator is a rank.
-    """
+    """Nodes and ranks (accelerators) that a variation names and the cluster does not have."""
     named = [
         *((f"slow.{i}", part.node) for i, part in enumerate(variation.slow)),
         *((f"links.{i}", link.node) for i, link in enumerate(variation.links)),

@@ -325,7 +325,7 @@ def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None
 
 def _weight_divisor(operator: Operator, sharding: Sharding) -> int:
     """By how much tensor parallelism divides what is kept for a weight gradient: not what was gathered for it and stays."""
-    stays = sharding.keeps_gathered and operator.kind is OperatorKind.NORM
+    stays = sharding.tensor.keeps_gathered and operator.kind is OperatorKind.NORM
     return 1 if stays else sharding.divisor(operator.saved_split)
 
 

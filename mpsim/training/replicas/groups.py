@@ -120,7 +120,7 @@ def expert_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
     sharers = mesh.edp // copies
 
     def members(rank: int) -> NDArray[np.int64]:
-        groups: NDArray[np.int64] = mesh.expert_groups(("edp",), rank)
+        groups: NDArray[np.int64] = mesh.groups(("edp",), rank)
         return groups
 
     def everyone(rank: int) -> GroupShape:

@@ -61,7 +61,7 @@ def residency(plan: Plan) -> Residency:
     kept after the forward. One unit's whole gradients exist while the one before is being reduced. A stack that frees each weight after its product has weights
     in place of units. What the host keeps, the device does not.
     """
-    dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
+    dense, experts = plan.layout.parameter_kinds
     owned = dense + experts
     copies = plan.replicas // plan.sharers if plan.zero else 1
     peers = max(plan.layout.mesh.edp // copies, 1) if plan.zero else 1

@@ -13,7 +13,7 @@ from mpsim.cost.traffic import ring_passes, sent_bytes
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import build_cluster, system
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 GB = 1e9
 NODE = GroupShape(8, 8, 1)

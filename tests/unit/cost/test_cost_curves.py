@@ -14,7 +14,7 @@ from mpsim.cost import CollectiveCurves, CollectiveModel, Curve, Status, load_cu
 from mpsim.cost.curves import kernel_class
 from mpsim.errors import CalibrationError
 from mpsim.hardware.lookup import system
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 from mpsim.workload import Lowering, expand_layer, model
 
 KIB, MIB = 1024.0, 2.0**20

@@ -18,7 +18,7 @@ from mpsim.cost.network import cross_rail_span
 from mpsim.errors import HardwareError
 from mpsim.hardware.fabric import FabricKind
 from mpsim.hardware.lookup import system
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 KIB, MIB = 1024.0, 2.0**20
 NODE = GroupShape(8, 8, 1)

@@ -9,7 +9,7 @@ from mpsim.cost import CollectiveModel
 from mpsim.cost.traffic import equal_share, rail_bytes
 from mpsim.errors import HardwareError
 from mpsim.hardware.lookup import system
-from mpsim.parallel.group import GroupShape
+from mpsim.parallel.crossing import GroupShape
 
 NODE, TWO = GroupShape(4, 4, 1), GroupShape(8, 4, 2)
 MODEL = CollectiveModel(system("dgx-h100", nodes=4))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import itertools
 
-from mpsim.parallel import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Mesh, Stream
+from mpsim.parallel import (
+    ACCOUNTED,
+    AXES,
+    AXIS_NAMES,
+    EXPERT_AXES,
+    FOLDED,
+    REPLICATING,
+    Mesh,
+    Stream,
+)
 from mpsim.plot.palette import EVENTS
 from mpsim.scenario import sections
 from mpsim.training.vocabulary import PARTS
@@ -42,9 +51,9 @@ def test_communicators_extend_over_axes_that_are_there() -> None:
     """Names are unique, and experts' groups extend over the experts' axes."""
     groups = [group for axis in AXES for group in axis.communicators]
     assert len({group.name for group in groups}) == len(groups)
-    of_experts = {axis.of_experts for axis in AXES}
     for group in groups:
-        assert set(group.axes) <= (of_experts if group.of_experts else set(AXIS_NAMES))
+        own = set(AXIS_NAMES) - set(EXPERT_AXES)
+        assert set(group.axes) <= set(EXPERT_AXES) or set(group.axes) <= own
 
 
 def test_replicas_of_a_mesh_are_ranks_over_those_of_one_model() -> None:

@@ -19,6 +19,7 @@ from mpsim.parallel import (
 )
 from mpsim.training.recompute import Recompute, repeats
 from mpsim.workload import Expansion, Lowering, Operator, expand_layer, model
+from tests import plans
 
 GPT = model("gpt-7.5b")  # 32 heads of 128
 TOKENS, RANKS = 8192, 4
@@ -31,7 +32,7 @@ def _layer(*, fused: bool = True, name: str = "gpt-7.5b") -> Expansion:
 
 def _sharding(exchange: ContextExchange, **changes: Any) -> Sharding:
     shape = {"tp": 2, "cp": RANKS, "tokens": TOKENS // RANKS, "hidden": GPT.hidden}
-    return Sharding(**{**shape, "context_exchange": exchange, **changes})
+    return plans.sharding(**{**shape, "context_exchange": exchange, **changes})
 
 
 def _attention(items: list[Item]) -> list[Compute]:

@@ -15,7 +15,6 @@ from mpsim.parallel import (
     Compute,
     Item,
     Repeat,
-    Routing,
     Sharding,
     Synchronization,
     Waits,
@@ -34,6 +33,7 @@ from mpsim.workload import (
     model,
     with_casts,
 )
+from tests import plans
 
 MODEL = dataclasses.replace(
     model("llama2-7b"),
@@ -47,7 +47,8 @@ HIDDEN = MODEL.hidden
 def _sharding(routing: dict[str, Any] | None = None, **changes: Any) -> Sharding:
     shape = {"ep": 4, "tokens": TOKENS, "hidden": HIDDEN, **changes}
     shape.setdefault("sequence_parallel", shape.get("tp", 1) > 1)
-    return Sharding(**shape, routing=Routing(experts=16, top_k=2, **(routing or {})))
+    own = plans.routing(top_k=2, **(routing or {}))
+    return Sharding(**shape, routing=own)
 
 
 def _names(items: list[Item]) -> list[str]:
@@ -167,7 +168,7 @@ def test_rows_are_regrouped_only_where_they_arrive_mixed() -> None:
 
 def test_a_fused_dispatch_brings_a_token_once_and_copies_it_for_each_expert() -> None:
     """16 experts, top 2, ep 4: a token comes to 4 (1 - C(12,2)/C(16,2)) = 1.8 ranks and makes 2 rows, 3.8 x tokens x hidden x 2 B in all."""
-    items = block_forward(LAYER, _sharding({"dispatch": ExpertDispatch.FUSED}))
+    items = block_forward(LAYER, _sharding({"expert_dispatch": ExpertDispatch.FUSED}))
     copies = [one for one in items if isinstance(one, Compute) and "rows_by" in one.operator.name]
     moved = (4 * (1 - 66 / 120) + 2) * TOKENS * HIDDEN * 2
     assert [one.operator.bytes for one in copies] == pytest.approx([moved] * 2)
@@ -200,7 +201,7 @@ def test_narrow_products_of_experts_read_padded_rows() -> None:
     assert len(copied(block_backward(narrow, pads))) == 2
     assert not copied(block_forward(LAYER, pads))
     assert not copied(block_forward(narrow, _sharding()))
-    fused = _sharding({"pads": True, "dispatch": ExpertDispatch.FUSED})
+    fused = _sharding({"pads": True, "expert_dispatch": ExpertDispatch.FUSED})
     assert not copied(block_forward(narrow, fused))
     late = frozenset({Phase.WEIGHT_GRADIENT})
     assert not copied(block_backward(narrow, pads, phases=late))
@@ -248,13 +249,13 @@ def test_the_gather_over_etp_follows_the_exchange_of_its_tokens() -> None:
 
 def test_one_rank_with_all_experts_sends_nothing() -> None:
     """ep 1, etp 1: no exchange, no wait of the host."""
-    items = block_forward(LAYER, _sharding({"synchronizations": 1}, ep=1))
+    items = block_forward(LAYER, _sharding({"expert_synchronizations": 1}, ep=1))
     assert not [one for one in items if isinstance(one, Communication | Synchronization)]
 
 
 def test_the_host_waits_for_token_counts_before_it_sends() -> None:
     """Once a forward, also when it is run again; not in the backward."""
-    sharding = _sharding({"synchronizations": 1})
+    sharding = _sharding({"expert_synchronizations": 1})
     items = block_forward(LAYER, sharding)
     place = next(i for i, one in enumerate(items) if isinstance(one, Synchronization))
     following = items[place + 1]
@@ -280,14 +281,14 @@ def test_experts_without_a_grouped_product_run_one_by_one() -> None:
 
 def test_a_fused_dispatch_does_the_permuting() -> None:
     """No permute, no unpermute kernels."""
-    names = _names(block_forward(LAYER, _sharding({"dispatch": ExpertDispatch.FUSED})))
+    names = _names(block_forward(LAYER, _sharding({"expert_dispatch": ExpertDispatch.FUSED})))
     assert "permute" not in names
     assert "unpermute" not in names
 
 
 def test_shared_experts_run_while_tokens_travel() -> None:
     """First product beside dispatch, second beside combine; routed experts and unpermute wait for their tokens."""
-    items = block_forward(LAYER, _sharding({"overlap": ExpertOverlap.SHARED_EXPERT}))
+    items = block_forward(LAYER, _sharding({"expert_overlap": ExpertOverlap.SHARED_EXPERT}))
     names = _names(items)
     order = [
         "dispatch all-to-all",
@@ -316,7 +317,9 @@ def test_overlap_leaves_out_nothing_of_the_backward() -> None:
         plain, beside = (
             _names(
                 block_backward(
-                    LAYER, _sharding({"overlap": overlap}, tp=2, etp=2), phases=frozenset(phases)
+                    LAYER,
+                    _sharding({"expert_overlap": overlap}, tp=2, etp=2),
+                    phases=frozenset(phases),
                 )
             )
             for overlap in (ExpertOverlap.NONE, ExpertOverlap.SHARED_EXPERT)
@@ -342,7 +345,7 @@ def test_a_fused_block_sends_in_turn_and_computes_in_turn() -> None:
 
 def test_a_fused_dispatch_enters_every_domain_once() -> None:
     """16 experts, top 2, ep 4 in two domains: a token reaches 2 (1 - C(8,2)/C(16,2)) domains and 4 (1 - C(12,2)/C(16,2)) ranks."""
-    sharding = _sharding({"dispatch": ExpertDispatch.FUSED, "domains": 2})
+    sharding = _sharding({"expert_dispatch": ExpertDispatch.FUSED, "domains": 2})
     sent = [one for one in block_forward(LAYER, sharding) if isinstance(one, Communication)]
     whole = TOKENS * HIDDEN * 2
     assert [one.size / whole for one in sent] == pytest.approx([4 * (1 - 66 / 120)] * 2)

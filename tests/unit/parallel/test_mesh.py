@@ -71,17 +71,17 @@ def test_experts_lay_a_mesh_of_their_own() -> None:
     """tp 2, dp 4, ep 4, etp 1: four experts' ranks are neighbours, their copies four apart (Megatron-Core's rank generator)."""
     mesh = Mesh(tp=2, dp=4, ep=4, etp=1)
     assert mesh.edp == 2
-    assert mesh.expert_groups(("ep",), 0).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert mesh.expert_groups(("edp",), 0).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert mesh.expert_groups(("etp",), 0).tolist() == [[one] for one in range(8)]
+    assert mesh.groups(("ep",), 0).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert mesh.groups(("edp",), 0).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert mesh.groups(("etp",), 0).tolist() == [[one] for one in range(8)]
 
 
 def test_experts_are_divided_as_other_layers_where_nothing_is_said() -> None:
     """etp is tp: tensor groups of experts are those of the rest."""
     mesh = Mesh(tp=2, dp=4, ep=2, pp=2)
     assert mesh.expert_tp == 2
-    assert mesh.expert_groups(("etp",), 1).tolist() == mesh.groups(("tp",), 1).tolist()
-    assert mesh.expert_groups(("ep",), 0).tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert mesh.groups(("etp",), 1).tolist() == mesh.groups(("tp",), 1).tolist()
+    assert mesh.groups(("ep",), 0).tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(AXIS_NAMES))[::7])
@@ -89,7 +89,7 @@ def test_experts_groups_partition_a_stage_in_any_order(order: tuple[str, ...]) -
     """Each rank is in one group over any axes; etp x ep x edp = tp x cp x dp."""
     mesh = Mesh(tp=2, cp=2, dp=4, pp=2, ep=4, etp=1, order=order)
     for axes in (("etp",), ("ep",), ("edp",), ("etp", "ep"), ("ep", "edp")):
-        groups = mesh.expert_groups(axes, 1)
+        groups = mesh.groups(axes, 1)
         assert sorted(groups.ravel().tolist()) == sorted(mesh.ranks[1].ravel().tolist())
     assert mesh.expert_tp * mesh.ep * mesh.edp == 16
 
@@ -97,9 +97,9 @@ def test_experts_groups_partition_a_stage_in_any_order(order: tuple[str, ...]) -
 def test_expert_groups_of_a_node_stay_inside_it() -> None:
     """ep 8 beside tp 2: eight neighbours; ep 16 takes two nodes."""
     cluster = system("dgx-h100", nodes=4)
-    inside = Mesh(tp=2, dp=16, ep=8, etp=1).expert_shape(("ep",), 0, cluster)
+    inside = Mesh(tp=2, dp=16, ep=8, etp=1).shape(("ep",), 0, cluster)
     assert inside == GroupShape(8, 8, 1)
-    across = Mesh(tp=2, dp=16, ep=16, etp=1).expert_shape(("ep",), 0, cluster)
+    across = Mesh(tp=2, dp=16, ep=16, etp=1).shape(("ep",), 0, cluster)
     assert across == GroupShape(16, 8, 2)
 
 

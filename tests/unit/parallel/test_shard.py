@@ -27,13 +27,14 @@ from mpsim.workload import (
     model,
     with_casts,
 )
+from tests import plans
 
 GPT = model("gpt-7.5b")
 LAYER = expand_layer(GPT, Lowering(fused_attention=False), sequences=1, sequence_length=2048)
 
 
 def _sharding(**changes: object) -> Sharding:
-    return Sharding(**{"tp": 4, "tokens": 2048, "hidden": GPT.hidden, **changes})  # type: ignore[arg-type]
+    return plans.sharding(**{"tp": 4, "tokens": 2048, "hidden": GPT.hidden, **changes})
 
 
 def _tokens(items: list[Item]) -> list[str]:

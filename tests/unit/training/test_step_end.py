@@ -106,8 +106,8 @@ def test_a_sharded_optimizer_updates_its_share_of_experts_and_of_the_rest() -> N
     )
     layout = plan.layout
     experts = 24 * 2 * (2 * 2304 * 1024 + 2304 + 1024)
-    assert layout.rank_expert_parameters.tolist() == [experts]
-    dense = float(layout.rank_dense_parameters[0])
+    assert layout.parameter_kinds.experts.tolist() == [experts]
+    dense = float(layout.parameter_kinds.dense[0])
     program = build_program(plan)
     (step,) = _rows(program, "optimizer step")
     owned = dense / 8 + experts / 2
