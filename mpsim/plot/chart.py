@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mpsim import accessors
 from mpsim.errors import ScenarioError
+from mpsim.plot.palette import LIMIT
 from mpsim.units import Dimension, rung
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Reading",
     "Series",
     "placed_names",
+    "places_kept_free",
     "readable",
     "short_number",
     "thin",
@@ -44,6 +46,7 @@ Numbers: TypeAlias = Sequence[float] | Floats
 LINE_INCHES = 0.17
 """Height of a line of notes."""
 _DIMENSIONS = {dimension.value: dimension for dimension in Dimension}
+_FEW, _BETWEEN = 24, 60  # points of a line that names keep off, places between two of them
 _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and marks [of the axes]
 
 
@@ -114,7 +117,7 @@ class Limit:
 
     value: float
     label: str
-    colour: str = "tp"
+    colour: str = LIMIT
     along: bool = False
 
 
@@ -259,8 +262,8 @@ class Series:
         Of marks [point].
     labels : sequence of str
         What each point is.
-    written : sequence of int
-        Points whose labels stand beside them.
+    written : mapping of int to str
+        What stands beside points, by their place.
     errors : sequence of (float, float)
         Ends of the range of each point.
     alpha : float
@@ -278,7 +281,7 @@ class Series:
     hollow: Sequence[bool] | NDArray[np.bool_] = ()
     size: float | Numbers = 5.0
     labels: Sequence[str] = ()
-    written: Sequence[int] = ()
+    written: Mapping[int, str] = dataclasses.field(default_factory=dict)
     errors: Sequence[tuple[float, float]] = ()
     alpha: float = 1.0
 
@@ -411,6 +414,30 @@ def short_number(value: float) -> str:
     ('1234', '0.0123')
     """
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def places_kept_free(
+    series: Series, x: Floats, y: Floats, most: int = 300
+) -> Iterator[tuple[float, float]]:
+    """Places of a series that names keep off: its marks, and along a line of few points the way between them.
+
+    Parameters
+    ----------
+    x, y : float64[points]
+        In shares of the axes.
+    most : int
+        Of more points there is no room to keep free.
+    """
+    if len(x) > most:
+        return
+    if series.line and len(x) < _FEW:
+        if series.step:
+            x, y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
+        along = np.arange(0.0, max(len(x) - 1, 0), 1 / _BETWEEN)
+        x, y = (
+            (np.interp(along, np.arange(len(each)), each) for each in (x, y)) if len(x) else (x, y)
+        )
+    yield from zip(x.tolist(), y.tolist(), strict=True)
 
 
 class Name(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,12 @@ from mpsim.plot.chart import (
     Lines,
     Series,
     placed_names,
+    places_kept_free,
     readable,
     short_number,
     thin,
 )
-from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LABELS, LUMINANCE, colour_of, rgb
+from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LABELS, LIMIT, LUMINANCE, colour_of, rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,6 @@ __all__ = [
 HATCH = "//////"
 
 _ENTRY, _PER_LETTER = 0.42, 0.066  # of a legend [inch]
-_FULL = "#B00000"
 _LARGE = 8.0  # marks that cover more than their middle [point]
 _NARROWEST_WRITTEN, _MOST_WRITTEN = 0.035, 24  # of the axis; bars
 _NAMES_BELOW, _NAMES_BESIDE = 16, 32
@@ -229,12 +228,12 @@ def _write_ends(ax: Axes, chart: Bars, place: Floats, ends: Floats, values: Floa
         return
     word, size = chart.reading
     capacity = min(
-        (limit.value / size for limit in chart.limits if limit.colour == "tp"), default=math.inf
+        (limit.value / size for limit in chart.limits if limit.colour == LIMIT), default=math.inf
     )
     for at, end, value in zip(place.tolist(), ends.tolist(), values.tolist(), strict=True):
         full = value > capacity
         style: dict[str, Any] = {
-            "color": _FULL if full else "black",
+            "color": LIMIT if full else "black",
             "weight": "bold" if full else "normal",
         }
         if chart.upright:
@@ -382,14 +381,8 @@ def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
         )
         places = [(float(x), float(y)) for x, y in to_axes.transform(points)]
         marks += [places[i] for i in series.written]
-        texts += [series.labels[i] for i in series.written]
-        if series.line and not series.mark and len(places) < 10:  # names keep off straight lines
-            places = [
-                point
-                for a, b in itertools.pairwise(places)
-                for point in np.linspace(a, b, 60).tolist()
-            ]
-        others += [(x, y) for x, y in places] if len(places) < 300 else []
+        texts += series.written.values()
+        others += places_kept_free(series, *np.array(places).reshape(-1, 2).T)
         others += _around(ax, places, series) if series.mark else []
     style: dict[str, Any] = {
         "xycoords": "axes fraction",

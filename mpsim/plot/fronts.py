@@ -55,6 +55,10 @@ def _series(name: str, points: Sequence[Point], colour: str, **style: Any) -> Se
     return Series(name, x, y, colour, **{"mark": "o", "labels": labels, **style})
 
 
+def _names(points: Sequence[Point]) -> dict[int, str]:
+    return {at: point.name for at, point in enumerate(points)}
+
+
 def search_chart(search: Search) -> Lines:
     """Simulated layouts by step time and memory, up to 2.5 times the shortest step: the best ones, and those that no other beats in both.
 
@@ -100,8 +104,7 @@ def layouts_chart(
             "backward",
             size=2.0,
             step=True,
-            labels=[letters.get(at, "") for at in range(len(front))],
-            written=[at for at in letters if front[at].x <= edge],
+            written={at: letter for at, letter in letters.items() if front[at].x <= edge},
         ),
     ]
     if leaders:
@@ -160,9 +163,8 @@ def services_chart(groups: Mapping[str, Sequence[Point]], front: Sequence[Point]
         if points
     ]
     if front:
-        numbers = [str(number) for number in range(1, len(front) + 1)]
-        written = range(len(front))
-        series.append(_series(_FRONT, front, "forward", labels=numbers, written=written))
+        written = {at: str(at + 1) for at in range(len(front))}
+        series.append(_series(_FRONT, front, "forward", written=written))
     user, chip = (1.1 * max(each) for each in zip(*((p.x, p.y) for p in every), strict=True))
     return Lines(
         title="Users and accelerators",
@@ -201,13 +203,13 @@ def plan_chart(plans: Plans) -> Lines:
         alt=f"{len(every)} plans, {len(front)} on the front.",
         series=[
             _series("plan", every, "other", line="", size=4.2),
-            _series(_FRONT, front, "forward", step=True, written=range(len(front))),
+            _series(_FRONT, front, "forward", step=True, written=_names(front)),
         ],
         x=Axis(
             name="days of training, failures and checkpoints included", limits=(0.0, 1.2 * latest)
         ),
         y=Axis(name="price (million USD)", limits=(0.0, 1.2 * max(point.y for point in every))),
-        limits=[] if deadline is None else [Limit(deadline, "deadline", "backward", along=True)],
+        limits=[] if deadline is None else [Limit(deadline, "deadline", along=True)],
         size=(8.0, 4.5),
     )
 
@@ -249,7 +251,7 @@ def schedules_chart(choices: Sequence[ScheduleChoice], *, memory: float | None =
                 line="",
                 mark="oDs"[number % 3],
                 hollow=[refused] * len(points),
-                written=range(len(points)),
+                written=_names(points),
             )
         )
     held = [point.x for point in every if point.x > 0] or [1.0]

@@ -20,6 +20,7 @@ __all__ = [
     "COMMUNICATION",
     "EVENTS",
     "LABELS",
+    "LIMIT",
     "LUMINANCE",
     "MARKERS",
     "MEMORY",
@@ -76,7 +77,7 @@ RESOURCES: Mapping[str, str] = MappingProxyType(
     {
         "compute": EVENTS["forward"],
         "scale_up": EVENTS["tp"],
-        "scale_out": EVENTS["weight_gradient"],
+        "scale_out": EVENTS["pp"],
     }
 )
 """Resource to colour, where lines show how busy each is."""
@@ -95,17 +96,20 @@ SERVING: Mapping[str, str] = MappingProxyType(
 
 MEMORY: Mapping[str, str] = MappingProxyType(
     {
-        "parameters": EVENTS["forward"],
-        "gradients": EVENTS["backward"],
-        "optimizer": EVENTS["optimizer"],
-        "activations": EVENTS["recompute"],
-        "logits": EVENTS["weight_gradient"],
-        "buffers": EVENTS["ep"],
-        "cache": EVENTS["cp"],
-        "overhead": EVENTS["other"],
+        "parameters": "#117733",
+        "gradients": "#DDCC77",
+        "optimizer": "#882255",
+        "activations": "#44AA99",
+        "logits": "#AA4499",
+        "buffers": "#CC6677",
+        "cache": "#4A90D9",
+        "overhead": "#D5D5D5",
     }
 )
-"""Component of memory to colour."""
+"""Component of memory to colour, none of a kind of event: a page shows both."""
+
+LIMIT = "#B00000"
+"""Colour of what a value may reach at most, and of no part of it."""
 
 BUBBLE: Mapping[str, str] = MappingProxyType(
     {

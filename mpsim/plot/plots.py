@@ -27,6 +27,7 @@ from mpsim.result import Result
 from mpsim.result.result import JobResult
 from mpsim.serving import ServiceResult
 from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +74,7 @@ class Plots(_Pictures[Result]):
     def _headline(self) -> str:
         summary, memory = self._result.summary, self._result.summary["memory"]
         return (
-            f"{summary['step_time_s']:.4g} s a step on {plural(summary['accelerators'], 'accelerator')}, "
+            f"{format_quantity(summary['step_time_s'], Dimension.TIME)} a step on {plural(summary['accelerators'], 'accelerator')}, "
             f"{summary['tokens_per_s_per_accelerator']:,.0f} tokens/s each, MFU {summary['mfu']:.1%}, "
             f"bubble {summary['bubble_fraction']:.1%}, memory {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
         )

@@ -6,13 +6,14 @@ Shapes: R ranks, E edges of time, K kernels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Timeline
 from mpsim.errors import ScenarioError
-from mpsim.plot.chart import Axis, Bars, Heat, Limit, Lines, Part, Series
+from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Heat, Limit, Lines, Part, Series
 from mpsim.plot.palette import BUBBLE, COMMUNICATION, LABELS, MEMORY, SERIES, event_of_part
 from mpsim.program import TICK
 from mpsim.result import MemoryCurve, Result
@@ -28,7 +29,6 @@ __all__ = [
     "blame_chart",
     "bubble_chart",
     "heat_chart",
-    "kernel_series",
     "links_chart",
     "links_heat",
     "memory_chart",
@@ -46,7 +46,7 @@ TIME = Axis(name="time", unit="s")
 _MOST_RANKS, _MOST_BLAMED = 64, 32  # rows drawn one by one
 _MOST_MOMENTS = 2000
 _LEAST_LOAD = 1e-3  # share: smaller loads look like this one
-_NAMED = 6  # kernels that take most of the time are named
+_LETTERS, _LEAST_NAMED = "ABCDEF", 0.005  # of kernels, and share of the time that earns one
 _LARGEST, _SMALLEST = 20.0, 4.0  # marks of kernels [point]
 _RESOURCES = {"compute": "compute", "scale_up": "scale-up links", "scale_out": "scale-out links"}
 _LINES = {"compute": "-", "scale_up": "--", "scale_out": ":"}
@@ -212,11 +212,12 @@ def links_heat(use: LinkUse, chosen: Sequence[int], what: str, of: int) -> Heat:
         How many carry anything.
     """
     top = max(chosen, key=lambda link: float(use.mean[link]))
-    left_out = f"the {len(chosen)} busiest of {of:,} {what} that carry anything"
+    rest = of - len(chosen)
+    left_out = f"{len(chosen)} of {of:,} {what} that carry anything, the busiest; {rest:,} not shown carry less"
     return Heat(
         title=f"{what} over time".capitalize(),
         alt=f"Busiest is {use.names[top]}, which carries {100 * use.mean[top]:.1f} % of what it could.",
-        notes=[left_out] if len(chosen) < of else (),
+        notes=[left_out] if rest else (),
         names=[use.names[link] for link in chosen],
         edges=use.edges_s,
         values=use.share[list(chosen)],
@@ -335,7 +336,8 @@ def _fullest_moments(held: Floats) -> NDArray[np.int64]:
 def roofline_chart(result: Result) -> Lines:
     """Kernels of forwards and backwards: FLOPs per byte against achieved FLOP/s, under the peaks; marks by the time they take.
 
-    Kernels that only move data have no place in it; a note says how much of the time they take.
+    Kernels that take most of the time have a letter at their slowest part, and notes say which they are. Kernels that only move data have
+    no place in it; a note says how much of the time they take.
     """
     kernels = roofline(plan_of(result))
     works = kernels.flops > 0
@@ -344,15 +346,21 @@ def roofline_chart(result: Result) -> Lines:
     most = max(float(kernels.intensity[works].max(initial=ridge)), ridge) * 4
     moving = float(kernels.seconds[~works].sum() / kernels.seconds.sum())
     lowest = float(kernels.achieved[works].min(initial=top))
-    marks = kernel_series(kernels)
+    slowest = _slowest(kernels)
+    letters = dict(zip((each.place for each in slowest), _LETTERS, strict=False))
+    notes = [
+        f"{letter}  {kernels.names[each.place].replace('_', ' ')}: {each.share:.0%} of the kernel time; slowest is its "
+        f"{part_words(kernels.parts[each.place])} with {kernels.achieved[each.place] / 1e12:,.0f} TFLOP/s"
+        for each, letter in zip(slowest, _LETTERS, strict=False)
+    ]
+    if moving:
+        notes.append(f"{moving:.0%} of the kernel time only moves data: no FLOPs, not shown")
     longest = int(np.argmax(np.where(works, kernels.seconds, -1.0)))
     return Lines(
         title="Roofline",
         alt=f"Most time goes to {_kernel(kernels, longest)}, at {kernels.achieved[longest] / 1e12:.4g} TFLOP/s.",
-        notes=[f"{moving:.0%} of the kernel time only moves data: no FLOPs, not shown"]
-        if moving
-        else (),
-        series=[*_roofs(kernels, least, most), *marks],
+        notes=notes,
+        series=[*_roofs(kernels, least, most), *_kernel_series(kernels, letters)],
         x=Axis(name="FLOPs per byte of device memory", unit="FLOP/B", log=10, limits=(least, most)),
         y=Axis(
             name="achieved",
@@ -360,8 +368,30 @@ def roofline_chart(result: Result) -> Lines:
             log=10,
             limits=(min(lowest / 2, least * kernels.bandwidth), 3.0 * top),
         ),
-        size=(8.0, 5.0),
+        size=(8.0, 4.6 + LINE_INCHES * len(notes)),
     )
+
+
+class _Slowest(NamedTuple):
+    """The slowest part of a kernel, and what share of the time all of its parts take."""
+
+    place: int
+    share: float
+
+
+def _slowest(kernels: Roofline) -> list[_Slowest]:
+    """Kernels that take most of the time, the longest first."""
+    total: dict[str, float] = {}
+    slowest: dict[str, int] = {}
+    for place in np.flatnonzero(kernels.flops > 0).tolist():
+        name = kernels.names[place]
+        total[name] = total.get(name, 0.0) + float(kernels.seconds[place])
+        if kernels.achieved[place] < kernels.achieved[slowest.setdefault(name, place)]:
+            slowest[name] = place
+    whole = float(kernels.seconds.sum())
+    order = sorted(total, key=lambda name: -total[name])
+    shares = [_Slowest(slowest[name], total[name] / whole) for name in order[: len(_LETTERS)]]
+    return [each for each in shares if each.share > _LEAST_NAMED]
 
 
 def _roofs(kernels: Roofline, least: float, most: float) -> list[Series]:
@@ -381,20 +411,9 @@ def _kernel(kernels: Roofline, place: int) -> str:
     return f"{kernels.names[place].replace('_', ' ')}, {kernels.parts[place].replace('_', ' ')}"
 
 
-def kernel_series(kernels: Roofline) -> list[Series]:
-    """One mark a kernel, a series a part of the step; those that take most of the time are named, once each, at their slowest part."""
+def _kernel_series(kernels: Roofline, letters: Mapping[int, str]) -> list[Series]:
+    """One mark a kernel, a series a part of the step; some have a letter."""
     works = np.flatnonzero(kernels.flops > 0).tolist()
-    whole, total = float(kernels.seconds.sum()), dict[str, float]()
-    slowest: dict[str, int] = {}
-    for place in works:
-        name = kernels.names[place]
-        total[name] = total.get(name, 0.0) + float(kernels.seconds[place])
-        if name not in slowest or kernels.achieved[place] < kernels.achieved[slowest[name]]:
-            slowest[name] = place
-    named = {
-        slowest[name]: share
-        for name, share in sorted(total.items(), key=lambda item: -item[1])[:_NAMED]
-    }
     size = np.maximum(_LARGEST * np.sqrt(kernels.seconds / kernels.seconds.max()), _SMALLEST)
     series = []
     # forwards last: their marks are smaller than what else may lie in the same place
@@ -410,13 +429,8 @@ def kernel_series(kernels: Roofline) -> list[Series]:
                 line="",
                 mark=_MARKS.get(event, "o"),
                 size=size[mine],
-                labels=[
-                    f"{kernels.names[place].replace('_', ' ')}, {named[place] / whole:.0%} of the time"
-                    if place in named
-                    else _kernel(kernels, place)
-                    for place in mine
-                ],
-                written=[i for i, place in enumerate(mine) if place in named],
+                labels=[_kernel(kernels, place) for place in mine],
+                written={i: letters[place] for i, place in enumerate(mine) if place in letters},
                 alpha=0.85,
             )
         )

@@ -12,7 +12,7 @@ from mpsim.report.service import HEADLINE as OF_SERVICE
 from mpsim.report.step import HEADLINE as OF_STEP
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["Answer", "Choices", "Slider", "what_if"]
+__all__ = ["Answer", "Choices", "Slider", "what_if", "written"]
 
 MOST = 2000
 """Answers on one page."""
@@ -130,7 +130,7 @@ def what_if(
     first = next((values for values, summary, _ in table if summary is not None), {})
     shown = {**first, **(start or {})}
     sliders = [
-        Slider(key, [_text(value) for value in values], _place(values, shown.get(key)))
+        Slider(key, [written(value) for value in values], _place(values, shown.get(key)))
         for key, values in kept.items()
     ]
     answers = [
@@ -196,7 +196,8 @@ def _quantity(value: object) -> tuple[Dimension, float] | None:
     return None
 
 
-def _text(value: object) -> str:
+def written(value: object) -> str:
+    """A value of a setting as a slider shows it."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -25,6 +25,7 @@ from mpsim.plot.chart import (
     Numbers,
     Series,
     placed_names,
+    places_kept_free,
     readable,
     thin,
 )
@@ -405,16 +406,16 @@ def _outline(across: Floats, up: Floats, top: Floats | None, step: bool) -> str:
 
 def _written(chart: Lines, x: Span, y: Span, sizes: tuple[float, float]) -> Iterator[str]:
     """Names beside marks, where they find room."""
-    marks, texts, others = [], [], []
+    marks: list[tuple[float, float]] = []
+    others: list[tuple[float, float]] = []
+    texts: list[str] = []
     for series in chart.series:
-        if not series.mark:
-            continue
         across = x.share(np.asarray(series.x, dtype=np.float64) / sizes[0])
         up = y.share(np.asarray(series.y, dtype=np.float64) / sizes[1])
         places = list(zip(across.tolist(), up.tolist(), strict=True))
-        marks += [places[i] for i in series.written]
-        texts += [_cut(series.labels[i]) for i in series.written]
-        others += places if len(places) < 200 else []
+        marks += [places[int(i)] for i in series.written]
+        texts += map(_cut, series.written.values())
+        others += places_kept_free(series, across, up)
     for name in placed_names(marks, texts, others):
         left, middle = x.place(name.left), y.place(name.middle)
         if name.apart:

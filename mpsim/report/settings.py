@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 
 from mpsim.framework import SelectiveRecompute, framework_names
 from mpsim.hardware import system_names
-from mpsim.report.choices import Slider
+from mpsim.report.choices import Slider, written
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule_names
 from mpsim.units import Dimension, format_exact
@@ -28,7 +29,7 @@ _LABELS = {
     "schedule.name": "schedule",
     "framework.preset": "framework",
 }
-"""Words for settings whose section alone says what they are; others are called by their key in it."""
+"""Words for settings whose section alone says what they are; others are called by the words of their key in it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,10 +55,8 @@ class Setting:
 
     def slider(self) -> Slider:
         """The setting as the page shows it."""
-        label = _LABELS.get(self.key, self.key.partition(".")[2])
-        return Slider(
-            self.key, [_text(value) for value in self.values], self.start, self.group, label
-        )
+        label = _LABELS.get(self.key, re.sub("[._]", " ", self.key.partition(".")[2]))
+        return Slider(self.key, list(map(written, self.values)), self.start, self.group, label)
 
 
 def settings(scenario: Scenario) -> list[Setting]:
@@ -81,12 +80,6 @@ def _words(key: str, group: str, own: object, choices: Sequence[object]) -> Sett
     """Words, the scenario's own among them."""
     values = [own, *choices] if own not in choices else list(choices)
     return Setting(key, group, tuple(values), values.index(own))
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
 
 
 def _model(scenario: Scenario) -> Iterator[Setting]:

@@ -20,7 +20,7 @@ function makeSliders(sliders, chosen) {
       input.setAttribute("aria-valuetext", slider.values[place]);
     };
     input.oninput = () => { setters[i](Number(input.value)); changed(i); };
-    const words = (slider.label || slider.key).split(/(?<=\.)/).flatMap((word) => [word, make("wbr")]);
+    const words = (slider.label || slider.key).split(/(?<=[._])/).flatMap((word) => [word, make("wbr")]);
     return [slider.group || "", make("div", { class: "control" }, make("label", { for: id, title: slider.key }, words), ordered ? shown : null, input)];
   });
   const groups = [...new Set(controls.map(([group]) => group))];

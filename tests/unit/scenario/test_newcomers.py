@@ -68,3 +68,13 @@ def test_a_near_miss_is_told_what_was_meant(setting, words, base):
     """The key below, where there is one, before a key of the same name elsewhere."""
     with pytest.raises(mpsim.ScenarioError, match=words):
         mpsim.load(base, set=[setting])
+
+
+@pytest.mark.parametrize("own", ["", "schedule: 1f1b"])
+def test_a_schedule_can_be_set_where_a_file_has_none_or_a_name_alone(own, tmp_path):
+    """A search lays a schedule over a scenario that says nothing of schedules."""
+    lines = [line for line in BASE.splitlines() if not line.startswith("schedule")]
+    file = tmp_path / "plain.yaml"
+    file.write_text("\n".join([*lines, own]), encoding="utf-8")
+    scenario = mpsim.load(file)
+    assert scenario.with_values({"schedule.name": "gpipe"}).schedule.name == "gpipe"
