@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.options import AsJson, Plot, Reading
+from mpsim.cli.options import AsJson, Plot, Reading, count
 
 if TYPE_CHECKING:
     from mpsim.errors import ScenarioError
+    from mpsim.result import Result
+    from mpsim.serving import ServiceResult
     from mpsim.study.recorded import RecordedComparison
 
 __all__ = ["compare"]
@@ -38,6 +40,15 @@ def compare(
             autocompletion=keys,
             metavar="KEY=VALUE",
             help="Compare A with itself under these values instead of a second file, e.g. cluster.nic.bandwidth='200 Gb/s'; repeatable.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--tokens",
+            metavar="COUNT",
+            parser=count,
+            help="Plan training on this many tokens with each, e.g. 1T, and compare the plans too.",
         ),
     ] = None,
     *,
@@ -75,9 +86,8 @@ def compare(
     first = _result(a, reading)
     sides = [_result(file, reading) for file in others]
     if vs:
-        changed = _result(a, reading, *vs)
-        sides.append({**changed, "scenario": f"{changed['scenario']} with {', '.join(vs)}"})
-    comparisons = [compare_results(first, side) for side in sides]
+        sides.append(_result(a, reading, *vs))
+    comparisons = [compare_results(first, side, tokens=tokens) for side in sides]
     if as_json:
         told = comparisons[0].to_json()
         more = [comparison.to_json() for comparison in comparisons[1:]]
@@ -179,8 +189,10 @@ def _print_recorded(comparison: RecordedComparison) -> None:
     print_text(comparison.explanation)
 
 
-def _result(file: Path, reading: Reading, *changes: str) -> Mapping[str, object]:
-    """The summary that a result file holds, or that simulating a scenario file gives."""
+def _result(
+    file: Path, reading: Reading, *changes: str
+) -> Result | ServiceResult | Mapping[str, object]:
+    """The summary that a result file holds, or the result of simulating a scenario file."""
     from mpsim.archive import Archive, is_archive
 
     if is_archive(file):
@@ -190,7 +202,7 @@ def _result(file: Path, reading: Reading, *changes: str) -> Mapping[str, object]
         return _stored(file)
     from mpsim.simulate import simulate
 
-    return simulate(reading.load(file, *changes)).summary
+    return simulate(reading.load(file, *changes))
 
 
 def _stored(file: Path) -> Mapping[str, object]:

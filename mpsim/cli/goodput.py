@@ -11,6 +11,7 @@ from mpsim.cli.options import (
     AsJson,
     Background,
     Failures,
+    Interval,
     Plot,
     Reading,
     Restart,
@@ -27,15 +28,7 @@ def goodput(
     days: Annotated[
         float, typer.Option("--days", callback=finite, help="Days that each trial lasts.")
     ] = 30.0,
-    interval: Annotated[
-        float | None,
-        typer.Option(
-            "--interval",
-            metavar="TIME",
-            parser=quantity("TIME"),
-            help="Time between checkpoints, e.g. '30 min'; left out: Daly's optimum.",
-        ),
-    ] = None,
+    interval: Interval = None,
     storage: Storage = None,
     size: Annotated[
         float | None,
@@ -46,7 +39,7 @@ def goodput(
             help="Size of a checkpoint, e.g. '2 TB'; left out: parameters and optimizer.",
         ),
     ] = None,
-    background: Background = False,
+    background: Background = True,
     restart: Restart = None,
     repair: Annotated[
         float | None,

@@ -27,6 +27,7 @@ __all__ = [
     "Emit",
     "Engine",
     "Failures",
+    "Interval",
     "Plot",
     "Plots",
     "Reading",
@@ -34,6 +35,7 @@ __all__ = [
     "Resume",
     "Storage",
     "Trace",
+    "count",
     "finite",
     "pairs",
     "quantity",
@@ -158,6 +160,33 @@ Background = Annotated[
         help="Write checkpoints while training goes on, or stop training for them.",
     ),
 ]
+Interval = Annotated[
+    float | None,
+    typer.Option(
+        "--interval",
+        metavar="TIME",
+        parser=quantity("TIME"),
+        help="Time between checkpoints, e.g. '30 min'; left out: Daly's optimum, within 15 to 60 minutes.",
+    ),
+]
+
+
+_COUNTS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def count(text: str) -> float:
+    """Read a count such as 300B, 15.6T or 1e12."""
+    word = text.strip().lower().replace(",", "").replace("_", "")
+    scale = _COUNTS.get(word[-1:], 1.0)
+    try:
+        value = float(word[:-1] if scale > 1.0 else word) * scale
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < float("inf"):
+        raise typer.BadParameter(
+            f"got {text!r}; needed a number above 0 such as 300B, 15.6T or 1e12"
+        )
+    return value
 
 
 def pairs(texts: Sequence[str] | None, *, option: str, needed: str) -> dict[str, str]:

@@ -13,10 +13,12 @@ from mpsim.cli.options import (
     AsJson,
     Background,
     Failures,
+    Interval,
     Plot,
     Reading,
     Restart,
     Storage,
+    count,
     quantity,
     values_over,
 )
@@ -24,7 +26,6 @@ from mpsim.cli.options import (
 __all__ = ["plan"]
 
 _DAY = 86400.0
-_COUNTS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 class Offer(enum.StrEnum):
@@ -37,27 +38,12 @@ class Offer(enum.StrEnum):
     BLOCK = "block"
 
 
-def _count(text: str) -> float:
-    """Read a count such as 300B, 15.6T or 1e12."""
-    word = text.strip().lower().replace(",", "").replace("_", "")
-    scale = _COUNTS.get(word[-1:], 1.0)
-    try:
-        value = float(word[:-1] if scale > 1.0 else word) * scale
-    except ValueError:
-        value = -1.0
-    if not 0.0 < value < float("inf"):
-        raise typer.BadParameter(
-            f"got {text!r}; needed a number above 0 such as 300B, 15.6T or 1e12"
-        )
-    return value
-
-
 def plan(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
     tokens: Annotated[
         float,
         typer.Option(
-            "--tokens", metavar="COUNT", parser=_count, help="Tokens to train on, e.g. 15.6T."
+            "--tokens", metavar="COUNT", parser=count, help="Tokens to train on, e.g. 15.6T."
         ),
     ],
     over: Annotated[
@@ -80,7 +66,7 @@ def plan(
     ] = None,
     budget_usd: Annotated[
         float | None,
-        typer.Option("--budget-usd", metavar="USD", parser=_count, help="Highest cost, e.g. 5M."),
+        typer.Option("--budget-usd", metavar="USD", parser=count, help="Highest cost, e.g. 5M."),
     ] = None,
     search: Annotated[
         float | None,
@@ -120,6 +106,7 @@ def plan(
     restart: Restart = None,
     storage: Storage = None,
     background: Background = True,
+    interval: Interval = None,
     plot: Plot = None,
     *,
     reading: Reading,
@@ -142,6 +129,7 @@ def plan(
         restart=restart,
         storage=storage,
         background=background,
+        interval=interval,
     )
     with progress_bar(scenario.name) as report:
         plans = make_plan(

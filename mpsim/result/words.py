@@ -9,7 +9,7 @@ from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent, price
 
-__all__ = ["execution_rows", "shares", "summary_rows", "summary_sheet"]
+__all__ = ["execution_rows", "of_peak", "shares", "summary_rows", "summary_sheet"]
 
 _LEAST_SHARE = 0.0005  # that is told
 _EVERYBODY_ASKS = {
@@ -37,7 +37,7 @@ def summary_sheet(summary: Mapping[str, Any], *, long: bool = True) -> Sheet:
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines of a summary, one a figure, with units."""
     flops = summary["model_tflops_per_accelerator"], summary["hardware_tflops_per_accelerator"]
-    shares = f"MFU {percent(summary['mfu'])}, HFU {percent(summary['hfu'])}"
+    shares = f"MFU {percent(summary['mfu'])}, HFU {percent(summary['hfu'])}{of_peak(summary)}"
     units = summary.get("tensor_utilisation")  # results that were stored before it was kept lack it
     tensor = f"; matrix units {percent(units)}" if units is not None else ""
     rate, each = summary["tokens_per_s"], summary["tokens_per_s_per_accelerator"]
@@ -63,6 +63,12 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("nearest measured", _validated(summary["validated"])),
         *_variation(summary),
     ]
+
+
+def of_peak(summary: Mapping[str, Any]) -> str:
+    """Which peak MFU is a share of, where it is not the usual one of 16 bits."""
+    peak = summary.get("peak_format", "bf16")  # results that were stored before it was kept lack it
+    return "" if peak in ("bf16", "fp16") else f" of the {peak} peak"
 
 
 def _model(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

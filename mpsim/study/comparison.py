@@ -7,17 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpsim.errors import ScenarioError
+from mpsim.formats.ledger import LONGEST, flat
 from mpsim.frame import Tabular
 from mpsim.result import Result
+from mpsim.result.words import of_peak
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.study.facility import Facility
 from mpsim.study.figures import (
     FIGURES,
+    PLAN_FIGURES,
     SERVICE_FIGURES,
     figure_text,
     part_text,
     share_text,
     title_of,
+    warned,
 )
+from mpsim.study.plan import Assumptions, plan_training
 from mpsim.study.ties import Ratio, ratio_of
 from mpsim.units import percent
 
@@ -25,6 +31,15 @@ if TYPE_CHECKING:
     from mpsim.serving import ServiceResult
 
 __all__ = ["Comparison", "Difference", "compare", "needed_keys"]
+
+_UNSAID = (
+    "schema",
+    "name",
+    "include",
+    "sweep",
+    "overrides",
+)  # keys of a file that decide no result
+_TOLD = 4  # changes that are spelled out
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,6 +102,12 @@ class Comparison(Shown, Tabular):
         Step time of b over that of a with its interval, in which common errors have cancelled; None where a result has no interval.
     whole : str
         The figure that the parts sum to.
+    changes : mapping of str to tuple
+        What both scenarios say of each dotted key in which they differ; None where one says nothing.
+    warnings : tuple of str
+        Of both results.
+    peaks : str
+        Which peaks MFU is a share of, where not both are those of 16 bits.
     """
 
     a: str
@@ -95,6 +116,9 @@ class Comparison(Shown, Tabular):
     parts: tuple[Difference, ...]
     ratio: Ratio | None = None
     whole: str = "step_time_s"
+    changes: Mapping[str, tuple[object, object]] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    peaks: str = ""
 
     @property
     def tie(self) -> bool:
@@ -118,7 +142,7 @@ class Comparison(Shown, Tabular):
         """Both results side by side, as ``mpsim compare`` prints them."""
         rows: tuple[tuple[str, ...], ...] = tuple(
             (
-                title_of(figure.name),
+                title_of(figure.name) + (self.peaks if figure.name in ("mfu", "hfu") else ""),
                 figure_text(figure.name, figure.a),
                 figure_text(figure.name, figure.b),
                 figure_text(figure.name, figure.difference, signed=True),
@@ -131,9 +155,18 @@ class Comparison(Shown, Tabular):
         header: tuple[str, ...] = ("", "A", "B", "B - A", "of A", "80 % of A", "80 % of B")
         if not any(row[-1] for row in rows):
             rows, header = tuple(row[:-2] for row in rows), header[:-2]
-        names = Section((("A", self.a), ("B", self.b)))
-        lines = (self.explanation,)
+        names = Section((("A", self.a), ("B", ", ".join([self.b, *self._changed()]))))
+        lines = (self.explanation, *self.warnings)
         return Sheet("", (names, Section(rows, header, tuple(range(1, len(header))), lines=lines)))
+
+    def _changed(self) -> list[str]:
+        """What B says instead of A, the first few keys."""
+        words = [
+            f"{key} {' to '.join('default' if value is None else f'{value}'[:LONGEST] for value in values)}"
+            for key, values in list(self.changes.items())[:_TOLD]
+        ]
+        more = len(self.changes) - len(words)
+        return [*words, f"{more} more differences"] if more else words
 
     @property
     def explanation(self) -> str:
@@ -172,10 +205,12 @@ class Comparison(Shown, Tabular):
         return {
             "a": self.a,
             "b": self.b,
+            "changes": {key: list(values) for key, values in self.changes.items()},
             "explanation": self.explanation,
             "step_time": None if self.ratio is None else self.ratio.to_json(),
             "figures": {figure.name: figure.to_json() for figure in self.figures},
             "breakdown_s": {part.name: part.to_json() for part in self.parts},
+            "warnings": list(self.warnings),
         }
 
 
@@ -187,6 +222,8 @@ def _range(figure: Difference, side: int) -> str:
 def compare(
     a: Result | ServiceResult | Mapping[str, object],
     b: Result | ServiceResult | Mapping[str, object],
+    *,
+    tokens: float | None = None,
 ) -> Comparison:
     """Set two results side by side.
 
@@ -194,11 +231,13 @@ def compare(
     ----------
     a, b : Result, ServiceResult or mapping
         Results, or the objects that ``mpsim run --json`` printed.
+    tokens : float, optional
+        To train on: the plans of both trainings stand side by side too.
 
     Raises
     ------
     ScenarioError
-        If a mapping is not a result.
+        If a mapping is not a result, or one whose training is to be planned.
     """
     first, second = _summary(a, "the first"), _summary(b, "the second")
     serve = [summary.get("job") == "serving" for summary in (first, second)]
@@ -221,14 +260,54 @@ def compare(
         Difference(name, _number(first, name), _number(second, name), _ranges(first, second, name))
         for name in chosen
     ]
+    planned = [] if tokens is None else _plans(a, b, tokens)
     return Comparison(
         a=str(first["scenario"]),
         b=str(second["scenario"]),
-        figures=tuple(figures),
+        figures=(*figures, *planned),
         parts=tuple(parts),
         ratio=None if serve[0] else ratio_of(first, second),
         whole=whole,
+        changes=_changes(a, b),
+        warnings=warned({"A": first.get("warnings"), "B": second.get("warnings")}),
+        peaks=_peaks(of_peak(first), of_peak(second)),
     )
+
+
+def _peaks(a: str, b: str) -> str:
+    usual = " of the 16-bit peak"
+    return a if a == b else f" (A{a or usual}, B{b or usual})"
+
+
+def _changes(
+    a: Result | ServiceResult | Mapping[str, object],
+    b: Result | ServiceResult | Mapping[str, object],
+) -> dict[str, tuple[object, object]]:
+    """Keys in which the scenarios of two results differ; those of stored ones are not known."""
+    said = [
+        flat({key: value for key, value in side.scenario.source.data.items() if key not in _UNSAID})
+        for side in (a, b)
+        if not isinstance(side, Mapping)
+    ]
+    if len(said) < 2:
+        return {}
+    first, second = said
+    both = {key: (first.get(key), second.get(key)) for key in {**first, **second}}
+    return {key: values for key, values in both.items() if values[0] != values[1]}
+
+
+def _plans(a: object, b: object, tokens: float) -> list[Difference]:
+    """Days, hours, price, energy and carbon of both trainings."""
+    if not (isinstance(a, Result) and isinstance(b, Result)):
+        raise ScenarioError(
+            "tokens: a plan needs two training steps that were simulated now; give scenarios"
+        )
+    assumed = Assumptions(facility=Facility.of())
+    first, second = (plan_training(side, tokens, assumed).to_json() for side in (a, b))
+    return [
+        Difference(name, _number(first, name), _number(second, name), _ranges(first, second, name))
+        for name in PLAN_FIGURES
+    ]
 
 
 def _per_token(summary: Mapping[str, Any]) -> dict[str, object]:

@@ -7,7 +7,16 @@ from typing import Final
 
 from mpsim.units import Dimension, format_quantity, percent, price
 
-__all__ = ["FIGURES", "SERVICE_FIGURES", "figure_text", "part_text", "share_text", "title_of"]
+__all__ = [
+    "FIGURES",
+    "PLAN_FIGURES",
+    "SERVICE_FIGURES",
+    "figure_text",
+    "part_text",
+    "share_text",
+    "title_of",
+    "warned",
+]
 
 _SHARE, _COUNT, _PRICE = "share", "count", "USD"
 _USUAL: Final = 4  # digits of a figure; counts have another
@@ -47,7 +56,16 @@ SERVICE_FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = {
     "cost_per_million_output_tokens": ("price a million output tokens", _PRICE),
 }
 """The same of services, besides the parts of an accelerator's time."""
-_KNOWN: Final = {**FIGURES, **SERVICE_FIGURES}
+PLAN_FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = {
+    "days": ("days", _COUNT),
+    "gpu_hours": ("GPU-hours", _COUNT),
+    "usd": ("price of the training", _PRICE),
+    "mwh": ("MWh", _COUNT),
+    "tco2": ("t CO2", _COUNT),
+    "goodput": ("goodput", _SHARE),
+}
+"""The same of plans of whole trainings."""
+_KNOWN: Final = {**FIGURES, **SERVICE_FIGURES, **PLAN_FIGURES}
 
 
 def title_of(name: str) -> str:
@@ -80,3 +98,23 @@ def part_text(seconds: float | None) -> str:
 def share_text(value: float | None) -> str:
     """A relative difference."""
     return "-" if value is None else percent(value, signed=True)
+
+
+def warned(warnings: Mapping[str, object]) -> tuple[str, ...]:
+    """Warnings of several results by their names, each told once with the names that it is of, unless it is of all.
+
+    Examples
+    --------
+    >>> warned({"A": ["hot", "late"], "B": ["hot"]})
+    ('warning: hot', 'warning (A): late')
+    """
+    of: dict[str, list[str]] = {}
+    for name, each in warnings.items():
+        for warning in each if isinstance(each, list | tuple) else ():
+            of.setdefault(str(warning), []).append(name)
+    return tuple(
+        f"warning: {text}"
+        if len(names) == len(warnings)
+        else f"warning ({', '.join(names)}): {text}"
+        for text, names in of.items()
+    )

@@ -16,7 +16,14 @@ from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import simulate_step
 from mpsim.study.facility import Facility, Rate, rate_of
-from mpsim.study.reliability import Checkpoint, Reliability, daly_interval, expected_share
+from mpsim.study.reliability import (
+    Checkpoint,
+    Reliability,
+    daly_interval,
+    expected_share,
+    usual_interval,
+)
+from mpsim.study.trainings import Known, known_trainings
 from mpsim.table import plural
 from mpsim.training.intervals import residuals_of, setting_of
 from mpsim.units import percent
@@ -27,7 +34,6 @@ _DAY, _HOUR, _MWH, _TONNE = 86400.0, 3600.0, 3.6e9, 1000.0
 _MINUTE = 60.0  # [s]
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6))
 _WHOLE = 1000.0  # above it nobody writes decimals
-_LEAST_INTERVAL = 60.0  # between checkpoints [s]
 _LEAST_SHARE = 0.1  # of the time, below which a training is not carried on
 _APART = 3.0  # failures of one cluster over those of another: once in 14 (OPT-175B) and in 50 thousand accelerator-hours (Llama 3), rounded
 
@@ -50,6 +56,8 @@ class Assumptions:
         Bandwidth for all checkpoints [B/s]; assumed when left out.
     background : bool
         Whether checkpoints are written beside training.
+    interval : float or None
+        Work between checkpoints [s]; what is practice when left out.
     """
 
     facility: Facility
@@ -59,6 +67,7 @@ class Assumptions:
     restart: float | None = None
     storage: float | None = None
     background: bool = True
+    interval: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -73,8 +82,8 @@ class Training(Shown):
         Trained on, repeats included.
     goodput : float
         Share of the days that is progress: no failures, restarts, lost work or checkpoints.
-    checkpoint_interval_s : float
-        Work between checkpoints, Daly's best.
+    checkpoint_interval_s, daly_interval_s : float
+        Work between checkpoints as planned, and as Daly's formula finds it best; infinity where nothing fails.
     interruptions : float
         Expected in all.
     computing_hours : float
@@ -94,7 +103,9 @@ class Training(Shown):
     basis : str
         Where the spread comes from.
     computing_spread : tuple of float
-        Low and high step time over the predicted one.
+        Low and high hours of the steps over the predicted ones.
+    warnings : tuple of str
+        Of the step.
     """
 
     scenario: str
@@ -105,6 +116,7 @@ class Training(Shown):
     accelerators: int
     goodput: float
     checkpoint_interval_s: float
+    daly_interval_s: float
     interruptions: float
     computing_hours: float
     days: float
@@ -115,6 +127,7 @@ class Training(Shown):
     spread: tuple[float, float]
     basis: str
     computing_spread: tuple[float, float]
+    warnings: tuple[str, ...] = ()
 
     @property
     def hours(self) -> float:
@@ -141,7 +154,8 @@ class Training(Shown):
         """The plan in full, as ``mpsim plan`` prints it; `facility` is assumed of the building and the grid, in words."""
         values = changed(self.values)
         title = f"{self.scenario}, {values}" if values else self.scenario
-        return Sheet(title, (Section(tuple(_lines(self, facility))),))
+        warnings = tuple(f"warning: {warning}" for warning in self.warnings)
+        return Sheet(title, (Section(tuple(_lines(self, facility)), lines=warnings),))
 
     def to_json(self) -> dict[str, object]:
         """Plain data: the figures of ``mpsim plan --json``."""
@@ -157,6 +171,9 @@ class Training(Shown):
             "computing_gpu_hours": self.computing_hours,
             "goodput": self.goodput,
             "checkpoint_interval_s": self.checkpoint_interval_s,
+            "daly_interval_s": self.daly_interval_s
+            if math.isfinite(self.daly_interval_s)
+            else None,
             "interruptions": self.interruptions,
             "usd_per_gpu_hour": None if self.rate is None else dataclasses.asdict(self.rate),
             "fits_memory": self.fits,
@@ -168,11 +185,17 @@ class Training(Shown):
                 "level": 0.8,
                 "basis": self.basis,
             },
+            "warnings": list(self.warnings),
         }
 
 
 def plan_training(
-    result: Result, tokens: float, assumed: Assumptions, *, setting: Setting | None = None
+    result: Result,
+    tokens: float,
+    assumed: Assumptions,
+    *,
+    setting: Setting | None = None,
+    without: str = "",
 ) -> Training:
     """Plan a training that repeats one simulated step.
 
@@ -184,6 +207,8 @@ def plan_training(
         To train on.
     setting : Setting, optional
         What the interval of the step depends on, where less is known of it than a scenario says; the scenario's own when left out.
+    without : str
+        Developer whose trainings the interval does not know.
 
     Raises
     ------
@@ -192,8 +217,8 @@ def plan_training(
 
     Notes
     -----
-    ``days = ceil(tokens / tokens a step) x step time / goodput``; goodput is Daly's expectation at the best interval between
-    checkpoints. Energy is that of the steps and, at the same power, of the rest of the days: a node that waits draws less, so it is an
+    ``days = ceil(tokens / tokens a step) x step time / goodput``; goodput is Daly's expectation at the interval between
+    checkpoints that is practice. Energy is that of the steps and, at the same power, of the rest of the days: a node that waits draws less, so it is an
     upper bound for lost time. The interval joins that of the step time with that of goodput under a third and three times the failures, as independent.
     """
     if not (math.isfinite(tokens) and tokens > 0):
@@ -208,8 +233,9 @@ def plan_training(
         storage=assumed.storage,
         in_background=assumed.background,
     )
-    best = daly_interval(checkpoint.blocking, reliability.mean_time_between)
-    interval = min(max(best, checkpoint.lag, _LEAST_INTERVAL), steps * step)
+    between = reliability.mean_time_between
+    usual = usual_interval(checkpoint, between) if assumed.interval is None else assumed.interval
+    interval = min(max(usual, checkpoint.lag), steps * step)
     goodput = expected_share(reliability, checkpoint, interval)
     shares = [
         expected_share(reliability.failing(times), checkpoint, interval)
@@ -224,6 +250,8 @@ def plan_training(
     of = setting_of(result.plan) if setting is None else setting
     known = residuals_of(of).interval(step, of)
     steady = (known.low / step, known.high / step)
+    spread = _joined(steady, (goodput / shares[0], goodput / max(shares[1], _LEAST_SHARE)))
+    others = known_trainings("allocation", without=without)
     return Training(
         scenario=result.scenario.name,
         values={},
@@ -233,17 +261,23 @@ def plan_training(
         accelerators=int(summary["accelerators"]),
         goodput=goodput,
         checkpoint_interval_s=interval,
-        interruptions=days * _DAY / reliability.mean_time_between,
+        daly_interval_s=daly_interval(checkpoint.blocking, between),
+        interruptions=days * _DAY / between,
         computing_hours=steps * step * int(summary["accelerators"]) / _HOUR,
         days=days,
         rate=rate_of(cluster, offer=assumed.offer, rates=assumed.rates),
         energy_j=energy,
         carbon_kg=assumed.facility.emitted(energy),
         fits=bool(summary["fits_memory"]),
-        spread=_joined(steady, (goodput / shares[0], goodput / max(shares[1], _LEAST_SHARE))),
-        basis=f"{known.basis}; a third to three times the failures",
-        computing_spread=steady,
+        spread=_wider(spread, others),
+        basis=f"{known.basis}; a third to three times the failures; at least that of {others.trainings} published trainings",
+        computing_spread=_wider(steady, known_trainings("computing", without=without)),
+        warnings=tuple(summary["warnings"]),
     )
+
+
+def _wider(ends: tuple[float, float], others: Known) -> tuple[float, float]:
+    return min(ends[0], others.low), max(ends[1], others.high)
 
 
 def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
@@ -323,7 +357,7 @@ class Plans(Shown, Tabular):
         full = lead.sheet(facility=self.facility) if lead else Sheet("", ())
         if not several:
             return full
-        below = (Section(section.rows, title=full.title) for section in full.sections)
+        below = (dataclasses.replace(part, title=full.title) for part in full.sections)
         return Sheet("", (self._side_by_side(), *below))
 
     def _side_by_side(self) -> Section:
@@ -463,7 +497,7 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
     yield "days", f"{_span(row, 'days')} on {accelerators}"
     computing = f"{row.computing_hours:,.0f} of them computing"
     yield "GPU-hours", f"{_span(row, 'gpu_hours')} of the allocation, {computing}"
-    every = f"a checkpoint every {row.checkpoint_interval_s / _MINUTE:.3g} min"
+    every = f"a checkpoint every {row.checkpoint_interval_s / _MINUTE:.3g} min (best by Daly {row.daly_interval_s / _MINUTE:.3g})"
     failures = f"{_number(row.interruptions)} interruptions"
     yield "goodput", f"{percent(row.goodput)}, {failures}, {every}"
     yield "price", _price(row)
@@ -474,8 +508,16 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
     if facility:
         yield "assumed", facility
     yield "interval", f"80 %: {row.basis}"
+    yield "trust", _trust(known_trainings("allocation"))
     if not row.fits:
         yield "memory", "does not fit: this plan cannot run"
+
+
+def _trust(known: Known) -> str:
+    whose = f"{known.trainings} published trainings of {known.developers} developers"
+    side = "low" if known.bias < 0 else "high"
+    errors = f"off by {percent(known.error)} in the mean, {percent(abs(known.bias))} too {side}"
+    return f"GPU-hours of {whose}, planned from what they state, are {errors}"
 
 
 def _price(row: Training) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "constants",
     "daly_interval",
     "expected_share",
+    "usual_interval",
     "young_interval",
 ]
 
@@ -191,6 +192,14 @@ def daly_interval(blocking: float, mean_time_between: float) -> float:
     ratio = blocking / (2.0 * mean_time_between)
     first = young_interval(blocking, mean_time_between)
     return first * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - blocking
+
+
+def usual_interval(checkpoint: Checkpoint, mean_time_between: float) -> float:
+    """Work between checkpoints as teams choose it: the best one (Daly) within what is practice, and time to store each [s]."""
+    known = constants()
+    best = daly_interval(checkpoint.blocking, mean_time_between)
+    usual = min(max(best, known["checkpoint_least"]), known["checkpoint_most"])
+    return max(usual, checkpoint.lag)
 
 
 def expected_share(reliability: Reliability, checkpoint: Checkpoint, interval: float) -> float:

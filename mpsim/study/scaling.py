@@ -11,6 +11,7 @@ from mpsim.frame import Tabular
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import simulate_step
+from mpsim.study.figures import warned
 from mpsim.units import percent
 
 __all__ = ["MODES", "Scale", "Scaled", "doublings", "scale"]
@@ -119,7 +120,13 @@ class Scale(Shown, Tabular):
             Section(tuple(rows), header, tuple(range(6)), f"{self.scenario}, {mode} scaling")
             for mode, rows in sizes.items()
         )
-        return Sheet("", tuple(sections))
+        return Sheet("", (*sections, Section(lines=self.warnings)))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of all sizes."""
+        sizes = {f"{row.accelerators:,}": row.summary for row in self.rows if row.summary}
+        return warned({size: summary.get("warnings") for size, summary in sizes.items()})
 
     def _line(self, row: Scaled) -> tuple[str, ...]:
         grown = (
@@ -161,7 +168,13 @@ class Scale(Shown, Tabular):
                     "interval": row.summary.get("interval"),
                 }
             )
-        return {"scenario": self.scenario, "rows": rows, "interrupted": self.interrupted}
+        warnings = list(self.warnings)
+        return {
+            "scenario": self.scenario,
+            "rows": rows,
+            "interrupted": self.interrupted,
+            "warnings": warnings,
+        }
 
 
 def doublings(first: int, last: int) -> list[int]:

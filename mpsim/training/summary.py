@@ -52,6 +52,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "hardware_tflops_per_accelerator": hardware / each / 1e12,
         "mfu": model / each / peak,
         "hfu": hardware / each / peak,
+        "peak_format": precision,
         "tensor_utilisation": at_peak / each,
         "bubble_fraction": breakdown["bubble"] / step,
         "breakdown_s": breakdown,

@@ -22,7 +22,7 @@ from mpsim.study.plan import Assumptions, plan_training
 from mpsim.training.intervals import setting_of
 from mpsim.validate.records import Record
 
-__all__ = ["MEASURED", "as_run", "blank", "predict"]
+__all__ = ["MEASURED", "as_run", "blank", "hours_of", "predict"]
 
 MEASURED = (
     *("accelerator_hours", "days", "mfu_pct_stated", "tokens_per_s_per_accel_stated"),
@@ -64,9 +64,15 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     if stands_in(rule):
         unknown = {"framework": ("", ""), "stack": ("",)}
         setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
-    training = plan_training(result, tokens, _assumptions(cells), setting=setting)
+    training = plan_training(
+        result,
+        tokens,
+        _assumptions(cells),
+        setting=setting,
+        without=cells.text("developer"),
+    )
     hours, (low, high) = training.hours, training.spread
-    if _said("hours", "computing", cells.text("hours_definition")):
+    if hours_of(cells) == "computing":
         hours, (low, high) = training.computing_hours, training.computing_spread
     return [
         dataclasses.replace(
@@ -78,6 +84,12 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         )
         for blank in blanks
     ]
+
+
+def hours_of(cells: Cells) -> str:
+    """What the hours of a row contain: those of the steps (``computing``) or of the ``allocation``."""
+    steps = _said("hours", "computing", cells.text("hours_definition"))
+    return "computing" if steps else "allocation"
 
 
 def as_run(cells: Cells) -> Filled:

@@ -60,3 +60,38 @@ def test_what_is_no_result_is_refused(wrong):
     """A stray JSON file is a mistake, not a comparison with zero."""
     with pytest.raises(ScenarioError, match="breakdown_s"):
         mpsim.compare(A, wrong)
+
+
+@pytest.fixture(scope="module")
+def step(scenarios):
+    """One step of the quickstart."""
+    return mpsim.simulate(mpsim.load(scenarios / "quickstart.yaml"))
+
+
+def test_a_comparison_says_what_differs(step):
+    """Keys with both values, in the row of B."""
+    other = mpsim.simulate(step.scenario.replace(tp=4))
+    comparison = mpsim.compare(step, other)
+    assert comparison.changes == {"parallelism.tp": (2, 4)}
+    assert "quickstart, parallelism.tp 2 to 4" in comparison.sheet().text()
+
+
+def test_plans_stand_side_by_side(step):
+    """Days and dollars of both trainings, with their intervals; stored results have no plan."""
+    narrow = mpsim.simulate(step.scenario.replace({"training.precision": "fp8"}))
+    comparison = mpsim.compare(step, narrow, tokens=1e12)
+    ratio = narrow.summary["step_time_s"] / step.summary["step_time_s"]
+    days = next(figure for figure in comparison.figures if figure.name == "days")
+    assert days.relative == pytest.approx(ratio - 1, abs=1e-6)
+    assert days.intervals is not None
+    assert "MFU (A of the 16-bit peak, B of the fp8 peak)" in " ".join(
+        row[0] for section in comparison.sheet().sections for row in section.rows
+    )
+    with pytest.raises(ScenarioError, match="tokens"):
+        mpsim.compare(A, B, tokens=1e12)
+
+
+def test_a_warning_of_both_results_is_told_once():
+    """One of a single result names it."""
+    a, b = ({**side, "warnings": ["hot", *more]} for side, more in ((A, []), (B, ["late"])))
+    assert mpsim.compare(a, b).warnings == ("warning: hot", "warning (B): late")
