@@ -136,7 +136,6 @@ def _offer(name: str, home: str, function: str) -> None:
     offer(name, service)
 
 
-_offer("job", "mpsim.simulate", "job_class")
 _offer("result.class", "mpsim.simulate", "result_class")
 _offer("result.plot", "mpsim.plot", "Plots")
 _offer("result.sensitivity", "mpsim.study", "measure_sensitivity")

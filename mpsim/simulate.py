@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from mpsim.cost import Constants
@@ -17,14 +17,14 @@ from mpsim.program.devices import devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
-from mpsim.result import Job, JobResult, Memory, Result
+from mpsim.result import JobResult, Memory, Result
 from mpsim.scenario import Scenario
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
-from mpsim.training.job import TrainingStep, plan_of
 from mpsim.training.pipeline import from_orders
 from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
+from mpsim.training.result import TrainingResult
 from mpsim.training.timed_orders import with_timed_orders
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Prepared",
-    "job_class",
     "prepare",
     "ready",
     "resolve",
@@ -70,8 +69,7 @@ class Prepared:
     @classmethod
     def of(cls, result: Result) -> Prepared:
         """The prepared step that a result was simulated from."""
-        plan = plan_of(result)
-        return cls(result.scenario, plan, PlanCosts(plan), result.program)
+        return cls(result.scenario, result.plan, PlanCosts(result.plan), result.program)
 
     def run(self) -> Result:
         """Simulate the step."""
@@ -132,12 +130,13 @@ class Prepared:
     def result(self, timeline: Timeline) -> Result:
         """The result of a run of this step."""
         devices = interference_constants(self.plan) if self.plan.interference else ()
-        return Result(
+        return TrainingResult(
             scenario=self.scenario,
-            job=TrainingStep(self.plan, self.known_memory),
             timeline=timeline,
             constants=Constants((*self.costs.provenance(), *devices)),
             program=self.program,
+            plan=self.plan,
+            known_memory=self.known_memory,
         )
 
     def at(self, costs: PlanCosts) -> Prepared:
@@ -246,27 +245,19 @@ def resolve(scenario: Scenario) -> Plan:
     return plan
 
 
-_JOBS: Mapping[str, type[Job]] = {"training": TrainingStep}
-_SERVICE = "serving"
-
-
 def result_class(kind: str) -> type[JobResult]:
-    """The class of the results of a kind of job; `job_class` refuses what is none."""
-    if kind != _SERVICE:
-        return Result
-    from mpsim.serving import ServiceResult
-
-    return ServiceResult
-
-
-def job_class(kind: str) -> type[Job]:
-    """The class of the jobs of a kind.
+    """The class of the results of a kind of job.
 
     Raises
     ------
     ScenarioError
         If there is no such kind.
     """
-    if kind not in _JOBS:
-        raise ScenarioError(f"got a job of kind {kind!r}; {nearest(kind, (*_JOBS, _SERVICE))}")
-    return _JOBS[kind]
+    if kind == TrainingResult.kind:
+        return TrainingResult
+    from mpsim.serving import ServiceResult
+
+    if kind == ServiceResult.kind:
+        return ServiceResult
+    kinds = (TrainingResult.kind, ServiceResult.kind)
+    raise ScenarioError(f"got a job of kind {kind!r}; {nearest(kind, kinds)}")

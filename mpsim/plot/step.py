@@ -20,7 +20,6 @@ from mpsim.result import MemoryCurve, Result
 from mpsim.result.links import LinkUse
 from mpsim.training.account import attribute, idle_waits
 from mpsim.training.bubbles import CAUSES, bubble_causes
-from mpsim.training.job import plan_of
 from mpsim.training.roofline import Roofline, roofline
 from mpsim.training.vocabulary import PARTS
 
@@ -339,7 +338,7 @@ def roofline_chart(result: Result) -> Lines:
     Kernels that take most of the time have a letter at their slowest part, and notes say which they are. Kernels that only move data have
     no place in it; a note says how much of the time they take.
     """
-    kernels = roofline(plan_of(result))
+    kernels = roofline(result.plan)
     works = kernels.flops > 0
     ridge, top = max(kernels.peaks.values()) / kernels.bandwidth, max(kernels.peaks.values())
     least = min(float(kernels.intensity[works].min(initial=ridge)), ridge) / 4

@@ -25,7 +25,6 @@ from mpsim.report.assumed import ASSUMED
 from mpsim.report.blocks import Block, Column, Entry, Figure, Figures, Note, Table
 from mpsim.report.lanes import lanes_of
 from mpsim.result import Result
-from mpsim.training.job import plan_of
 from mpsim.training.roofline import roofline
 from mpsim.units import Dimension, format_quantity
 
@@ -123,7 +122,7 @@ def _memory_over_time(result: Result) -> Iterable[Block]:
 
 
 def _kernels(result: Result) -> Iterator[Block]:
-    roof = roofline(plan_of(result))
+    roof = roofline(result.plan)
     if not (roof.flops > 0).any():
         return
     yield roofline_chart(result)

@@ -1,14 +1,13 @@
 """Results: what any job's timeline means, from the use of compute and links to energy and price."""
 
 from mpsim.result.memory import Memory, MemoryCurve
-from mpsim.result.result import Job, JobResult, Result
+from mpsim.result.result import JobResult, Result
 from mpsim.result.slices import CommunicationSlices
 from mpsim.result.utilisation import Utilisation
 from mpsim.result.waits import Waits
 
 __all__ = [
     "CommunicationSlices",
-    "Job",
     "JobResult",
     "Memory",
     "MemoryCurve",

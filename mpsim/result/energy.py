@@ -65,7 +65,7 @@ def measure_energy(result: Result) -> Energy:
     """
     seconds = _seconds_by_load(result)
     size = result.timeline.program.class_size
-    clusters = result.job.class_clusters
+    clusters = result.class_clusters
     boards = [Board(cluster.accelerator) for cluster in clusters]
     step = float(result.timeline.step_time_s)
     idle = np.array([board.chip.idle_w for board in boards])

@@ -47,7 +47,7 @@ def mean_over_ranks(result: Result, values: NDArray[np.float64]) -> NDArray[np.f
 
 def mean_over_accelerators(result: Result, figure: Callable[[Accelerator], float]) -> float:
     """Mean over all accelerators of a figure; of equal ones exactly what each has."""
-    values = np.array([figure(cluster.accelerator) for cluster in result.job.class_clusters])
+    values = np.array([figure(cluster.accelerator) for cluster in result.class_clusters])
     if (values == values[0]).all():
         return float(values[0])
     return float(mean_over_ranks(result, values))
@@ -75,7 +75,7 @@ def utilisation(result: Result) -> dict[str, float]:
 
 def price(result: Result) -> float | None:
     """Price of all accelerators for the time [USD]; None where the catalog has none for one of them."""
-    chips = [cluster.accelerator for cluster in result.job.class_clusters]
+    chips = [cluster.accelerator for cluster in result.class_clusters]
     if any(chip.price_per_hour is None for chip in chips):
         return None
     each = mean_over_accelerators(result, lambda chip: chip.price_per_hour or 0.0)
@@ -117,7 +117,7 @@ def unsure(
     warnings = []
     peak = f"peak_flops.{SCALED_FORMATS.get(precision, precision)}"
     used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", peak)
-    chips = {cluster.accelerator.name: cluster.accelerator for cluster in result.job.class_clusters}
+    chips = {cluster.accelerator.name: cluster.accelerator for cluster in result.class_clusters}
     for name, chip in chips.items():
         if figures := [figure for figure in recalled(chip) if figure in used]:
             warnings.append(

@@ -1,4 +1,4 @@
-"""The Result: what that of any job can do, and everything one simulated step can tell."""
+"""The Result: what that of any job can do, and everything one simulated program can tell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from mpsim.result.words import summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.sheet import Sheet, Shown
 
-__all__ = ["Job", "JobResult", "Pictures", "Result", "Summary"]
+__all__ = ["JobResult", "Pictures", "Result", "Summary"]
 
 
 class Summary(dict[str, Any]):
@@ -44,49 +44,6 @@ class Summary(dict[str, Any]):
             for key, figure in scalars.items()
         )
         return f"Summary({', '.join(words)}; {len(self) - len(scalars)} tables)"
-
-
-class Job(Protocol):
-    """The job that was simulated, a training step or another: what a result asks it."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the kind of job, by which a saved one is read again."""
-        ...
-
-    @property
-    def plan(self) -> Any:
-        """The plan, which is of the job's own kind."""
-        ...
-
-    @property
-    def class_clusters(self) -> tuple[Cluster, ...]:
-        """The cluster as each rank class of the program has it."""
-        ...
-
-    def account(self, timeline: Timeline) -> NDArray[np.float64]:
-        """Ticks of each rank class by part of the job's account; every row sums to the makespan."""
-        ...
-
-    def idle(self, timeline: Timeline) -> Waits:
-        """Idle time of every rank class as intervals of one part of the account each."""
-        ...
-
-    def links(self, program: Program) -> Links:
-        """Links that rows of one of its programs use."""
-        ...
-
-    def memory(self) -> Memory:
-        """Memory of each rank at its fullest moment."""
-        ...
-
-    def memory_curve(self, timeline: Timeline, memory: Memory, rank: int) -> MemoryCurve:
-        """Memory of a rank class over time."""
-        ...
-
-    def summary(self, result: Result) -> dict[str, Any]:
-        """The figures of the outside contract, SI units."""
-        ...
 
 
 class Pictures(Protocol):
@@ -132,10 +89,8 @@ class JobResult(Shown, abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def _restored(
-        cls, saved: archive.Archive, scenario: Scenario, summary: Mapping[str, Any]
-    ) -> JobResult:
-        """A result of these parts."""
+    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, Any]:
+        """Fields of a result beside scenario and summary, as its archive holds them."""
 
     def save_plots(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG; return the files written."""
@@ -168,47 +123,62 @@ class JobResult(Shown, abc.ABC):
         mapping: Any = saved.part("scenario", object)
         summary: Any = saved.part("summary", object)
         result: type[JobResult] = accessors.call("result.class", saved.part("kind", str))
-        return result._restored(saved, Scenario.from_mapping(mapping), summary)
+        scenario = Scenario.from_mapping(mapping)
+        return result(scenario, **result._fields(saved, scenario), saved_summary=summary)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Result(JobResult):
-    """One simulated step.
+    """One simulated program, such as that of a training step (`mpsim.training.result`).
 
     Parameters
     ----------
-    job : Job
-        Such as a training step.
+    plan : object
+        Of the job's own kind.
     constants : tuple of Constant
         Every constant the cost models used, with its source.
     program : Program
         As it was built; the timeline's own may be of finer grain.
     """
 
-    job: Job
+    kind: ClassVar[str]
+    plan: Any
     timeline: Timeline
     constants: tuple[Constant, ...]
     program: Program
 
     @property
-    def plan(self) -> Any:
-        """The plan of the job: a `mpsim.training.Plan` of a training step."""
-        return self.job.plan
+    @abc.abstractmethod
+    def class_clusters(self) -> tuple[Cluster, ...]:
+        """The cluster as each rank class of the program has it."""
 
-    @functools.cached_property
+    @property
+    @abc.abstractmethod
     def parts(self) -> NDArray[np.float64]:
-        """Time of each rank class by part of the job's account [ticks]."""
-        return self.job.account(self.timeline)
+        """Time of each rank class by part of the job's account; every row sums to the makespan [ticks]."""
+
+    @property
+    @abc.abstractmethod
+    def idle(self) -> Waits:
+        """Idle time of compute streams as intervals, each of one part of the job's account."""
+
+    @property
+    @abc.abstractmethod
+    def memory(self) -> Memory:
+        """Memory of each rank at its fullest moment."""
+
+    @abc.abstractmethod
+    def memory_curve(self, rank: int) -> MemoryCurve:
+        """Memory of a rank class over time."""
+
+    @abc.abstractmethod
+    def links_of(self, program: Program) -> Links:
+        """Links that rows of one of its programs use."""
 
     @functools.cached_property
     def communication(self) -> CommunicationTime:
         """Time in which ranks communicate over each axis, hidden beside kernels and exposed."""
         return communication_time(self.timeline)
-
-    @functools.cached_property
-    def idle(self) -> Waits:
-        """Idle time of compute streams as intervals, each of one part of the job's account."""
-        return self.job.idle(self.timeline)
 
     def communication_slices(self, ranks: Sequence[int] | None = None) -> CommunicationSlices:
         """Cut what ranks communicate into slices of time, inside actions too, exposed or hidden.
@@ -221,26 +191,14 @@ class Result(JobResult):
         return communication_slices(self.timeline, self.idle, ranks=ranks)
 
     @functools.cached_property
-    def memory(self) -> Memory:
-        """Memory of each pipeline rank at its fullest moment."""
-        return self.job.memory()
-
-    def memory_curve(self, rank: int) -> MemoryCurve:
-        """Memory of rank class `rank` (the pipeline rank, where replicas are alike) over time."""
-        return self.job.memory_curve(self.timeline, self.memory, rank)
-
-    @functools.cached_property
     def utilisation(self) -> Utilisation:
         """Utilisation of compute and links."""
-        return measure_utilisation(self.timeline, self.job.class_clusters)
+        return measure_utilisation(self.timeline, self.class_clusters)
 
     @functools.cached_property
     def links(self) -> LinkUse:
         """Bytes that each link carried over time: ports of rank classes, and links of the fabric that could be too thin."""
-        return measure_links(self.timeline, self.job.links)
-
-    def _figures(self) -> Mapping[str, Any]:
-        return self.job.summary(self)
+        return measure_links(self.timeline, self.links_of)
 
     @property
     def breakdown(self) -> Mapping[str, float]:
@@ -274,30 +232,19 @@ class Result(JobResult):
 
     def _parts(self) -> Mapping[str, object]:
         program = None if self.program is self.timeline.program else self.program
-        return {
-            "kind": self.job.kind,
-            "job": self.job,
-            "timeline": self.timeline,
-            "program": program,
-            "constants": self.constants,
-        }
+        parts = {"kind": self.kind, "plan": self.plan, "timeline": self.timeline}
+        return {**parts, "program": program, "constants": self.constants}
 
     @classmethod
-    def _restored(
-        cls, saved: archive.Archive, scenario: Scenario, summary: Mapping[str, Any]
-    ) -> Result:
-        kind = accessors.call("job", saved.part("kind", str))
+    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, Any]:
         timeline = saved.part("timeline", Timeline)
         constants: Any = saved.part("constants", tuple[Constant, ...])
         program: Any = saved.part("program", Program | None)  # type: ignore[arg-type] # a union is no class
-        return cls(
-            scenario=scenario,
-            job=saved.part("job", kind),
-            timeline=timeline,
-            constants=Constants(constants),
-            program=timeline.program if program is None else program,
-            saved_summary=summary,
-        )
+        return {
+            "timeline": timeline,
+            "constants": Constants(constants),
+            "program": timeline.program if program is None else program,
+        }
 
     def sheet(self, *, long: bool = True) -> Sheet:
         """The results of the step with units, as ``mpsim run --long`` prints them; else as ``mpsim run`` does."""

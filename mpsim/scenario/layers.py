@@ -90,9 +90,8 @@ class Layers:
         """
         key = join(*parts)
         self._mark_missing(parts, origin, written)
-        for name in RIVALS.get(key, ()):  # unless their section is missing, or a name alone
-            known = isinstance(self.data.get(parts[0]), dict)
-            if known and self.files.get(join(parts[0], name), self.file) != origin.file:
+        for name in RIVALS.get(key, ()) if self._open(parts[:-1]) else ():
+            if self.files.get(join(parts[0], name), self.file) != origin.file:
                 self.data[parts[0]].pop(name, None)
         body = parts[0] == "overrides" and len(parts) > 1  # of one name, which later files replace
         if not isinstance(value, Mapping):

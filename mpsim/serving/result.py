@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ServiceResult", "run_service", "serve_requests", "serve_workload"]
 
-_KIND = "serving"  # of job, as summaries and archives name it
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ServiceResult(JobResult):
     """One simulated service."""
 
+    kind: ClassVar = "serving"
     plan: ServicePlan
     requests: Requests
     served: Served
@@ -44,7 +43,7 @@ class ServiceResult(JobResult):
         figures = summarise(self.plan, self.requests, self.served, until=self.until)
         return {
             "scenario": self.scenario.name,
-            "job": _KIND,
+            "job": self.kind,
             "engine": self.plan.engine.name,
             **figures,
             "interval": intervals(setting_of(self.plan), figures),
@@ -67,16 +66,16 @@ class ServiceResult(JobResult):
         accessors.call("service.write_trace", self, path)
 
     def _parts(self) -> dict[str, object]:
-        return {"kind": _KIND, "requests": self.requests, "served": self.served}
+        return {"kind": self.kind, "requests": self.requests, "served": self.served}
 
     @classmethod
-    def _restored(
-        cls, saved: archive.Archive, scenario: Scenario, summary: Figures
-    ) -> ServiceResult:
-        # the plan follows from the scenario, and its prices are worked out when somebody asks
-        plan = make_service(scenario)
-        requests, served = saved.part("requests", Requests), saved.part("served", Served)
-        return cls(scenario, plan, requests, served, saved_summary=summary)
+    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, Any]:
+        return {
+            # which follows from the scenario, and its prices are worked out when somebody asks
+            "plan": make_service(scenario),
+            "requests": saved.part("requests", Requests),
+            "served": saved.part("served", Served),
+        }
 
     def to_pandas(self) -> pd.DataFrame:
         """One row a request: tokens, and when it arrived, was started, had its first and its last token [s].

@@ -211,7 +211,7 @@ def test_a_class_that_is_not_declared_is_refused(saved: Path):
     """A job, a timeline or a constant of another name makes nothing."""
     with zipfile.ZipFile(saved) as whole:
         parts = json.loads(whole.read("value.json"))["parts"]
-    for name, value in (("timeline", {"Popen": {}}), ("kind", "os.system"), ("job", {"Path": {}})):
+    for name, value in (("timeline", {"Popen": {}}), ("kind", "os.system"), ("plan", {"Path": {}})):
         with pytest.raises(ScenarioError):
             mpsim.Result.load(changed(saved, parts={**parts, name: value}))
 

@@ -12,7 +12,6 @@ from mpsim.result import MemoryCurve, Result
 from mpsim.scenario.scenario import load
 from mpsim.simulate import simulate_step
 from mpsim.training.bubbles import CAUSES
-from mpsim.training.job import plan_of
 from mpsim.training.roofline import roofline
 from tests.nightly import some
 
@@ -125,7 +124,7 @@ def test_memory_by_kind_stacks_to_what_is_held(result: Result) -> None:
 def test_the_roofline_draws_every_kernel_that_works(result: Result) -> None:
     """One mark a kernel and part, all below the roof; the rest of the time is told."""
     display = roofline_chart(result).plot()
-    kernels = roofline(plan_of(result))
+    kernels = roofline(result.plan)
     works = kernels.flops > 0
     drawn = [series for series in display.chart.series if series.mark]
     assert sum(len(series.x) for series in drawn) == works.sum()

@@ -59,7 +59,7 @@ def test_energy_counts_every_rank_of_a_class() -> None:
     result: Any = types.SimpleNamespace(
         utilisation=types.SimpleNamespace(compute=[0.5, 0.0]),
         communication=types.SimpleNamespace(exposed=np.zeros((2, 1))),
-        job=types.SimpleNamespace(class_clusters=[NODE, NODE]),
+        class_clusters=[NODE, NODE],
         timeline=timeline,
         program=timeline.program,
     )
@@ -78,7 +78,7 @@ def test_the_meter_sees_hosts_nics_and_the_building() -> None:
     result: Any = types.SimpleNamespace(
         utilisation=types.SimpleNamespace(compute=[0.5, 0.0]),
         communication=types.SimpleNamespace(exposed=np.zeros((2, 1))),
-        job=types.SimpleNamespace(class_clusters=[NODE, NODE]),
+        class_clusters=[NODE, NODE],
         timeline=timeline,
         program=timeline.program,
     )
@@ -105,9 +105,7 @@ def test_only_what_a_hundredth_of_the_step_rests_on_is_warned_of() -> None:
         Constant(f"{name}.x", 1.0, "1", "by hand", "2026", Status.FAMILY_DEFAULT)
         for name in ("straggling.wait", "kernels.gemm", "kernels.core", "interference.any")
     ]
-    result = types.SimpleNamespace(
-        constants=borrowed, job=types.SimpleNamespace(class_clusters=(NODE,))
-    )
+    result = types.SimpleNamespace(constants=borrowed, class_clusters=(NODE,))
     step = {"forward": 0.6, "exposed_tp": 0.391, "straggling": 0.009}
     off = unsure(cast("Result", result), "bf16", step, interference=False)
     assert off == [

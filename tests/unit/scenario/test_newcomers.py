@@ -35,7 +35,14 @@ def test_an_own_schedule_takes_the_place_of_an_included_name(own, base):
     assert schedule.file.endswith("own.csv")
     assert (schedule.name, schedule.virtual_stages) == (None, None)
     assert mpsim.load(inside, set=["schedule.name=gpipe"]).schedule.file is None
-    assert mpsim.load(base, set=[f"schedule.file={schedule.file}"]).schedule.name is None
+    for text in (
+        BASE,
+        BASE.replace("{name: interleaved-1f1b, virtual_stages: 2}", "gpipe"),
+        "\n".join(line for line in BASE.split("\n") if "virtual" not in line),
+    ):
+        base.write_text(text, encoding="utf-8")
+        own = mpsim.load(base, set=[f"schedule.file={schedule.file}"]).schedule
+        assert (own.name, own.file) == (None, schedule.file)
 
 
 def test_both_in_one_file_are_refused(base):

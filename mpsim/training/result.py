@@ -1,0 +1,80 @@
+"""The result of a training step: its account, memory and summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.archive import Archive
+from mpsim.hardware import Cluster
+from mpsim.program.links import Links, links_of
+from mpsim.program.program import Program
+from mpsim.result import Memory, MemoryCurve, Result
+from mpsim.result.waits import Waits
+from mpsim.scenario import Scenario
+from mpsim.training.account import attribute, idle_waits
+from mpsim.training.memory import account_memory, memory_curve
+from mpsim.training.plan import Plan
+from mpsim.training.summary import summarise
+
+__all__ = ["TrainingResult"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TrainingResult(Result):
+    """One simulated training step.
+
+    Parameters
+    ----------
+    known_memory : Memory, optional
+        What was accounted before for the same plan; accounted when somebody asks for it otherwise.
+    """
+
+    kind: ClassVar = "training"
+    plan: Plan
+    known_memory: Memory | None = None
+
+    @property
+    def class_clusters(self) -> tuple[Cluster, ...]:
+        """The cluster as each rank class of the program has it."""
+        return self.plan.class_clusters
+
+    @functools.cached_property
+    def parts(self) -> NDArray[np.float64]:
+        """Time of each rank class by part of the step [ticks]."""
+        return attribute(self.timeline)
+
+    @functools.cached_property
+    def idle(self) -> Waits:
+        """Idle time of compute streams as intervals, each of one part of the step."""
+        return idle_waits(self.timeline)
+
+    def links_of(self, program: Program) -> Links:
+        """Links that rows of one of its programs use."""
+        return links_of(program, self.plan)
+
+    @functools.cached_property
+    def memory(self) -> Memory:
+        """Memory of each pipeline rank at its fullest moment."""
+        return account_memory(self.plan) if self.known_memory is None else self.known_memory
+
+    def memory_curve(self, rank: int) -> MemoryCurve:
+        """Memory of rank class `rank` (the pipeline rank, where replicas are alike) over time."""
+        return memory_curve(self.timeline, self.plan, self.memory, rank)
+
+    def _figures(self) -> Mapping[str, Any]:
+        return summarise(self, self.plan)
+
+    def _parts(self) -> Mapping[str, object]:
+        return {**super()._parts(), "known_memory": self.known_memory}
+
+    @classmethod
+    def _fields(cls, saved: Archive, scenario: Scenario) -> dict[str, Any]:
+        memory: Any = saved.part("known_memory", Memory | None)  # type: ignore[arg-type] # a union is no class
+        plan = saved.part("plan", Plan)
+        return {**super()._fields(saved, scenario), "plan": plan, "known_memory": memory}
