@@ -145,7 +145,7 @@ def service_front_chart(search: ServiceSearch) -> Lines:
         return [Point(row.name, row.per_user, row.per_accelerator) for row in rows]
 
     kept, missed = (
-        points(row for row in search.rows if row.meets_slo is keeps) for keeps in (True, False)
+        points(row for row in search.rows if row.misses is out) for out in (False, True)
     )
     return services_chart(
         {"keeps the limits": kept, "misses the limits": missed}, points(search.front)

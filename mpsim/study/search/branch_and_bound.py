@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from mpsim.errors import ScenarioError
-from mpsim.study.journal import Entry, Journal
+from mpsim.study.journal import Entry, Journal, name_of
 from mpsim.study.search.given import Clock, defaults
 from mpsim.study.search.queue import Queue, Waiting
 
@@ -106,6 +106,14 @@ class Space(ABC, Generic[C]):
         None, and counted, for what is no row of the ranking.
         """
 
+    def unsettled(self) -> C | None:
+        """The best so far, where its score is a bound that `settle` can confirm or lower."""
+        return None
+
+    def settle(self, candidate: C) -> Entry:
+        """The row that the journal keeps of a candidate once it is looked at more closely."""
+        raise NotImplementedError
+
     def labellings(self) -> Iterator[Labels[C]]:
         """Further questions: the best of each label is wanted, however far behind the best of all."""
         return iter(())
@@ -151,6 +159,7 @@ class BranchAndBound(Generic[C]):
         with self._journal.writing():
             try:
                 self._look()
+                self._settle_best()
                 self._simulate_others()
             except KeyboardInterrupt:
                 self.interrupted = True
@@ -269,6 +278,21 @@ class BranchAndBound(Generic[C]):
                 batch.append(heapq.heappop(self._waiting)[2])
             self._simulate(batch)
             self._report_simulated()
+
+    def _settle_best(self) -> None:
+        """Settle what leads with a score that is a bound, and what can be better after that."""
+        while not self._clock.spent() and (candidate := self._space.unsettled()):
+            name = name_of(candidate.digest, "settled", *self._scores[:1])
+            if name not in self._journal:
+                self._journal.add(name, self._space.settle(candidate))
+            score = self._space.score(candidate, self._journal[name], self._worst)
+            self._simulated = [
+                (other, score if other is candidate and score is not None else old)
+                for other, old in self._simulated
+            ]
+            self._scores = sorted(score for _, score in self._simulated)
+            self._journal.flush()
+            self._simulate_best()
 
     def _simulate_others(self) -> None:
         """Simulate what leads in something else; what does not is ruled out for good."""

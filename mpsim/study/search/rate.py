@@ -1,14 +1,14 @@
-"""The largest rate at which a service keeps its limits for as long as anybody looks.
+"""What a service sustains: the largest rate at which it keeps its limits, or the fewest instances that keep them at a stated rate.
 
-Every rate is judged by the same requests, their gaps stretched, without those that fill the service and those that see it drain. The interval is halved on short streams, and
-its ends are confirmed on long ones: a short stream ends before an overload shows.
+Every rate is judged by the same requests, their gaps stretched, without those that fill the service and those that see it drain. Short streams bound what a service can do: a rate that
+misses the limits there, by all that the interval of the share holds, is out. Long ones confirm the answer, as a short stream ends before an overload shows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpsim.errors import ScenarioError
@@ -22,7 +22,18 @@ from mpsim.serving.stream import draw_requests
 from mpsim.serving.summary import latencies
 from mpsim.study.search.given import defaults
 
-__all__ = ["LargestRate", "Streams", "largest_rate", "require_stream", "saturation"]
+__all__ = [
+    "Judge",
+    "Rate",
+    "Streams",
+    "bounded_rate",
+    "confirmed_rate",
+    "fewest",
+    "has_stream",
+    "largest_rate",
+    "require_stream",
+    "saturation",
+]
 
 _BELOW = 0.7  # of what a service can serve at most, where the search begins
 _LEAST = 1.0 / 4096  # of that, below which nothing is tried
@@ -32,25 +43,38 @@ _DOUBT = 1.64  # half-widths of an 80 % interval to that of a 95 % one: Student'
 _TRIES = 6  # to find how long requests stay
 _DRAWN = 1 << 15  # requests that are drawn at once
 _WIDEST = 1.04  # interval of a confirmed rate, highest over lowest
+_BOUNDED = 1.1  # of one that short streams bound
+_OPEN = ("poisson", "gamma", "trace")  # arrivals that have a rate
+_BACK = 1.02  # of a rate that only the longest stream refuses
+_STEP = 1.12  # of the first look beside a guess
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LargestRate:
-    """Largest rate within limits.
+class Rate:
+    """Largest rate within limits, as far as it is known.
 
     Parameters
     ----------
     rate : float
-        Largest one that was simulated and kept the limits [1/s]; 0 if none did.
+        Largest one that kept the limits, or on a short stream did not surely miss them [1/s]; 0 if none did.
     above : float
-        Smallest one that was simulated and did not, or that no service can reach [1/s].
+        Smallest one that did not, or that no service can reach [1/s].
     summary : mapping of str to object
-        Of the service at `rate`; at the least one tried if none kept them.
+        Of the service at `rate`; at `above` if none kept them.
+    confirmed : bool
+        Whether `rate` is kept, and `above` is not, by long streams.
     """
 
     rate: float
     above: float
     summary: Mapping[str, Any]
+    confirmed: bool = True
+
+
+def has_stream(workload: Workload, slo: ServiceLevel) -> bool:
+    """Whether requests come at a rate, and there are limits that could break."""
+    limited = slo.ttft is not None or slo.tpot is not None
+    return limited and workload.arrival in _OPEN
 
 
 def require_stream(workload: Workload, slo: ServiceLevel) -> None:
@@ -60,7 +84,7 @@ def require_stream(workload: Workload, slo: ServiceLevel) -> None:
     ------
     ScenarioError
     """
-    if workload.arrival not in ("poisson", "gamma", "trace"):
+    if workload.arrival not in _OPEN:
         raise ScenarioError(
             f"got arrival: {workload.arrival}, which has no rate; needed poisson, gamma or trace to search for the largest rate"
         )
@@ -90,8 +114,9 @@ class Streams:
         self._drawn = self._once = self._draw(_DRAWN)
         self._trace = plan.workload.trace is not None
         span = max(float(self._once.arrival[-1]), 1e-9)
-        self._rate = self._workload.rate or len(self._once) / span
-        self.sample = self.first(_DRAWN if not self._trace else len(self._once), self._rate)
+        self.rate = self._workload.rate or len(self._once) / span
+        """As the workload has it [1/s]."""
+        self.sample = self.first(_DRAWN if not self._trace else len(self._once), self.rate)
         """Requests whose lengths stand for all, to bound what a service can do."""
 
     def first(self, count: int, rate: float) -> Requests:
@@ -105,7 +130,7 @@ class Streams:
                 else self._draw(1 << count.bit_length())
             )
         chosen = self._drawn.first(count)
-        return dataclasses.replace(chosen, arrival=chosen.arrival * (self._rate / rate))
+        return dataclasses.replace(chosen, arrival=chosen.arrival * (self.rate / rate))
 
     def _draw(self, count: int) -> Requests:
         return draw_requests(self._workload, seed=self._seed, folder=self._folder, count=count)
@@ -117,7 +142,7 @@ def saturation(plan: ServicePlan, streams: Streams) -> float:
 
 
 @dataclasses.dataclass(eq=False)
-class _Judge:
+class Judge:
     """A service before streams of several rates and lengths."""
 
     scenario: Scenario
@@ -129,16 +154,16 @@ class _Judge:
         usual = defaults("serving")
         self._least, self._times = float(usual["rate_requests"]), float(usual["rate_stays"])
         self._longer = float(usual["rate_confirmed"])
+        self._final = float(usual["rate_final"])
 
-    def judged(self, rate: float, *, confirmed: bool) -> Mapping[str, Any]:
-        """The summary at a rate, filling and draining left out; confirmed on a stream ten times as long.
+    def judged(self, rate: float, times: float = 1.0) -> Mapping[str, Any]:
+        """The summary at a rate, filling and draining left out, of a stream so many times as long as a short one.
 
         The stream is drawn anew, longer, where requests stay longer than it was made for.
         """
         for _ in range(_TRIES):
             own = max(self._least, self._times * rate * self._stay)
-            measured = self._longer * own if confirmed else own
-            count = math.ceil(measured + (_FILLING + _DRAINING) * rate * self._stay)
+            count = math.ceil(times * own + (_FILLING + _DRAINING) * rate * self._stay)
             result, stay = self._served(rate, count)
             short = self._stay < 0.8 * stay
             if not short or not result.summary["slo"]["met"]:
@@ -160,17 +185,21 @@ class _Judge:
         plan = dataclasses.replace(self.plan, workload=workload)
         return dataclasses.replace(result, plan=plan, until=until), stay
 
-    def keeps(self, rate: float) -> bool:
-        """Whether a short stream keeps the limits."""
-        return bool(self.judged(rate, confirmed=False)["slo"]["met"])
+    def confirmed(self, rate: float, *, final: bool = False) -> Mapping[str, Any] | None:
+        """The summary of a long stream; None unless it keeps the limits in a steady state, by all that the interval of the share holds.
 
-    def confirmed(self, rate: float) -> Mapping[str, Any] | None:
-        """The summary of a long stream; None unless it keeps the limits in a steady state, by all that the interval of the share holds."""
-        summary = self.judged(rate, confirmed=True)
-        share, (low, _) = summary["requests_within_slo"], summary["requests_within_slo_interval"]
-        sure = share - _DOUBT * (share - low) >= self.plan.slo.share
-        steady = summary["steady_state"]["reached"] or self.plan.workload.trace is not None
-        return summary if summary["slo"]["met"] and sure and steady else None
+        Bursts that make a crowd near saturation are rare: the final answer has a stream that is longer still.
+        """
+        for times in (self._final,) if final else (self._longer, self._final):
+            summary = self.judged(rate, times)
+            share, low = summary["requests_within_slo"], summary["requests_within_slo_interval"][0]
+            sure = share - _DOUBT * (share - low) >= self.plan.slo.share
+            steady = summary["steady_state"]["reached"] or self.plan.workload.trace is not None
+            if summary["slo"]["met"] and sure and steady:
+                return summary
+            if not summary["slo"]["met"]:
+                return None
+        return None
 
     def fails(self, summary: Mapping[str, Any]) -> bool:
         """Whether the limits are missed, by all that the interval of the share holds."""
@@ -179,14 +208,7 @@ class _Judge:
         return bool(summary["steady_state"]["growing"] or sure)
 
 
-def largest_rate(
-    scenario: Scenario,
-    plan: ServicePlan,
-    streams: Streams | None = None,
-    *,
-    steps: int = 5,
-    at_least: float = 0.0,
-) -> LargestRate:
+def largest_rate(scenario: Scenario, plan: ServicePlan, streams: Streams | None = None) -> Rate:
     """Find the largest rate at which the share of the requests that was promised keeps every limit.
 
     Parameters
@@ -195,10 +217,6 @@ def largest_rate(
         Its workload has a rate.
     streams : Streams, optional
         Its requests, if they were drawn before.
-    steps : int
-        Halvings of the interval on short streams, once it is found to a factor of two.
-    at_least : float
-        Give up, with a rate of 0, where the limits are not kept at this one [1/s].
 
     Raises
     ------
@@ -207,38 +225,71 @@ def largest_rate(
     """
     require_stream(plan.workload, plan.slo)
     streams = streams or Streams(plan)
-    judge, most = _Judge(scenario, plan, streams), saturation(plan, streams)
-    if at_least:
-        summary = judge.judged(at_least, confirmed=False)
-        if judge.fails(summary):
-            return LargestRate(0.0, at_least, summary)
-    low, high = _BELOW * most, most
-    while not judge.keeps(low):
-        low, high = low / 2.0, low
-        if high < _LEAST * most:
-            return LargestRate(0.0, high, judge.judged(high, confirmed=False))
-    for _ in range(steps):
-        middle = math.sqrt(low * high)
-        if judge.keeps(middle):
-            low = middle
+    judge, most = Judge(scenario, plan, streams), saturation(plan, streams)
+    return confirmed_rate(judge, bounded_rate(judge, most), most)
+
+
+def bounded_rate(
+    judge: Judge, most: float, *, share: float = _BELOW, at_least: float = 0.0
+) -> Rate:
+    """Bound the largest rate by short streams.
+
+    Parameters
+    ----------
+    most : float
+        No service is faster [1/s].
+    share : float
+        Of that, where to look first.
+    at_least : float
+        A service that misses the limits at this rate is looked at no further [1/s].
+    """
+    low, high, step = 0.0, most, _STEP
+    summary: Mapping[str, Any] = {}
+    rate = at_least or share * most
+    while high > _BOUNDED * low and high >= _LEAST * most:
+        judged = judge.judged(rate)
+        if judge.fails(judged):
+            high, summary = rate, summary if low else judged
+            if rate == at_least:
+                break
         else:
-            high = middle
-    return _confirmed(judge, low, high, most)
+            low, summary = rate, judged
+        if low and high < most:
+            rate = math.sqrt(low * high)
+        elif low:  # the guess was low: up, in growing steps
+            rate, step = min(max(low * step, share * most), most), step**1.5
+        else:
+            rate, step = high / step, step**1.5
+    return Rate(low, high, summary, confirmed=False)
 
 
-def _confirmed(judge: _Judge, low: float, high: float, most: float) -> LargestRate:
-    """The largest rate by long streams, where short ones say that it is between two."""
-    step = high / low
-    best = judge.confirmed(low)
+def confirmed_rate(judge: Judge, bound: Rate, most: float, at_least: float = 0.0) -> Rate:
+    """The largest rate by long streams, where short ones bound it.
+
+    Parameters
+    ----------
+    at_least : float
+        A service that misses the limits at this rate is looked at no further, and its bound is lowered to it [1/s].
+    """
+    low, high = bound.rate or bound.above / _STEP, bound.above
+    if at_least:
+        best = judge.confirmed(at_least)
+        if best is None:
+            rate = min(bound.rate, at_least)
+            return dataclasses.replace(bound, rate=rate, above=at_least)
+        low = at_least
+    else:
+        best = judge.confirmed(low)
+    step = min(_STEP, high / low)
     while best is not None and high < most:  # up, as far as the limits are kept
         above = judge.confirmed(high)
         if above is None:
-            return LargestRate(low, high, best)
+            break
         low, high, best = high, min(high * step, most), above
     while best is None:  # down, in growing steps, until they are
         low, high, step = low / step, low, step**1.5
         if high < _LEAST * most:
-            return LargestRate(0.0, high, judge.judged(high, confirmed=True))
+            return Rate(0.0, high, judge.judged(high))
         best = judge.confirmed(low)
     while high > _WIDEST * low:
         middle = math.sqrt(low * high)
@@ -247,4 +298,21 @@ def _confirmed(judge: _Judge, low: float, high: float, most: float) -> LargestRa
             high = middle
         else:
             low, best = middle, between
-    return LargestRate(low, high, best)
+    while (best := judge.confirmed(low, final=True)) is None:
+        low, high = low / _BACK, low
+        if low < _LEAST * most:
+            return Rate(0.0, high, judge.judged(high))
+    return Rate(low, high, best)
+
+
+def fewest(counts: Sequence[int], misses: Callable[[int], bool]) -> int | None:
+    """The smallest of ascending `counts` of instances that does not miss the limits, looked for upwards; None where all do."""
+    low, high, step = -1, 0, 1
+    while high < len(counts) and misses(counts[high]):
+        if high == len(counts) - 1:
+            return None
+        low, high, step = high, min(high + step, len(counts) - 1), 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if misses(counts[middle]) else (low, middle)
+    return counts[high] if counts else None

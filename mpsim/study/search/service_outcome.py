@@ -24,7 +24,7 @@ SERVICE_OBJECTIVES: Mapping[str, str] = {
 SERVICE_REASONS: Mapping[str, str] = {
     "simulated": "simulated",
     "bound": "ruled out: even its upper bound is below the best found",
-    "rate": "does not keep the limits at the rate of the last of the best",
+    "slow": "too slow for the rate of the workload, whatever its limits",
     "slo": "cannot keep the limits even when it is empty",
     "memory": "needs more memory than allowed",
     "price": "costs more per hour than allowed",
@@ -51,6 +51,8 @@ class FoundService:
         What was known before: it is no better than this.
     price_per_hour : float or None
         Of these accelerators [USD/h].
+    meets_slo : bool or None
+        None where only short streams have judged it: `objective` is then a bound, not surely kept.
     summary : mapping of str to object
         In the shape of ``mpsim run --json``; of the objective ``rate`` at that rate.
     above : float, optional
@@ -62,7 +64,7 @@ class FoundService:
     bound: float
     accelerators: int
     price_per_hour: float | None
-    meets_slo: bool
+    meets_slo: bool | None
     summary: Mapping[str, Any]
     above: float | None = None
 
@@ -77,8 +79,15 @@ class FoundService:
         return bool(self.summary["steady_state"]["reached"])
 
     @property
+    def misses(self) -> bool:
+        """Whether it is known to miss the limits."""
+        return self.meets_slo is False
+
+    @property
     def verdict(self) -> str:
         """Whether the limits are kept, and in a steady state."""
+        if self.meets_slo is None:
+            return "not confirmed"
         return ("kept" if self.meets_slo else "MISSED") + ("" if self.steady else ", not steady")
 
     @property
@@ -160,12 +169,16 @@ class ServiceSearch(Outcome[FoundService]):
     @property
     def best(self) -> FoundService | None:
         """The best service; None if none keeps the limits."""
-        return next((row for row in self.rows if row.meets_slo), None)
+        return next((row for row in self.rows if not row.misses), None)
 
     @property
     def front(self) -> tuple[FoundService, ...]:
-        """Simulated services that no other beats in tokens/s of a user and of an accelerator at once, the fastest for users first."""
-        ordered = sorted(self.rows, key=lambda row: (-row.per_user, -row.per_accelerator))
+        """Simulated services that no other beats in tokens/s of a user and of an accelerator at once, the fastest for users first.
+
+        A rate at which a service misses its limits is no point of it.
+        """
+        points = [row for row in self.rows if row.summary["slo"]["met"] or row.above is None]
+        ordered = sorted(points, key=lambda row: (-row.per_user, -row.per_accelerator))
         front: list[FoundService] = []
         for row in ordered:
             if not front or row.per_accelerator > front[-1].per_accelerator:
@@ -217,7 +230,7 @@ def _line(rank: int, row: FoundService) -> tuple[str, ...]:
     cost = flat["cost_per_million_output_tokens"]
     return (
         str(rank),
-        f"{row.objective:.5g}" + ("" if row.above is None else f" to {row.above:.5g}"),
+        _figure(row),
         _milli(flat["ttft_p99_s"]),
         _milli(flat["tpot_p99_s"]),
         *row.figures,
@@ -226,6 +239,15 @@ def _line(rank: int, row: FoundService) -> tuple[str, ...]:
         row.verdict,
         row.name,
     )
+
+
+def _figure(row: FoundService) -> str:
+    """The objective, with the interval that holds it; of what is not confirmed its bound."""
+    if row.above is None:
+        return f"{row.objective:.5g}" if row.meets_slo is not None else f"> {row.objective:.5g}"
+    if row.meets_slo is None:
+        return f"< {row.above:.5g}"
+    return f"{row.objective:.5g} to {row.above:.5g}"
 
 
 def _milli(seconds: object) -> str:

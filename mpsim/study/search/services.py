@@ -12,6 +12,7 @@ from mpsim.errors import ScenarioError, nearest
 from mpsim.scenario import Scenario
 from mpsim.serving.bounds import bound_service
 from mpsim.serving.plan import ServicePlan
+from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
@@ -19,7 +20,17 @@ from mpsim.study.journal import Entry, Journal, name_of
 from mpsim.study.search.branch_and_bound import BranchAndBound, Progress, Space
 from mpsim.study.search.given import Clock, Limits, defaults, nameplate_power, split_axes
 from mpsim.study.search.queue import Waiting
-from mpsim.study.search.rate import Streams, largest_rate, require_stream, saturation
+from mpsim.study.search.rate import (
+    Judge,
+    Rate,
+    Streams,
+    bounded_rate,
+    confirmed_rate,
+    fewest,
+    has_stream,
+    require_stream,
+    saturation,
+)
 from mpsim.study.search.service_layouts import AXES, ServiceLayout, ServiceLayouts
 from mpsim.study.search.service_outcome import (
     SERVICE_OBJECTIVES,
@@ -32,6 +43,7 @@ __all__ = ["search_services"]
 
 _HOUR = 3600.0
 _MEGA = 1e6
+_ROUNDING = 1e-9
 _FIGURES = {
     "goodput": "goodput_per_s",
     "throughput": "output_tokens_per_s_per_accelerator",
@@ -125,7 +137,7 @@ def search_services(
         top=most,
         rows=services.ranking,
         counts={name: count for name, count in services.counts.items() if count},
-        complete=run.complete and not run.interrupted,
+        complete=run.complete and not run.interrupted and services.unsettled() is None,
         interrupted=run.interrupted,
         remarks=journal.remarks,
     )
@@ -138,9 +150,11 @@ class _Candidate:
     Parameters
     ----------
     requests : Streams, Requests or None
-        Streams for the rate; None where only a run shows how many there are.
+        Streams where limits have to be kept for long; None where only a run shows how many there are.
     bound : float
         The objective is no better.
+    counts : sequence of int
+        Numbers of instances of which the fewest are looked for; empty where the layout has its own.
     """
 
     layout: ServiceLayout
@@ -148,18 +162,13 @@ class _Candidate:
     bound: float
     least: float
     digest: str
+    counts: Sequence[int] = ()
     group: int = 0
 
     @property
     def plan(self) -> ServicePlan:
         """Its plan."""
         return self.layout.plan
-
-    @property
-    def price(self) -> float | None:
-        """Price of its accelerators [USD/h]; None without one."""
-        each = self.plan.cluster.accelerator.price_per_hour
-        return None if each is None else each * self.plan.accelerators
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -174,7 +183,12 @@ class Services(Space[_Candidate]):
 
     def __post_init__(self) -> None:
         self._streams: dict[int, Streams | Requests | None] = {}
-        self._rows: list[FoundService] = []
+        self._judges: dict[tuple[str, int], Judge] = {}
+        self._rows: dict[_Candidate, FoundService] = {}
+        self._entries: dict[_Candidate, Entry] = {}
+        self._share: float | None = (
+            None  # of what the last service could serve at most, that it did
+        )
 
     @property
     def nothing(self) -> str:
@@ -186,17 +200,18 @@ class Services(Space[_Candidate]):
 
     @property
     def ranking(self) -> tuple[FoundService, ...]:
-        """Rank by the limits kept first, of equal ones by the fewest accelerators, then the fastest."""
+        """Rank by the limits kept first, of equal ones what is confirmed, the fewest accelerators, the fastest."""
+        return tuple(sorted(self._rows.values(), key=self._rank))
 
-        def rank(row: FoundService) -> tuple[bool, float, int, float]:
-            score = score_of(self.objective, row.objective)
-            return not row.meets_slo, score, row.accelerators, -row.per_user
-
-        return tuple(sorted(self._rows, key=rank))
+    def _rank(self, row: FoundService) -> tuple[bool, float, bool, int, float]:
+        score = score_of(self.objective, row.objective)
+        open_ = row.meets_slo is None
+        return row.misses, score, open_, row.accelerators, -row.per_user
 
     def frames(self) -> Iterator[Waiting]:
         """All layouts of every combination of the keys that are no axes, looked at one by one."""
         split = split_axes(self.over, AXES)
+        self._given = split.axes
         layouts: list[tuple[int, ServiceLayout]] = []
         for place, chosen in enumerate(itertools.product(*split.others.values())):
             values = dict(zip(split.others, chosen, strict=True))
@@ -219,18 +234,40 @@ class Services(Space[_Candidate]):
         for place, layout in part:
             if place not in self._streams:
                 self._streams[place] = (
-                    Streams(layout.plan) if self.objective == "rate" else _stream(layout)
+                    Streams(layout.plan) if self._lasts(layout.scenario) else _stream(layout)
                 )
             if self._too_large(layout):
                 self.counts["memory"] += 1
                 continue
-            bound = self._bound(layout, self._streams[place])
+            requests = self._streams[place]
+            bound = self._bound(layout, requests)
             if bound is None:
                 self.counts["slo"] += 1
                 continue
+            counts: Sequence[int] = ()
+            if self.objective == "cost" and isinstance(requests, Streams):
+                counts = self._counts(layout, requests)
+                if not counts:
+                    self.counts["slow"] += 1
+                    continue
+                bound = self._cost(layout.plan, requests, counts[0])
             least = score_of(self.objective, bound)
             name = name_of(self.scenario.digest, self.objective, dict(layout.values))
-            yield _Candidate(layout, self._streams[place], bound, least, name)
+            yield _Candidate(layout, requests, bound, least, name, counts)
+
+    def _lasts(self, scenario: Scenario) -> bool:
+        """Whether the limits have to be kept for as long as anybody looks, not by the stream of the file alone."""
+        service = scenario.service
+        return self.objective in ("rate", "cost") and has_stream(service.workload, service.slo)
+
+    def _counts(self, layout: ServiceLayout, streams: Streams) -> Sequence[int]:
+        """Numbers of instances that may serve the rate of the workload, the fewest first: none serves more than one alone, times their number."""
+        plan, most = layout.plan, layout.plan.replicas
+        free = "replicas" not in self._given and plan.prefill is None
+        least = 1
+        if self.prunes:
+            least = math.ceil(streams.rate * most / saturation(plan, streams) - _ROUNDING)
+        return range(least, most + 1) if free else range(most, most + (least <= most))
 
     def _bound(self, layout: ServiceLayout, requests: Streams | Requests | None) -> float | None:
         """The best that the objective can be; None where too few requests can keep the limits."""
@@ -244,7 +281,7 @@ class Services(Space[_Candidate]):
         if self.prunes and share < plan.slo.share:
             return None
         if isinstance(requests, Streams):
-            return saturation(plan, requests)
+            return len(sample) / bounds.busy
         if plan.workload.warmup:  # requests that do not count are among those bounded
             return anything
         duration, output = bounds.duration, float(requests.output.sum())
@@ -254,6 +291,11 @@ class Services(Space[_Candidate]):
             return output / duration / plan.accelerators
         each = plan.cluster.accelerator.price_per_hour or 0.0
         return each * plan.accelerators * duration / _HOUR / output * _MEGA
+
+    def _cost(self, plan: ServicePlan, streams: Streams, replicas: int) -> float:
+        """USD of a million output tokens, where so many instances serve all requests of the workload."""
+        tokens = streams.rate * float(streams.sample.output.mean())
+        return _price(plan, replicas) / _HOUR / tokens * _MEGA
 
     def _affordable(self, scenario: Scenario) -> int:
         """Accelerators within the limits of price and power."""
@@ -291,15 +333,13 @@ class Services(Space[_Candidate]):
 
     def _simulated(self, candidate: _Candidate, worst: float) -> Entry:
         scenario, plan, requests = candidate.layout.scenario, candidate.plan, candidate.requests
+        if candidate.counts:
+            return self._fewest(candidate, candidate.counts, worst if self.prunes else math.inf)
         if isinstance(requests, Streams):
-            found = largest_rate(
-                scenario,
-                plan,
-                requests,
-                steps=int(defaults("serving")["rate_steps"]),
-                at_least=-worst if self.prunes and worst < math.inf else 0.0,
-            )
-            return {"objective": found.rate, "above": found.above, "summary": dict(found.summary)}
+            at_least = -worst if self.prunes and worst < math.inf else 0.0
+            share = {} if self._share is None else {"share": self._share}
+            judge = self._judge(candidate, plan.replicas)
+            return _of_rate(bounded_rate(judge, candidate.bound, at_least=at_least, **share))
         result = (
             run_service(scenario, plan)
             if requests is None
@@ -308,27 +348,112 @@ class Services(Space[_Candidate]):
         summary = dict(result.summary)
         return {"objective": summary[_FIGURES[self.objective]], "summary": summary}
 
+    def _fewest(self, candidate: _Candidate, counts: Sequence[int], worst: float) -> Entry:
+        """The fewest instances that short streams do not rule out, as long as they are no dearer than `worst`."""
+        streams = candidate.requests
+        assert isinstance(streams, Streams)
+        judged: dict[int, Mapping[str, object]] = {}
+
+        def misses(replicas: int) -> bool:
+            judge = self._judge(candidate, replicas)
+            judged[replicas] = judge.judged(streams.rate)
+            return judge.fails(judged[replicas])
+
+        cheap = [n for n in counts if self._cost(candidate.plan, streams, n) <= worst]
+        chosen = fewest(cheap, misses)
+        replicas = chosen or counts[min(len(cheap), len(counts) - 1)]
+        return {
+            "objective": self._cost(candidate.plan, streams, replicas),
+            "replicas": replicas,
+            "kept": None if chosen or len(cheap) < len(counts) else False,
+            "summary": judged.get(replicas) or judged[max(judged)],
+        }
+
+    def unsettled(self) -> _Candidate | None:
+        """The best so far, where only short streams have judged it."""
+        if not self._rows:
+            return None
+        best = min(self._rows, key=lambda candidate: self._rank(self._rows[candidate]))
+        return best if self._rows[best].meets_slo is None else None
+
+    def settle(self, candidate: _Candidate) -> Entry:
+        """Judge a service by long streams: it is confirmed, or its bound is lowered."""
+        known, streams = self._entries[candidate], candidate.requests
+        assert isinstance(streams, Streams)
+        if not candidate.counts:
+            judge = self._judge(candidate, candidate.plan.replicas)
+            bound = Rate(known["rate"], known["above"], known["summary"], confirmed=False)
+            return _of_rate(confirmed_rate(judge, bound, candidate.bound, self._settled))
+        replicas: int = known["replicas"]
+        if summary := self._judge(candidate, replicas).confirmed(streams.rate, final=True):
+            return {**known, "kept": True, "summary": dict(summary)}
+        more = [n for n in candidate.counts if n > replicas]
+        return self._fewest(candidate, more, math.inf) if more else {**known, "kept": False}
+
+    @property
+    def _settled(self) -> float:
+        """The largest rate that is confirmed so far; 0 without one [1/s]."""
+        return max((row.objective for row in self._rows.values() if row.meets_slo), default=0.0)
+
+    def _judge(self, candidate: _Candidate, replicas: int) -> Judge:
+        """A layout with so many instances before streams of its workload."""
+        key = candidate.digest, replicas
+        if key not in self._judges:
+            scenario, plan, streams = candidate.layout.scenario, candidate.plan, candidate.requests
+            assert isinstance(streams, Streams)
+            if replicas != plan.replicas:
+                serving = scenario.service.model_copy(update={"replicas": replicas})
+                scenario = scenario.model_copy(update={"serving": serving})
+                plan = make_service(scenario)
+            self._judges[key] = Judge(scenario, plan, streams)
+        return self._judges[key]
+
     def score(self, candidate: _Candidate, entry: Entry, worst: float) -> float | None:
-        """The objective; infinite for what misses the limits."""
+        """The objective, or its bound while long streams have not confirmed it; infinite for what misses the limits."""
         objective, summary = entry["objective"], entry["summary"]
         if summary is None:
             self.counts["requests"] += 1
             return None
-        if self.objective == "rate" and not objective and worst < 0:
-            self.counts["rate"] += 1
-            return None
+        plan, replicas = candidate.plan, entry.get("replicas", candidate.plan.replicas)
+        if "rate" in entry:
+            self._share = (entry["rate"] or entry["above"]) / candidate.bound
+        whole = plan.prefill is None and "replicas" in entry
+        priced = plan.cluster.accelerator.price_per_hour is not None
         row = FoundService(
-            values=candidate.layout.values,
+            values={**candidate.layout.values, **({AXES["replicas"]: replicas} if whole else {})},
             objective=objective,
             bound=candidate.bound,
-            accelerators=candidate.plan.accelerators,
+            accelerators=_accelerators(plan, replicas),
             above=entry.get("above"),
-            price_per_hour=candidate.price,
-            meets_slo=bool(summary["slo"]["met"]),
+            price_per_hour=_price(plan, replicas) if priced else None,
+            meets_slo=entry["kept"] if "kept" in entry else bool(summary["slo"]["met"]),
             summary=summary,
         )
-        self._rows.append(row)
-        return score_of(self.objective, objective) if row.meets_slo else math.inf
+        self._rows[candidate], self._entries[candidate] = row, entry
+        return math.inf if row.misses else score_of(self.objective, objective)
+
+
+def _of_rate(found: Rate) -> Entry:
+    """A rate as a journal has it: the objective is the rate, or its bound while that is not confirmed."""
+    kept = bool(found.rate) if found.confirmed else None
+    shown = found.rate if found.confirmed else found.above
+    return {
+        "objective": shown,
+        "kept": kept,
+        "rate": found.rate,
+        "above": found.above,
+        "summary": dict(found.summary),
+    }
+
+
+def _accelerators(plan: ServicePlan, replicas: int) -> int:
+    """Accelerators of a plan with so many instances."""
+    return plan.accelerators + plan.tp * plan.pp * (replicas - plan.replicas)
+
+
+def _price(plan: ServicePlan, replicas: int) -> float:
+    """Price of the accelerators of so many instances of a plan [USD/h]."""
+    return (plan.cluster.accelerator.price_per_hour or 0.0) * _accelerators(plan, replicas)
 
 
 def _stream(layout: ServiceLayout) -> Requests | None:
