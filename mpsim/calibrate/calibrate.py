@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -28,6 +27,7 @@ from mpsim.calibrate.machine import (
     input_of,
     link_entry,
     nic_entry,
+    others_of,
     sheet_entry,
 )
 from mpsim.calibrate.parts import Fit, limit, merged, range_warnings
@@ -35,7 +35,7 @@ from mpsim.calibrate.points import Point, kernel_points
 from mpsim.calibrate.serving import fit_serving
 from mpsim.errors import CalibrationError, HardwareError
 from mpsim.formats.words import gpu
-from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
+from mpsim.hardware import Accelerator, Cluster, Link, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration
 from mpsim.inputs import open_regular
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
@@ -59,7 +59,7 @@ class Calibrated:
         Of the machine file.
     """
 
-    document: Mapping[str, Any]
+    document: Mapping[str, object]
     fit: Fit
     warnings: tuple[str, ...]
 
@@ -102,7 +102,11 @@ def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str =
     points = kernel_points(measurements)
     sheet = _datasheet(on, device, header)
     as_of = _as_of(header)
-    entry = sheet_entry(sheet) if sheet else _cpu(header, points, as_of)
+    if sheet is None:
+        assert header is not None, "without a header there is a datasheet"
+        entry = cpu_entry(header, points, as_of)
+    else:
+        entry = sheet_entry(sheet)
     collectives = collective_points(measurements)
     library = next((source.library for source in sources if source.library), "")
     frame = Frame(
@@ -124,7 +128,7 @@ def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str =
     warnings = (
         *(text for source in sources for text in source.warnings),
         *fit.warnings,
-        *_busy_warnings(frame.inputs),
+        *_busy_warnings(sources),
         *range_warnings(fit.constants),
         *_noise_warnings(fit),
     )
@@ -167,12 +171,8 @@ def calibrate_serving(
         nodes=1,
         library="",
         inputs=[
-            {
-                "file": Path(file).name,
-                "tool": "table of measured services",
-                "sha256": _digest(str(file)),
-            }
-            for file in files
+            {"file": Path(f).name, "tool": "table of measured services", "sha256": _digest(str(f))}
+            for f in files
         ],
     )
     warnings = (*fit.warnings, *range_warnings(fit.constants))
@@ -255,12 +255,7 @@ def _datasheet(on: str, device: str, header: Header | None) -> Accelerator | Non
         ) from None
 
 
-def _cpu(header: Header | None, points: Sequence[Point], as_of: str) -> dict[str, Any]:
-    assert header is not None, "without a header there is a datasheet"
-    return cpu_entry(header, points, as_of)
-
-
-def _usual_link(sheet: Accelerator | None) -> Any:
+def _usual_link(sheet: Accelerator | None) -> Link | None:
     return link(sheet.scale_up) if sheet is not None and sheet.scale_up else None
 
 
@@ -274,11 +269,8 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
     """Refuse files of different machines or software."""
     if not sources:
         raise CalibrationError("no file was given")
-    with_header = [source for source in sources if source.header]
-    for other in with_header[1:]:
-        first = with_header[0]
-        assert first.header is not None
-        assert other.header is not None
+    first, *others = [s for s in sources if s.header] or [sources[0]]
+    for other in others:
         for field in ("device_name", "torch", "nccl", "driver"):
             a, b = getattr(first.header, field), getattr(other.header, field)
             if a != b:
@@ -294,11 +286,11 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
             )
 
 
-def _busy_warnings(inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for entry in inputs:
-        if entry["others"] > BUSY_ABOVE:
+def _busy_warnings(sources: Sequence[Source]) -> Iterator[str]:
+    for source in sources:
+        if (others := others_of(source)) > BUSY_ABOVE:
             yield (
-                f"{entry['file']}: other processes used {entry['others']:.0%} of the host; measure again when it is quiet, and give "
+                f"{Path(source.file).name}: other processes used {others:.0%} of the host; measure again when it is quiet, and give "
                 "both files: the quietest of each measurement counts"
             )
 

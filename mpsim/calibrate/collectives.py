@@ -33,10 +33,12 @@ def collective_points(measurements: Iterable[Measurement]) -> list[Point]:
     holds many calls.
     """
     points = [
-        Point.of(
-            measurement,
-            f"{measurement.op}/{len(measurement.group)}x{measurement.domains}",
-            float(measurement.shape.get("bytes", 0)),
+        dataclasses.replace(
+            Point.of(
+                measurement,
+                f"{measurement.op}/{len(measurement.group)}x{measurement.domains}",
+                float(measurement.shape.get("bytes", 0)),
+            ),
             seconds=measurement.median,
             precision="",
             ranks=len(measurement.group),
@@ -134,10 +136,9 @@ def _host_constants(
 
     measured = np.array([p.seconds for rows in series for p in rows])
     estimates = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
+    units = {leaf: "B/s" if leaf.endswith("_bandwidth") else "s" for leaf in leaves}
     return {
-        f"{prefix}.{estimate.name}": fitted(
-            estimate, "B/s" if estimate.name.endswith("_bandwidth") else "s"
-        )
+        f"{prefix}.{estimate.name}": fitted(estimate, units[estimate.name])
         for estimate in estimates
         if estimate.identified
     }

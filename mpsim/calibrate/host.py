@@ -25,9 +25,8 @@ _EAGER = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
 _PRESET = "torch-ddp"  # eager PyTorch: counts of launches of a layer
 _FEWEST = 4
 _MEMORY = "kernels.gemm.memory_fraction"
-_CACHE = (
-    10.0  # times the largest share of the memory rate: what is left of the memory's time is nothing
-)
+# times the largest share of the memory rate: what is left of the memory's time is nothing
+_CACHE = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,27 +58,20 @@ def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[
     for measurement in measurements:
         if measurement.op != "transformer_layer" or measurement.phase != "burst":
             continue
-        precision = measurement.precision
+        precision, way = measurement.precision, measurement.variant.get("pass")
         if precision not in chip.peak_flops:
             continue
         software = framework(_PRESET).in_precision(precision)
-        layer = _expanded(measurement, software)
-        forward = measurement.variant.get("pass") == "forward"
-        operators = layer.forward if forward else layer.backward
+        layer, host = _expanded(measurement, software), software.host
+        operators, launches = layer.backward, host.layer_launches_backward
+        if way == "forward":
+            operators, launches = layer.forward, host.layer_launches_forward
         where = chip if measurement.shape.get("layers", 1) > 1 else cached
         times = KernelModel(where, precision, clocks="sustained").seconds(operators)
         eager = np.array([o.kind in _EAGER for o in operators])
-        host = software.host
-        works.append(
-            LayerWork(
-                Point.of(
-                    measurement, f"layer/{measurement.variant.get('pass')}", measurement.flops
-                ),
-                float(times[eager].sum()),
-                float(times[~eager].sum()),
-                host.layer_launches_forward if forward else host.layer_launches_backward,
-            )
-        )
+        point = Point.of(measurement, f"layer/{way}", measurement.flops)
+        streams, others = float(times[eager].sum()), float(times[~eager].sum())
+        works.append(LayerWork(point, streams, others, launches))
     points = hold_out([work.point for work in works])
     return [
         dataclasses.replace(work, point=point) for work, point in zip(works, points, strict=True)
@@ -124,37 +116,27 @@ def fit_host(works: Sequence[LayerWork]) -> Fit:
     autograd and the interpreter add to each call.
     """
     if len(works) < _FEWEST:
-        return Fit(
-            warnings=(
-                "too few layers were measured: what the host adds to kernels is taken as nothing",
-            )
-        )
+        few = "too few layers were measured: what the host adds to kernels is taken as nothing"
+        return Fit(warnings=(few,))
     train = [work for work in works if not work.point.held_out]
-    estimates = fit_robust(
+    call, factor = fit_robust(
         lambda x: _times(train, x),
         [unknown("host_call"), unknown("memory_kernel_factor")],
         np.array([work.point.seconds for work in train]),
     )
-    call, factor = estimates
     predicted = _times(works, np.array([call.value, factor.value]))
     fields = {
         "launch_cost": format_quantity(call.value, Dimension.TIME, digits=4),
         "memory_kernel_factor": float(f"{factor.value:.4g}"),
     }
-    points = [work.point for work in works]
+    named = {"the cost of a call": call, "the factor of memory-bound kernels": factor}
     warnings = tuple(
         f"{name} of a layer is at the bound of its fit ({estimate.value:.3g}): kernels alone do not explain a layer"
-        for name, estimate in (
-            ("the cost of a call", call),
-            ("the factor of memory-bound kernels", factor),
-        )
+        for name, estimate in named.items()
         if estimate.at_bound and estimate.value > 1.0
     )
-    return Fit(
-        framework=fields,
-        scores=(score("layers", "constants", points, predicted),),
-        warnings=warnings,
-    )
+    scored = score("layers", "constants", [work.point for work in works], predicted)
+    return Fit(framework=fields, scores=(scored,), warnings=warnings)
 
 
 def _times(works: Sequence[LayerWork], values: Floats) -> Floats:

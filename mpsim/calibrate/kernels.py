@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,54 +42,41 @@ def fit_gemm(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
         if not burst:
             return Fit()
         return Fit(warnings=(f"fewer than {_FEWEST} matrix products in {main}: none were fitted",))
-    shape, weight = _gemm_shape(own, chip, main)
+    shape = _gemm_shape(own, chip, main)
     constants = {
         f"kernels.gemm.{prefix}{leaf}": fitted(shape[leaf], "s" if leaf == "launch" else "1")
         for leaf in _SHAPE
         for prefix in ("", "burst_")
     }
-    constants["kernels.gemm_rules.weight_gradient"] = fitted(weight, "1")
+    constants["kernels.gemm_rules.weight_gradient"] = fitted(shape["weight_gradient"], "1")
     fits = []
     for precision in dict.fromkeys(p.precision for p in burst):
         mine = [p for p in burst if p.precision == precision]
         hot = [p for p in products if p.phase == "sustained" and p.precision == precision]
-        level = functools.partial(_gemm_level, chip, precision, shape, weight.value)
+        level = functools.partial(_gemm_level, chip, precision, shape)
         fits.append(level(mine, () if hot_only else hot, hot_only=hot_only))
     return merged([Fit(constants), *fits])
-
-
-def _gemm_columns(points: Sequence[Point]) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    rows = [p.operator for p in points if p.operator]
-    m, n, k, batch, moved = (
-        np.array([getattr(o, name) for o in rows], dtype=float)
-        for name in ("m", "n", "k", "batch", "bytes")
-    )
-    return m, n, k, batch, moved
 
 
 def _gemm_times(
     points: Sequence[Point], chip: Accelerator, precision: str, values: Mapping[str, float]
 ) -> Floats:
-    constants = GemmConstants(
-        compute_fraction=values["compute_fraction"],
-        memory_fraction=values["memory_fraction"],
-        launch=values["launch"],
-        knee=values["knee"],
+    constants = GemmConstants(**{leaf: values[leaf] for leaf in ("compute_fraction", *_SHAPE)})
+    rows = [p.operator for p in points if p.operator]
+    m, n, k, batch, moved = (
+        np.array([getattr(o, name) for o in rows], dtype=float)
+        for name in ("m", "n", "k", "batch", "bytes")
     )
-    times = gemm_seconds(
-        *_gemm_columns(points),
-        peak=chip.peak(precision),
-        bandwidth=chip.memory_bandwidth,
-        c=constants,
-    )
-    weight = np.array([p.operator.phase is Phase.WEIGHT_GRADIENT for p in points if p.operator])
+    peak, bandwidth = chip.peak(precision), chip.memory_bandwidth
+    times = gemm_seconds(m, n, k, batch, moved, peak=peak, bandwidth=bandwidth, c=constants)
+    weight = np.array([o.phase is Phase.WEIGHT_GRADIENT for o in rows])
     result: Floats = times * np.where(weight, values.get("weight_gradient", 1.0), 1.0)
     return result
 
 
 def _gemm_shape(
     points: Sequence[Point], chip: Accelerator, precision: str
-) -> tuple[Mapping[str, Estimate], Estimate]:
+) -> Mapping[str, Estimate]:
     train = [p for p in points if not p.held_out]
     leaves = ("compute_fraction", *_SHAPE, "weight_gradient")
     unknowns = [unknown(leaf) for leaf in leaves]
@@ -105,22 +92,20 @@ def _gemm_shape(
         bounded,
         np.array([p.seconds for p in train]),
     )
-    named = {estimate.name: estimate for estimate in estimates}
-    return named, named["weight_gradient"]
+    return {estimate.name: estimate for estimate in estimates}
 
 
 def _gemm_level(
     chip: Accelerator,
     precision: str,
     shape: Mapping[str, Estimate],
-    weight: float,
     burst: Sequence[Point],
     hot: Sequence[Point],
     *,
     hot_only: bool,
 ) -> Fit:
     """The fraction of one precision's peak, at both clocks; `hot_only` where those of `burst` ran at the lower ones too."""
-    fixed = {leaf: shape[leaf].value for leaf in _SHAPE} | {"weight_gradient": weight}
+    fixed = {leaf: estimate.value for leaf, estimate in shape.items()}
     train = [p for p in burst if not p.held_out]
 
     def times(points: Sequence[Point], fraction: float) -> Floats:
@@ -175,16 +160,14 @@ def _usually_kept(chip: Accelerator, precision: str) -> tuple[float, tuple[str, 
     return hot / burst, (text,)
 
 
+def _burst(points: Sequence[Point], precision: str, kinds: Collection[OperatorKind]) -> list[Point]:
+    rows = [p for p in points if p.precision == precision and p.phase == "burst"]
+    return [p for p in rows if p.operator and p.operator.kind in kinds]
+
+
 def fit_attention(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     """Fused attention: an endless rate and a half-way sequence for every mask and width, and the share of the forward pass."""
-    mine = [
-        p
-        for p in points
-        if p.operator
-        and p.operator.kind is OperatorKind.ATTENTION
-        and p.precision == main
-        and p.phase == "burst"
-    ]
+    mine = _burst(points, main, [OperatorKind.ATTENTION])
     fits = []
     for backend in dict.fromkeys(p.backend for p in mine):
         group = [p for p in mine if p.backend == backend]
@@ -288,14 +271,8 @@ def _chart_constants(
 
 def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     """Memory-bound kernels: a fraction of the memory rate for each kind, or a curve for each kernel and pass."""
-    mine = [
-        p
-        for p in points
-        if p.operator
-        and p.operator.kind not in (OperatorKind.GEMM, OperatorKind.ATTENTION)
-        and p.precision == main
-        and p.phase == "burst"
-    ]
+    compute = (OperatorKind.GEMM, OperatorKind.ATTENTION)
+    mine = _burst(points, main, [kind for kind in OperatorKind if kind not in compute])
     train = [p for p in mine if not p.held_out]
     if len(train) < _FEWEST:
         return Fit()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from mpsim.measured.records import Header
 from mpsim.measured.sources import Source
 from mpsim.units import Dimension, format_exact, format_quantity
 
-__all__ = ["Frame", "cpu_entry", "document_of", "link_entry", "sheet_entry"]
+__all__ = ["Frame", "cpu_entry", "document_of", "link_entry", "others_of", "sheet_entry"]
 
-_PERCENT = 100
+Entry: TypeAlias = dict[str, object]
+"""What a machine file holds under one key."""
 _DIGITS = 4
 _LOOPBACK = "10 GB/s"
 _WATTS = "10 W"
@@ -44,16 +45,16 @@ class Frame:
     source: str
     as_of: str
     datasheet: str
-    accelerator: Mapping[str, Any]
-    scale_up: Mapping[str, Any]
-    nic: Mapping[str, Any] | None
+    accelerator: Entry
+    scale_up: Entry
+    nic: Entry | None
     per_node: int
     nodes: int
     library: str
-    inputs: Sequence[Mapping[str, Any]]
+    inputs: Sequence[Entry]
 
 
-def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> dict[str, Any]:
+def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> Entry:
     """A rank of a CPU as an accelerator: its peaks are the fastest products that were measured.
 
     Raises
@@ -109,18 +110,16 @@ def _largest_streams(points: Sequence[Point]) -> Iterator[Point]:
             yield max(mine, key=lambda point: point.size)
 
 
-def sheet_entry(chip: Accelerator) -> dict[str, Any]:
+def sheet_entry(chip: Accelerator) -> Entry:
     """An accelerator of the catalog, as its datasheet has it: fractions of it are what was measured."""
-    peaks = {
-        name: format_exact(peak, Dimension.FLOP_RATE) for name, peak in chip.peak_flops.items()
-    }
-    entry: dict[str, Any] = {
+    peaks = chip.peak_flops.items()
+    entry: Entry = {
         "title": chip.title,
         "vendor": chip.vendor,
         "family": chip.family,
         "year": chip.year,
         "compute_units": chip.compute_units,
-        "peak_flops": peaks,
+        "peak_flops": {name: format_exact(peak, Dimension.FLOP_RATE) for name, peak in peaks},
         "memory": format_exact(chip.memory_bytes, Dimension.BYTES),
         "memory_bandwidth": format_exact(chip.memory_bandwidth, Dimension.BANDWIDTH),
         "tdp": format_exact(chip.tdp_w, Dimension.POWER),
@@ -128,23 +127,20 @@ def sheet_entry(chip: Accelerator) -> dict[str, Any]:
         "source": f"datasheet, as {chip.name} of the catalog",
         "as_of": str(chip.year),
     }
-    where_known = {
-        "scale_up": chip.scale_up,
-        "price_per_hour": _exact(chip.price_per_hour, Dimension.PRICE_RATE),
-        "boost_clock": _exact(chip.boost_clock_hz, Dimension.FREQUENCY),
-    }
-    return entry | {key: value for key, value in where_known.items() if value is not None}
+    if chip.scale_up is not None:
+        entry["scale_up"] = chip.scale_up
+    if chip.price_per_hour is not None:
+        entry["price_per_hour"] = format_exact(chip.price_per_hour, Dimension.PRICE_RATE)
+    if chip.boost_clock_hz is not None:
+        entry["boost_clock"] = format_exact(chip.boost_clock_hz, Dimension.FREQUENCY)
+    return entry
 
 
-def _exact(value: float | None, dimension: Dimension) -> str | None:
-    return None if value is None else format_exact(value, dimension)
-
-
-def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> dict[str, Any]:
+def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> Entry:
     """The link that joins the accelerators of a node: the link of the catalog, or the host, at the rate that was measured."""
     if joined is None:
         rate = _LOOPBACK if bandwidth is None else _rate(bandwidth)
-        entry: dict[str, Any] = {
+        entry: Entry = {
             "title": "loopback of the host",
             "shape": "host",
             "bandwidth": rate,
@@ -175,7 +171,7 @@ def _rate(bandwidth: float) -> str:
     return format_quantity(bandwidth, Dimension.BANDWIDTH, digits=_DIGITS)
 
 
-def nic_entry(as_of: str) -> dict[str, Any]:
+def nic_entry(as_of: str) -> Entry:
     """Between nodes: a generic NIC, whose share the library's measured constants and curves replace."""
     generic = link("generic-nic")
     return {
@@ -189,9 +185,9 @@ def nic_entry(as_of: str) -> dict[str, Any]:
     }
 
 
-def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> dict[str, Any]:
+def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> Entry:
     """The machine file as plain data."""
-    document: dict[str, Any] = {
+    document: Entry = {
         "schema": MACHINE_SCHEMA,
         "machine": frame.name,
         "source": frame.source,
@@ -221,15 +217,15 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> dict[str, An
     return {key: value for key, value in document.items() if value not in ("", [], {})}
 
 
-def _curve(curve: MeasuredCurve, *keys: str) -> dict[str, Any]:
+def _curve(curve: MeasuredCurve, *keys: str) -> Entry:
     named = {key: getattr(curve, key) for key in keys}
     return {**named, "bytes": list(curve.sizes), "seconds": list(curve.times)}
 
 
-def _fits(fit: Fit) -> Iterator[dict[str, Any]]:
+def _fits(fit: Fit) -> Iterator[Entry]:
     for score in fit.scores:
         held = score.errors(held_out=True)
-        entry: dict[str, Any] = {
+        entry: Entry = {
             "what": score.what,
             "form": score.form,
             "points": len(score.ids),
@@ -247,11 +243,16 @@ def _share(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.3g}")
 
 
-def input_of(source: Source, digest: str) -> dict[str, Any]:
+def others_of(source: Source) -> float:
+    """Share of the machine that other processes used while a file was measured."""
+    others = np.median([measurement.others for measurement in source.measurements])
+    return round(float(others), _DIGITS)
+
+
+def input_of(source: Source, digest: str) -> Entry:
     """A file that went in, by name and content, and what else ran on its machine meanwhile."""
-    others = float(np.median([measurement.others for measurement in source.measurements]))
     return {
-        "others": round(others, _DIGITS),
+        "others": others_of(source),
         "file": source.file.rpartition("/")[2],
         "tool": source.tool,
         "measurements": len(source.measurements),

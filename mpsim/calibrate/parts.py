@@ -6,7 +6,6 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown
 from mpsim.cost.curves import Curve
 from mpsim.hardware import Fitted, MeasuredCurve
-from mpsim.memo import remembered
+from mpsim.plot import Lines, residual_chart
 from mpsim.shipped import read_shipped
 
 __all__ = [
@@ -27,6 +26,7 @@ __all__ = [
     "merged",
     "prefers_curve",
     "range_warnings",
+    "residuals_of",
     "score",
     "unknown",
 ]
@@ -75,6 +75,13 @@ class Score:
         """Median absolute error; None where there are no such points."""
         errors = np.abs(self.errors(held_out=held_out))
         return float(np.median(errors)) if len(errors) else None
+
+
+def residuals_of(scores: Sequence[Score]) -> Lines:
+    """A chart of how far points of fits are from their forms."""
+    errors = [np.array(score.predicted) / np.array(score.measured) - 1.0 for score in scores]
+    held_out = [np.array(score.held_out, dtype=bool) for score in scores]
+    return residual_chart([score.what for score in scores], errors, held_out)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -186,22 +193,16 @@ def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = N
     return tuple(rising), tuple(float(f"{math.exp(logarithm):.{_DIGITS}g}") for logarithm in levels)
 
 
-@remembered(1)
-def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = read_shipped(__package__ or "", "data.yaml")
-    return data
-
-
 def unknown(leaf: str, *, name: str = "", scale: float = 1.0) -> Unknown:
     """A constant to be found, with the bounds of `leaf` times `scale`."""
-    *figures, prior = map(float, _data()["bounds"][leaf])
+    *figures, prior = map(float, read_shipped(__package__ or "", "data.yaml")["bounds"][leaf])
     start, low, high = (scale * x for x in figures)
     return Unknown(name or leaf, start, low, high, prior)
 
 
 def limit(name: str) -> float:
     """A limit by name."""
-    return float(_data()["limits"][name])
+    return float(read_shipped(__package__ or "", "data.yaml")["limits"][name])
 
 
 def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
@@ -210,8 +211,8 @@ def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
         if ".burst_" in name and name.replace(".burst_", ".") in constants:
             continue  # the same number under another name
         leaf = name.rpartition(".")[2]
-        for pattern, bounds in _data()["physical"].items():
-            low, high = map(float, bounds)
+        for pattern, ends in read_shipped(__package__ or "", "data.yaml")["physical"].items():
+            low, high = map(float, ends)
             if fnmatch.fnmatchcase(leaf, pattern) and not low <= constant.value <= high:
                 yield (
                     f"{name} is {constant.value:.4g} {constant.unit}, outside its physical range of {low:g} to {high:g}; "

@@ -6,7 +6,6 @@ import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.workload import (
@@ -31,13 +30,14 @@ _PHASES = {
     "wgrad": Phase.WEIGHT_GRADIENT,
     "backward": Phase.INPUT_GRADIENT,
 }
-_ROWS: Mapping[str, str] = MappingProxyType(
+_ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "layer_norm": "norm",
-        "gelu": "activation",
-        "add": "residual_add",
-        "dropout": "dropout",
-        "softmax": "softmax",
+        "layer_norm": ("norm",),
+        "gelu": ("activation",),
+        "add": ("residual_add",),
+        "dropout": ("dropout",),
+        "softmax": ("softmax",),
+        "silu_mul": ("gate", "gate_times_up"),
     }
 )
 _HOLD_ONE_OF = 5
@@ -87,31 +87,36 @@ class Point:
     backend: str = ""
 
     @classmethod
-    def of(cls, measurement: Measurement, series: str, size: float, **more: Any) -> Point:
-        """The point of a measurement; `more` are fields that it has beside, or otherwise."""
-        fields: dict[str, Any] = {
-            "operator": None,
-            "seconds": measurement.time,
-            "noise": measurement.noise,
-            "precision": measurement.precision,
-            "phase": measurement.phase,
-            "samples": len(measurement.samples),
-        }
-        return cls(measurement.id, series, size=size, **{**fields, **more})
+    def of(
+        cls, measurement: Measurement, series: str, size: float, operator: Operator | None = None
+    ) -> Point:
+        """The point of a measurement."""
+        return cls(
+            id=measurement.id,
+            series=series,
+            operator=operator,
+            size=size,
+            seconds=measurement.time,
+            noise=measurement.noise,
+            precision=measurement.precision,
+            phase=measurement.phase,
+            samples=len(measurement.samples),
+            backend=_backend(measurement) if measurement.op == "attention" else "",
+        )
 
 
 def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
     """Every kernel that has a place in our cost models, with some held out."""
     points = []
     for measurement in measurements:
-        operator = _operator(measurement)
+        make = _MAKERS.get(measurement.op)
+        operator = make(measurement) if make else None
         if operator is None and measurement.op not in ("adam", "copy", "launch"):
             continue
         words = ",".join(f"{key}={value}" for key, value in sorted(measurement.variant.items()))
         size = operator.flops or operator.bytes if operator else measurement.bytes
         series = f"{measurement.op}/{words}/{measurement.dtype}/{measurement.phase}"
-        backend = _backend(measurement) if measurement.op == "attention" else ""
-        points.append(Point.of(measurement, series, size, operator=operator, backend=backend))
+        points.append(Point.of(measurement, series, size, operator))
     return hold_out(points)
 
 
@@ -129,22 +134,23 @@ def hold_out(points: Sequence[Point]) -> list[Point]:
     return [dataclasses.replace(point, held_out=point.id in held) for point in points]
 
 
-def _operator(measurement: Measurement) -> Operator | None:
-    make = _MAKERS.get(measurement.op)
-    return make(measurement) if make else None
+def _phase(measurement: Measurement) -> Phase:
+    return _PHASES[str(measurement.variant.get("pass", "forward"))]
+
+
+def _element(measurement: Measurement) -> float:
+    return ELEMENT_BYTES.get(measurement.precision, _WIDE_RESULT)
 
 
 def _gemm(measurement: Measurement) -> Operator:
-    m, n, k = (measurement.shape[name] for name in "mnk")
-    batch = measurement.shape.get("batch", 1)
-    element = ELEMENT_BYTES.get(measurement.precision, _WIDE_RESULT)
+    element, shape = _element(measurement), measurement.shape
     return make_gemm(
         Role.KERNEL,
-        _PHASES[str(measurement.variant.get("pass", "forward"))],
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
+        _phase(measurement),
+        m=shape["m"],
+        n=shape["n"],
+        k=shape["k"],
+        batch=shape.get("batch", 1),
         element_bytes=element,
         result_bytes=max(element, _WIDE_RESULT),
     )
@@ -167,51 +173,31 @@ def _attention(measurement: Measurement) -> Operator | None:
         causal=bool(measurement.variant.get("causal", True)),
     )
     # points of both passes are compared by the FLOPs of forward
-    return dataclasses.replace(
-        forward, phase=_PHASES[str(measurement.variant.get("pass", "forward"))]
-    )
+    return dataclasses.replace(forward, phase=_phase(measurement))
 
 
 def _backend(measurement: Measurement) -> str:
     return str(measurement.variant.get("backend", "flash"))
 
 
-def _lowering(measurement: Measurement) -> Lowering:
-    element = int(ELEMENT_BYTES.get(measurement.precision, _WIDE_RESULT))
-    return Lowering(activation_bytes=element, weight_grad_bytes=element)
-
-
-def _row(measurement: Measurement) -> Operator:
-    """A kernel over (tokens, features), counted as a layer counts it."""
-    step = streaming(
-        _ROWS[measurement.op],
-        Split.NONE,
-        elements=measurement.shape["tokens"] * measurement.shape["features"],
-        lowering=_lowering(measurement),
-    )
-    return _of_pass(measurement, step.forward, step.backward[0])
-
-
-def _gate(measurement: Measurement) -> Operator:
-    """The two kernels of an unfused gated activation as one."""
-    elements, lowering = (
-        measurement.shape["tokens"] * measurement.shape["features"],
-        _lowering(measurement),
-    )
-    parts = [
-        streaming(name, Split.NONE, elements=elements, lowering=lowering)
-        for name in ("gate", "gate_times_up")
+def _rows(measurement: Measurement) -> Operator:
+    """A kernel over (tokens, features), counted as a layer counts it; an unfused gated activation has two."""
+    element = int(_element(measurement))
+    kernels = [
+        streaming(
+            name,
+            Split.NONE,
+            elements=measurement.shape["tokens"] * measurement.shape["features"],
+            lowering=Lowering(activation_bytes=element, weight_grad_bytes=element),
+        )
+        for name in _ROWS[measurement.op]
     ]
-    forward = dataclasses.replace(parts[0].forward, bytes=sum(p.forward.bytes for p in parts))
-    backward = dataclasses.replace(
-        parts[0].backward[0], bytes=sum(p.backward[0].bytes for p in parts)
-    )
-    return _of_pass(measurement, forward, backward)
+    passes = [_of_pass(measurement, kernel.forward, kernel.backward[0]) for kernel in kernels]
+    return dataclasses.replace(passes[0], bytes=sum(operator.bytes for operator in passes))
 
 
 def _embedding(measurement: Measurement) -> Operator:
-    element = ELEMENT_BYTES.get(measurement.precision, _WIDE_RESULT)
-    moved = element * measurement.shape["tokens"] * measurement.shape["features"]
+    moved = _element(measurement) * measurement.shape["tokens"] * measurement.shape["features"]
     forward = make_elementwise(
         Role.EMBEDDING, Phase.FORWARD, moved=2 * moved, kind=OperatorKind.EMBEDDING
     )
@@ -234,8 +220,7 @@ _MAKERS: Mapping[str, Callable[[Measurement], Operator | None]] = MappingProxyTy
     {
         "gemm": _gemm,
         "attention": _attention,
-        **dict.fromkeys(_ROWS, _row),
-        "silu_mul": _gate,
+        **dict.fromkeys(_ROWS, _rows),
         "embedding": _embedding,
         "cross_entropy": _loss,
     }

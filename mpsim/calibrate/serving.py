@@ -78,7 +78,7 @@ def fit_serving(points: Sequence[ServedPoint]) -> Fit:
     }
     held = others[:: max(1, len(others) // most)] if others else []
     every_point = [*chosen, *held]
-    predicted = _times(every_point, {name: found.value for name, found in constants.items()})
+    predicted = _times(every_point, {name: constant.value for name, constant in constants.items()})
     scores = tuple(_scores(every_point, predicted, len(chosen)))
     return Fit(constants, scores=scores, warnings=(*refused, *_bound_warnings(estimates)))
 
@@ -117,13 +117,13 @@ def _unknowns(points: Sequence[ServedPoint]) -> list[Unknown]:
     for point in points:
         for plan in point.plan.pools.values():
             starts |= _starts(plan)
-    found: list[Unknown] = []
+    unknowns: list[Unknown] = []
     for name, value in sorted(starts.items()):
         kind = "share" if _unit(name) == "1" else "time"
         reach = 3.0 if kind == "share" else 50.0
         high = min(value * reach, 1.0) if kind == "share" else value * reach
-        found.append(Unknown(name, value, value / reach, high, _PRIOR[kind]))
-    return found
+        unknowns.append(Unknown(name, value, value / reach, high, _PRIOR[kind]))
+    return unknowns
 
 
 def _starts(plan: ServicePlan) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -143,11 +143,11 @@ def _percent(value: float | None) -> str:
 
 def _draw(calibrated: Calibrated, folder: Path) -> None:
     """Residuals of every fit, and measured against fitted."""
-    from mpsim.calibrate.pictures import residuals_of
+    from mpsim.calibrate.parts import residuals_of
     from mpsim.cli.console import wrote
 
     folder.mkdir(parents=True, exist_ok=True)
-    groups: dict[str, list[Any]] = {"kernels": [], "collectives": []}
+    groups: dict[str, list[Score]] = {"kernels": [], "collectives": []}
     for score in calibrated.fit.scores:
         groups["collectives" if "rank" in score.what else "kernels"].append(score)
     for name, scores in groups.items():

@@ -24,17 +24,10 @@ from mpsim.measured.records import (
     Skipped,
 )
 
-__all__ = [
-    "RecordWriter",
-    "parse_line",
-    "partial_path",
-    "read_measured",
-    "to_line",
-]
+__all__ = ["RecordWriter", "parse_line", "partial_path", "read_measured", "to_line"]
 
-LONGEST_LINE: Final = (
-    64_000_000  # characters: a line of ours is far below, a trace of one object is not read
-)
+# characters: a line of ours is far below, a trace of one object is not read
+LONGEST_LINE: Final = 64_000_000
 _KINDS: Final = {"header": Header, "measurement": Measurement, "skipped": Skipped, "end": End}
 _PARTS: Final = {"ranks": RankRecord, "actions": Actions}
 _LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
@@ -148,18 +141,17 @@ class _Reading:
                 "a line after the end line; two files were joined, give each by itself"
             )
         if isinstance(line, Header):
-            self._take_header(line)
+            if self.header is not None:
+                raise CalibrationError(
+                    "a second header; two files were joined, give each by itself"
+                )
+            self.header = line
         elif isinstance(line, Measurement):
             self._take_measurement(line)
         elif isinstance(line, Skipped):
             self.skipped.append(line)
         else:
             self._take_end(line)
-
-    def _take_header(self, header: Header) -> None:
-        if self.header is not None:
-            raise CalibrationError("a second header; two files were joined, give each by itself")
-        self.header = header
 
     def _take_measurement(self, measurement: Measurement) -> None:
         assert self.header is not None
@@ -201,19 +193,15 @@ class RecordWriter:
     ----------
     path : Path
         The file that will be written. Until `finish` the lines go to ``<path>.partial``, so that a file under its own name is whole.
-    append : bool
-        Go on with the partial file that is there.
     """
 
-    def __init__(self, path: Path, *, append: bool = False) -> None:
-        self.path = path
-        self.partial = partial_path(path)
-        self.append = append
+    def __init__(self, path: Path) -> None:
+        self.path, self.partial = path, partial_path(path)
         self._stream: TextIO | None = None
 
     def __enter__(self) -> Self:
         self.partial.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = self.partial.open("a" if self.append else "w", encoding="utf-8")
+        self._stream = self.partial.open("w", encoding="utf-8")
         return self
 
     def __exit__(self, *_: object) -> None:

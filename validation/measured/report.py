@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpsim.calibrate import Calibrated, Score, calibrate
-from mpsim.calibrate.pictures import residuals_of
+from mpsim.calibrate.parts import residuals_of
 from mpsim.cli.validate import verdict
 from mpsim.measured.files import read_measured
 from mpsim.measured.sources import read_source

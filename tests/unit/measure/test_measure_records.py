@@ -98,13 +98,12 @@ def test_orders_are_by_start() -> None:
 
 
 def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
-    """Until the end line is written the lines are in another file, which can be gone on with."""
+    """Until the end line is written the lines are in another file."""
     path = tmp_path / "m.jsonl"
     with RecordWriter(path) as writer:
         writer.write(HEADER)
-    assert not path.exists()
-    with RecordWriter(path, append=True) as writer:
         writer.write(ONE)
+        assert not path.exists()
         writer.finish(END)
     assert not partial_path(path).exists()
     assert read_measured(path).measurements == (ONE,)
