@@ -138,17 +138,9 @@ class Cluster:
         return next((tier for tier in self.tiers if tier.nodes >= span), None) if span > 1 else None
 
     def node_bandwidth(self, span: int) -> float:
-        """Bandwidth with which each of `span` neighbouring nodes can send at once to nodes far away in the span.
+        """Bandwidth of a node to `span` others, less what tiers below the one crossed thin [B/s].
 
-        Parameters
-        ----------
-        span : int
-            Nodes that talk, counted as neighbours from the start of a leaf.
-
-        Returns
-        -------
-        float
-            All NICs of a node, less the oversubscription of the tiers below the one crossed [B/s].
+        All nodes from the start of a leaf send at once to nodes far away in the span.
         """
         crossed = self.tier_between(span)
         below = [tier for tier in self.tiers if crossed and tier.nodes < crossed.nodes]

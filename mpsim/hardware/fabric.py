@@ -34,6 +34,7 @@ class FabricKind(enum.StrEnum):
 
 _RAILS = (FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY, FabricKind.DUAL_PLANE)
 _UNTIERED = (FabricKind.TORUS, FabricKind.GRAPH)
+_FEWEST_PORTS = 4  # of a switch: two down, two up
 
 
 class Routing(enum.StrEnum):
@@ -110,34 +111,33 @@ class Fabric:
         return self.shape
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(number) and number >= 1 for number in self.above):
-            raise HardwareError(
-                f"fabric: oversubscription above the leaves is {self.above}, needed 1 or more each"
-            )
-        if self.planes < 1 or not all(number >= 1 for number in self.shape):
-            raise HardwareError("fabric: planes and lengths of axes have to be 1 or more")
-        if not all(number > 0 for number in self.widths):
-            raise HardwareError(f"fabric: widths are {self.widths}, needed more than 0 each")
-        if self.widths and len(self.widths) != (len(self.shape) or self.axes):
-            raise HardwareError(
-                f"fabric: got {len(self.widths)} widths for {len(self.shape) or self.axes} axes; needed one each"
-            )
-        if (self.kind is FabricKind.GRAPH) != bool(self.links):
-            raise HardwareError("fabric: kind graph needs links, and links need kind graph")
-        if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
-            raise HardwareError(
-                f"fabric: oversubscription is {self.oversubscription:g}, needed 1 (full bisection) or more"
-            )
-        if not (math.isfinite(self.hop_latency) and self.hop_latency >= 0):
-            raise HardwareError(
-                f"fabric: hop_latency is {self.hop_latency:g} s, needed 0 s or more"
-            )
-        if self.radix < 0 or self.radix in (1, 2, 3):
-            raise HardwareError(
-                f"fabric: radix is {self.radix}, needed 4 ports or more, or 0 for no limit"
-            )
-        if self.axes < 1:
-            raise HardwareError(f"fabric: axes is {self.axes}, needed 1 or more")
+        axes = len(self.shape) or self.axes
+        needs = {
+            f"oversubscription above the leaves is {self.above}, needed 1 or more each": all(
+                math.isfinite(number) and number >= 1 for number in self.above
+            ),
+            "planes and lengths of axes have to be 1 or more": min((self.planes, *self.shape)) >= 1,
+            f"widths are {self.widths}, needed more than 0 each": all(n > 0 for n in self.widths),
+            f"got {len(self.widths)} widths for {axes} axes; needed one each": (
+                len(self.widths) in (0, axes)
+            ),
+            "kind graph needs links, and links need kind graph": (
+                (self.kind is FabricKind.GRAPH) == bool(self.links)
+            ),
+            f"oversubscription is {self.oversubscription:g}, needed 1 (full bisection) or more": (
+                math.isfinite(self.oversubscription) and self.oversubscription >= 1
+            ),
+            f"hop_latency is {self.hop_latency:g} s, needed 0 s or more": (
+                math.isfinite(self.hop_latency) and self.hop_latency >= 0
+            ),
+            f"radix is {self.radix}, needed 4 ports or more, or 0 for no limit": (
+                self.radix == 0 or self.radix >= _FEWEST_PORTS
+            ),
+            f"axes is {self.axes}, needed 1 or more": self.axes >= 1,
+        }
+        for need, is_met in needs.items():
+            if not is_met:
+                raise HardwareError(f"fabric: {need}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,19 +177,9 @@ class Tier:
 
 @remembered(256)
 def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tuple[Tier, ...]:
-    """The tiers that join `nodes` nodes of `nics` ports of `bandwidth` each.
+    """Tiers that join nodes of so many NICs of `bandwidth` each [B/s per direction], lowest first.
 
-    Parameters
-    ----------
-    nodes, nics : int
-        Nodes, and network ports of one node.
-    bandwidth : float
-        Of one port [B/s per direction].
-
-    Returns
-    -------
-    tuple of Tier
-        Lowest first; empty for a torus, for one node, and for nodes without NICs.
+    There are none in a torus, for one node, and for nodes without NICs.
 
     Notes
     -----
@@ -324,19 +314,7 @@ def _next_tier(
 
 
 def torus_shape(members: int, axes: int) -> tuple[int, ...]:
-    """The most cube-like torus of `members` on `axes` axes, longest axis first.
-
-    Parameters
-    ----------
-    members : int
-        How many to arrange, at least 1.
-    axes : int
-        Dimensions of the torus, at least 1.
-
-    Returns
-    -------
-    tuple of int
-        Lengths that multiply to `members`.
+    """Lengths of the most cube-like torus of `members` on `axes` axes, longest axis first.
 
     Examples
     --------

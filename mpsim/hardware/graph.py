@@ -27,17 +27,9 @@ Edge: TypeAlias = tuple[Vertex, Vertex, float, str, str]
 
 
 def cluster_graph(cluster: Cluster, *, scale_up: bool = True) -> nx.DiGraph:
-    """Draw the network between the nodes of `cluster`.
+    """Draw the network between the nodes of `cluster`, every link in both directions.
 
-    Parameters
-    ----------
-    scale_up : bool
-        Whether to add scale-up links that leave a node (NVL72, ICI); those inside a node never appear.
-
-    Returns
-    -------
-    nx.DiGraph
-        Both directions of every link, each with its own ``capacity``.
+    With `scale_up` also links of that kind that leave a node (NVL72, ICI), never those inside.
 
     Examples
     --------

@@ -6,35 +6,12 @@ import dataclasses
 import math
 
 from mpsim.hardware.cluster import Cluster
-from mpsim.hardware.fabric import FabricKind
+from mpsim.hardware.fabric import FabricKind, Tier
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["Inventory", "Row", "inventory_of"]
+__all__ = ["Inventory", "inventory_of"]
 
 _HALF = 2
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One tier.
-
-    Parameters
-    ----------
-    units, nodes, switches, cables : int
-        Units, nodes below one of them, switches in all, cables to the tier below (or among themselves).
-    up_bandwidth : float
-        From one unit to the tier above [B/s per direction]; 0 at the top.
-    oversubscription : float
-        Rate of the nodes below over what reaches the tier above.
-    """
-
-    name: str
-    units: int
-    nodes: int
-    switches: int
-    cables: int
-    up_bandwidth: float
-    oversubscription: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +20,7 @@ class Inventory:
 
     Parameters
     ----------
-    tiers : tuple of Row
+    tiers : tuple of Tier
         Lowest first; empty without switches.
     bisection : float
         What one half of the nodes can send to the other at once [B/s].
@@ -55,7 +32,7 @@ class Inventory:
         Of switches and cables [USD], of switches [W]; None where what one costs or draws is not given.
     """
 
-    tiers: tuple[Row, ...]
+    tiers: tuple[Tier, ...]
     switches: int
     cables: int
     bisection: float
@@ -104,19 +81,8 @@ def inventory_of(cluster: Cluster) -> Inventory:
     >>> [(tier.name, tier.switches, tier.cables) for tier in superpod.tiers]
     [('leaf', 64, 2048), ('spine', 32, 2048)]
     """
-    rows = tuple(
-        Row(
-            name=tier.name,
-            units=tier.units,
-            nodes=tier.nodes,
-            switches=tier.switches,
-            cables=tier.cables,
-            up_bandwidth=tier.up_bandwidth,
-            oversubscription=tier.oversubscription,
-        )
-        for tier in cluster.tiers
-    )
-    switches, cables = sum(row.switches for row in rows), sum(row.cables for row in rows)
+    switches = sum(tier.switches for tier in cluster.tiers)
+    cables = sum(tier.cables for tier in cluster.tiers)
     if cluster.fabric.kind is FabricKind.GRAPH:
         switches, cables = _drawn(cluster)
     if cluster.fabric.kind is FabricKind.TORUS:
@@ -125,7 +91,7 @@ def inventory_of(cluster: Cluster) -> Inventory:
     unpriced = fabric.switch_price is None and fabric.cable_price is None
     price = switches * (fabric.switch_price or 0.0) + cables * (fabric.cable_price or 0.0)
     return Inventory(
-        tiers=rows,
+        tiers=cluster.tiers,
         switches=switches,
         cables=cables,
         bisection=_bisection(cluster),

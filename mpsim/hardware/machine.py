@@ -44,10 +44,8 @@ class _Constant:
 
     def fitted(self) -> Fitted:
         """The constant, as sure as it is itself where its bounds are not known."""
-        low = self.value if self.low is None else self.low
-        return Fitted(
-            self.value, low, self.value if self.high is None else self.high, f"{self.unit}"
-        )
+        low, high = (self.value if end is None else end for end in (self.low, self.high))
+        return Fitted(self.value, low, high, f"{self.unit}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

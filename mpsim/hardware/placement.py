@@ -26,15 +26,11 @@ class Placement(enum.StrEnum):
     BY_RACK = "by-rack"  # nodes are filled, but one of every rack in turn
 
 
+@remembered(64)
 def slots_of(
     placement: Placement | tuple[int, ...], *, nodes: int, per_node: int, nodes_per_rack: int
 ) -> NDArray[np.int64]:
-    """The accelerator of every rank, by a rule or as a list of them gives it.
-
-    Returns
-    -------
-    int64[nodes * per_node]
-        A permutation; not to be written to.
+    """The accelerator of every rank, by a rule or a list: a permutation, not to be written to.
 
     Raises
     ------
@@ -48,13 +44,6 @@ def slots_of(
     >>> slots_of(Placement.BY_RACK, nodes=4, per_node=1, nodes_per_rack=2).tolist()
     [0, 2, 1, 3]
     """
-    return _slots(placement, nodes, per_node, nodes_per_rack)
-
-
-@remembered(64)
-def _slots(
-    placement: Placement | tuple[int, ...], nodes: int, per_node: int, nodes_per_rack: int
-) -> NDArray[np.int64]:
     slot = np.arange(nodes * per_node)
     if not isinstance(placement, Placement):
         slots = _given(placement, len(slot))

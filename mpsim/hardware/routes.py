@@ -9,7 +9,6 @@ Shapes: F flows, L links.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -68,21 +67,13 @@ class Routes:
 
 
 def routes_of(cluster: Cluster) -> Routes:
-    """Routes of the fabric of `cluster`.
-
-    Returns
-    -------
-    Routes
-        Without links where none can be too thin.
-    """
+    """Routes of the fabric of `cluster`, without links where none can be too thin."""
     node = cluster.node
     key = (cluster.fabric, cluster.nodes, node.nics, node.nic.bandwidth)
-    if key not in _KNOWN:
-        _KNOWN[key] = _made(cluster)
-    return _KNOWN[key]
+    return _KNOWN.get_or(key, functools.partial(_made, cluster))
 
 
-_KNOWN: dict[tuple[Fabric, int, int, float], Routes] = {}
+_KNOWN = Memo[tuple[Fabric, int, int, float], Routes](256)
 """Routes by all that decides them: finding them takes longer than using them."""
 
 
@@ -207,20 +198,9 @@ def _evenly(
 
 def _distances(graph: nx.DiGraph, target: Vertex) -> dict[Vertex, int]:
     """Hops from every vertex to `target`; kept with the graph."""
+    import networkx as nx
+
     known: dict[Vertex, dict[Vertex, int]] = graph.graph.setdefault("distances", {})
     if target not in known:
-        distance: dict[Vertex, int] = {target: 0}
-        ring = [target]
-        for hops in itertools.count(1):
-            ring = [
-                vertex
-                for here in ring
-                for vertex in graph.predecessors(here)
-                if vertex not in distance
-            ]
-            ring = list(dict.fromkeys(ring))
-            if not ring:
-                break
-            distance.update((vertex, hops) for vertex in ring)
-        known[target] = distance
+        known[target] = dict(nx.single_target_shortest_path_length(graph, target))
     return known[target]

@@ -1,6 +1,6 @@
 """Who holds what: the mesh on the cluster, layers on stages, operators on ranks."""
 
-from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Axis, Span, Stream
+from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Stream
 from mpsim.parallel.blocks import block_backward, block_forward
 from mpsim.parallel.crossing import GroupShape, placed
 from mpsim.parallel.fused import fused_blocks
@@ -27,7 +27,6 @@ __all__ = [
     "EXPERT_AXES",
     "FOLDED",
     "REPLICATING",
-    "Axis",
     "Communication",
     "Compute",
     "GroupShape",
@@ -37,7 +36,6 @@ __all__ = [
     "Repeat",
     "Routing",
     "Sharding",
-    "Span",
     "Stage",
     "Stream",
     "Synchronization",

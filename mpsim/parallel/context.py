@@ -40,7 +40,7 @@ _EAGER_KEY_ENDS, _EAGER_KEY_STEP = (
 def core_items(
     core: Sequence[Operator], sharding: Sharding, *, backward: bool
 ) -> Iterator[Communication | Compute]:
-    """Forward or backward of the attention core of an undivided model, one fused kernel or one by one, with its context exchange.
+    """Forward or backward of an attention core, fused or not, with its context exchange.
 
     In backward keys and values travel again, and what answers them goes back to the owners.
 

@@ -75,7 +75,7 @@ _NOTHING = Flows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
 def placed(cluster: Cluster, groups: Ints) -> GroupShape:
-    """Where the members of communicators sit, and what the fabric takes while all groups [G, M] send; a bound on all of them."""
+    """Where members of communicators sit, and what the fabric takes while all [G, M] send."""
     shape = spread(cluster.domain_of(groups))
     if not shape.crosses or not routes_of(cluster).names:
         return shape
@@ -89,7 +89,7 @@ def placed(cluster: Cluster, groups: Ints) -> GroupShape:
 
 
 def spread(domains: NDArray[np.int64]) -> GroupShape:
-    """Shape that bounds groups of some domains [groups, members]: the most domains touched, the fewest members in one."""
+    """Shape that bounds groups [groups, members]: most domains touched, fewest members in one."""
     ordered = np.sort(np.atleast_2d(domains), axis=1)
     is_new = np.ones(ordered.shape, dtype=bool)
     is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]

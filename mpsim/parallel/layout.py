@@ -47,7 +47,7 @@ _KEPT = 256  # models, divisions and pipelines whose derived values stay ready: 
 
 
 class ParameterKinds(NamedTuple):
-    """Parameters that every data-parallel replica holds, and those of routed experts, float64[P]."""
+    """Parameters that every replica holds, and those of routed experts, float64[P]."""
 
     dense: Floats
     experts: Floats

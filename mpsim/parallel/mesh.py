@@ -128,7 +128,7 @@ class Mesh:
         return moved
 
     def shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:
-        """Where the members of a communicator of `groups` sit; a bound on all of them, where they differ."""
+        """Where the members of a communicator of `groups` sit; a bound where groups differ."""
         return placed(cluster, self.groups(axes, stage))
 
     def shard_groups(self, shard: int, stage: int) -> NDArray[np.int64]:

@@ -124,8 +124,9 @@ def _even(layers: int, stages: int, *, embedding_counts: bool, loss_counts: bool
         counted = ["embedding"] * embedding_counts + ["loss"] * loss_counts
         extra = f" and {' and '.join(counted)}" if counted else ""
         message = (
-            f"{layers} layers{extra} do not divide among {stages} stages (pp x virtual_stages); choose a "
-            "divisor, give parallelism.layers_per_stage, or count embedding and loss as layers where that divides"
+            f"{layers} layers{extra} do not divide among {stages} stages (pp x virtual_stages); "
+            "choose a divisor, give parallelism.layers_per_stage, or count embedding and loss as "
+            "layers where that divides"
         )
         raise ScenarioError([Problem(message, key="parallelism.pp")])
     counts = [each] * stages

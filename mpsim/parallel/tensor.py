@@ -19,7 +19,7 @@ _CUT: Final = (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
 
 
 def forward_items(whole: Operator, sharding: Sharding) -> Iterator[Item]:
-    """One forward operator of the undivided model with the collectives of its tensor-parallel group."""
+    """One forward operator of the undivided model with its tensor-parallel collectives."""
     mine = shard(whole, sharding)
     yield from _scales(whole, sharding)
     gathers = whole.split is Split.COLUMN and _scatters(sharding)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lists", "compress", "owners", "stable_order"]
+__all__ = ["Column", "Columns", "Lists", "compress", "owners", "stable_order"]
+
+Column: TypeAlias = NDArray[Any]
+"""An array of any type, such as one of a table of columns."""
+Columns: TypeAlias = dict[str, Any]
+"""Columns by name, to be spread over the fields of a program."""
 
 _DIGIT_BITS = 16  # numpy sorts integers of up to 16 bits by radix
 
@@ -58,13 +63,8 @@ def owners(pointer: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
 
 
-def stable_order(value: NDArray[Any]) -> NDArray[np.int64]:
-    """Indices that sort `value`, equal values in their given order.
-
-    Parameters
-    ----------
-    value : int[n]
-        Not negative.
+def stable_order(value: Column) -> NDArray[np.int64]:
+    """Indices that sort `value` (int[n], not negative), equal values in their given order.
 
     Notes
     -----

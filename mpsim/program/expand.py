@@ -9,13 +9,12 @@ Shapes: N rows, M templates, X kernels of all rows, Y kernels of all templates; 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel.axes import AXES
-from mpsim.program.csr import Lists, compress, owners
+from mpsim.program.csr import Column, Lists, compress, owners
 from mpsim.program.program import COLLECTIVE, Program, Stream, Template
 from mpsim.program.template import exits
 
@@ -125,15 +124,15 @@ class _Tiles:
         self.place += np.arange(len(self.place))
         self.single = self.base[self._plain]
 
-    def along(self, column: NDArray[Any]) -> NDArray[Any]:
+    def along(self, column: Column) -> Column:
         """A column that the kernels of a row share, or several [..., N]."""
         return np.repeat(column, self.count, axis=-1)
 
-    def inside(self, columns: list[NDArray[Any]], own: NDArray[Any]) -> NDArray[Any]:
+    def inside(self, columns: list[Column], own: Column) -> Column:
         """A column that templates have for each kernel, or several [..., Q]; plain rows have their `own` [..., N]."""
         nothing = np.zeros((*own.shape[:-1], 1), own.dtype)
         table = np.concatenate([*columns, nothing], axis=-1).astype(own.dtype, copy=False)
-        result: NDArray[Any] = table.take(self.place, axis=-1)
+        result: Column = table.take(self.place, axis=-1)
         result[..., self.single] = own[..., self._plain]
         return result
 

@@ -19,7 +19,7 @@ from mpsim.hardware.routes import routes_of
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand
 from mpsim.program.links import Deployment, links_of, port_rates
-from mpsim.program.program import SEND, Program, Stream, Template
+from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
 
 __all__ = ["Floor", "held_to_links", "link_floors"]
 
@@ -50,12 +50,7 @@ class Floor:
 
 
 def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
-    """Floors of the ports of rank classes towards their scale-up domain and towards NICs, and of links of the fabric.
-
-    Parameters
-    ----------
-    program : Program
-        Of the deployment, with templates or expanded.
+    """Floors of ports towards scale-up domain and NICs, and of links of the fabric.
 
     Notes
     -----
@@ -210,7 +205,7 @@ def _distinct_rows(program: Program) -> tuple[Program, Floats]:
     order = np.argsort(rows, kind="stable")
     rows = rows[order]
     count = np.concatenate([np.ones(len(plain)), counts.astype(np.float64)])[order]
-    columns = {name: getattr(program, name)[rows] for name in _BY_ROW}
+    columns = {name: getattr(program, name)[rows] for name in COLUMNS}
     slot = program.rank[rows] * np.int32(len(Stream)) + program.stream[rows]
     return (
         dataclasses.replace(
@@ -223,8 +218,3 @@ def _distinct_rows(program: Program) -> tuple[Program, Floats]:
         ),
         count,
     )
-
-
-_BY_ROW = tuple(
-    "rank stream kind stage chunk microbatch peer label part span template duration up_bytes out_bytes collective size".split()
-)

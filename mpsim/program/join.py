@@ -8,23 +8,18 @@ Shapes: N rows of all programs, C classes, J joint rows.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.csr import compress, owners
-from mpsim.program.program import Program, Span, Stream
+from mpsim.program.csr import Column, Columns, compress, owners
+from mpsim.program.program import COLUMNS, Program, Span, Stream
 
 __all__ = ["UnequalCollectivesError", "join"]
 
 Ints = NDArray[np.int64]
-
-_SHARED = ("vocabulary", "labels", "class_size", "rank_name", "templates", "least", "least_part")
-_LISTS = ("dep_ptr", "dep", "slot_ptr", "slot")
 
 
 class UnequalCollectivesError(ValueError):
@@ -66,10 +61,9 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
     joint = _joint(programs)
     number, order = _numbers(programs, joint)
     count = len(order)
-    each: dict[str, Any] = {
+    each: Columns = {
         name: np.concatenate([_column(programs, i, name) for i in range(len(programs))])[order]
-        for name in (field.name for field in dataclasses.fields(Program))
-        if name not in (*_SHARED, *_LISTS)
+        for name in COLUMNS
     }
     for name in ("duration", "up_bytes", "out_bytes", "size"):
         slowest = np.max(
@@ -151,10 +145,10 @@ def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[I
     return [place[begin:end] for begin, end in itertools.pairwise(base)], order
 
 
-def _column(programs: Sequence[Program], which: int, name: str) -> NDArray[Any]:
+def _column(programs: Sequence[Program], which: int, name: str) -> Column:
     """A column of one program as the joined one counts."""
     program = programs[which]
-    own: NDArray[Any] = getattr(program, name)
+    own: Column = getattr(program, name)
     before = programs[:which]
     shifts = {
         "rank": sum(other.ranks for other in before),

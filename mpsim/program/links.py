@@ -94,14 +94,9 @@ class Links:
 
 
 def links_of(program: Program, deployment: Deployment) -> Links:
-    """Find the links of every message and collective.
+    """Find the links of every message and collective of a program of the deployment.
 
-    Parameters
-    ----------
-    program : Program
-        Of the deployment; expanded, if what happens inside templates is to meet the rest (see `mpsim.program.expand`).
-    deployment : Deployment
-        It says who talks to whom, and over which fabric.
+    Expanded, if what happens inside templates is to meet the rest (see `mpsim.program.expand`).
 
     Notes
     -----

@@ -11,7 +11,7 @@ A row occupies one slot on one or more (rank, stream) pairs. On each of them row
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from mpsim.program.csr import owners, stable_order
 
 __all__ = [
     "COLLECTIVE",
+    "COLUMNS",
     "SEND",
     "TICK",
     "Program",
@@ -36,6 +37,27 @@ TICK = 1e-12
 
 SEND, COLLECTIVE = 0, 1
 """Kinds of rows that every job has: a message between two rank classes, which occupies streams of both, and a collective of a group."""
+
+
+COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
+    "rank": (np.int32, 0),
+    "stream": (np.int8, 0),
+    "kind": (np.int8, 0),
+    "stage": (np.int32, -1),
+    "chunk": (np.int32, -1),
+    "microbatch": (np.int32, -1),
+    "peer": (np.int32, -1),
+    "label": (np.int16, 0),
+    "part": (np.int8, 0),
+    "span": (np.int8, 0),
+    "template": (np.int32, -1),
+    "duration": (np.float64, 0),
+    "up_bytes": (np.float64, 0),
+    "out_bytes": (np.float64, 0),
+    "collective": (np.int8, -1),
+    "size": (np.float64, 0),
+}
+"""Type and default of every column with an entry a row."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim.program.csr import Lists, compress
-from mpsim.program.program import Program, Stream, Template, Vocabulary
+from mpsim.program.csr import Column, Columns, Lists, compress
+from mpsim.program.program import COLUMNS, Program, Stream, Template, Vocabulary
 
 __all__ = ["Rows"]
-
-_COLUMNS: dict[str, tuple[Any, float]] = {
-    "rank": (np.int32, 0),
-    "stream": (np.int8, 0),
-    "kind": (np.int8, 0),
-    "stage": (np.int32, -1),
-    "chunk": (np.int32, -1),
-    "microbatch": (np.int32, -1),
-    "peer": (np.int32, -1),
-    "label": (np.int16, 0),
-    "part": (np.int8, 0),
-    "span": (np.int8, 0),
-    "template": (np.int32, -1),
-    "duration": (np.float64, 0),
-    "up_bytes": (np.float64, 0),
-    "out_bytes": (np.float64, 0),
-    "collective": (np.int8, -1),
-    "size": (np.float64, 0),
-}
 
 
 class Rows:
@@ -45,9 +25,8 @@ class Rows:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._count = 0
-        self._blocks: list[
-            tuple[int, Mapping[str, ArrayLike]]
-        ] = []  # how many rows, what they were given
+        # how many rows, what they were given
+        self._blocks: list[tuple[int, Mapping[str, ArrayLike]]] = []
         self._edges: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._slots: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._labels: dict[str, int] = {"": 0}
@@ -73,7 +52,7 @@ class Rows:
         int64[count]
             Row numbers.
         """
-        assert columns.keys() <= _COLUMNS.keys(), f"unknown columns {sorted(columns)}"
+        assert columns.keys() <= COLUMNS.keys(), f"unknown columns {sorted(columns)}"
         rows = np.arange(self._count, self._count + count)
         self._blocks.append((count, {**columns, "label": self._number(label)}))
         self._count += count
@@ -125,7 +104,7 @@ class Rows:
         """Freeze into a Program."""
         dep_ptr, dep = self._lists(self._edges)
         slot_ptr, slot = self._lists(self._slots)
-        columns: dict[str, Any] = {name: self._column(name) for name in _COLUMNS}
+        columns: Columns = {name: self._column(name) for name in COLUMNS}
         return Program(
             vocabulary=self.vocabulary,
             labels=tuple(self._labels),
@@ -139,9 +118,9 @@ class Rows:
             **columns,
         )
 
-    def _column(self, name: str) -> NDArray[Any]:
+    def _column(self, name: str) -> Column:
         """One column of all rows."""
-        kind, default = _COLUMNS[name]
+        kind, default = COLUMNS[name]
         column, begin = np.full(self._count, default, dtype=kind), 0
         for count, given in self._blocks:
             if name in given:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from mpsim.cost import COLLECTIVES, KERNELS, StageCosts, Transfer, load_of
 from mpsim.memo import remembered
 from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
+from mpsim.program.csr import Column, Columns
 from mpsim.program.program import TICK, Stream, Template, Vocabulary
 from mpsim.workload import Operator
 
@@ -31,6 +31,11 @@ __all__ = [
     "ticks",
 ]
 
+_COLUMNS = {
+    **dict.fromkeys(("stream", "part", "collective"), np.int8),
+    **dict.fromkeys(("start", "duration", "flops", "up_bytes", "out_bytes", "size"), np.float64),
+}
+"""Columns of a template that a placed kernel has a field for."""
 _AXIS = {group.name: axis for axis in AXES for group in axis.communicators}
 
 
@@ -296,50 +301,41 @@ def _as_template(name: str, block: _Block) -> Template:
     placed = block.placed
     names = tuple(dict.fromkeys(entry.name for entry in placed))
     index = {operation: i for i, operation in enumerate(names)}
-
-    def column(field: str, kind: type[np.generic]) -> NDArray[Any]:
-        return np.array([getattr(entry, field) for entry in placed], dtype=kind)
-
+    columns: Columns = {
+        field: np.array([getattr(entry, field) for entry in placed], dtype=kind)
+        for field, kind in _COLUMNS.items()
+    }
     return Template(
         name=name,
         names=names,
         name_index=np.array([index[entry.name] for entry in placed], dtype=np.int16),
-        stream=column("stream", np.int8),
         layer=np.zeros(len(placed), dtype=np.int32),
-        part=column("part", np.int8),
-        start=column("start", np.float64),
-        duration=column("duration", np.float64),
-        flops=column("flops", np.float64),
-        up_bytes=column("up_bytes", np.float64),
-        out_bytes=column("out_bytes", np.float64),
-        collective=column("collective", np.int8),
-        size=column("size", np.float64),
         before_ptr=np.cumsum([0, *(len(entry.before) for entry in placed)], dtype=np.int32),
         before=np.array([i for entry in placed for i in entry.before], dtype=np.int32),
         parts=block.parts,
         exposed=np.array([block.exposed.get(i, 0.0) for i in range(len(placed))]),
+        **columns,
     )
 
 
 def total(templates: Sequence[Template]) -> Template:
-    """A template that takes and sends as much as several, one after the other, with nothing of its kernels but times and bytes."""
+    """A template that takes and sends as much as several, one after the other.
+
+    It has nothing of their kernels but times and bytes.
+    """
+    columns = "part duration up_bytes out_bytes exposed".split()
+    return dataclasses.replace(templates[0], **_joined(templates, columns))
+
+
+def _joined(templates: Sequence[Template], columns: Iterable[str]) -> Columns:
+    """Columns of templates end to end, with where each kernel starts and the parts of all."""
     offset = np.cumsum([0.0, *(template.parts.sum() for template in templates)])
-
-    def joined(field: str) -> NDArray[Any]:
-        return np.concatenate([getattr(template, field) for template in templates])
-
-    return dataclasses.replace(
-        templates[0],
-        part=joined("part"),
-        start=np.concatenate(
-            [each.start + at for each, at in zip(templates, offset, strict=False)]
-        ),
-        duration=joined("duration"),
-        up_bytes=joined("up_bytes"),
-        out_bytes=joined("out_bytes"),
-        exposed=joined("exposed"),
-        parts=np.sum([template.parts for template in templates], axis=0),
-    )
+    starts = [template.start + at for template, at in zip(templates, offset, strict=False)]
+    return {
+        **{name: np.concatenate([getattr(each, name) for each in templates]) for name in columns},
+        "start": np.concatenate(starts),
+        "parts": np.sum([template.parts for template in templates], axis=0),
+    }
 
 
 def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
@@ -360,38 +356,23 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         block: np.array([index[name] for name in block.names], dtype=np.int16)[block.name_index]
         for block in dict.fromkeys(templates)
     }
-    offset = np.cumsum([0.0, *(block.parts.sum() for block in templates)])
     before_ptr, before = _joined_edges(templates)
-
-    def joined(field: str) -> NDArray[Any]:
-        return np.concatenate([getattr(block, field) for block in templates])
-
     return Template(
         name=name,
         names=names,
         name_index=np.concatenate([renamed[block] for block in templates]),
-        stream=joined("stream"),
         layer=np.repeat([layer for layer, _ in blocks], [len(b.stream) for b in templates]).astype(
             np.int32
         ),
-        part=joined("part"),
-        start=np.concatenate([b.start + at for b, at in zip(templates, offset, strict=False)]),
-        duration=joined("duration"),
-        flops=joined("flops"),
-        up_bytes=joined("up_bytes"),
-        out_bytes=joined("out_bytes"),
-        collective=joined("collective"),
-        size=joined("size"),
         before_ptr=before_ptr,
         before=before,
-        parts=np.sum([block.parts for block in templates], axis=0),
-        exposed=joined("exposed"),
         executed_flops=sum(block.executed_flops for block in templates),
         peak_seconds=sum(block.peak_seconds for block in templates),
         load_seconds=tuple(
             map(sum, zip(*(block.load_seconds for block in templates), strict=False))
         ),
         memory_seconds=sum(block.memory_seconds for block in templates),
+        **_joined(templates, [*_COLUMNS, "exposed"]),
     )
 
 
@@ -437,9 +418,9 @@ def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDA
     """Edges of blocks end to end: what waited for nothing now waits for the exits of the block before."""
     size = [len(block.stream) for block in templates]
     # layers repeat: each pair of neighbours is worked out once, however many layers the stage has
-    known: dict[tuple[Template | None, Template], tuple[NDArray[Any], NDArray[Any]]] = {}
-    counts: list[NDArray[Any]] = [np.zeros(1, dtype=np.int64)]
-    edges: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
+    known: dict[tuple[Template | None, Template], tuple[Column, Column]] = {}
+    counts: list[Column] = [np.zeros(1, dtype=np.int64)]
+    edges: list[Column] = [np.zeros(0, dtype=np.int64)]
     earlier = [None, *templates]
     for previous, block, at in zip(earlier, templates, np.cumsum([0, *size]), strict=False):
         pair = (previous, block)

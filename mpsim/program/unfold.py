@@ -9,27 +9,22 @@ Shapes: N folded rows, A copies of each rank class (one a combination of the axe
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel.axes import FOLDED
-from mpsim.program.csr import Lists, owners
-from mpsim.program.program import Program, Span, Stream
+from mpsim.program.csr import Columns, Lists, owners
+from mpsim.program.program import COLUMNS, Program, Span, Stream
 
 __all__ = ["Unfolding", "spans", "unfold"]
 
 Ints = NDArray[np.int64]
 
 _AXES = tuple((axis.name, axis.span) for axis in reversed(FOLDED))  # slowest first
-_NOT_BY_ROW = frozenset(
-    "vocabulary labels class_size rank_name dep_ptr dep slot_ptr slot templates least least_part".split()
-)
 
 
 def unfold(
@@ -199,11 +194,7 @@ class Unfolding:
         """The unfolded program."""
         folded = self._folded
         home = self._home()
-        each: dict[str, Any] = {
-            field.name: np.repeat(getattr(folded, field.name), self.count)
-            for field in dataclasses.fields(Program)
-            if field.name not in _NOT_BY_ROW
-        }
+        each: Columns = {name: np.repeat(getattr(folded, name), self.count) for name in COLUMNS}
         dependencies, slots = self.lists(Lists(folded.dep_ptr, folded.dep)), self._slots()
         rank, peer = each.pop("rank"), each.pop("peer")
         return Program(
