@@ -28,8 +28,8 @@ training: {global_batch: 16, sequence_length: 128}
 sweep: {training.micro_batch: [1, 2]}
 """
 COMMANDS = {
-    "run --plots": ("run", "small.yaml", "--plots", "out"),
     "run --trace": ("run", "small.yaml", "--trace", "out.json"),
+    "run --plots": ("run", "small.yaml", "--plots", "out"),
     "run --trace, packed": ("run", "small.yaml", "--trace", "out.json.gz"),
     "run --emit": ("run", "small.yaml", "--emit", "megatron=out.sh"),
     "sweep --csv": ("sweep", "small.yaml", "--csv", "out.csv", "--jobs", "1"),

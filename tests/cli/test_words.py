@@ -38,7 +38,11 @@ GROUP = typer.main.get_command(application())
 
 def printed(file: Path) -> Iterator[str]:
     """Texts of a module that are no docstrings."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    joined = re.sub(r'"\s*\n\s*f?"', "", text)
+    if not any(word in joined for word in OURS):
+        return  # need not be parsed
+    tree = ast.parse(text)
     statements = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
     silent = {id(value) for value in statements if isinstance(value, ast.Constant)}
     for node in ast.walk(tree):
