@@ -22,7 +22,7 @@ MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of a kernel, a collective or a fabric; those of `KERNEL` are fields of `mpsim.cost.questions.KernelQuestion`."""
+    """Questions asked of a kernel, a collective or a fabric; those of `KERNEL` are fields of `mpsim.cost.questions.KernelQuestion`."""
 
     on: Annotated[
         str | None, typer.Option("--on", help="Accelerator of a kernel, or system of a collective.")

@@ -32,7 +32,7 @@ _MILLION = 1e6
 
 
 class Point(NamedTuple):
-    """What stands at a place of a chart: its name, and two figures in SI units."""
+    """A point of a chart: its name, and two figures in SI units."""
 
     name: str
     x: float

@@ -39,7 +39,7 @@ R = TypeVar("R", bound=JobResult)
 
 
 class _Pictures(Generic[R]):
-    """What the pictures of any job have: a title with the headline, and a folder to be written to."""
+    """Pictures of any job: a title with the headline, and a folder to be written to."""
 
     _names: Sequence[str] = ()
 

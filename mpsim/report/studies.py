@@ -56,7 +56,7 @@ class _Row(NamedTuple):
 
 
 class _Study(NamedTuple):
-    """What a page says of a study: words, its rows, the charts and tables of them."""
+    """A study on a page: words, its rows, the charts and tables of them."""
 
     word: str
     about: str

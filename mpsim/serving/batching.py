@@ -132,7 +132,7 @@ class Iteration:
 
     @property
     def batch(self) -> Batch:
-        """What takes its time."""
+        """Work that takes time."""
         return Batch(self.decodes, self.context, self.prompt_tokens, self.pairs)
 
 

@@ -160,7 +160,7 @@ class Comparison(Shown, Tabular):
         return Sheet("", (names, Section(rows, header, tuple(range(1, len(header))), lines=lines)))
 
     def _changed(self) -> list[str]:
-        """What B says instead of A, the first few keys."""
+        """Keys and values of B instead of those of A, the first few."""
         words = [
             f"{key} {' to '.join('default' if value is None else f'{value}'[:LONGEST] for value in values)}"
             for key, values in list(self.changes.items())[:_TOLD]

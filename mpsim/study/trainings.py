@@ -40,7 +40,7 @@ class Known(NamedTuple):
 
 @remembered(64)
 def known_trainings(hours: Hours, *, without: str = "") -> Known:
-    """What is known of trainings that count such hours, those of one developer left out.
+    """Errors of plans of trainings that count such hours, those of one developer left out.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""What a service sustains: the largest rate at which it keeps its limits, or the fewest instances that keep them at a stated rate.
+"""Rates that a service sustains: the largest rate at which it keeps its limits, or the fewest instances that keep them at a stated rate.
 
 Every rate is judged by the same requests, their gaps stretched, without those that fill the service and those that see it drain. Short streams bound what a service can do: a rate that
 misses the limits there, by all that the interval of the share holds, is out. Long ones confirm the answer, as a short stream ends before an overload shows.
