@@ -1,7 +1,7 @@
 """Nouns made of plain data: pydantic reads a mapping as the annotations of a dataclass say, and every mistake comes back in plain words.
 
 A noun is a frozen dataclass, so that code makes one of SI numbers as it stands; a mapping that a person wrote is validated. Validators are built when the first
-mapping of a kind is read, and the texts under fields are read by pydantic when somebody asks for them: importing a noun costs neither.
+mapping of a kind is read: importing a noun costs none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ __all__ = [
     "Seconds",
     "Share",
     "Whole",
-    "described",
     "markers",
     "read",
 ]
@@ -229,16 +228,3 @@ def markers(noun: type) -> Mapping[str, tuple[Quantity | Plain, ...]]:
     """Marks of the fields of a noun that are numbers, the last one the nearest to the field."""
     hints = typing.get_type_hints(noun, include_extras=True)
     return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-
-
-def described(noun: type) -> Mapping[str, str]:
-    """The texts under the fields of a noun, by field."""
-    import pydantic
-
-    config: Any = {**getattr(noun, "__pydantic_config__", {}), "use_attribute_docstrings": True}
-    noun.__pydantic_config__ = config  # type: ignore[attr-defined] # where pydantic looks for it
-    schema = pydantic.TypeAdapter(noun).json_schema()
-    return {
-        name: " ".join(entry.get("description", "").split())
-        for name, entry in schema["properties"].items()
-    }

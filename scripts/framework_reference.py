@@ -9,9 +9,11 @@ import dataclasses
 import enum
 import inspect
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pydantic
 
 from mpsim.framework import (
     AREAS,
@@ -21,7 +23,7 @@ from mpsim.framework import (
     framework_names,
     mark_of,
 )
-from mpsim.nouns import Quantity, described
+from mpsim.nouns import Quantity
 from mpsim.units import Dimension
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "frameworks.md"
@@ -47,6 +49,17 @@ def render() -> str:
     for area in framework("megatron-lm").groups():
         lines += [f"### {AREAS[area]}\n", *_fields(hints[area]), ""]
     return "\n".join([*lines, *_presets()]) + "\n"
+
+
+def described(noun: type) -> Mapping[str, str]:
+    """The texts under the fields of a noun, by field."""
+    config: Any = {**getattr(noun, "__pydantic_config__", {}), "use_attribute_docstrings": True}
+    noun.__pydantic_config__ = config  # type: ignore[attr-defined] # where pydantic looks for it
+    schema = pydantic.TypeAdapter(noun).json_schema()
+    return {
+        name: " ".join(entry.get("description", "").split())
+        for name, entry in schema["properties"].items()
+    }
 
 
 def _fields(group: Any) -> Iterator[str]:

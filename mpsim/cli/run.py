@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from mpsim.output import safe_name
 if TYPE_CHECKING:
     from mpsim.result import Result
     from mpsim.scenario import Scenario
+    from mpsim.serving import ServiceResult
     from mpsim.study import Sensitivity
 
 __all__ = ["run"]
@@ -50,8 +51,9 @@ def run(
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
     from mpsim.cli.console import print_json, print_sheet, print_text
-    from mpsim.cli.emit import check_emit, emitted
-    from mpsim.simulate import simulate_step
+    from mpsim.cli.emit import check_emit, emitted, write_emitted
+    from mpsim.result.words import summary_sheet
+    from mpsim.simulate import simulate
 
     if trace is not None and len(files) > 1:
         raise typer.BadParameter(
@@ -63,25 +65,21 @@ def run(
     for scenario, folder in zip(scenarios, _folders(scenarios, plots), strict=True):
         if scenario.serves:
             _refuse_studies(sensitivity=sensitivity, engine=engine, emit=emit)
-            _serve(scenario, folder, trace, as_json=as_json)
-            continue
-        result = simulate_step(scenario)
+        result: Any = simulate(scenario)  # of which only a step has a sensitivity
         configurations = emitted(scenario, emit)
-        answer = result.sensitivity() if sensitivity else None
+        answer: Sensitivity | None = result.sensitivity() if sensitivity else None
         if as_json:
             studies = {} if answer is None else {"sensitivity": answer.to_json()}
-            told = (
-                {"emitted": [item.to_json() for item in configurations]} if configurations else {}
-            )
-            print_json({**result.summary, **studies, **told})
+            told = [item.to_json() for item in configurations]
+            print_json({**result.summary, **studies, **({"emitted": told} if told else {})})
         else:
-            print_sheet(result.sheet(long=long))
+            is_whole = long or scenario.serves
+            print_sheet(result.sheet() if is_whole else summary_sheet(result.summary, long=False))
             if answer is not None:
                 print_text("")
                 print_sheet(answer.sheet())
         _write(result, answer, folder, trace)
-        for item in configurations:
-            item.write()
+        write_emitted(configurations)
 
 
 def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]:
@@ -110,26 +108,11 @@ def _refuse_studies(**options: object) -> None:
             )
 
 
-def _serve(scenario: Scenario, plots: Path | None, trace: Path | None, *, as_json: bool) -> None:
-    """Serve a stream of requests and print what became of them."""
-    from mpsim.cli.console import print_json, print_sheet, wrote
-    from mpsim.serving import make_service, run_service
-
-    result = run_service(scenario, make_service(scenario))
-    if as_json:
-        print_json(result.summary)
-    else:
-        print_sheet(result.sheet())
-    if plots is not None:
-        for path in result.save_plots(plots):
-            wrote(path)
-    if trace is not None:
-        result.write_trace(trace)
-        wrote(trace)
-
-
 def _write(
-    result: Result, sensitivity: Sensitivity | None, plots: Path | None, trace: Path | None
+    result: Result | ServiceResult,
+    sensitivity: Sensitivity | None,
+    plots: Path | None,
+    trace: Path | None,
 ) -> None:
     from mpsim.cli.console import wrote
 

@@ -246,6 +246,6 @@ class Result(JobResult):
             "program": timeline.program if program is None else program,
         }
 
-    def sheet(self, *, long: bool = True) -> Sheet:
-        """The results of the step with units, as ``mpsim run --long`` prints them; else as ``mpsim run`` does."""
-        return summary_sheet(self.summary, long=long)
+    def sheet(self) -> Sheet:
+        """The results of the step with units, as ``mpsim run --long`` prints them."""
+        return summary_sheet(self.summary)

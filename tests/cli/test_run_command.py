@@ -9,6 +9,7 @@ import re
 import pytest
 
 import mpsim
+from mpsim.result.words import summary_sheet
 
 PARTS = (
     "forward backward weight_gradient recompute exposed_tp exposed_cp exposed_ep exposed_pp exposed_dp "
@@ -256,7 +257,7 @@ def test_compare_asks_what_if_without_a_second_file(mpsim_cli, quickstart):
     own = mpsim_cli("run", quickstart, "--set", "training.recompute=full", "--json")
     assert found["figures"]["step_time_s"]["b"] == json.loads(own.out)["step_time_s"]
     text = mpsim_cli("compare", quickstart, *changed).out
-    assert "with training.recompute=full" in text
+    assert "training.recompute none to full" in text
     assert re.search(r"peak memory +[\d.]+ GB", text)
     assert "e+" not in text
 
@@ -292,8 +293,8 @@ def test_a_sweep_warns_of_what_run_warns_of(mpsim_cli, quickstart, tmp_path):
 
 def test_a_step_is_seven_results_unless_all_are_asked_for(mpsim_cli, quickstart):
     """What a newcomer needs, without a warning of interference where it is off; --long has every result."""
-    sheets = mpsim.simulate(mpsim.load(quickstart))
-    assert len(sheets.sheet(long=False).sections[0].rows) == 7
+    summary = mpsim.simulate(mpsim.load(quickstart)).summary
+    assert len(summary_sheet(summary, long=False).sections[0].rows) == 7
     short = mpsim_cli("run", quickstart).out
     assert "interference" not in short
     assert len(short.splitlines()) < len(mpsim_cli("run", quickstart, "--long").out.splitlines())

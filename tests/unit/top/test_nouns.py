@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
 from typing import Literal
 
 import pytest
 
 from mpsim.framework import HostBehaviour
 from mpsim.hardware import Accelerator, Host, Link
-from mpsim.nouns import Bytes, Count, Flag, MistakenError, Number, Seconds, Share, described, read
+from mpsim.nouns import Bytes, Count, Flag, MistakenError, Number, Seconds, Share, read
 from mpsim.serving.engines import EnginePreset
 from mpsim.workload import Lowering
 
@@ -66,8 +67,9 @@ def test_all_mistakes_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize("noun", [Accelerator, EnginePreset, Host, HostBehaviour, Link, Lowering])
-def test_texts_stand_under_the_fields_of_a_noun(noun: type) -> None:
+def test_texts_stand_under_the_fields_of_a_noun(noun: type, pytestconfig) -> None:
     """Most fields have one; those without are told by their name."""
-    texts = described(noun)
+    script = pytestconfig.rootpath / "scripts" / "framework_reference.py"
+    texts = runpy.run_path(str(script))["described"](noun)
     assert list(texts) == [field.name for field in dataclasses.fields(noun)]  # type: ignore[arg-type]
     assert sum(map(bool, texts.values())) >= len(texts) / 2
