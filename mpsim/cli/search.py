@@ -12,7 +12,6 @@ from mpsim.cli.complete import keys
 from mpsim.cli.options import AsJson, Csv, Emit, Plot, Reading, Resume, quantity, share, values_over
 
 if TYPE_CHECKING:
-    from mpsim.sheet import Sheet
     from mpsim.study.search import Search, ServiceSearch
 
 __all__ = ["search"]
@@ -119,7 +118,7 @@ def search(
         ),
     ] = True,
     long: Annotated[
-        bool, typer.Option("--long", help="Print the whole ranking and the whole front (training).")
+        bool, typer.Option("--long", help="Print the whole ranking and the whole front.")
     ] = False,
     explain: Annotated[
         bool,
@@ -192,7 +191,7 @@ def search(
         told = {"emitted": [item.to_json() for item in files]} if files else {}
         print_json({**outcome.to_json(), **told})
     else:
-        print_sheet(_sheet(outcome, front=front, long=long))
+        print_sheet(outcome.sheet(front=front, long=long))
     write_emitted(files)
     for remark in outcome.remarks:
         note(remark)
@@ -243,14 +242,6 @@ def _refuse_training_options(
         raise typer.BadParameter(
             "is for training steps, and the scenario serves; leave it out", param_hint=stray[0]
         )
-
-
-def _sheet(outcome: Search | ServiceSearch, *, front: bool, long: bool) -> Sheet:
-    from mpsim.study.search import Search
-
-    if isinstance(outcome, Search):
-        return outcome.sheet(front=front, long=long)
-    return outcome.sheet(front=front)
 
 
 def _draw(outcome: Search | ServiceSearch, path: Path) -> None:

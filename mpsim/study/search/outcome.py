@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from mpsim.study.search.switches import Switched, Switches
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["OBJECTIVES", "REASONS", "Outcome", "Search"]
+__all__ = ["OBJECTIVES", "REASONS", "Outcome", "Search", "shown"]
 
 OBJECTIVES = ("time", "cost")
 """What the best layout has least of: seconds, or US dollars, a token."""
@@ -52,6 +52,7 @@ class Row(Protocol):
 
 
 R = TypeVar("R", bound=Row)
+P = TypeVar("P")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -113,6 +114,10 @@ class Outcome(Shown, Tabular, Generic[R]):
         """Write every row as CSV, units in the column names; return the text."""
         return write_csv(self.table(), path)
 
+    def counted(self, reasons: Mapping[str, str]) -> str:
+        """Everything looked at by what became of it, in one line."""
+        return "; ".join(f"{count:,} {reasons[name]}" for name, count in self.counts.items())
+
     def tally(self, reasons: Mapping[str, str], title: str, lines: tuple[str, ...]) -> Section:
         """Everything looked at by what became of it, in words."""
         rows = tuple((f"{count:,}", reasons[name]) for name, count in self.counts.items())
@@ -171,7 +176,11 @@ class Search(Outcome[Found]):
         """The best in ten lines and a short `front`, or `long`, as ``mpsim search`` prints them."""
         if not long:
             beside = _by_value(self, priced=any(row.price_per_hour for row in self.leaders))
-            tables = (*_decisions(self), *beside, *(_front(self, shown(self)) if front else ()))
+            tables = (
+                *_decisions(self),
+                *beside,
+                *(_front(self, shown(self.front, _memory_of)) if front else ()),
+            )
             return Sheet("", (Section(lines=tuple(_answer(self))), *tables))
         varied = self.objective == "cost" or bool(self.keys)  # else MFU says it all
         priced = varied and any(row.price_per_hour for row in self.leaders)
@@ -435,16 +444,20 @@ def _energies(row: Found) -> tuple[str, ...]:
     return tuple(f"{each:.3g}" if isinstance(each, float) else "-" for each in known)
 
 
-def shown(search: Search) -> tuple[Found, ...]:
-    """At most eight of the front: the fastest, and the fastest that hold at most so much, in even ratios down to the leanest."""
-    front = search.front
+def shown(front: tuple[P, ...], figure: Callable[[P], float]) -> tuple[P, ...]:
+    """At most eight points of a front, in even ratios of a figure that falls along it, both ends among them."""
     if len(front) <= _SHOWN:
         return front
-    most, least = front[0].memory_bytes, front[-1].memory_bytes
+    figures = [figure(point) for point in front]
+    most, least = figures[0], figures[-1]
     rooms = [most * (least / most) ** (step / (_SHOWN - 1)) for step in range(_SHOWN)]
     rooms[-1] = least  # which rounding must not lose
-    places = [next(n for n, row in enumerate(front) if row.memory_bytes <= room) for room in rooms]
+    places = [next(n for n, held in enumerate(figures) if held <= room) for room in rooms]
     return tuple(front[place] for place in dict.fromkeys(places))
+
+
+def _memory_of(row: Found) -> float:
+    return row.memory_bytes
 
 
 def _front(search: Search, front: Sequence[Found]) -> Iterator[Section]:
@@ -477,8 +490,7 @@ def _answer(search: Search) -> Iterator[str]:
         yield f"best: {best.name}"
         yield f"  {step} a step (80 %: {_range(best, 'step_time_s', 1.0)} s){rate}; {_memory(search, best)}{_record(best)}"
         yield from _beside(search)
-    counts = "; ".join(f"{count:,} {REASONS[name]}" for name, count in search.counts.items())
-    yield f"{plural(search.legal, 'legal layout')}: {counts}; {_proof(search)}"
+    yield f"{plural(search.legal, 'legal layout')}: {search.counted(REASONS)}; {_proof(search)}"
     if not search.rows:
         yield from _left(search)
 

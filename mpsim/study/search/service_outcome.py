@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mpsim.sheet import Section, Sheet
-from mpsim.study.search.outcome import Outcome
+from mpsim.study.search.outcome import Outcome, shown
 from mpsim.table import plural
+from mpsim.units import percent
 
 __all__ = ["SERVICE_OBJECTIVES", "SERVICE_REASONS", "FoundService", "ServiceSearch", "score_of"]
 
@@ -35,6 +36,16 @@ SERVICE_REASONS: Mapping[str, str] = {
     "unseen": "not looked at: the search ended before",
 }
 """What can become of a layout, in words."""
+
+
+_UNITS = {
+    "goodput": "requests/s within the limits",
+    "throughput": "output tokens/s an accelerator",
+    "cost": "USD a million output tokens",
+    "rate": "requests/s",
+}
+_NEAR = 0.04
+"""Difference that streams of this length do not tell apart: the interval of a confirmed rate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -136,12 +147,32 @@ class FoundService:
         }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Own:
+    """What the layout of the file itself does, or why it cannot be used."""
+
+    row: FoundService | None
+    reason: str
+
+
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class ServiceSearch(Outcome[FoundService]):
-    """Outcome of a search of services: of its rows those that keep the limits come first."""
+    """Outcome of a search of services: of its rows those that keep the limits come first.
 
-    def sheet(self, *, front: bool = True) -> Sheet:
-        """Ranking, `front` and what became of all others, as ``mpsim search`` prints them."""
+    Parameters
+    ----------
+    own : Own
+        What the file's own layout does.
+    """
+
+    own: Own = dataclasses.field(default_factory=lambda: Own(None, ""))
+
+    def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
+        """The best in ten lines and a short `front`, or the ranking with `long`, as ``mpsim search`` prints them."""
+        if not long:
+            points = shown(self.front, lambda row: row.per_user)
+            leading = (self._front_section(points),) if front and len(points) > 1 else ()
+            return Sheet("", (Section(lines=tuple(_answer(self))), *leading))
         ranking = Section(
             tuple(_line(rank, row) for rank, row in enumerate(self.leaders, start=1)),
             (
@@ -150,12 +181,6 @@ class ServiceSearch(Outcome[FoundService]):
             ),
             tuple(range(8)),
         )
-        leading = Section(
-            tuple((*row.figures, row.name) for row in self.front),
-            ("tokens/s/user", "tokens/s/acc.", "layout"),
-            (0, 1),
-            title="Pareto front: no other simulated one is better for users and for accelerators",
-        )
         title = plural(self.looked_at, "layout")
         others = self.tally(
             SERVICE_REASONS,
@@ -163,8 +188,19 @@ class ServiceSearch(Outcome[FoundService]):
             () if self.leaders else ("nothing was simulated: no layout is within the limits",),
         )
         several = front and len(self.front) > 1
-        sections = (ranking, leading, others) if several else (ranking, others)
+        sections = (
+            (ranking, self._front_section(self.front), others) if several else (ranking, others)
+        )
         return Sheet(f"{self.scenario}: {SERVICE_OBJECTIVES[self.objective]}", sections)
+
+    def _front_section(self, points: Sequence[FoundService]) -> Section:
+        some = "" if len(points) == len(self.front) else f"; {len(points)} of {len(self.front)}"
+        return Section(
+            tuple((str(n), *row.figures, row.name) for n, row in enumerate(points, start=1)),
+            ("#", "tokens/s/user", "tokens/s/acc.", "layout"),
+            (0, 1, 2),
+            title=f"Pareto front: no other simulated one is better for users and for accelerators{some}",
+        )
 
     @property
     def best(self) -> FoundService | None:
@@ -197,7 +233,74 @@ class ServiceSearch(Outcome[FoundService]):
             "counts": dict(self.counts),
             "rows": [_plain(row) for row in self.leaders],
             "front": [row.flat() for row in self.front],
+            "own": {
+                "reason": self.own.reason,
+                "row": None if self.own.row is None else self.own.row.flat(),
+            },
         }
+
+
+def _answer(search: ServiceSearch) -> Iterator[str]:
+    """First lines of a search: the best, how it compares, and what was looked at."""
+    if best := search.best:
+        yield f"best: {best.name}"
+        yield from _said(search.objective, best)
+        yield from _beside(search, best)
+    elif search.rows:
+        yield f"none keeps the limits; nearest: {search.rows[0].name}"
+    looked = plural(search.looked_at, "layout")
+    proof = "no other can be better" if search.complete else "not all were looked at"
+    yield f"{looked}: {search.counted(SERVICE_REASONS)}; {proof}"
+
+
+def _said(objective: str, row: FoundService) -> Iterator[str]:
+    """Figures of a service in two lines."""
+    flat = row.flat()
+    cost = flat["cost_per_million_output_tokens"]
+    priced = isinstance(cost, float) and objective != "cost"
+    yield (
+        f"  {_figure(row)} {_UNITS[objective]} on {plural(row.accelerators, 'accelerator')}"
+        f"{f', {cost:.4g} USD/Mtoken' if priced else ''}; limits {row.verdict}"
+    )
+    ttft, tpot = (_milli(flat[f"{name}_p99_s"]) for name in ("ttft", "tpot"))
+    user, each = row.figures
+    yield f"  TTFT p99 {ttft} ms, TPOT p99 {tpot} ms; {user} tokens/s a user, {each} an accelerator"
+
+
+def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
+    """What the best gains over the file's own layout, why the second loses, and who is as good."""
+    if (own := search.own.row) is not None:
+        limits = ", which misses the limits" if own.misses else ""
+        against = percent(own.objective / best.objective - 1, signed=True)
+        yield f"the file's own layout: {_figure(own)} {_UNITS[search.objective]}{limits}, {against} against the best"
+    elif search.own.reason:
+        yield f"the file's own layout: {search.own.reason}"
+    others = [row for row in search.rows if row is not best]
+    if others:
+        second = others[0]
+        gaps = [f"{_UNITS[search.objective]} {_gap(second.objective, best.objective)}"]
+        for name in ("ttft_p99_s", "tpot_p99_s"):
+            took, least = second.flat()[name], best.flat()[name]
+            if isinstance(took, float) and isinstance(least, float):
+                gaps.append(f"{name[:4].upper()} p99 {_gap(took, least)}")
+        yield f"second against best: {', '.join(gaps)} ({second.name}; limits {second.verdict})"
+    near = [row for row in others if not row.misses and _near(search, row, best)]
+    if near:
+        fewest = min(near, key=lambda row: row.accelerators)
+        lean = (
+            f"; {fewest.name} on {fewest.accelerators}"
+            if fewest.accelerators < best.accelerators
+            else ""
+        )
+        yield f"no clear winner: {len(near)} of {len(search.rows)} simulated are within {percent(_NEAR)} of the best{lean}"
+
+
+def _near(search: ServiceSearch, row: FoundService, best: FoundService) -> bool:
+    return bool(best.objective) and abs(row.objective / best.objective - 1) <= _NEAR
+
+
+def _gap(value: float, reference: float) -> str:
+    return percent(value / reference - 1, signed=True) if reference else "-"
 
 
 def score_of(objective: str, figure: float) -> float:

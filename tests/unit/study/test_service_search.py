@@ -224,6 +224,24 @@ def test_two_services_are_compared_by_the_time_of_a_token():
         mpsim.compare(results[0], training)
 
 
+def test_the_answer_has_ten_lines_and_the_file_s_own_layout():
+    """What the best gains over the file's own layout, which is simulated unless it is among the rows; the ranking is longer."""
+    scenario = _scenario().with_values({"parallelism.tp": 2, "serving.replicas": 1})
+    over = {**SMALL, "serving.engine.max_tokens": [8192], "parallelism.pp": [1]}
+    found = search_services(scenario, over)
+    lines = found.sheet().text().splitlines()
+    assert lines[0] == f"best: {found.best.name}"
+    assert (
+        sum(line.startswith(("the file's own layout: ", "second against")) for line in lines) == 2
+    )
+    assert len(lines) <= 20
+    assert found.own.row.accelerators == 2
+    whole = mpsim.simulate(scenario).summary
+    assert found.own.row.objective == whole["goodput_per_s"]
+    assert found.to_json()["own"]["row"]["objective"] == whole["goodput_per_s"]
+    assert "TTFT p99" in found.sheet(long=True).text().splitlines()[1]
+
+
 def test_the_front_is_drawn():
     found = search_services(_scenario(), SMALL)
     front = found.front
