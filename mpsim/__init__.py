@@ -19,76 +19,48 @@ from mpsim.accessors import offer
 from mpsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mpsim.calibrate.calibrate import calibrate
-    from mpsim.errors import (
-        CalibrationError,
-        DeadlockError,
-        HardwareError,
-        MissingExtraError,
-        MpsimError,
-        ScenarioError,
-        ScheduleError,
-        TooLargeError,
-        UnitError,
-        WorkloadError,
-    )
-    from mpsim.formats import export, read
-    from mpsim.limits import unlimited
-    from mpsim.report import report
+    from mpsim.calibrate.calibrate import calibrate as calibrate
+    from mpsim.errors import CalibrationError as CalibrationError
+    from mpsim.errors import DeadlockError as DeadlockError
+    from mpsim.errors import HardwareError as HardwareError
+    from mpsim.errors import MissingExtraError as MissingExtraError
+    from mpsim.errors import MpsimError as MpsimError
+    from mpsim.errors import ScenarioError as ScenarioError
+    from mpsim.errors import ScheduleError as ScheduleError
+    from mpsim.errors import TooLargeError as TooLargeError
+    from mpsim.errors import UnitError as UnitError
+    from mpsim.errors import WorkloadError as WorkloadError
+    from mpsim.formats import export as export
+    from mpsim.formats import read as read
+    from mpsim.limits import unlimited as unlimited
+    from mpsim.report import report as report
     from mpsim.result import JobResult as Result
-    from mpsim.scenario import Scenario, check, load
-    from mpsim.simulate import Prepared, prepare, simulate
-    from mpsim.study import Comparison, Sweep, compare, sweep
+    from mpsim.scenario import Scenario as Scenario
+    from mpsim.scenario import check as check
+    from mpsim.scenario import load as load
+    from mpsim.simulate import Prepared as Prepared
+    from mpsim.simulate import prepare as prepare
+    from mpsim.simulate import simulate as simulate
+    from mpsim.study import Comparison as Comparison
+    from mpsim.study import Sweep as Sweep
+    from mpsim.study import compare as compare
     from mpsim.study import schedule_times as schedule
+    from mpsim.study import sweep as sweep
     from mpsim.study.goodput import simulate_goodput as goodput
-    from mpsim.study.plan import plan
-    from mpsim.study.reliability import Checkpoint, Reliability
-    from mpsim.study.scaling import scale
-    from mpsim.study.search import Search, search
+    from mpsim.study.plan import plan as plan
+    from mpsim.study.reliability import Checkpoint as Checkpoint
+    from mpsim.study.reliability import Reliability as Reliability
+    from mpsim.study.scaling import scale as scale
+    from mpsim.study.search import Search as Search
+    from mpsim.study.search import search as search
     from mpsim.validate import validate_files as validate
-
-__all__ = [
-    "CalibrationError",
-    "Checkpoint",
-    "Comparison",
-    "DeadlockError",
-    "HardwareError",
-    "MissingExtraError",
-    "MpsimError",
-    "Prepared",
-    "Reliability",
-    "Result",
-    "Scenario",
-    "ScenarioError",
-    "ScheduleError",
-    "Search",
-    "Sweep",
-    "TooLargeError",
-    "UnitError",
-    "WorkloadError",
-    "calibrate",
-    "check",
-    "compare",
-    "export",
-    "goodput",
-    "load",
-    "plan",
-    "prepare",
-    "read",
-    "report",
-    "scale",
-    "schedule",
-    "search",
-    "simulate",
-    "sweep",
-    "unlimited",
-    "validate",
-]
 
 _HOMES = {
     name: home
     for home, names in {
         "mpsim.calibrate": "calibrate",
+        "mpsim.errors": "CalibrationError DeadlockError HardwareError MissingExtraError MpsimError"
+        " ScenarioError ScheduleError TooLargeError UnitError WorkloadError",
         "mpsim.formats": "export read",
         "mpsim.limits": "unlimited",
         "mpsim.report": "report",
@@ -104,6 +76,7 @@ _HOMES = {
     }.items()
     for name in names.split()
 }
+__all__ = sorted(_HOMES)
 _AT_HOME = {
     "Result": "JobResult",
     "goodput": "simulate_goodput",
@@ -115,9 +88,9 @@ _AT_HOME = {
 
 def __getattr__(name: str) -> object:
     """Import a public name where it lives, the first time it is asked for."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'mpsim' has no attribute {name!r}")
-    home = importlib.import_module(_HOMES.get(name, "mpsim.errors"))
+    home = importlib.import_module(_HOMES[name])
     value: object = getattr(home, _AT_HOME.get(name, name))
     globals()[name] = value
     return value

@@ -18,6 +18,7 @@ __all__ = [
     "TIME_LIMIT",
     "is_unlimited",
     "refuse_large",
+    "rough_time",
     "set_unlimited",
     "unlimited",
 ]
@@ -95,7 +96,7 @@ def refuse_large(
     ]
     if not above or is_unlimited():
         return
-    costs = f"about {_bytes(memory_bytes)} of memory and {_time(seconds)}"
+    costs = f"about {_bytes(memory_bytes)} of memory and {rough_time(seconds)}"
     ways = f"make it smaller ({' or '.join(smaller)}), or" if smaller else "make it smaller, or"
     raise TooLargeError(
         f"{what}: would take {costs}, above the limit of {' and '.join(above)}; {ways} go on with --yes (in Python: with mpsim.unlimited())",
@@ -110,8 +111,14 @@ def _bytes(amount: float) -> str:
     return f"{amount / 1e9:.2g} GB" if amount >= 1e9 else f"{max(amount, 1e6) / 1e6:.0f} MB"
 
 
-def _time(seconds: float) -> str:
-    """A time as people say it."""
+def rough_time(seconds: float) -> str:
+    """A time as people say it.
+
+    Examples
+    --------
+    >>> rough_time(90.0), rough_time(5400.0), rough_time(1e6)
+    ('90 s', '90 min', '12 days')
+    """
     for unit, name in ((1.0, "s"), (_MINUTE, "min"), (_HOUR, "h")):
         if seconds < _FEW * unit:
             return f"{max(seconds / unit, 1):.0f} {name}"

@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from mpsim.cli.console import note
+from mpsim.limits import rough_time
 
 __all__ = ["phases_bar", "progress_bar", "working"]
 
@@ -61,10 +62,10 @@ class _Work:
     def __str__(self) -> str:
         seconds = self.clock() - self.begun
         if not self.done:
-            return f"{self.name}: at work for {_duration(seconds)}"
+            return f"{self.name}: at work for {rough_time(seconds)}"
         of = f" of {self.total:,}" if self.total else ""
-        line = f"{self.name}: {self.done:,}{of} in {_duration(seconds)}"
-        return line if self.left is None else f"{line}, about {_duration(self.left)} more"
+        line = f"{self.name}: {self.done:,}{of} in {rough_time(seconds)}"
+        return line if self.left is None else f"{line}, about {rough_time(self.left)} more"
 
 
 _at_work: list[_Work] = []  # the innermost last; one command at a time
@@ -110,7 +111,7 @@ def phases_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
     work = _Work(what, has_bar=sys.stderr is not None and sys.stderr.isatty())
     _at_work.append(work)
     try:
-        with _bar(what) if work.has_bar else _no_bar() as draw:
+        with _bar(what) if work.has_bar else nullcontext(lambda _: None) as draw:
 
             def report(phase: str, done: int, total: int) -> None:
                 work.report(phase, done, total)
@@ -119,11 +120,6 @@ def phases_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
             yield report
     finally:
         _at_work.remove(work)
-
-
-@contextmanager
-def _no_bar() -> Iterator[Callable[[_Work], None]]:
-    yield lambda work: None
 
 
 @contextmanager
@@ -149,7 +145,7 @@ def _bar(what: str) -> Iterator[Callable[[_Work], None]]:
         task = bar.add_task(what, total=None, left="")
 
         def draw(work: _Work) -> None:
-            left = "" if work.left is None else f"about {_duration(work.left)} more"
+            left = "" if work.left is None else f"about {rough_time(work.left)} more"
             bar.update(
                 task,
                 description=work.name,
@@ -159,10 +155,3 @@ def _bar(what: str) -> Iterator[Callable[[_Work], None]]:
             )
 
         yield draw
-
-
-def _duration(seconds: float) -> str:
-    """Seconds, minutes or hours, as people say them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
