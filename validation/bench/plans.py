@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from bench.assumptions import Filled, fill_in, guesses
 from bench.rows import Row
-from bench.runs import read_run
-from bench.shapes import counted, head_of, stated, tables
+from bench.runs import filling, read_run
+from bench.shapes import contradicted, counted, head_of, stated, tables
 from bench.tables import rule_of, stands_in, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
@@ -58,9 +58,11 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     tokens = cells.required_number("tokens_b") * _BILLION
     told = as_run(cells)
     rule, run = read_run(told.cells)
+    run = filling(run)
     result = simulate_step(Scenario.from_mapping(run.scenario))
     assumed = (*told.assumed, *run.assumed)
     setting = dataclasses.replace(setting_of(result.plan), guessed=guesses(assumed))
+    doubts = contradicted(cells, result.summary["parameters"]["total"])
     if stands_in(rule):
         unknown = {"framework": ("", ""), "stack": ("",)}
         setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
@@ -78,7 +80,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         dataclasses.replace(
             blank,
             predicted=hours,
-            assumed=tuple(map(str, assumed)),
+            assumed=tuple(map(str, (*assumed, *doubts))),
             setting=setting,
             ends=Interval(hours * low, hours * high, training.basis),
         )

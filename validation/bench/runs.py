@@ -25,7 +25,7 @@ from mpsim.training.intervals import setting_of
 from mpsim.training.memory import memory_constants
 from mpsim.workload import model_names
 
-__all__ = ["Simulated", "described", "filled", "fitting", "scenario_of", "simulated"]
+__all__ = ["Simulated", "described", "filled", "filling", "fitting", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
 _WHOLE = {
@@ -35,6 +35,7 @@ _WHOLE = {
 }  # degrees that divide nothing
 _TOO_LARGE = "no accelerator holds the whole model"
 _AGAIN = ("none", "selective", "full")
+_DOUBLINGS = 8  # of a micro batch that are tried
 _MOST = 0.8  # of the parameters of a dense model are in its layers
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
 
@@ -164,6 +165,28 @@ def fitting(run: Imported) -> Imported:
     return run
 
 
+def filling(run: Imported) -> Imported:
+    """The run with the fastest micro batch that fits in memory, where the row states none: who trains for weeks has tried."""
+    if not any(assumption.to == "micro_batch_seqs" for assumption in run.assumed):
+        return run
+    training = dict(run.scenario["training"])
+    best, chosen = _outcome(json.dumps(run.scenario, sort_keys=True)).figures["step"], run
+    for doublings in range(1, _DOUBLINGS):
+        each = training["micro_batch"] << doublings
+        scenario = {**run.scenario, "training": {**training, "micro_batch": each}}
+        try:
+            figures = _outcome(json.dumps(scenario, sort_keys=True)).figures
+        except MpsimError:
+            break  # replicas have fewer sequences
+        if figures["filled"] > 1.0:
+            break
+        if figures["step"] < best:
+            told = Assumed("micro_batch_seqs", each, "the fastest that fits in memory")
+            best = figures["step"]
+            chosen = dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, told))
+    return chosen
+
+
 def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     """The scenario that a row with all its columns describes, as a file would hold it.
 
@@ -213,12 +236,15 @@ class Simulated:
         Of a step, or of a layer [s].
     memory : float
         Of the fullest rank [B].
+    parameters : float
+        Of the whole model; 0 for a layer.
     setting : Setting
         What the residuals of both depend on.
     """
 
     seconds: float
     memory: float
+    parameters: float
     setting: Setting
 
 
@@ -241,9 +267,10 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> Simulat
     if layer:
         single, double = (_outcome(_with_layers(scenario, layers)) for layers in (1, 2))
         seconds = double.figures["layers"] - single.figures["layers"]
-        return Simulated(seconds, single.figures[seen], single.setting)
+        return Simulated(seconds, single.figures[seen], 0.0, single.setting)
     outcome = _outcome(json.dumps(scenario, sort_keys=True))
-    return Simulated(outcome.figures["step"], outcome.figures[seen], outcome.setting)
+    figures = outcome.figures
+    return Simulated(figures["step"], figures[seen], figures["parameters"], outcome.setting)
 
 
 def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
@@ -267,6 +294,7 @@ def _outcome(scenario: str) -> _Outcome:
     memory = result.summary["memory"]
     figures = {
         "step": float(result.summary["step_time_s"]),
+        "parameters": float(result.summary["parameters"]["total"]),
         "layers": float(sum(result.breakdown[part] for part in _LAYER_PARTS)),
         "memory": float(memory["total"]),
         "filled": float(memory["total"]) / float(memory["capacity"]),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
 
-__all__ = ["counted", "gate_of", "head_of", "stated", "tables"]
+__all__ = ["contradicted", "counted", "gate_of", "head_of", "stated", "tables"]
 
 _HEADS = (64, 128, 256)  # widths of a head that published models have
 _EXPLAINED = 0.05  # columns that come this close leave nothing open
+_CONTRADICTED = 0.1  # of the parameters; columns and statements round, and count tables or not
 _BILLION = 1e9
 
 
@@ -45,6 +47,15 @@ def stated(cells: Cells) -> float:
     """Parameters that a row states, of a run or of a whole training [1]; 0 where it states none."""
     billions = cells.number("params_billion") or cells.number("params_total_b") or 0.0
     return billions * _BILLION
+
+
+def contradicted(cells: Cells, simulated: float) -> tuple[Assumed, ...]:
+    """Words where the model that a row's columns make has not the parameters that the row states, more than a tenth apart."""
+    known = stated(cells)
+    if not known or not simulated or abs(simulated / known - 1) <= _CONTRADICTED:
+        return ()
+    why = f"as its columns and name have it, where it states {known / _BILLION:.3g}"
+    return (Assumed("params_billion", f"{simulated / _BILLION:.3g}", why),)
 
 
 def gate_of(cells: Cells) -> bool | None:

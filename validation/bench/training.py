@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from bench.assumptions import Filled, guesses, with_batch
 from bench.rows import Row
 from bench.runs import read_run, simulated
+from bench.shapes import contradicted
 from bench.tables import rule_of, stands_in
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.cells import Cells
@@ -108,7 +109,8 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     if stands_in(rule):
         unknown = {"framework": ("", ""), "stack": ("",)}
         setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
-    assumed = tuple(map(str, (*stated.assumed, *run.assumed)))
+    doubts = contradicted(stated.cells, told.parameters)
+    assumed = tuple(map(str, (*stated.assumed, *run.assumed, *doubts)))
     figure = residuals_of(setting).figure
     times = [
         dataclasses.replace(

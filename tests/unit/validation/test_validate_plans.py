@@ -11,7 +11,7 @@ from bench.adapt import adapted
 from bench.files import predict_row, recognise
 from bench.plans import MEASURED, as_run
 from bench.rows import Row
-from bench.runs import read_run
+from bench.runs import filling, read_run
 from bench.shapes import counted, gate_of, head_of, tables
 from mpsim.formats.cells import Cells
 
@@ -213,3 +213,34 @@ def test_records_have_an_interval_of_their_own(rows):
     record = predicted(rows["mpt-7b"])
     assert record.interval == record.ends
     assert dataclasses.replace(record, ends=None).figure == ""
+
+
+def test_a_row_that_contradicts_its_parameters_is_told(rows):
+    """A name of 3B whose columns make 6.7B is a doubt, not a prediction without a word."""
+    empty = dict.fromkeys(set(next(iter(rows.values()))) - set(SMALL), "")
+    doubts = [
+        [
+            text
+            for text in predicted({**SMALL, **empty, "params_total_b": size}).assumed
+            if "params" in text
+        ]
+        for size in ("6.7", "3")
+    ]
+    assert doubts[0] == []
+    assert "where it states 3" in doubts[1][0]
+
+
+def test_a_plan_without_a_micro_batch_takes_the_fastest_that_fits(rows):
+    """A small model on 80 GB does not train one sequence at a time; one that is stated stays."""
+    small = {
+        "layers": "12",
+        "hidden": "768",
+        "heads": "12",
+        "ffn_hidden": "3072",
+        "params_total_b": "",
+    }
+    cells = as_run(Cells({**SMALL, **small, "micro_batch": ""})).cells
+    run = filling(read_run(cells)[1])
+    assert run.scenario["training"]["micro_batch"] > 1
+    stated = read_run(as_run(Cells({**SMALL, **small})).cells)[1]
+    assert filling(stated) is stated
