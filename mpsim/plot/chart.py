@@ -107,10 +107,8 @@ class Limit:
 
     Parameters
     ----------
-    value : float
     label : str
         Of the legend; or, where the chart has room, beside the line.
-    colour : str
     along : bool
         Whether it crosses the horizontal axis of `Lines`.
     """
@@ -230,6 +228,24 @@ class Bars(Chart):
         if not self.parts:
             return np.zeros((0, len(self.names)))
         return np.array([np.asarray(part.values, dtype=np.float64) for part in self.parts])
+
+    @property
+    def starts(self) -> Floats:
+        """Where each part begins: at the parts before it on its side of zero, float64[parts, bars]."""
+        over, under = (np.cumsum(side, axis=0) - side for side in self._sides)
+        return np.where(self.table < 0, under, over) * (not self.beside)
+
+    @property
+    def ends(self) -> Floats:
+        """How far each bar goes above zero and below it, float64[2, bars]."""
+        over, under = self._sides
+        if self.beside:
+            return np.stack([over.max(axis=0, initial=0.0), under.min(axis=0, initial=0.0)])
+        return np.stack([over.sum(axis=0), under.sum(axis=0)])
+
+    @property
+    def _sides(self) -> tuple[Floats, Floats]:
+        return np.maximum(self.table, 0.0), np.minimum(self.table, 0.0)
 
     @property
     def reading(self) -> Reading:

@@ -117,11 +117,11 @@ def draw_bars(ax: Axes, chart: Bars) -> None:
     table, place = chart.table / size, np.arange(float(len(chart.names)))
     bar, across = (ax.bar, "width") if chart.upright else (ax.barh, "height")
     thick = 0.8 / len(chart.parts) if chart.beside and chart.parts else 0.8
-    over, under = np.zeros(len(place)), np.zeros(len(place))
     handles: list[Any] = []
-    for number, (part, lengths) in enumerate(zip(chart.parts, table, strict=True)):
+    for number, (part, lengths, base) in enumerate(
+        zip(chart.parts, table, chart.starts / size, strict=True)
+    ):
         colour = colour_of(part.colour, number)
-        base = np.zeros(len(place)) if chart.beside else np.where(lengths < 0, under, over)
         shift = (number - (len(chart.parts) - 1) / 2) * thick if chart.beside else 0.0
         style: dict[str, Any] = {across: 0.92 * thick if chart.beside else thick}
         style |= {"bottom" if chart.upright else "left": base, "color": colour, "linewidth": 0.3}
@@ -132,10 +132,6 @@ def draw_bars(ax: Axes, chart: Bars) -> None:
             hatch="////" if part.hatched else None,
             **style,
         )
-        over, under = (
-            np.where(lengths < 0, over, base + lengths),
-            np.where(lengths < 0, base + lengths, under),
-        )
         if part.name and np.abs(lengths).max(initial=0.0) > 1e-3 * np.abs(table).max(initial=0.0):
             handles.append(_patch(part.name, colour, hatched=part.hatched))
         if chart.written == "share" and len(place) <= _MOST_WRITTEN:
@@ -144,6 +140,7 @@ def draw_bars(ax: Axes, chart: Bars) -> None:
             _write_ends(ax, chart, place + shift, lengths, lengths)
     if chart.written and not chart.beside and (chart.written == "total" or chart.joined):
         total = table.sum(axis=0)
+        over, under = chart.ends / size
         _write_ends(ax, chart, place, np.where(total < 0, under, over), total)
     if chart.joined:
         _join(ax, np.cumsum(table, axis=0))
@@ -151,26 +148,19 @@ def draw_bars(ax: Axes, chart: Bars) -> None:
         line = ax.axhline if chart.upright else ax.axvline
         line(limit.value / size, color=colour_of(limit.colour), linestyle="--", linewidth=1.2)
     handles = handles if len(handles) > 1 or chart.limits else []
-    _label_bars(ax, chart, word, table)
+    _label_bars(ax, chart, word, size)
     lift = _percent_axis(ax, table) if chart.written == "share" and not chart.joined else 2.0
     legend_above(ax, [*handles, *_limit_handles(chart.limits)], lift=lift)
     if chart.line is not None:
         _draw_over(ax, chart.line, size)
 
 
-def _label_bars(ax: Axes, chart: Bars, word: str, table: Floats) -> None:
+def _label_bars(ax: Axes, chart: Bars, word: str, size: float) -> None:
     """Name bars and lengths, and leave room for what is written at the ends."""
-    _, size = chart.reading
-    ends = (
-        table
-        if chart.beside
-        else np.array([np.maximum(table, 0.0).sum(axis=0), np.minimum(table, 0.0).sum(axis=0)])
-    )
+    ends = chart.ends / size
     most = max([float(ends.max(initial=0.0)), *(limit.value / size for limit in chart.limits)])
-    least, room = (
-        float(ends.min(initial=0.0)),
-        1.12 if chart.written != "share" or chart.joined else 1.0,
-    )
+    least = float(ends.min(initial=0.0))
+    room = 1.12 if chart.written != "share" or chart.joined else 1.0
     if least < 0:  # both ways: as far to each side
         most = max(most, -least)
         least = -1.12 * most

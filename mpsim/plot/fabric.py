@@ -29,36 +29,19 @@ def _tiers_chart(cluster: Cluster) -> Lines:
     places = [
         _middles(count, size, cluster.nodes) for count, size in zip(counts, reach, strict=True)
     ]
-    series = []
-    for level in range(len(counts) - 1):
-        shown = _shown(counts[level])
-        above = np.minimum(shown * reach[level] // reach[level + 1], counts[level + 1] - 1)
-        thin = level > 0 and cluster.tiers[level - 1].oversubscription > 1
-        series.append(
-            _edges(
-                places[level][shown],
-                float(level),
-                places[level + 1][above],
-                level + 1.0,
-                "--" if thin else "-",
-            )
-        )
+    wires, boxes = [], []
     for level, (count, place) in enumerate(zip(counts, places, strict=True)):
-        shown = _shown(count)
+        shown, height = _shown(count), float(level)
         colour = _COLOURS[min(level, len(_COLOURS) - 1)]
-        series.append(
-            Series(
-                "",
-                place[shown],
-                np.full(len(shown), float(level)),
-                colour,
-                line="",
-                mark="s",
-                size=9.5,
-            )
-        )
+        row = np.full(len(shown), height)
+        boxes.append(Series("", place[shown], row, colour, line="", mark="s", size=9.5))
+        if level + 1 < len(counts):
+            above = np.minimum(shown * reach[level] // reach[level + 1], counts[level + 1] - 1)
+            thin = level > 0 and cluster.tiers[level - 1].oversubscription > 1
+            ends = places[level + 1][above]
+            wires.append(_edges(place[shown], row, ends, row + 1, "--" if thin else "-"))
     return Lines(
-        series=series,
+        series=[*wires, *boxes],
         x=Axis(ticks=[(float(places[0].mean()), "")]),
         y=Axis(ticks=list(enumerate(_labels(cluster))), limits=(-0.5, len(counts) - 0.5)),
         grid="",
@@ -68,11 +51,8 @@ def _tiers_chart(cluster: Cluster) -> Lines:
 
 def _edges(x0: Any, y0: Any, x1: Any, y1: Any, line: str = "-", colour: str = "other") -> Series:
     """Many lines as one, with gaps between them."""
-    x = np.stack([x0, x1, np.full(len(x0), np.nan)], axis=1).ravel()
-    y = np.stack(
-        [np.broadcast_to(y0, len(x0)), np.broadcast_to(y1, len(x0)), np.full(len(x0), np.nan)],
-        axis=1,
-    ).ravel()
+    gaps = np.full(len(x0), np.nan)
+    x, y = (np.stack([start, end, gaps], axis=1).ravel() for start, end in ((x0, x1), (y0, y1)))
     return Series("", x, y, colour, line=line, width=0.6)
 
 

@@ -221,7 +221,6 @@ def schedules_chart(choices: Sequence[ScheduleChoice], *, memory: float | None =
 
     Parameters
     ----------
-    choices : sequence of ScheduleChoice
     memory : float, optional
         Activations that fit, of a rank's share of the model, as the comparison had it.
 

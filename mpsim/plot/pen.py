@@ -45,10 +45,6 @@ _NO_DATES: Mapping[str, Mapping[str, None]] = MappingProxyType(
 class Display:
     """A chart as a picture: `plot` draws it, `save` writes it.
 
-    Parameters
-    ----------
-    chart : Chart
-
     Attributes
     ----------
     figure_, ax_ : Figure, Axes

@@ -97,7 +97,6 @@ class Plots(_Pictures[Result]):
 
         Parameters
         ----------
-        ax : Axes, optional
         communication : bool
             Whether to draw communication; without it, all ranks and the whole step.
         ranks : sequence of int, optional

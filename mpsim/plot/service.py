@@ -137,8 +137,6 @@ def occupancy_chart(title: str, y: Axis, columns: Mapping[str, tuple[Floats, Flo
 
     Parameters
     ----------
-    title : str
-    y : Axis
     columns : mapping of str to (float64[S], float64[S])
         Engine to start of its iterations [s] and value from then on.
     """

@@ -202,7 +202,6 @@ def links_heat(use: LinkUse, chosen: Sequence[int], what: str, of: int) -> Heat:
 
     Parameters
     ----------
-    use : LinkUse
     chosen : sequence of int
         Links, those of one tier after each other.
     what : str
@@ -441,7 +440,6 @@ def blame_chart(causes: Sequence[str], sufferers: Sequence[str], matrix: Floats)
 
     Parameters
     ----------
-    causes, sufferers : sequence of str
     matrix : float64[causes, sufferers]
         See `mpsim.study.Blame.matrix` [s].
     """

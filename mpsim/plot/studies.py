@@ -336,63 +336,45 @@ def scaling_chart(scale: Scale) -> Panels:
     ScenarioError
         If no size could run.
     """
-    modes = {
-        mode: rows
-        for mode in dict.fromkeys(row.mode for row in scale.rows)
-        if (rows := scale.of(mode))
-    }
-    if not modes:
-        raise ScenarioError("no size could run: nothing to draw")
-    charts: list[Chart] = []
-    sizes = {
-        mode: np.array([row.accelerators for row in rows], dtype=np.float64)
-        for mode, rows in modes.items()
-    }
-    each = {
-        mode: np.array([row.figure("tokens_per_s_per_accelerator") for row in rows])
-        for mode, rows in modes.items()
-    }
-    every = np.unique(np.concatenate([*sizes.values()]))
-    best = max(float(rate[0]) for rate in each.values())
-    charts.append(
-        Lines(
-            title="throughput",
-            series=[
-                Series("straight line", every, best * every, "other", line="--", width=1.0),
-                *(
-                    Series(
-                        f"{mode} scaling",
-                        sizes[mode],
-                        each[mode] * sizes[mode],
-                        SERIES[number],
-                        mark=MARKERS[number],
-                    )
-                    for number, mode in enumerate(modes)
-                ),
-            ],
-            x=Axis(
-                name="accelerators",
-                log=2,
-                ticks=[(size, f"{size:,.0f}") for size in every.tolist()],
-            ),
-            y=Axis(name="tokens/s", log=10),
-        )
-    )
-    for mode, rows in modes.items():
+    lines: list[Series] = []
+    bars: list[Chart] = []
+    for mode in dict.fromkeys(row.mode for row in scale.rows):
+        rows = scale.of(mode)
+        if not rows:
+            continue
+        number = len(lines)
+        sizes = np.array([row.accelerators for row in rows], dtype=np.float64)
+        each = np.array([row.figure("tokens_per_s_per_accelerator") for row in rows])
+        colour, mark = SERIES[number], MARKERS[number]
+        lines.append(Series(f"{mode} scaling", sizes, each * sizes, colour, mark=mark))
         shares = {part: [row.shares[part] for row in rows] for part in rows[0].shares}
-        charts.append(
+        bars.append(
             Bars(
                 title=f"{mode} scaling, line: tokens/s and accelerator",
-                names=[f"{size:,.0f}" for size in sizes[mode].tolist()],
-                parts=parts_of(
-                    {part: share for part, share in shares.items() if max(share) > 0.001}
-                ),
+                names=[f"{size:,.0f}" for size in sizes.tolist()],
+                parts=parts_of({part: own for part, own in shares.items() if max(own) > 0.001}),
                 value=Axis(name="share of the step; efficiency", unit="share", limits=(0.0, 1.15)),
                 across="accelerators",
                 upright=True,
-                line=Series("efficiency", range(len(rows)), each[mode] / each[mode][0], mark="o"),
+                line=Series("efficiency", range(len(rows)), each / each[0], mark="o"),
             )
         )
+    if not lines:
+        raise ScenarioError("no size could run: nothing to draw")
+    every = np.unique(np.concatenate([np.asarray(series.x) for series in lines]))
+    best = max(float(series.y[0] / series.x[0]) for series in lines)
+    throughput = Lines(
+        title="throughput",
+        series=[
+            Series("straight line", every, best * every, "other", line="--", width=1.0),
+            *lines,
+        ],
+        x=Axis(
+            name="accelerators", log=2, ticks=[(size, f"{size:,.0f}") for size in every.tolist()]
+        ),
+        y=Axis(name="tokens/s", log=10),
+    )
+    charts = [throughput, *bars]
     return Panels(charts=charts, columns=len(charts), size=(4.6 * len(charts) + 1.0, 4.8))
 
 

@@ -158,7 +158,6 @@ def timeline_chart(
 
     Parameters
     ----------
-    source : Result or mpsim.engine.Timeline
     communication : bool
         Whether to draw what is communicated under the actions; of a timeline sends (at the sender) and collectives.
     ranks : sequence of int, optional

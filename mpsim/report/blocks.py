@@ -152,7 +152,6 @@ class Entry(Generic[R_contra]):
 
     Parameters
     ----------
-    id, title : str
     lead : str or callable
         As of a Section; the callable makes it of the result.
     blocks : callable

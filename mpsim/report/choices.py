@@ -34,12 +34,8 @@ class Slider:
 
     Parameters
     ----------
-    key : str
-        Dotted.
     values : sequence
-        As text, in the order of the slider.
-    start : int
-        Place of the value that is shown first.
+        As text, in the order of the slider; the one at `start` is shown first.
     group : str
         Settings of one group stand together.
     label : str
@@ -126,37 +122,31 @@ def what_if(
             known = choices.setdefault(key, [])
             if not any(value is other or value == other for other in known):
                 known.append(value)
-    kept = {key: sorted(values, key=_order) for key, values in choices.items() if len(values) > 1}
-    first = next((values for values, summary, _ in table if summary is not None), {})
-    shown = {**first, **(start or {})}
-    sliders = [
-        Slider(key, [written(value) for value in values], _place(values, shown.get(key)))
-        for key, values in kept.items()
-    ]
-    answers = [
-        Answer(
-            [_place(kept[key], values.get(key)) for key in kept],
-            None if summary is None else _kept(summary),
-            reason,
-        )
-        for values, summary, reason in table
-    ]
-    serves = any(summary is not None and summary.get("job") == "serving" for _, summary, _ in table)
-    return Section(
-        "what-if",
-        "What if",
-        lead,
-        [
-            Choices(
-                title="Choose and see",
-                alt=f"{len(table)} combinations of {', '.join(kept) or 'one setting'}, each simulated by itself.",
-                sliders=sliders,
-                answers=answers,
-                figures=OF_SERVICE if serves else OF_STEP,
-                account="account_s" if serves else "breakdown_s",
-            )
+    offered = {
+        key: sorted(values, key=_order) for key, values in choices.items() if len(values) > 1
+    }
+    done = [(values, summary) for values, summary, _ in table if summary is not None]
+    shown = {**(done[0][0] if done else {}), **(start or {})}
+    serves = any(summary.get("job") == "serving" for _, summary in done)
+    block = Choices(
+        title="Choose and see",
+        alt=f"{len(table)} combinations of {', '.join(offered) or 'one setting'}, each simulated by itself.",
+        sliders=[
+            Slider(key, [*map(written, values)], _place(values, shown.get(key)))
+            for key, values in offered.items()
         ],
+        answers=[
+            Answer(
+                [_place(offered[key], values.get(key)) for key in offered],
+                None if summary is None else _kept(summary),
+                reason,
+            )
+            for values, summary, reason in table
+        ],
+        figures=OF_SERVICE if serves else OF_STEP,
+        account="account_s" if serves else "breakdown_s",
     )
+    return Section("what-if", "What if", lead, [block])
 
 
 def _kept(summary: Mapping[str, Any]) -> dict[str, Any]:

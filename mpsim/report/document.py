@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mpsim.plot.palette import BUBBLE, EVENTS, LABELS, MEMORY, RESOURCES, SERIES
+from mpsim.plot.palette import BUBBLE, EVENTS, LABELS, MEMORY, RESOURCES, SERIES, colour_of
 from mpsim.plot.studies import comparison_chart
 from mpsim.report.assumed import settings_of
 from mpsim.report.blocks import Cell, Column, Quantity, Section, Table, plain, sections_of
@@ -37,6 +37,9 @@ _DARK: Mapping[str, str] = {
     "host": "#B59455",
     "other": "#9A9A9A",
     "forward": "#2F9BE0",
+    "memory.parameters": "#3DA35D",
+    "memory.optimizer": "#C0508A",
+    "memory.overhead": "#6A7078",
 }
 """Colours that a dark page lightens or darkens, so that they stay apart from it."""
 
@@ -183,7 +186,7 @@ def document(
 
 def _palette() -> dict[str, Any]:
     """Colours by word, for light pages and for dark ones."""
-    dark_of = {EVENTS[word]: colour for word, colour in _DARK.items()}
+    dark_of = {colour_of(word): colour for word, colour in _DARK.items()}
     light = {
         **EVENTS,
         **_CHARTS,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import gzip
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot.palette import EVENTS
-from mpsim.plot.timeline import timeline_chart
+from mpsim.plot.timeline import Actions, timeline_chart
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.units import Dimension, format_quantity
@@ -34,7 +34,9 @@ _EVENTS = (*EVENTS, *(f"exposed {axis}" for axis in AXIS_NAMES))
 _FINEST, _WIDEST = 1e-9, 2**31 - 1  # of the unit of times [s], and of the numbers that hold them
 _COMPUTES = -1  # lane of a rank's actions; its others are numbered by axis
 
-Columns = Mapping[str, NDArray[Any]]
+_COLUMNS = ("lane", "start", "length", "event", "microbatch", "chunk", "layer", "word")
+
+Columns = dict[str, NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +45,6 @@ class Lanes:
 
     Parameters
     ----------
-    title, alt : str
     names : sequence of str
         Of the lanes, from top to bottom.
     events : sequence of str
@@ -54,8 +55,6 @@ class Lanes:
         Of the times [s].
     end_s : float
         Length of the whole [s].
-    count : int
-        Bars.
     columns : mapping of str to str
         ``lane``, ``start``, ``length``, ``event``, ``microbatch``, ``chunk``, ``layer`` and ``word``, each packed; -1 where a bar has none.
     left_out : str
@@ -102,41 +101,26 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
 
     Parameters
     ----------
-    result : Result
     most : int
         Bars; of more, communication inside ranks is left out first, then ranks, evenly, the first and the last never.
     """
     chart = timeline_chart(result, communication=False, unit="s")
     names, actions = chart.names, chart.actions
     ranks = _evenly(len(names), most, np.bincount(actions.rank, minlength=len(names)))
-    shown = np.isin(actions.rank, ranks)
-    computing = {
-        "rank": actions.rank,
-        "of": np.full(len(shown), _COMPUTES),
-        "word": np.full(len(shown), -1),
-        "layer": np.full(len(shown), -1),
-        **{
-            name: getattr(actions, name)
-            for name in ("start", "end", "event", "chunk", "microbatch")
-        },
-    }
-    computing = {name: column[shown] for name, column in computing.items()}
-    within, words = _transfers(result, ranks, most - int(shown.sum()))
-    parts = [computing, within]
-    column = {name: np.concatenate([part[name] for part in parts]) for name in computing}
+    computing = _computing(actions.where(np.isin(actions.rank, ranks)))
+    within, words = _transfers(result, ranks, most - len(computing["rank"]))
+    column = {name: np.concatenate([computing[name], within[name]]) for name in within}
     pairs = np.stack([column["rank"], column["of"]], axis=1)
     lanes, lane = np.unique(pairs, axis=0, return_inverse=True)
-    order = np.lexsort((column["start"], lane.ravel()))
     end_s = result.timeline.step_time_s
     unit = _FINEST * 10.0 ** max(0, int(np.ceil(np.log10(max(end_s, _FINEST) / _FINEST / _WIDEST))))
     start = np.rint(column["start"] / unit)
-    columns = {
+    column |= {
         "lane": lane.ravel(),
         "start": start,
         "length": np.rint(column["end"] / unit) - start,
-        **{name: column[name] for name in ("event", "microbatch", "chunk", "layer", "word")},
     }
-    inside = np.unique(within["rank"])
+    order = np.lexsort((column["start"], column["lane"]))
     return Lanes(
         title="Ranks by time",
         alt=f"{len(order):,} actions and transfers of {len(ranks)} ranks over {format_quantity(end_s, Dimension.TIME)}.",
@@ -149,9 +133,16 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
         unit_s=unit,
         end_s=end_s,
         count=len(order),
-        columns={name: packed(values[order]) for name, values in columns.items()},
-        left_out=_told(len(names), len(ranks), len(inside)),
+        columns={name: packed(column[name][order]) for name in _COLUMNS},
+        left_out=_left_out(len(names), len(ranks), len(np.unique(within["rank"]))),
     )
+
+
+def _computing(actions: Actions) -> Columns:
+    """Actions of ranks, which have no layer and no word."""
+    nothing = np.full(len(actions), -1)
+    own = {field.name: getattr(actions, field.name) for field in dataclasses.fields(actions)}
+    return {**own, "of": np.full(len(actions), _COMPUTES), "word": nothing, "layer": nothing}
 
 
 def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Columns, list[str]]:
@@ -161,18 +152,18 @@ def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Col
     chosen = ranks if room >= len(ranks) else ranks[_spread(len(ranks), room)]
     slices = result.communication_slices(chosen.tolist())
     words, word = np.unique(np.array(slices.names or [""], dtype=str), return_inverse=True)
-    exposed = np.array([_EVENTS.index(f"exposed {axis}") for axis in AXIS_NAMES])
-    hidden = np.array([_EVENTS.index(axis) for axis in AXIS_NAMES])
+    exposed, hidden = (
+        np.array([_EVENTS.index(f"{kind}{axis}") for axis in AXIS_NAMES])
+        for kind in ("exposed ", "")
+    )
     return {
-        "rank": slices.rank,
+        **{name: getattr(slices, name) for name in ("rank", "layer", "microbatch")},
         "of": slices.axis,
         "word": word[: len(slices)],
-        "layer": slices.layer,
         "start": slices.start * TICK,
         "end": slices.end * TICK,
         "event": np.where(slices.exposed, exposed[slices.axis], hidden[slices.axis]),
         "chunk": np.full(len(slices), -1),
-        "microbatch": slices.microbatch,
     }, words.tolist()
 
 
@@ -189,15 +180,15 @@ def _spread(count: int, chosen: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, chosen).round().astype(np.int64))
 
 
-def _told(ranks: int, shown: int, inside: int) -> str:
+def _left_out(ranks: int, shown: int, inside: int) -> str:
     """A sentence on what is left out; empty if nothing is."""
-    told = []
+    words = []
     if shown < ranks:
-        told.append(f"{shown} of {ranks} ranks are shown, evenly chosen")
+        words.append(f"{shown} of {ranks} ranks are shown, evenly chosen")
     if inside < shown:
-        told.append(
+        words.append(
             f"communication of {inside} of them"
             if shown < ranks
             else f"communication is shown of {inside} of {ranks} ranks"
         )
-    return "; ".join(told)
+    return "; ".join(words)

@@ -246,17 +246,14 @@ def _bars(chart: Bars, name: str) -> str:
     word, size = chart.reading
     table = chart.table / size
     row, left = _rows(chart.names)
-    low = np.minimum(table, 0.0).sum(axis=0).min(initial=0.0)
-    high = np.maximum(table, 0.0).sum(axis=0).max(initial=0.0)
-    high = max([float(high), *(limit.value / size for limit in chart.limits)]) or 1.0
+    ends = chart.ends / size
+    low, high = float(ends.min(initial=0.0)), float(ends.max(initial=0.0))
+    high = max([high, *(limit.value / size for limit in chart.limits)]) or 1.0
     bottom = _TOP + row * len(chart.names)
-    x = Span(left, WIDTH - _RIGHT, float(low) * 1.03, float(high) * 1.03)
-    after, before = np.zeros(len(chart.names)), np.zeros(len(chart.names))
+    x = Span(left, WIDTH - _RIGHT, low * 1.03, high * 1.03)
     area: list[str] = []
-    for i, part in enumerate(chart.parts):
-        starts = np.where(table[i] < 0, before, after)
+    for i, (part, starts) in enumerate(zip(chart.parts, chart.starts / size, strict=True)):
         ends = starts + table[i]
-        before, after = np.where(table[i] < 0, ends, before), np.where(table[i] < 0, after, ends)
         first, last = x.at(np.minimum(starts, ends)), x.at(np.maximum(starts, ends))
         boxes = "".join(
             f"M{a:.1f} {_TOP + (bar + 0.08) * row:.1f}h{b - a:.1f}v{0.84 * row:.1f}h{a - b:.1f}z"

@@ -37,9 +37,9 @@ def medians(kind: str) -> np.ndarray:
 orders = make_orders("interleaved-1f1b", pp=2, microbatches=MICROBATCHES, virtual_stages=2)
 bare = from_orders(orders, forward=medians("forward"), backward=medians("backward"))
 simulated = run(bare)
-milliseconds = [f"{timeline.makespan * TICK * 1e3:.1f} ms" for timeline in (simulated, recorded)]
+milliseconds = [f"{timeline.makespan * TICK * 1e3:.1f} ms" for timeline in (recorded, simulated)]
 titles = (
-    f"simulated: interleaved 1F1B with the recorded median of each stage, {milliseconds[0]}",
-    f"recorded: torch.profiler on two CPU ranks, {milliseconds[1]}",
+    f"recorded: torch.profiler on two CPU ranks, {milliseconds[0]}",
+    f"simulated: interleaved 1F1B with the recorded median of each stage, {milliseconds[1]}",
 )
-timelines_chart(titles, (simulated, recorded)).save(OUT / "recorded.png")
+timelines_chart(titles, (recorded, simulated)).save(OUT / "recorded.png")

@@ -1,7 +1,7 @@
 """Nodes of eight or a rack of 72 for a mixture of experts, each with the best layout of its own.
 
 Covers: scenarios/what-if/hgx.yaml and nvl72.yaml, mpsim.search, answer_chart.
-Question: what does one NVLink domain for all experts buy over nodes of eight?
+Question: what does one NVLink domain for all experts buy over nodes of eight, each with its best layout?
 """
 
 import sys
