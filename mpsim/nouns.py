@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, core_schema
 
 __all__ = [
+    "TYPES",
     "Bandwidth",
     "Bytes",
     "Count",
@@ -46,7 +47,7 @@ __all__ = [
 
 T = TypeVar("T")
 _KINDS = 64  # nouns whose validators stay built
-_TYPES = {
+TYPES: Mapping[str, str] = {
     "bool_type": "true or false",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -152,7 +153,6 @@ class Mistake:
     ----------
     key : str
         Dotted.
-    got : object
     needed : str
         Such as ``needed text``, or the nearest of the choices; empty for a missing key.
     whole : bool
@@ -215,8 +215,8 @@ def _mistake(key: str, detail: ErrorDetails) -> Mistake:
         return Mistake(key, got, nearest(str(got), [word.strip("'") for word in choices]))
     if kind == "unexpected_keyword_argument":
         return Mistake(key, got, "unknown key", whole=True)
-    if kind in _TYPES:
-        return Mistake(key, got, f"needed {_TYPES[kind]}")
+    if kind in TYPES:
+        return Mistake(key, got, f"needed {TYPES[kind]}")
     if kind in _BOUNDS:
         return Mistake(key, got, f"needed {_BOUNDS[kind].format(**context)}")
     text = str(context["error"]) if kind == "value_error" else detail["msg"]

@@ -195,12 +195,7 @@ class ClusterChoice(Section):
     """Nodes that differ from one data-parallel replica to the next, likewise."""
 
     def resolve(self, folder: Folder = lambda _key: Path()) -> Cluster:
-        """The cluster meant.
-
-        Parameters
-        ----------
-        folder : callable
-            Where the file lies in which a dotted key was written; machine files are relative to it.
+        """The cluster meant; machine files are relative to the `folder` in which their key was written.
 
         Raises
         ------
@@ -296,13 +291,9 @@ def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None
     base = machine
     if base is None and choice.preset is not None:
         base = system(choice.preset, nodes=choice.nodes)
-    if base is not None:
-        parts |= _parts(choice, base, lent)
-        return with_overrides(
-            base, **{key: part for key, part in parts.items() if part is not None}
-        )
-    parts |= _parts(choice, None, lent)
-    return build_cluster(**{key: part for key, part in parts.items() if part is not None})
+    parts |= _parts(choice, base, lent)
+    given = {key: part for key, part in parts.items() if part is not None}
+    return build_cluster(**given) if base is None else with_overrides(base, **given)
 
 
 def _parts(choice: ClusterChoice, base: Cluster | None, lent: Cluster | None) -> dict[str, Any]:
@@ -394,19 +385,9 @@ def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluste
 
 
 def clusters_of(choice: ClusterChoice, key: str, folder: Folder) -> tuple[Cluster, ...] | None:
-    """The cluster as every pipeline rank or replica has it.
+    """The cluster as every pipeline rank or replica has it (`key` is ``stages`` or ``replicas``).
 
-    Parameters
-    ----------
-    key : str
-        ``stages`` or ``replicas``.
-    folder : callable
-        Where the file lies in which a dotted key was written.
-
-    Returns
-    -------
-    tuple of Cluster, or None
-        One for each; those that are alike are the same object. None where the section does not say.
+    Those that are alike are the same object; None where the section does not say.
 
     Raises
     ------

@@ -39,22 +39,11 @@ class _NotRead:
 def fragment(root: type[S], data: Mapping[str, Any], error: pydantic.ValidationError) -> S:
     """The sections of `data` that are well-formed, as a scenario to check and for nothing else.
 
+    Asking a section that was not read for anything raises an MpsimError, on which `check` passes over
+    whoever asked.
+
     A section with a wrong value or a misspelt key is not read: what it would have said is unknown. An unknown key that resembles
     no other is passed over.
-
-    Parameters
-    ----------
-    root : type
-        `Scenario`.
-    data : mapping
-        As a file would hold it.
-    error : pydantic.ValidationError
-        From validating all of it.
-
-    Returns
-    -------
-    Scenario
-        Asking a section that was not read for anything raises an MpsimError, on which `check` passes over whoever asked.
     """
     left = copy.deepcopy(dict(data))
     wrong = _wrong_sections(left, error.errors(include_url=False), root)

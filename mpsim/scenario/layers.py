@@ -172,19 +172,8 @@ def read_layers(
 ) -> Document:
     """Read a scenario file with all it includes, and lay overrides and settings on top.
 
-    Parameters
-    ----------
-    set : iterable of str
-        ``key=value`` each.
-    overrides : iterable of str
-        Names of the file's ``overrides:`` section, in order.
-    allow_include : bool
-        Whether includes may leave the folder of `path`.
-
-    Returns
-    -------
-    Document
-        Merged data with the place of every key; `Document.problems` holds the mistakes found so far.
+    Includes may leave the folder of `path` only if allowed. `Document.problems` holds the mistakes
+    found so far.
 
     Raises
     ------

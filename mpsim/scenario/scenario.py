@@ -19,10 +19,9 @@ from mpsim.scenario.fragment import fragment, is_read
 from mpsim.scenario.layers import lay_values, read_layers
 from mpsim.scenario.resolved import digest_of, resolved_data
 from mpsim.scenario.schema import describe_schema, long_keys
-from mpsim.scenario.sections import factors
+from mpsim.scenario.sections import factors, points
 from mpsim.scenario.serving import Serving
 from mpsim.scenario.settled import settle
-from mpsim.scenario.sweep import points
 from mpsim.scenario.translate import MISSING, translate
 from mpsim.scenario.written import Written, framework_of, in_order
 from mpsim.sheet import Section as Part

@@ -1,15 +1,16 @@
-"""Sections of a scenario that stand for themselves: parallelism, schedule, training, framework, simulation."""
+"""Sections of a scenario that stand for themselves, from parallelism to the sweep."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Name, OneOf, Section, gather_overrides
+from mpsim.scenario.fields import Name, OneOf, Section, Time, gather_overrides
 from mpsim.schedule import schedule, schedule_names
 
 __all__ = [
@@ -19,11 +20,18 @@ __all__ = [
     "PRECISIONS",
     "REPLICATING",
     "FrameworkChoice",
+    "Outage",
     "Parallelism",
     "ScheduleChoice",
     "Simulation",
+    "SlowPart",
+    "SweepValues",
+    "ThinLink",
     "Training",
+    "Variation",
+    "expand_range",
     "factors",
+    "points",
 ]
 
 Precision = Literal[
@@ -200,3 +208,143 @@ class Simulation(Section):
     """Whether a step on many accelerators loses what it usually does to the slowest of them; a variation section draws its own instead."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Of everything random."""
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Coefficient = Annotated[float, Field(ge=0, le=1)]
+Index = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class SlowPart(Section):
+    """Accelerators that compute slower than the others."""
+
+    node: Index | None = None
+    """All of one node."""
+    ranks: Annotated[tuple[Index, ...], Field(strict=False, min_length=1)] | None = None
+    """Or these ranks."""
+    speed: Share
+    """Speed over that of the others, such as 0.8."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_one(self) -> SlowPart:
+        if (self.node is None) == (self.ranks is None):
+            raise ValueError("needed one of node and ranks, such as {ranks: [12], speed: 0.8}")
+        return self
+
+
+class ThinLink(Section):
+    """NICs of a node that have lost bandwidth, always or now and then."""
+
+    node: Index
+    """The node."""
+    bandwidth: Share
+    """What is left of it, such as 0.5 when one of two ports is down."""
+    time: Share = 1.0
+    """Share of the time in which it is so; below 1 the link flaps."""
+
+
+class Outage(Section):
+    """A node that is down for a while; of services."""
+
+    node: Index
+    """The node."""
+    at: Time
+    """When it fails, from the start of the run."""
+    duration: Time
+    """How long it is down."""
+
+
+class Variation(Section):
+    """Differences from rank to rank and from step to step; drawn by simulation.seed."""
+
+    speed: Coefficient = 0.0
+    """Coefficient of variation of the speeds of ranks, drawn for every machine."""
+    jitter: Coefficient = 0.0
+    """Coefficient of variation of the time of every operation of a rank, drawn for every step."""
+    network_jitter: Coefficient = 0.0
+    """The same of messages and collectives between operations."""
+    experts: Coefficient = 0.0
+    """Coefficient of variation of the load of the busiest rank of experts, drawn for every operation; for a mixture of experts."""
+    slow: Annotated[tuple[SlowPart, ...], Field(strict=False)] = ()
+    """Accelerators that are slow in every step."""
+    links: Annotated[tuple[ThinLink, ...], Field(strict=False)] = ()
+    """Links that are degraded or flap."""
+    outages: Annotated[tuple[Outage, ...], Field(strict=False)] = ()
+    """Nodes of a service that fail: what their instances had goes on elsewhere."""
+    samples: Annotated[int, Field(ge=1, le=1_000_000)] = 200
+    """Steps to draw."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether steps differ from each other."""
+        flaps = any(link.time < 1 for link in self.links)
+        return flaps or any((self.speed, self.jitter, self.network_jitter, self.experts))
+
+
+MAX_VALUES: Final = 1000
+NEARLY: Final = 1e-9  # of a step: a stop that rounding misses still counts
+
+
+def expand_range(bounds: object) -> list[int | float]:
+    """Values from start to stop, both included where the step lands on it.
+
+    Parameters
+    ----------
+    bounds : object
+        ``[start, stop, step]`` as written; the step may be negative.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else, or has no value, or more than a thousand.
+
+    Examples
+    --------
+    >>> expand_range([2, 8, 2]), expand_range([0.1, 0.3, 0.1])
+    ([2, 4, 6, 8], [0.1, 0.2, 0.3])
+    """
+    if not (isinstance(bounds, list) and len(bounds) == 3 and all(map(_is_number, bounds))):
+        raise ValueError(
+            f"got range {str(bounds)[:60]}; needed [start, stop, step] of three numbers"
+        )
+    start, stop, step = bounds
+    count = math.floor((stop - start) / step + NEARLY) + 1 if step else 0
+    if not 1 <= count <= MAX_VALUES:
+        raise ValueError(
+            f"got range {bounds} with {max(count, 0)} values; needed 1 to {MAX_VALUES}, with a step "
+            "that leads from start to stop"
+        )
+    if all(isinstance(bound, int) for bound in bounds):
+        return [start + index * step for index in range(count)]
+    return [float(f"{start + index * step:.12g}") for index in range(count)]
+
+
+def points(sweep: Mapping[str, tuple[object, ...]]) -> Iterator[dict[str, object]]:
+    """Every combination of the values, the last key changing fastest."""
+    for values in itertools.product(*sweep.values()):
+        yield dict(zip(sweep, values, strict=True))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _expand(value: object) -> object:
+    if isinstance(value, Mapping) and set(value) == {"range"}:
+        return tuple(expand_range(value["range"]))
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_VALUES:
+        got = f"a list of {len(value)}" if isinstance(value, list | tuple) else repr(value)[:60]
+        raise ValueError(
+            f"got {got}; needed a list of values, or a range such as {{range: [1, 8, 1]}}"
+        )
+    return tuple(value)
+
+
+_NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 3, "maxItems": 3}
+_RANGE = {"type": "object", "properties": {"range": _NUMBERS}, "required": ["range"]}
+
+SweepValues: TypeAlias = Annotated[
+    tuple[Any, ...],
+    pydantic.BeforeValidator(_expand),
+    pydantic.WithJsonSchema({"anyOf": [{"type": "array", "minItems": 1}, _RANGE]}),
+]

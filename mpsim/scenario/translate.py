@@ -9,6 +9,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from mpsim.errors import Problem, nearest
+from mpsim.nouns import TYPES
 from mpsim.scenario.paths import join
 from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
 
@@ -21,20 +22,11 @@ MAX_PROBLEMS: Final = 30
 MAX_GOT: Final = 60
 
 _TYPES: Final[Mapping[str, str]] = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
+    **TYPES,
     "int_parsing": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "tuple_type": "a list",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "mapping_type": "a mapping",
-    "finite_number": "a finite number",
     "int_parsing_size": "a smaller number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
 }
 _LENGTHS: Final[Mapping[str, str]] = {
     "string_too_short": "characters; needed {min_length} or more",
@@ -51,19 +43,9 @@ _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def translate(error: pydantic.ValidationError, root: Kind) -> list[Problem]:
-    """Every mistake in `error` as a Problem whose key is where it was written.
+    """Every mistake in `error`, from validating `root`, as a Problem keyed by where it was written.
 
-    Parameters
-    ----------
-    error : pydantic.ValidationError
-        From validating `root`.
-    root : type
-        The model of the whole scenario.
-
-    Returns
-    -------
-    list of Problem
-        In the order of the model; a missing key is left out where a misspelt one explains it.
+    In the order of the model; a missing key is left out where a misspelt one explains it.
     """
     details = error.errors(include_url=False)
     extra = [detail for detail in details if detail["type"] == "extra_forbidden"]

@@ -27,12 +27,12 @@ from mpsim.scenario.sections import (
     Parallelism,
     ScheduleChoice,
     Simulation,
+    SweepValues,
     Training,
+    Variation,
 )
 from mpsim.scenario.serving import Serving
 from mpsim.scenario.settled import settle
-from mpsim.scenario.sweep import SweepValues
-from mpsim.scenario.variation import Variation
 from mpsim.workload import Transformer
 
 __all__ = ["Written", "framework_of", "in_order"]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
+from mpsim.scenario.sections import Variation
 from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
-from mpsim.scenario.variation import Variation
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange

@@ -28,7 +28,7 @@ from mpsim.program.links import links_of
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.scenario.checks import absent_parts
-from mpsim.scenario.variation import Variation
+from mpsim.scenario.sections import Variation
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import Prepared
 from mpsim.study.blame import Blame, measure_blame

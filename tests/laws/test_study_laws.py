@@ -10,7 +10,7 @@ import pytest
 
 import mpsim
 from mpsim.scenario import Scenario
-from mpsim.scenario.variation import Variation
+from mpsim.scenario.sections import Variation
 from mpsim.simulate import prepare
 from mpsim.study import VariedSteps, simulate_variation
 from tests.nightly import some

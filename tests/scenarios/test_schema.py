@@ -21,7 +21,7 @@ from mpsim.scenario.checks import CHECKS
 from mpsim.scenario.cluster import AcceleratorChoice, LinkChoice
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.network import FabricChoice
-from mpsim.scenario.sweep import expand_range
+from mpsim.scenario.sections import expand_range
 from mpsim.workload import Experts, LatentAttention, Transformer, model, model_names
 
 EVERY_CHECK = {one.__name__: one for one in CHECKS}

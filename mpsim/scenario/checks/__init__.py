@@ -7,13 +7,15 @@ Each takes a scenario whose sections are well-formed and gives the problems it f
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpsim.errors import MpsimError, Problem
-from mpsim.scenario.checks import data, experts, layer, machine, recompute, serving, step, variants
+from mpsim.scenario.checks import common, layer, machine, memory, serving, step
+from mpsim.scenario.checks.common import wrong_values
 from mpsim.scenario.checks.machine import absent_parts
-from mpsim.scenario.checks.variants import wrong_values
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -31,76 +33,22 @@ def _listing(find: Callable[[Written], Iterator[Problem]]) -> Check:
     return check
 
 
-def _table(*finders: Callable[[Written], Iterator[Problem]]) -> tuple[Check, ...]:
-    return tuple(map(_listing, finders))
+def _checks_of(module: ModuleType) -> tuple[Check, ...]:
+    """All that a module calls ``check_...``, in its order."""
+    return tuple(_listing(find) for name, find in vars(module).items() if name.startswith("check_"))
 
 
-_PARTS: Final = _table(machine.check_model, machine.check_cluster)
-_VARIANTS: Final = _table(variants.check_sweep, variants.check_overrides)
-CHECKS: Final[tuple[Check, ...]] = (
-    *_PARTS,
-    *_table(
-        machine.check_framework,
-        machine.check_world,
-        machine.check_parts,
-        step.check_batch,
-        machine.check_replica_batches,
-        step.check_precision,
-        machine.check_mixture,
-        step.check_virtual_stages,
-        step.check_schedule_file,
-        step.check_stages,
-        layer.check_stacks,
-        layer.check_heads,
-        layer.check_mlp,
-        layer.check_context,
-        layer.check_context_exchange,
-        layer.check_sequence,
-        layer.check_tensor_overlap,
-        experts.check_experts,
-        experts.check_expert_ranks,
-        experts.check_expert_tokens,
-        experts.check_expert_overlap,
-        recompute.check_recompute,
-        recompute.check_recompute_layers,
-        recompute.check_recompute_modules,
-        data.check_zero,
-        data.check_shard,
-        data.check_offload,
-        data.check_steps_in_backward,
-        step.check_network,
-        step.check_size,
-        machine.check_variation,
-        machine.check_outages,
-    ),
-    *_VARIANTS,
-)
-SERVING_CHECKS: Final[tuple[Check, ...]] = (
-    *_table(serving.check_job),
-    *_PARTS,
-    *_table(
-        serving.check_training_keys,
-        serving.check_pools,
-        serving.check_instances,
-        serving.check_service_heads,
-        serving.check_service_experts,
-        serving.check_service_precision,
-        serving.check_service_variation,
-    ),
-    *_VARIANTS,
+_COMMON: Final = _checks_of(common)
+CHECKS: Final = (*_COMMON, *itertools.chain(*map(_checks_of, (machine, step, layer, memory))))
+SERVING_CHECKS: Final = (
+    *_checks_of(serving),
+    *(check for check in _COMMON if check.__name__ != "check_framework"),
 )
 """Those of a scenario that serves."""
 
 
 def check(scenario: Written) -> list[Problem]:
-    """Run every check.
-
-    Returns
-    -------
-    list of Problem
-        All that were found, with their places; empty for a scenario that can be simulated as far as
-        it can be said without planning it.
-    """
+    """Run every check; none finds anything in what can be simulated, as far as that shows unplanned."""
     problems: list[Problem] = []
     for rule in SERVING_CHECKS if scenario.serving is not None else CHECKS:
         try:

@@ -1,52 +1,17 @@
-"""Checks of model, cluster and framework: presets exist, degrees fit the cluster, what differs inside it is there."""
+"""Checks of the machine and its software: degrees fit the cluster, what differs inside it is there."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from mpsim.errors import Problem, ScenarioError
-from mpsim.framework import framework
+from mpsim.errors import Problem
 from mpsim.scenario.checks.near import multiples
-from mpsim.scenario.sections import factors
-from mpsim.scenario.variation import Variation
+from mpsim.scenario.sections import Variation, factors
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
-
-MAX_MESSAGE: Final = 400  # characters; a value quoted in it can be of any length
-
-
-def check_model(scenario: Written) -> Iterator[Problem]:
-    """The model's preset exists, and its fields agree."""
-    yield from _raised(lambda: scenario.transformer)
-
-
-def check_cluster(scenario: Written) -> Iterator[Problem]:
-    """The cluster's presets exist, and its parts make a cluster."""
-    yield from _raised(lambda: scenario.hardware) or _raised(lambda: scenario.clusters)
-
-
-def check_framework(scenario: Written) -> Iterator[Problem]:
-    """The framework's preset exists, and has the fields that are replaced."""
-    if _raised(lambda: scenario.hardware):  # no machine, no habits of its host
-        chosen = scenario.framework
-        yield from _raised(lambda: framework(chosen.preset, chosen.overrides))
-    else:
-        yield from _raised(lambda: scenario.software)
-
-
-def _raised(look_up: Callable[[], object]) -> list[Problem]:
-    try:
-        look_up()
-    except ScenarioError as error:
-        return [
-            dataclasses.replace(problem, message=problem.message[:MAX_MESSAGE])
-            for problem in error.problems
-        ]
-    return []
 
 
 def check_world(scenario: Written) -> Iterator[Problem]:

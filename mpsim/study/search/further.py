@@ -9,7 +9,7 @@ from typing import Any, Final
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.framework import SelectiveRecompute
 from mpsim.scenario import Scenario
-from mpsim.scenario.checks.recompute import legal_modules
+from mpsim.scenario.checks.memory import legal_modules
 from mpsim.study.search.given import defaults
 from mpsim.study.search.layouts import Layouts
 

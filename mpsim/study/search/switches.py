@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mpsim.errors import MpsimError
 from mpsim.framework import framework_line
 from mpsim.scenario import Scenario
-from mpsim.scenario.checks.recompute import legal_modules
+from mpsim.scenario.checks.memory import legal_modules
 from mpsim.study.search.found import Found
 from mpsim.study.search.given import defaults
 from mpsim.study.search.layouts import AXES

@@ -14,7 +14,7 @@ from mpsim.engine import run
 from mpsim.program import TICK, Program, Rows, Stream
 from mpsim.program.floors import held_to_links, link_floors
 from mpsim.scenario import Scenario
-from mpsim.scenario.variation import Variation
+from mpsim.scenario.sections import Variation
 from mpsim.simulate import prepare
 from mpsim.study import simulate_variation
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind

@@ -11,7 +11,7 @@ import mpsim
 from mpsim.cli import main
 from mpsim.errors import ScenarioError
 from mpsim.result.intervals import compute_rows
-from mpsim.scenario.variation import Variation
+from mpsim.scenario.sections import Variation
 from mpsim.study import simulate_variation
 from mpsim.study.draws import factors, sigma_of
 from mpsim.study.variation import _enclosing

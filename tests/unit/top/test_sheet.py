@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mpsim
 from mpsim.errors import MissingExtraError, ScenarioError
-from mpsim.scenario.variation import Variation
+from mpsim.scenario.sections import Variation
 from mpsim.sheet import BRIEF, Section, Sheet, Shown
 from mpsim.study import simulate_variation
 from mpsim.study.goodput import simulate_goodput

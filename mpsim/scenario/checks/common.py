@@ -1,4 +1,4 @@
-"""Checks of the variants a scenario describes: its sweep and its overrides."""
+"""Checks of what both jobs have: presets that exist, and variants (sweep, overrides) that fit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import pydantic
 
 from mpsim.document import Document
-from mpsim.errors import Problem
-from mpsim.scenario.checks.machine import check_cluster, check_framework, check_model
+from mpsim.errors import Problem, ScenarioError
+from mpsim.framework import framework
 from mpsim.scenario.layers import Layers, lay_values
 from mpsim.scenario.translate import translate
 
@@ -20,8 +20,41 @@ if TYPE_CHECKING:
 
 __all__ = ["wrong_values"]
 
+MAX_MESSAGE: Final = 400  # characters; a value quoted in it can be of any length
 MAX_POINTS: Final = 100_000
 FIXED_KEYS: Final = ("schema", "name", "sweep", "include", "overrides")
+
+
+def check_model(scenario: Written) -> Iterator[Problem]:
+    """The model's preset exists, and its fields agree."""
+    yield from _raised(lambda: scenario.transformer)
+
+
+def check_cluster(scenario: Written) -> Iterator[Problem]:
+    """The cluster's presets exist, and its parts make a cluster."""
+    yield from _raised(lambda: scenario.hardware) or _raised(lambda: scenario.clusters)
+
+
+def check_framework(scenario: Written) -> Iterator[Problem]:
+    """The framework's preset exists, and has the fields that are replaced."""
+    if _raised(lambda: scenario.hardware):  # no machine, no habits of its host
+        chosen = scenario.framework
+        yield from _raised(lambda: framework(chosen.preset, chosen.overrides))
+    else:
+        yield from _raised(lambda: scenario.software)
+
+
+def _raised(look_up: Callable[[], object]) -> list[Problem]:
+    try:
+        look_up()
+    except ScenarioError as error:
+        return [
+            dataclasses.replace(problem, message=problem.message[:MAX_MESSAGE])
+            for problem in error.problems
+        ]
+    return []
+
+
 _PRESETS: Final[Mapping[str, Callable[[Written], Iterator[Problem]]]] = {
     "model": check_model,
     "cluster": check_cluster,
