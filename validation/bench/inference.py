@@ -332,6 +332,11 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
         assumed.append(Assumed("engine", ", ".join(recipe["fields"]), recipe["why"]))
     if cells.text("regime") == "static-batch":
         fields |= {"scheduler": "static", "max_tokens": 1_000_000}
+    elif "max_tokens" not in fields and not preset.chunked:
+        longest = cells.whole("input_tokens") or 0
+        if longest > preset.max_tokens:
+            fields["max_tokens"] = longest
+            assumed.append(Assumed("max_tokens", longest, "the engine took such prompts whole"))
     if cells.text("regime") != "static-batch":
         unsaid = ("max_sequences", "max_tokens", "memory_fraction")
         assumed.extend(

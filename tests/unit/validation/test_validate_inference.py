@@ -57,6 +57,16 @@ def test_predictions_do_not_move_with_measured_columns(rows, tmp_path):
     }
 
 
+def test_an_engine_that_took_longer_prompts_whole_was_built_for_them(rows, tmp_path):
+    """20,000 tokens of prompt, and an engine that chunks none: its limit was as large, and the prediction says so; a stated limit counts."""
+    (row,) = (row for row in rows if row["id"] == "trtllm017-0042")
+    (record,) = _records([row], tmp_path).values()
+    assert any(sentence.startswith("max_tokens = 20000") for sentence in record.assumed)
+    assert record.error == pytest.approx(0, abs=0.2)
+    (stated,) = _records([{**row, "max_num_batched_tokens": "8192"}], tmp_path).values()
+    assert "needed the longest prompt to fit one iteration" in (stated.skipped_because or "")
+
+
 def test_a_trace_is_relative_to_the_file(rows, tmp_path):
     chosen = [row for row in rows if row["id"] == "llmservingsim-4090-8b"]
     (record, *_) = _records(chosen, tmp_path).values()
