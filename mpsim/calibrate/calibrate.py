@@ -51,13 +51,7 @@ _MAIN = ("bf16", "fp16", "fp32", "tf32")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A machine file with the fit behind it.
-
-    Parameters
-    ----------
-    document : mapping
-        Of the machine file.
-    """
+    """A machine file with the fit behind it."""
 
     document: Mapping[str, object]
     fit: Fit
@@ -144,8 +138,6 @@ def calibrate_serving(
     ----------
     points : sequence of ServedPoint
         Of one accelerator.
-    files : sequence of str or Path
-        Where they came from.
     name : str
         What to call the machine; after its accelerator when left out.
 

@@ -37,8 +37,6 @@ class Frame:
         The accelerator of the catalog that it has; empty for a CPU.
     accelerator, scale_up : mapping
         Entries as a catalog holds them.
-    inputs : sequence of mapping
-        The files it came from.
     """
 
     name: str

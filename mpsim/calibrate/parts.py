@@ -44,8 +44,6 @@ class Score:
 
     Parameters
     ----------
-    what : str
-        In words.
     form : str
         ``constants``, ``curve`` or ``constants, refused for a curve``.
     sizes, measured, predicted : tuple of float
@@ -92,8 +90,6 @@ class Fit:
     ----------
     constants : mapping of str to Fitted
         By dotted name.
-    framework : mapping
-        Fields of a framework.
     """
 
     constants: Mapping[str, Fitted] = dataclasses.field(default_factory=dict)

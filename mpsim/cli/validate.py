@@ -116,7 +116,7 @@ def _validate_runs(
     from mpsim.cli.progress import progress_bar
     from mpsim.errors import CalibrationError, HardwareError
     from mpsim.hardware import read_machine
-    from mpsim.validate import compare_runs, write_both
+    from mpsim.validate import compare_runs
 
     if len(machines) != 1:
         raise typer.BadParameter(
@@ -130,7 +130,7 @@ def _validate_runs(
     except (CalibrationError, HardwareError) as error:
         raise typer.BadParameter(str(error), param_hint="--runs") from error
     if trace is not None:
-        wrote(write_both(comparison, trace))
+        wrote(comparison.write_trace(trace))
     if plots is not None:
         _draw_steps(comparison, plots)
     if as_json:

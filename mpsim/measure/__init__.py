@@ -18,18 +18,12 @@ class Settings:
 
     Parameters
     ----------
-    out : Path
-        The file to write.
     budget : float
         How long to measure at most, starting and loading excluded [s].
-    families : tuple of str
-        Which of `FAMILIES`.
     resume : bool
         Go on with what an earlier run left in `out`.
     device : str
         ``auto``, ``cpu`` or ``cuda``.
-    seed : int
-        Of the random data.
     """
 
     out: Path

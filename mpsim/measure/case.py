@@ -29,18 +29,12 @@ class Work:
         Executions in one sample at most; 0 for as many as the timer likes.
     divide : float
         What one execution is divided by, such as 2 for a message that goes and comes back.
-    check : str
-        How the result was checked.
     capturable : bool
         Whether a CUDA graph may hold it.
-    warm : bool
-        Whether it has run before.
     host : bool
         Whether it is the host's time that counts, even on a GPU.
     recorder : Recorder, optional
         Where the execution notes its actions.
-    close : callable, optional
-        Called when done.
     """
 
     run: Callable[[], object]

@@ -26,8 +26,6 @@ class Usage:
         Time, and CPU time of this process.
     busy : float
         CPU time of every process on the cores that this one may use; 0 where nothing tells.
-    cores : tuple of int
-        Those cores.
     """
 
     wall: float

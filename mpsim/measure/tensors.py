@@ -93,8 +93,6 @@ def rotated(world: World, each: float, make: Callable[[], T]) -> Callable[[], T]
     ----------
     each : float
         Of one set [B].
-    make : callable
-        Makes one.
     """
     rules = load_grid()["timing"]
     count = math.ceil(rules["rotate_bytes"][world.kind] / max(each, 1.0))

@@ -291,8 +291,6 @@ class Measurement:
         Most that was allocated on the fullest rank [B]; 0 where it is not known.
     others : float
         Share of the first rank's host that other processes used meanwhile, 0 to 1; 0 where nothing tells.
-    actions : Actions or None
-        Of training steps.
     """
 
     id: str

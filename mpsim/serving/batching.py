@@ -141,8 +141,6 @@ class Engine:
 
     Parameters
     ----------
-    blocks : int
-        Blocks of cache.
     prompt, output : sequence of int
         Tokens of every request of the run, shared between engines.
     hashes : sequence of tuples of int, optional

@@ -118,10 +118,6 @@ def steady_state(
     ----------
     arrival, queue, service : float64[N]
         Arrival of each request that was served, in order, its wait, and its time without that [s].
-    kind : str
-        How requests arrive.
-    users : int, optional
-        Of a closed loop.
     since : float
         Where the warm-up ends: those that came before count only as long as they are in the service [s].
 

@@ -82,8 +82,6 @@ class ServicePlan:
         The pool that computes prompts where it is another: this one then decodes.
     samples_first : bool
         Whether, with a pool of prompts, this one gives first tokens.
-    variation : Variation, optional
-        Slow ranks and outages.
     first_rank : int
         Where its accelerators begin in the cluster.
     key : str
@@ -427,11 +425,6 @@ class ServicePlan:
 
     def require(self, requests: Requests | None = None) -> None:
         """Refuse a service that cannot hold its weights or one request, and a prompt that fits no iteration.
-
-        Parameters
-        ----------
-        requests : Requests, optional
-            Whose prompts have to fit.
 
         Raises
         ------

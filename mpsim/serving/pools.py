@@ -26,12 +26,8 @@ class Pool:
 
     Parameters
     ----------
-    prices : IterationPrices
-        Of one instance.
     blocks : int
         Blocks of cache of each instance.
-    replicas : int
-        Instances.
     apart : bool
         Whether ranks that keep requests of their own are simulated one by one, each with its part of sequences, tokens and blocks, not as one that spreads them evenly.
     paces : tuple of float

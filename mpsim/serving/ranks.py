@@ -30,13 +30,7 @@ class JointIteration(Iteration):
 
 
 class AttentionRanks:
-    """Engines that act as one, with the interface of one.
-
-    Parameters
-    ----------
-    engines : sequence of Engine
-        One a rank.
-    """
+    """Engines that act as one, with the interface of one."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)

@@ -39,8 +39,6 @@ class ActionVariants:
 
     Parameters
     ----------
-    cuts : Cuts
-        Where actions are cut.
     beside : sequence of sequence of Load
         What runs beside the segments of each of them.
 

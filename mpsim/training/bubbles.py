@@ -66,8 +66,6 @@ def bubble_causes(timeline: Timeline, idle: Waits) -> BubbleCauses:
 
     Parameters
     ----------
-    timeline : Timeline
-        Of a training step.
     idle : Waits
         Idle time of its compute streams (`mpsim.result.Result.idle`).
     """

@@ -48,8 +48,6 @@ class Plan(Saved):
 
     Parameters
     ----------
-    name : str
-        Of the scenario.
     layout : Layout
         Who holds what of the model.
     orders : Orders

@@ -43,8 +43,6 @@ class Division:
 
     Parameters
     ----------
-    given : tuple of int, optional
-        Layers of each stage.
     embedding_counts, loss_counts : bool
         Whether embedding and head take the place of a layer.
     """
@@ -83,8 +81,6 @@ def step_orders(
 
     Parameters
     ----------
-    schedule : str
-        Name or file.
     beside : bool
         Whether forwards run beside backwards, in blocks; see `runs_beside`.
     """

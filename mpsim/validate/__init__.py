@@ -6,7 +6,6 @@ A row is predicted from its configuration columns alone; the measured columns ar
 from mpsim.validate.records import Family, Record, Validation
 from mpsim.validate.rows import served_points, validate_files
 from mpsim.validate.steps import Comparison, StepComparison, compare_runs
-from mpsim.validate.trace import write_both
 
 __all__ = [
     "Comparison",
@@ -17,5 +16,4 @@ __all__ = [
     "compare_runs",
     "served_points",
     "validate_files",
-    "write_both",
 ]

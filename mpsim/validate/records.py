@@ -6,6 +6,9 @@ import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from mpsim.result.residuals import EXACT, Interval, Setting, residuals
 from mpsim.sheet import Section, Sheet, Shown
@@ -44,8 +47,6 @@ class Record:
         ``training``, ``memory``, ``collective``, ``kernel``, ``schedule`` or ``inference``.
     unit : str
         Of both figures: that of the file's own column (bytes for a memory).
-    measured, predicted : float or None
-        None where there is none.
     mismatched : tuple of str
         Columns of a schedule's oracle that differ; empty for other kinds.
     skipped_because : str or None
@@ -127,8 +128,6 @@ class Family:
         Fractions; bias is the mean with its sign. None where nothing was scored.
     worst : float or None
         The error that is largest in absolute value, with its sign.
-    worst_id : str
-        Whose it is.
     mismatched : int
         Rows whose oracle differs in some column (schedules).
     """
@@ -180,10 +179,12 @@ class Validation(Shown):
     @property
     def kinds(self) -> tuple[Family, ...]:
         """All records of a kind as one family each."""
-        groups: dict[str, list[Record]] = {}
-        for record in self.records:
-            groups.setdefault(record.kind, []).append(dataclasses.replace(record, family="all"))
-        return tuple(summarise(group) for group in groups.values())
+        kinds = dict.fromkeys(record.kind for record in self.records)
+        return tuple(dataclasses.replace(summarise(self.of(kind)), family="all") for kind in kinds)
+
+    def of(self, kind: str) -> list[Record]:
+        """Records of a kind."""
+        return [record for record in self.records if record.kind == kind]
 
     @property
     def decisions(self) -> tuple[Decisions, ...]:
@@ -192,10 +193,8 @@ class Validation(Shown):
 
     def worst(self, kind: str, count: int) -> list[Record]:
         """Records of a kind with the largest absolute errors."""
-        scored = [
-            record for record in self.records if record.kind == kind and record.error is not None
-        ]
-        return sorted(scored, key=lambda step: -abs(step.error or 0.0))[:count]
+        scored = [record for record in self.of(kind) if record.error is not None]
+        return sorted(scored, key=lambda record: -abs(record.error or 0.0))[:count]
 
     def to_json(self) -> dict[str, object]:
         """The object of the outside contract."""
@@ -235,8 +234,7 @@ def _mean(values: Iterable[float]) -> float | None:
 SMALLEST = 3  # rows from which a group is a choice
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """One group of runs of the same model on as many accelerators.
 
     Parameters
@@ -280,53 +278,13 @@ class Decisions:
 
 
 def decisions_of(records: Iterable[Record]) -> list[Decision]:
-    """One for each group of training runs with `SMALLEST` scored rows or more.
-
-    Parameters
-    ----------
-    records : iterable of Record
-        Those without a ``group`` and a number of sequences are left out.
-    """
+    """One for each group of training runs with `SMALLEST` scored rows or more; rows without a ``group`` and a number of sequences are left out."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        if (
-            record.kind == "training"
-            and record.group
-            and record.sequences
-            and record.error is not None
-        ):
+        chosen = record.kind == "training" and record.group and record.sequences
+        if chosen and record.error is not None:
             groups.setdefault((record.family, record.group), []).append(record)
     return [_decision(rows) for rows in groups.values() if len(rows) >= SMALLEST]
-
-
-def summarise_decisions(decisions: Sequence[Decision]) -> tuple[Decisions, ...]:
-    """One for each family, in the order they come."""
-    families = dict.fromkeys(decision.family for decision in decisions)
-    return tuple(
-        _summary([decision for decision in decisions if decision.family == name])
-        for name in families
-    )
-
-
-def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Kendall's rank correlation (tau a): pairs in the same order less pairs in the opposite one, over all pairs.
-
-    Examples
-    --------
-    >>> kendall_tau([1.0, 2.0, 3.0], [10.0, 20.0, 15.0])
-    0.3333333333333333
-    """
-    count = len(first)
-    agreed = sum(
-        _sign(first[i] - first[j]) * _sign(second[i] - second[j])
-        for i in range(count)
-        for j in range(i)
-    )
-    return agreed / (count * (count - 1) / 2)
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
 
 
 def _decision(rows: Sequence[Record]) -> Decision:
@@ -345,17 +303,35 @@ def _decision(rows: Sequence[Record]) -> Decision:
     )
 
 
-def _summary(decisions: Sequence[Decision]) -> Decisions:
-    worst = max(decisions, key=lambda decision: decision.regret)
-    return Decisions(
-        family=worst.family,
-        groups=len(decisions),
-        rows=sum(decision.rows for decision in decisions),
-        tau=statistics.fmean(decision.tau for decision in decisions),
-        mean_regret=statistics.fmean(decision.regret for decision in decisions),
-        worst_regret=worst.regret,
-        random_regret=statistics.fmean(decision.random for decision in decisions),
-        worst_group=worst.group,
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
+    """Kendall's rank correlation (tau a): pairs in the same order less pairs in the opposite one, over all pairs.
+
+    Examples
+    --------
+    >>> kendall_tau([1.0, 2.0, 3.0], [10.0, 20.0, 15.0])
+    0.3333333333333333
+    """
+    a, b = (np.sign(np.subtract.outer(values, values)) for values in (first, second))
+    return float((a * b).sum()) / (len(first) * (len(first) - 1))
+
+
+def summarise_decisions(decisions: Sequence[Decision]) -> tuple[Decisions, ...]:
+    """One for each family, in the order they come."""
+    families: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        families.setdefault(decision.family, []).append(decision)
+    return tuple(
+        Decisions(
+            family=family,
+            groups=len(own),
+            rows=sum(decision.rows for decision in own),
+            tau=statistics.fmean(decision.tau for decision in own),
+            mean_regret=statistics.fmean(decision.regret for decision in own),
+            worst_regret=max(decision.regret for decision in own),
+            random_regret=statistics.fmean(decision.random for decision in own),
+            worst_group=max(own, key=lambda decision: decision.regret).group,
+        )
+        for family, own in families.items()
     )
 
 
@@ -406,13 +382,11 @@ def _worst(validation: Validation, kind: str) -> list[str]:
         if row.error
     ]
     differ = Counter(
-        (record.family, ", ".join(record.mismatched))
-        for record in validation.records
-        if record.kind == kind and record.mismatched
+        f"{record.family} differ in {', '.join(record.mismatched)}"
+        for record in validation.of(kind)
+        if record.mismatched
     )
-    lines += [
-        f"  {count} rows of {name} differ in {what}" for (name, what), count in differ.items()
-    ]
+    lines += [f"  {count} rows of {what}" for what, count in differ.items()]
     return _headed("furthest off:", lines)
 
 
@@ -420,8 +394,8 @@ def _covered(validation: Validation, kind: str) -> list[str]:
     """How many measured values lie in the interval of their prediction."""
     held = [
         record.measured in record.interval
-        for record in validation.records
-        if record.kind == kind and record.interval and record.figure and record.measured
+        for record in validation.of(kind)
+        if record.interval and record.figure and record.measured
     ]
     share = f"{sum(held)} of {len(held)} measured values ({sum(held) / max(len(held), 1):.0%})"
     return [f"80 % intervals hold {share}"] if held else []
@@ -429,13 +403,10 @@ def _covered(validation: Validation, kind: str) -> list[str]:
 
 def _reasons(validation: Validation, kind: str) -> list[str]:
     """Why rows were skipped, the commonest reason first."""
-    reasons = Counter(
-        record.skipped_because
-        for record in validation.records
-        if record.kind == kind and record.skipped_because
-    )
-    lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(_REASONS)]
-    others = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS))
+    skipped = [record.skipped_because for record in validation.of(kind) if record.skipped_because]
+    most = Counter(skipped).most_common(_REASONS)
+    lines = [f"  {count} x {reason}" for reason, count in most]
+    others = len(skipped) - sum(count for _, count in most)
     lines += [f"  {others} x other reasons"] if others else []
     return _headed("skipped:", lines)
 

@@ -15,7 +15,8 @@ from mpsim.units import Dimension, format_quantity, parse_quantity
 
 __all__ = ["family_of", "step_of", "title_of"]
 
-_SIZES = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence", "micro_batch")
+_MODEL = ("layers", "hidden", "heads", "ffn_hidden", "vocab")
+_SIZES = (*_MODEL, "sequence", "micro_batch")
 _DEGREES = ("dp", "tp", "pp")
 _DIGITS = 4
 
@@ -57,8 +58,6 @@ def step_of(measurement: Measurement, machine: Cluster, *, launch: float = 0.0) 
 
     Parameters
     ----------
-    machine : Cluster
-        Of a machine file.
     launch : float
         Host time of one launch on a GPU, as `mpsim measure` found it; 0 where it was not measured [s].
 
@@ -88,7 +87,11 @@ def step_of(measurement: Measurement, machine: Cluster, *, launch: float = 0.0) 
         scenario={
             "schema": 1,
             "name": title_of(measurement),
-            "model": _model(shape),
+            "model": {
+                **{name: shape[name] for name in _MODEL},
+                "tied_embeddings": False,
+                "max_positions": shape["sequence"],
+            },
             "cluster": {
                 "machine": dict(machine.calibration.document),
                 "accelerators_per_node": per_node,
@@ -108,30 +111,17 @@ def step_of(measurement: Measurement, machine: Cluster, *, launch: float = 0.0) 
     )
 
 
-def _model(shape: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "layers": shape["layers"],
-        "hidden": shape["hidden"],
-        "heads": shape["heads"],
-        "ffn_hidden": shape["ffn_hidden"],
-        "vocab": shape["vocab"],
-        "tied_embeddings": False,
-        "max_positions": shape["sequence"],
-    }
-
-
-def _schedule(measurement: Measurement) -> dict[str, Any]:
+def _schedule(measurement: Measurement) -> dict[str, object]:
     if measurement.shape.get("pp", 1) == 1:
         return {"name": "1f1b"}
-    schedule: dict[str, Any] = {"name": str(measurement.variant["schedule"])}
-    if measurement.shape.get("virtual_stages", 1) > 1:
-        schedule["virtual_stages"] = measurement.shape["virtual_stages"]
-    return schedule
+    virtual = measurement.shape.get("virtual_stages", 1)
+    more = {"virtual_stages": virtual} if virtual > 1 else {}
+    return {"name": str(measurement.variant["schedule"]), **more}
 
 
-def _framework(measurement: Measurement, machine: Cluster, launch: float) -> dict[str, Any]:
+def _framework(measurement: Measurement, machine: Cluster, launch: float) -> dict[str, object]:
     """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
-    table: Mapping[str, Any] = read_shipped("mpsim.validate.data", "stacks.yaml")
+    table = read_shipped("mpsim.validate.data", "stacks.yaml")
     stack = _stack(measurement)
     narrow = measurement.precision in ("bf16", "fp16")
     fields = {**table["common"], **table[stack], **table["narrow" if narrow else "wide"]}
@@ -160,18 +150,10 @@ def _stack(measurement: Measurement) -> str:
     return "fsdp2" if measurement.variant.get("data_parallel") == "fsdp2" else "replica"
 
 
-def _calls(table: Mapping[str, Any], stack: str, each: float, layers: float) -> dict[str, Any]:
-    """Costs of Python on a CPU, counted in eager calls.
-
-    Parameters
-    ----------
-    each : float
-        Time of one call [s].
-    layers : float
-        On a rank.
-    """
+def _calls(table: Mapping[str, Any], stack: str, each: float, layers: float) -> dict[str, object]:
+    """Costs of Python on a CPU, counted in eager calls that take `each` [s]."""
     calls = {way: count + table.get(stack, {}).get(way, 0) for way, count in table["layer"].items()}
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "layer_launches_forward": calls["forward"],
         "layer_launches_backward": calls["backward"],
         "step_overhead": _written(each * calls["optimizer"] * layers),

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.errors import CalibrationError, MpsimError
+from mpsim.formats import write_events
 from mpsim.formats.words import gpu
 from mpsim.hardware import Cluster
 from mpsim.measured.files import read_measured
@@ -39,6 +40,9 @@ _STEP_COLUMNS = (
     "most of the difference",
 )
 _ACTION_COLUMNS = ("family", "kind", "steps", "mean", "median", "worst", "bias")
+_MICROSECOND = 1e6
+_DIGITS = 3
+_GAP_S = 1e-3  # between the steps of a trace
 _HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 
 
@@ -58,12 +62,8 @@ class StepComparison:
         By `PARTS`, mean over ranks [s]; empty where the actions were not recorded.
     same_order : bool or None
         Whether torch ran the actions of every rank in our order; None without a pipeline.
-    first_difference : str
-        Where they part.
     measured_memory, predicted_memory : float
         Peak of the fullest rank, as torch's allocator counts it [B]; 0 where it is not known.
-    measured_slices, predicted_slices : tuple of Slice
-        Timelines.
     """
 
     id: str
@@ -214,6 +214,12 @@ class Comparison(Shown):
         total = sum(sizes.values())
         return {part: size / total for part, size in sizes.items()} if total else sizes
 
+    def write_trace(self, path: str | Path) -> Path:
+        """Write a Perfetto file with every step, one after the other, measured above simulated; gzipped when `path` ends in ``.gz``."""
+        file = Path(path)
+        write_events(_events(self.scored), file, separators=(", ", ": "), compresslevel=9)
+        return file
+
     def to_json(self) -> dict[str, object]:
         """One object: families, steps, what explains the difference, and whether the machine was quiet enough."""
         return {
@@ -228,6 +234,43 @@ class Comparison(Shown):
             "steps": [step.to_json() for step in self.steps],
             "warnings": list(self.warnings),
         }
+
+
+def _events(steps: Iterable[StepComparison]) -> Iterator[dict[str, object]]:
+    named: set[int] = set()
+    begin = 0.0
+    for step in steps:
+        longest = max(step.measured, step.predicted or 0.0)
+        yield _bar("step", 1, begin, longest, step.title)
+        for what, slices, shift in (
+            ("measured", step.measured_slices, 0),
+            ("simulated", step.predicted_slices, 1),
+        ):
+            for piece in slices:
+                process = 2 * piece.rank + shift + 2
+                if process not in named:
+                    named.add(process)
+                    yield _named(process, f"rank {piece.rank} {what}")
+                length = piece.end - piece.start
+                yield _bar(piece.part, process, begin + piece.start, length, piece.token)
+        begin += longest + _GAP_S
+    yield _named(1, "steps")
+
+
+def _bar(category: str, process: int, start: float, length: float, name: str) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "pid": process,
+        "tid": 1,
+        "ts": round(start * _MICROSECOND, _DIGITS),
+        "dur": round(length * _MICROSECOND, _DIGITS),
+        "name": name,
+    }
+
+
+def _named(process: int, name: str) -> dict[str, object]:
+    return {"ph": "M", "name": "process_name", "pid": process, "tid": 1, "args": {"name": name}}
 
 
 def _record(step: StepComparison, kind: str, measured: float, predicted: float | None) -> Record:
@@ -250,8 +293,6 @@ def compare_runs(
 
     Parameters
     ----------
-    machine : Cluster
-        Of a machine file.
     files : iterable of str or Path
         Written by `mpsim measure`; of a step that is in several the fastest counts.
     progress : callable, optional
@@ -269,8 +310,7 @@ def compare_runs(
     names = ", ".join(recording.file for recording in read)
     if not steps:
         raise CalibrationError(f"{names}: no training step was measured; measure with --only steps")
-    compared = []
-    launch = _launch(read)
+    compared, launch = [], _launch(read)
     for done, measurement in enumerate(steps, start=1):
         compared.append(_compared(measurement, machine, launch))
         if progress is not None:
@@ -279,16 +319,11 @@ def compare_runs(
         raise CalibrationError(
             f"{names}: none of {len(compared)} steps can be predicted; the first: {compared[0].skipped_because}"
         )
-    warnings = (
-        *(text for recording in read for text in recording.warnings),
-        *(text for recording in read for text in _other_software(machine, recording)),
-    )
-    drift = min(
-        abs(recording.end.yardstick[1] / recording.end.yardstick[0] - 1.0)
-        for recording in read
-        if recording.end
-    )
-    return Comparison(machine.name, tuple(compared), warnings, drift, _others(machine))
+    warnings = [text for recording in read for text in recording.warnings]
+    warnings += [text for recording in read for text in _other_software(machine, recording)]
+    yardsticks = [recording.end.yardstick for recording in read if recording.end]
+    drift = min(abs(after / before - 1.0) for before, after in yardsticks)
+    return Comparison(machine.name, tuple(compared), tuple(warnings), drift, _others(machine))
 
 
 def _check_machine(machine: Cluster, measured: Measured) -> None:
@@ -321,9 +356,7 @@ def _other_software(machine: Cluster, measured: Measured) -> Iterator[str]:
 def _others(machine: Cluster) -> float:
     """Share of the host that other processes used while a machine was measured, in the quietest of its files."""
     document = machine.calibration.document if machine.calibration else {}
-    return min(
-        (float(entry.get("others", 0.0)) for entry in document.get("inputs", ())), default=0.0
-    )
+    return min((float(file.get("others", 0.0)) for file in document.get("inputs", ())), default=0.0)
 
 
 def _launch(read: Iterable[Measured]) -> float:
@@ -392,13 +425,6 @@ def _typical(measurement: Measurement) -> int:
 def allocated_bytes(result: Result, measurement: Measurement) -> float:
     """Most that tensors of the fullest rank take at a time in the step that was measured [B].
 
-    Parameters
-    ----------
-    result : Result
-        Of the step.
-    measurement : Measurement
-        The step.
-
     Notes
     -----
     The allocator counts tensors alone: neither the driver's context nor what is lost between them. Without a pipeline there are no gradients
@@ -436,7 +462,7 @@ def _comparison_sheet(comparison: Comparison) -> Sheet:
     )  # fmt: skip
     steps = tuple(_step_cells(step) for step in comparison.steps)
     title = f"steps on {comparison.machine}: predicted / measured - 1"
-    lines = ("", *_verdict(comparison))
+    lines = ("", *_error_lines(comparison), *_noise_lines(comparison))
     return Sheet(
         "",
         (
@@ -461,11 +487,6 @@ def _step_cells(step: StepComparison) -> tuple[str, ...]:
         order,
         f"{part} {step.differences[part]:+.1%} of the step" if part else "",
     )
-
-
-def _verdict(comparison: Comparison) -> list[str]:
-    """The figures in sentences."""
-    return [*_error_lines(comparison), *_noise_lines(comparison)]
 
 
 def _error_lines(comparison: Comparison) -> Iterator[str]:

@@ -26,8 +26,6 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     ----------
     timeline : Timeline
         Of the plan's program, expanded or not.
-    memory : Memory
-        Of the plan.
     rank : int
         Rank class: the pipeline rank, where replicas are alike.
 

@@ -46,8 +46,6 @@ def add_exchanges(
 
     Parameters
     ----------
-    placed : PipelineRows
-        Rows of the actions.
     start : int64[R]
         Row of each rank that begins the step; sharded parameters are gathered after it, which exposes the first gather.
 

@@ -58,8 +58,6 @@ class ReplicaGroup:
 
     Parameters
     ----------
-    name : str
-        Added to labels.
     stream : Stream
         Queue of the communicator inside a group of sharers; gathers and reductions share it.
     sharers, copies : int
@@ -182,8 +180,6 @@ def collective_columns(
         As the cost model names it; ``rooted`` and ``broadcast`` stand for one rooted collective of a share for each member.
     size : float64[n]
         Whole tensor [B].
-    shapes : list of GroupShape
-        Where each takes place.
     owners : int
         Members that own a share at most; 0 for all.
     """
@@ -261,8 +257,6 @@ def add_collectives(
 
     Parameters
     ----------
-    kinds : array of str [E]
-        See `collective_columns`.
     size : float64[E]
         Whole tensor [B].
     beyond : float64[E]

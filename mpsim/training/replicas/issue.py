@@ -77,8 +77,6 @@ class SegmentRuns:
         ----------
         chosen : int64[N]
             Which of them each action is.
-        placed : PipelineRows
-            Rows of the actions.
         """
         count = np.array([len(variant.segments) for variant in variants])
         action, source = _tiled(count, chosen)
@@ -172,13 +170,7 @@ class Exchanges:
 
 
 def issue_exchanges(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> Exchanges:
-    """Queue every exchange of a step.
-
-    Parameters
-    ----------
-    placed : PipelineRows
-        Rows of the actions.
-    """
+    """Queue every exchange of a step."""
     gathers, reduces = runs.gathers, runs.reduces
     run = np.concatenate([gathers.run, reduces.run])
     is_gather = np.arange(len(run)) < len(gathers.run)

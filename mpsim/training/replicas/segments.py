@@ -44,8 +44,6 @@ class Segment:
 
     Parameters
     ----------
-    blocks : tuple of Block
-        In the order they run.
     gathers : tuple of Bucket
         Gathered before it, in order.
     reduces : tuple of Bucket
