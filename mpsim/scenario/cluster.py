@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -32,6 +32,7 @@ from mpsim.scenario.fields import (
     Bandwidth,
     Bytes,
     Count,
+    Fields,
     FlopRate,
     Frequency,
     Name,
@@ -88,7 +89,7 @@ class AcceleratorChoice(Section):
 
     preset: Name | None = None
     """An accelerator by name (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'; left out, the one the cluster has."""
-    machine: dict[str, Any] | None = None
+    machine: dict[str, object] | None = None
     """Content of that machine file; resolved scenarios hold it, a person writes the path."""
     peak_flops: dict[str, FlopRate] | None = None
     """Dense peak of matrix products by precision; those left out stay."""
@@ -148,6 +149,7 @@ class PartChoice(Section):
     """Of one accelerator."""
 
 
+_Named: TypeAlias = "ClusterChoice | AcceleratorChoice | LinkChoice"
 Parts: TypeAlias = Annotated[
     tuple[PartChoice, ...], Field(strict=False, min_length=1, max_length=10_000)
 ]
@@ -158,7 +160,7 @@ class ClusterChoice(Section):
 
     preset: Name | None = None
     """A system of the catalog (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'."""
-    machine: dict[str, Any] | None = None
+    machine: dict[str, object] | None = None
     """Content of that machine file; resolved scenarios hold it, a person writes the path."""
     name: Name | None = None
     """What to call it; left out, the preset's name."""
@@ -229,7 +231,7 @@ def _machine(
 
 
 def _check_names(choice: ClusterChoice, machine: Cluster | None) -> list[Problem]:
-    parts: list[tuple[str, Any, Callable[[], tuple[str, ...]], str]] = [
+    parts: list[tuple[str, _Named | None, Callable[[], tuple[str, ...]], str]] = [
         ("cluster.preset", choice, system_names, "system"),
         ("cluster.accelerator.preset", choice.accelerator, accelerator_names, "accelerator"),
         ("cluster.scale_up.preset", choice.scale_up, link_names, "link"),
@@ -278,7 +280,7 @@ def _check_complete(choice: ClusterChoice) -> list[Problem]:
 def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None) -> Cluster:
     """The cluster without what `build_cluster` and `with_overrides` have no word for."""
     fabric = choice.fabric or FabricChoice()
-    parts: dict[str, Any] = {
+    parts: Fields = {
         "accelerators_per_node": choice.accelerators_per_node,
         "nodes": choice.nodes,
         "nics_per_node": choice.nics_per_node,
@@ -296,10 +298,10 @@ def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None
     return build_cluster(**given) if base is None else with_overrides(base, **given)
 
 
-def _parts(choice: ClusterChoice, base: Cluster | None, lent: Cluster | None) -> dict[str, Any]:
+def _parts(choice: ClusterChoice, base: Cluster | None, lent: Cluster | None) -> Fields:
     """Accelerator and links as chosen; None for what was left out."""
     scale_up = choice.scale_up
-    parts: dict[str, Any] = {}
+    parts: Fields = {}
     if choice.accelerator is not None:
         parts["accelerator"] = _accelerator(choice.accelerator, lent or base, base)
     if scale_up is not None:
@@ -320,7 +322,7 @@ def _usual_link(choice: ClusterChoice, lent: Cluster | None) -> Link | None:
     return link(chip.scale_up) if chip and chip.scale_up else None
 
 
-def _replaced(part: T, figures: Mapping[str, Any]) -> T:
+def _replaced(part: T, figures: Fields) -> T:
     """`part` with the figures that are given and differ, which are marked as the user's."""
     changed = {
         name: figure
@@ -350,7 +352,7 @@ def _accelerator(
     return _replaced(chip, figures)
 
 
-def _figures(choice: AcceleratorChoice | LinkChoice) -> dict[str, Any]:
+def _figures(choice: AcceleratorChoice | LinkChoice) -> Fields:
     """Fields of a part that were written."""
     keys = type(choice).model_fields.keys() - {"preset", "machine"}
     return {FIGURES.get(key, key): getattr(choice, key) for key in sorted(keys)}

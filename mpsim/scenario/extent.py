@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpsim.limits import MEMORY_LIMIT, TIME_LIMIT, refuse_large
+from mpsim.scenario.fields import Fields
 from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
 
@@ -64,8 +65,8 @@ def refuse_large_scenario(scenario: Scenario) -> None:
     )
 
 
-def _constants() -> dict[str, Any]:
-    constants: dict[str, Any] = read_shipped("mpsim.scenario.data", "extent.yaml")
+def _constants() -> Fields:
+    constants: Fields = read_shipped("mpsim.scenario.data", "extent.yaml")
     return constants
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "Bandwidth",
     "Bytes",
     "Count",
+    "Fields",
     "FlopRate",
     "Frequency",
     "Name",
@@ -29,6 +30,8 @@ __all__ = [
     "gather_overrides",
 ]
 
+Fields: TypeAlias = dict[str, Any]
+"""Values by field, to be spread over a section, a dataclass or a JSON schema."""
 SAFE_COUNT: Final = 1_000_000  # more of anything is a slip of the keyboard
 
 
@@ -80,7 +83,7 @@ class Within:
         return format_exact(number, self.dimension)
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: pydantic.GetCoreSchemaHandler
+        self, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         write = core_schema.plain_serializer_function_ser_schema(self.write)
         return core_schema.no_info_before_validator_function(
@@ -89,7 +92,7 @@ class Within:
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> Fields:
         units = ", ".join(units_of(self.dimension))
         return {
             "type": "string",
@@ -105,7 +108,7 @@ class OneOf:
     names: Callable[[], tuple[str, ...]]
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: pydantic.GetCoreSchemaHandler
+        self, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         return core_schema.literal_schema(list(self.names()))
 
@@ -121,13 +124,13 @@ class Shorthand:
         return expand_shorthand(self.key, value)
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: pydantic.GetCoreSchemaHandler
+        self, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> Fields:
         return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import pydantic
 
 from mpsim.errors import MpsimError
+from mpsim.scenario.fields import Fields
 from mpsim.scenario.translate import suggestions
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class _NotRead:
         raise _NotReadError(name)
 
 
-def fragment(root: type[S], data: Mapping[str, Any], error: pydantic.ValidationError) -> S:
+def fragment(root: type[S], data: Mapping[str, object], error: pydantic.ValidationError) -> S:
     """The sections of `data` that are well-formed, as a scenario to check and for nothing else.
 
     Asking a section that was not read for anything raises an MpsimError, on which `check` passes over
@@ -47,7 +48,7 @@ def fragment(root: type[S], data: Mapping[str, Any], error: pydantic.ValidationE
     """
     left = copy.deepcopy(dict(data))
     wrong = _wrong_sections(left, error.errors(include_url=False), root)
-    sections: dict[str, Any] = {}
+    sections: Fields = {}
     for name in _SECTIONS:
         if name in wrong or (name in left and not _read(root, name, left[name], sections)):
             sections.update({} if name in _VARIANTS else {name: _NotRead()})
@@ -62,9 +63,7 @@ def is_read(scenario: pydantic.BaseModel, section: str) -> bool:
     return not isinstance(scenario.__dict__[section], _NotRead)
 
 
-def _read(
-    root: type[pydantic.BaseModel], name: str, value: object, sections: dict[str, Any]
-) -> bool:
+def _read(root: type[pydantic.BaseModel], name: str, value: object, sections: Fields) -> bool:
     """Put the validated `value` of a section into `sections`, if it is valid."""
     field = root.model_fields[name]
     kind: Any = Annotated[field.annotation, *field.metadata, None]
@@ -76,7 +75,7 @@ def _read(
 
 
 def _wrong_sections(
-    data: dict[str, Any], details: Iterable[ErrorDetails], root: type[pydantic.BaseModel]
+    data: Fields, details: Iterable[ErrorDetails], root: type[pydantic.BaseModel]
 ) -> set[str]:
     """Sections with mistakes or whose keys may have been meant elsewhere; other unknown keys leave `data`."""
     wrong: set[str] = set()

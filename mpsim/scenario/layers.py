@@ -6,12 +6,12 @@ import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mpsim.document import Document, parse_scalar, read_document
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.inputs import shown
-from mpsim.scenario.paths import SHORTHANDS, assign, expand_shorthand, join
+from mpsim.scenario.paths import SHORTHANDS, Data, assign, expand_shorthand, join
 
 __all__ = ["Layers", "lay_values", "read_layers"]
 
@@ -27,7 +27,7 @@ class Layers:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.data: dict[Any, Any] = {}
+        self.data: Data = {}
         self.places: dict[str, tuple[int, int]] = {}
         self.files: dict[str, str] = {}
         self.problems: list[Problem] = []
@@ -77,7 +77,7 @@ class Layers:
 
     def put(
         self,
-        parts: tuple[Any, ...],
+        parts: tuple[object, ...],
         value: object,
         origin: Document,
         written: str,
@@ -104,7 +104,7 @@ class Layers:
             self.put((*parts, *inside), inner, origin, join(written, name), dotted=dotted)
 
     def _replace(
-        self, parts: tuple[Any, ...], value: object, origin: Document, written: str
+        self, parts: tuple[object, ...], value: object, origin: Document, written: str
     ) -> None:
         key = join(*parts)
         try:
@@ -123,9 +123,9 @@ class Layers:
         """The data as one document; its problems are those of every layer."""
         return Document(self.data, self.places, self.file, self.files, tuple(self.problems))
 
-    def _open(self, parts: tuple[Any, ...]) -> bool:
+    def _open(self, parts: tuple[object, ...]) -> bool:
         """Whether a mapping, or a shorthand that is now spelled out, stands at `parts`."""
-        node: Any = self.data
+        node: object = self.data
         for depth, part in enumerate(parts):
             if not isinstance(node, dict) or part not in node:
                 return False
@@ -135,7 +135,7 @@ class Layers:
             node = node[part]
         return isinstance(node, dict)
 
-    def _mark_missing(self, parts: tuple[Any, ...], origin: Document, written: str) -> None:
+    def _mark_missing(self, parts: tuple[object, ...], origin: Document, written: str) -> None:
         """Sections on the way to a dotted key that nobody wrote stand where the key does."""
         for depth in range(1, len(parts)):
             key = join(*parts[:depth])
@@ -213,7 +213,7 @@ def lay_values(under: Layers, values: Mapping[str, object]) -> Document:
     return layers.document()
 
 
-def _split(name: object) -> tuple[Any, ...]:
+def _split(name: object) -> tuple[object, ...]:
     return tuple(name.split(".")) if isinstance(name, str) else (name,)
 
 
@@ -280,7 +280,7 @@ def _includes(document: Document, layers: Layers) -> list[str]:
     return []
 
 
-def _root_schedule_file(data: dict[Any, Any], folder: Path) -> None:
+def _root_schedule_file(data: Data, folder: Path) -> None:
     """Make a relative path of a schedule file absolute, from the folder it was written in."""
     schedule = expand_shorthand("schedule", data.get("schedule"))
     if isinstance(schedule, dict) and isinstance(schedule.get("file"), str):

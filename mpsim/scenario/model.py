@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
-from mpsim.scenario.fields import Count, Name, Section
+from mpsim.scenario.fields import Count, Fields, Name, Section
 from mpsim.workload import Experts, LatentAttention, Transformer, model, model_names
 
 __all__ = ["MixtureOfExperts", "ModelChoice", "MultiLatentAttention"]
@@ -128,7 +127,7 @@ class ModelChoice(Section):
     mla: MultiLatentAttention | None = None
     """Multi-head latent attention."""
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> Fields:
         """Plain fields of `Transformer` that were written, by name."""
         names = {field.name for field in dataclasses.fields(Transformer)} - {"name", "moe", "mla"}
         return {
@@ -184,9 +183,9 @@ def _check_parts(choice: ModelChoice) -> list[Problem]:
     ]
 
 
-def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> dict[str, Any]:
+def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> Fields:
     """Experts and latent attention as written, over those of the preset."""
-    parts: dict[str, Any] = {}
+    parts: Fields = {}
     for name, kind, usual in (
         ("moe", Experts, {"ffn_hidden": ffn_hidden}),
         ("mla", LatentAttention, {}),
@@ -230,9 +229,9 @@ def _modified(choice: ModelChoice) -> Transformer:
     return dataclasses.replace(base, **fields) if fields else base
 
 
-def _derived(base: Transformer, given: Mapping[str, Any]) -> dict[str, Any]:
+def _derived(base: Transformer, given: Fields) -> Fields:
     hidden, heads = given.get("hidden", base.hidden), given.get("heads", base.heads)
-    derived: dict[str, Any] = {}
+    derived: Fields = {}
     square = base.heads * base.head_dim == base.hidden
     if square and (hidden, heads) != (base.hidden, base.heads) and "head_dim" not in given:
         derived["head_dim"] = _width(hidden, heads)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from mpsim.errors import HardwareError
 from mpsim.hardware import FabricKind, Routing
-from mpsim.scenario.fields import Bandwidth, Name, Power, Section, Time
+from mpsim.scenario.fields import Bandwidth, Fields, Name, Power, Section, Time
 
 __all__ = ["FIGURES", "FabricChoice", "Folder", "Nodes", "network_of", "thinnings_of"]
 
@@ -113,12 +113,12 @@ def thinnings_of(fabric: FabricChoice) -> tuple[float, ...]:
     return given if isinstance(given, tuple) else (given,)
 
 
-def network_of(fabric: FabricChoice, folder: Folder) -> dict[str, Any]:
+def network_of(fabric: FabricChoice, folder: Folder) -> Fields:
     """Fields of a fabric that `build_cluster` has no word for."""
     names = (
         "hop_latency radix axes shape widths planes switch_price cable_price switch_power".split()
     )
-    network: dict[str, Any] = {
+    network: Fields = {
         FIGURES.get(name, name): value
         for name in names
         if (value := getattr(fabric, name)) is not None

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 __all__ = ["SHORTHANDS", "assign", "expand_shorthand", "join"]
 
 
-def _as(key: str) -> Callable[[str], dict[str, Any]]:
+Data: TypeAlias = dict[Any, Any]
+"""A mapping of a file; its keys may be anything that YAML has, until the schema has seen them."""
+
+
+def _as(key: str) -> Callable[[str], dict[str, str]]:
     return lambda word: {key: word}
 
 
-def _link(word: str) -> dict[str, Any]:
+def _link(word: str) -> dict[str, str]:
     return {"bandwidth" if word[:1].isdigit() else "preset": word}
 
 
-def _schedule(word: str) -> dict[str, Any]:
+def _schedule(word: str) -> dict[str, str]:
     return {"file" if word.endswith(".csv") else "name": word}
 
 
-SHORTHANDS: Mapping[str, Callable[[str], dict[str, Any]]] = MappingProxyType(
+SHORTHANDS: Mapping[str, Callable[[str], dict[str, str]]] = MappingProxyType(
     {
         "model": _as("preset"),
         "cluster": _as("preset"),
@@ -54,17 +58,10 @@ def join(*parts: object) -> str:
     return ".".join(str(part) for part in parts if part != "")
 
 
-def assign(data: dict[Any, Any], parts: tuple[Any, ...], value: object) -> object:
-    """Set the value at `parts` inside `data`, making the mappings on the way; return the old one.
+def assign(data: Data, parts: tuple[object, ...], value: object) -> object:
+    """Set the value at `parts` inside `data`, making mappings on the way; return the old one.
 
-    Parameters
-    ----------
-    data : dict
-        Changed in place.
-    parts : tuple
-        The dotted key, split; digits index a list.
-    value : object
-        Stored as it is.
+    Digits index a list.
 
     Raises
     ------
@@ -73,26 +70,20 @@ def assign(data: dict[Any, Any], parts: tuple[Any, ...], value: object) -> objec
         its argument says what.
     """
     node: Any = data
-    for depth, part in enumerate(parts):
+    for depth, name in enumerate(parts):
+        part: Any = name
         key = join(*parts[: depth + 1])
         if isinstance(node, list):
             if not (str(part).isdigit() and int(part) < len(node)):
-                raise KeyError(
-                    f"{join(*parts[:depth])} is a list of {len(node)}; it has no {part!r}"
-                )
+                holder = join(*parts[:depth])
+                raise KeyError(f"{holder} is a list of {len(node)}; it has no {part!r}")
             part = int(part)
+        old = node[part] if isinstance(node, list) else node.get(part)
         if depth == len(parts) - 1:
-            old = node[part] if isinstance(node, list) else node.get(part)
             node[part] = value
             return old
-        node[part] = _opened(node, part, key)
-        node = node[part]
+        inner = {} if old is None else expand_shorthand(key, old)
+        if not isinstance(inner, dict | list):
+            raise KeyError(f"{key} is {inner!r}, not a mapping")
+        node[part] = node = inner
     return None
-
-
-def _opened(node: Any, part: Any, key: str) -> Any:
-    inner = node[part] if isinstance(node, list) else node.get(part)
-    inner = {} if inner is None else expand_shorthand(key, inner)
-    if not isinstance(inner, dict | list):
-        raise KeyError(f"{key} is {inner!r}, not a mapping")
-    return inner

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
@@ -18,7 +18,7 @@ from mpsim.inputs import read_bytes
 from mpsim.memo import remembered
 from mpsim.scenario.balance import stage_layers
 from mpsim.scenario.cluster import AcceleratorChoice, ClusterChoice, LinkChoice
-from mpsim.scenario.fields import Section
+from mpsim.scenario.fields import Fields, Section
 from mpsim.scenario.network import FIGURES, FabricChoice
 from mpsim.workload import Transformer
 
@@ -33,9 +33,9 @@ _PROVENANCE = ("source", "as_of", "title")
 _PRESETS = 16  # models and frameworks that stay ready
 
 
-def resolved_data(scenario: Written) -> dict[str, Any]:
+def resolved_data(scenario: Written) -> Fields:
     """Plain data that gives the same scenario again, whatever becomes of the presets it named."""
-    data: dict[str, Any] = {
+    data: Fields = {
         "schema": scenario.schema_version,
         "name": scenario.name,
         "model": copy.deepcopy(_figures(scenario.transformer)),
@@ -68,20 +68,20 @@ def digest_of(scenario: Written) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _dumped(section: Section) -> dict[str, Any]:
+def _dumped(section: Section) -> Fields:
     """A section as a file has it, quantities with their units; what was left out stays out."""
     # warnings: where a number may stand for a list, pydantic would complain about the list
     return section.model_dump(mode="json", exclude_none=True, warnings=False)
 
 
 @remembered(_PRESETS)
-def _figures(preset: Transformer | Framework) -> dict[str, Any]:
+def _figures(preset: Transformer | Framework) -> Fields:
     """Fields of a model or framework without their sources; points of a sweep share them, do not change it in place."""
     fields = dataclasses.asdict(preset)
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
 
 
-def _behaviour(software: Framework) -> dict[str, Any]:
+def _behaviour(software: Framework) -> Fields:
     """Fields of a framework that decide a result; its word for a recomputation is settled by then."""
     fields = _figures(software)
     kernels = {
@@ -90,7 +90,7 @@ def _behaviour(software: Framework) -> dict[str, Any]:
     return {**fields, "kernels": kernels}
 
 
-def _parallelism(scenario: Written) -> dict[str, Any]:
+def _parallelism(scenario: Written) -> Fields:
     parallelism = _dumped(scenario.parallelism)
     if scenario.serves:  # pools have layouts of their own
         own = () if scenario.service.disaggregated else ("tp", "pp", "ep")
@@ -101,7 +101,7 @@ def _parallelism(scenario: Written) -> dict[str, Any]:
     return parallelism
 
 
-def _job(scenario: Written) -> dict[str, Any]:
+def _job(scenario: Written) -> Fields:
     """The section of the job, by its name."""
     if scenario.serving is None:
         training = scenario.training_step.model_dump(mode="json")
@@ -115,7 +115,7 @@ def _job(scenario: Written) -> dict[str, Any]:
     return {"serving": {"engine": {"preset": engine["preset"], **engine["overrides"]}, **serving}}
 
 
-def _parts(scenario: Written) -> dict[str, Any]:
+def _parts(scenario: Written) -> Fields:
     """Nodes of each pipeline rank and replica, neighbours that are alike together."""
     mixed = {"stages": scenario.stage_clusters, "replicas": scenario.replica_clusters}
     return {
@@ -128,21 +128,21 @@ def _parts(scenario: Written) -> dict[str, Any]:
     }
 
 
-def _part(cluster: Cluster) -> dict[str, Any]:
+def _part(cluster: Cluster) -> Fields:
     """Fields that the nodes of one part have in place of the cluster's."""
     whole = _cluster(cluster)
     names = ("accelerator", "scale_up", "nic", "nics_per_node", "node_power", "price_per_hour")
     return {key: whole[key] for key in names if whole.get(key)}
 
 
-def _simulation(scenario: Written) -> dict[str, Any]:
+def _simulation(scenario: Written) -> Fields:
     data = scenario.simulation.model_dump()
     # both are written only where they matter: digests of old scenarios stay
     usual = {"interference": False, "straggling": True}
     return {key: value for key, value in data.items() if usual.get(key) is not value}
 
 
-def _cluster(cluster: Cluster) -> dict[str, Any]:
+def _cluster(cluster: Cluster) -> Fields:
     node, chip, where = cluster.node, cluster.accelerator, cluster.placement
     placed = where.value if isinstance(where, Placement) else where
     choice = _spelled(
@@ -171,10 +171,12 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
     return data if cluster.calibration is None else {"machine": _machine(cluster), **data}
 
 
-def _spelled(section: type[S], part: Cluster | Accelerator | Link | Fabric, /, **own: Any) -> S:
+def _spelled(section: type[S], part: Cluster | Accelerator | Link | Fabric, /, **own: object) -> S:
     """The section of which `part` is what is meant, all of its figures written."""
-    figures = {key: getattr(part, FIGURES.get(key, key), None) for key in section.model_fields}
-    return section.model_construct(**{**figures, **own})
+    figures: Fields = {
+        key: getattr(part, FIGURES.get(key, key), None) for key in section.model_fields
+    }
+    return section.model_construct(**(figures | own))
 
 
 def _fabric(fabric: Fabric) -> FabricChoice:
@@ -193,7 +195,7 @@ def _fabric(fabric: Fabric) -> FabricChoice:
     )
 
 
-def _machine(part: Cluster | Accelerator) -> dict[str, Any]:
+def _machine(part: Cluster | Accelerator) -> Fields:
     """Content of the machine file that a part was measured in."""
     assert part.calibration is not None, "it was measured"
     return dict(part.calibration.document)

@@ -6,7 +6,6 @@ import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pydantic
 
@@ -15,6 +14,7 @@ from mpsim.document import Document
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.scenario.balance import stage_layers
 from mpsim.scenario.checks import check
+from mpsim.scenario.fields import Fields
 from mpsim.scenario.fragment import fragment, is_read
 from mpsim.scenario.layers import lay_values, read_layers
 from mpsim.scenario.resolved import digest_of, resolved_data
@@ -37,7 +37,7 @@ class Scenario(Shown, Written):
     """
 
     @classmethod
-    def from_mapping(cls, data: Mapping[str, Any], *, checked: bool = True) -> Scenario:
+    def from_mapping(cls, data: Mapping[str, object], *, checked: bool = True) -> Scenario:
         """Build a scenario from plain data, as a file would hold it.
 
         Parameters
@@ -72,8 +72,7 @@ class Scenario(Shown, Written):
         ScenarioError
             If the file is no archive of a scenario.
         """
-        data: Any = archive.Archive(path).of("Scenario").part("value", object)
-        return cls.from_mapping(data)
+        return cls.from_mapping(archive.Archive(path).of("Scenario").part("value", dict))
 
     @property
     def stage_layers(self) -> tuple[int, ...] | None:
@@ -85,7 +84,7 @@ class Scenario(Shown, Written):
         """sha256 of all that decides the result; names, files and the order of keys do not."""
         return digest_of(self)
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> Fields:
         """Plain data with every preset spelled out and units on every quantity.
 
         `Scenario.from_mapping` makes the same scenario of it, also after a preset has changed.
@@ -184,7 +183,7 @@ class Scenario(Shown, Written):
             f"{cluster.node.accelerators} {cluster.accelerator.name}; tp {p.tp} x pp {p.pp} x ep {p.ep}, {serving.engine.preset}, {serving.weights}; {stream}"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle what it was made from: resolved presets hold read-only views, which do not pickle."""
         return _rebuild, (self._source,)
 
@@ -235,7 +234,7 @@ def load(
     return _build(document, checked=checked)
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> Fields:
     """JSON schema of the scenario file, for editors that complete and check YAML."""
     schema = describe_schema(Scenario.model_json_schema(by_alias=True), Scenario)
     schema["required"].remove("training")  # or serving in its place

@@ -7,12 +7,13 @@ import inspect
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import pydantic
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.memo import remembered
+from mpsim.scenario.fields import Fields
 from mpsim.scenario.paths import join
 
 __all__ = ["describe_schema", "descriptions", "keys_of", "known_keys", "long_keys", "section_at"]
@@ -136,7 +137,7 @@ def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
                 yield name, inspect.cleandoc(text)
 
 
-def describe_schema(schema: dict[str, Any], kind: Kind) -> dict[str, Any]:
+def describe_schema(schema: Fields, kind: Kind) -> Fields:
     """`schema`, the JSON schema of `kind`, with the texts under the fields of every model in it."""
     models = [kind]
     for model in models:  # grows while it is walked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 import pydantic
 from pydantic import Field
@@ -186,7 +186,7 @@ class FrameworkChoice(Section):
 
     preset: Name = "megatron-lm"
     """A framework by name (see 'mpsim show frameworks')."""
-    overrides: Mapping[str, Any] = {}
+    overrides: Mapping[str, object] = {}
     """Fields of the preset to replace."""
 
     @pydantic.model_validator(mode="before")
@@ -344,7 +344,7 @@ _NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 3, "maxIte
 _RANGE = {"type": "object", "properties": {"range": _NUMBERS}, "required": ["range"]}
 
 SweepValues: TypeAlias = Annotated[
-    tuple[Any, ...],
+    tuple[object, ...],
     pydantic.BeforeValidator(_expand),
     pydantic.WithJsonSchema({"anyOf": [{"type": "array", "minItems": 1}, _RANGE]}),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
@@ -34,7 +34,7 @@ class EngineChoice(Section):
 
     preset: Name = "vllm-v1"
     """An engine by name (see 'mpsim show engine')."""
-    overrides: Mapping[str, Any] = {}
+    overrides: Mapping[str, object] = {}
     """Fields of the preset to replace."""
 
     @pydantic.model_validator(mode="before")
@@ -153,7 +153,7 @@ class PoolChoice(Section):
     """Format of cached keys and values, the same in both pools; left out, that of the service."""
     kv_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Blocks of cache of each instance; left out, what fits in its memory."""
-    engine: Mapping[str, Any] = {}
+    engine: Mapping[str, object] = {}
     """Fields of the service's engine to replace in this pool, such as {max_tokens: 16384}."""
 
 

@@ -8,17 +8,16 @@ than to those of Megatron is replaced by the one that means it here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
-from mpsim.scenario.paths import assign, expand_shorthand
+from mpsim.scenario.paths import Data, assign, expand_shorthand
 
 __all__ = ["in_words", "settle", "settled_by"]
 
 _SELECTIVE = "selective"
 
 
-def settle(data: Any) -> Any:
+def settle(data: Data) -> Data:
     """`data` of a file with the keys that its framework settles, its words as they are meant; the same object where nothing changes.
 
     Examples
@@ -39,7 +38,7 @@ def settle(data: Any) -> Any:
     return settled
 
 
-def settled_by(data: Any) -> dict[str, Any]:
+def settled_by(data: Data) -> dict[str, object]:
     """Values by dotted key that the framework of a file settles: those of each of its groups of which the file writes no key, and what its
     users mean by a word that the file writes.
     """
@@ -52,7 +51,7 @@ def settled_by(data: Any) -> dict[str, Any]:
     return {**left_out, **_meant(data)}
 
 
-def _meant(data: Any) -> dict[str, Any]:
+def _meant(data: Data) -> dict[str, object]:
     """Selective recomputation as the users of the stack mean it, unless the file names modules."""
     chosen = _framework(data)
     training = data["training"] if chosen else {}
@@ -63,15 +62,15 @@ def _meant(data: Any) -> dict[str, Any]:
     return {"training.recompute": SelectiveRecompute.PER_OP.value} if is_per_op else {}
 
 
-def _framework(data: Any) -> Mapping[str, Any]:
+def _framework(data: Data) -> Mapping[str, object]:
     """The framework section of a file that trains, its short form spelled out; empty where there is none."""
-    if not isinstance(data, Mapping) or not isinstance(data.get("training"), Mapping):
+    if not isinstance(data.get("training"), Mapping):
         return {}
     chosen = expand_shorthand("framework", data.get("framework"))
     return chosen if isinstance(chosen, Mapping) else {}
 
 
-def in_words(values: Mapping[str, Any]) -> list[str]:
+def in_words(values: Mapping[str, object]) -> list[str]:
     """Keys with their values, as a file has them.
 
     Examples
@@ -85,7 +84,7 @@ def in_words(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _written(data: Mapping[str, Any], key: str) -> bool:
+def _written(data: Data, key: str) -> bool:
     """Whether a file has a key; one that is no mapping where another key of it is needed counts too, for the schema to complain."""
     section, _, name = key.partition(".")
     if not name or section not in data:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pydantic
 from pydantic_core import ErrorDetails
@@ -125,7 +125,7 @@ def _elsewhere(loc: tuple[int | str, ...], root: Kind) -> list[str]:
     return [key for key in same if key.count(".") == least]
 
 
-def _choice(detail: ErrorDetails, context: Mapping[str, Any]) -> str:
+def _choice(detail: ErrorDetails, context: Mapping[str, object]) -> str:
     # pydantic has put the choices into one text: 'a', 'b' or 'c'
     words = str(context["expected"]).replace(" or ", ", ").split(", ")
     choices = [word.strip("'") for word in words]

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
 from pydantic import Field, PrivateAttr
@@ -67,7 +67,7 @@ class Written(Section):
     """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
     include: Annotated[tuple[str, ...], Field(strict=False)] | str = ()
     """Files to start from, relative to this one; what stands here wins."""
-    overrides: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict, max_length=100)]
+    overrides: Annotated[dict[str, dict[str, object]], Field(default_factory=dict, max_length=100)]
     """Named changes to choose from, each a mapping of dotted keys or sections."""
 
     _source: Document = PrivateAttr(default_factory=lambda: Document({}, {}, ""))
@@ -253,7 +253,7 @@ def _folder(document: Document, key: str) -> Path:
     return Path(file).parent if Path(file).is_file() else Path()
 
 
-def framework_of(choice: FrameworkChoice, habits: Mapping[str, Any] | None = None) -> Framework:
+def framework_of(choice: FrameworkChoice, habits: Mapping[str, object] | None = None) -> Framework:
     """The framework meant, with the scenario's own fields on top of `habits`."""
     return framework(choice.preset, {**(habits or {}), **choice.overrides})
 
