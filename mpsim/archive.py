@@ -197,7 +197,8 @@ class _Reader:
             return _unplain(plain)
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin in (typing.Union, types.UnionType):
-            return self.made(plain, _chosen(plain, arguments))
+            kinds = [kind for kind in arguments if (kind is types.NoneType) == (plain is None)]
+            return self._of_kinds(plain, kinds)
         if origin is np.ndarray:
             return self._array(plain, arguments)
         if origin is not None:
@@ -212,6 +213,14 @@ class _Reader:
         if not isinstance(value, kind):
             raise TypeError(f"got {type(value).__name__}; needed {kind.__name__}")
         return value
+
+    def _of_kinds(self, plain: Any, kinds: Sequence[Any]) -> Any:
+        """The value of the first kind that `plain` can be of; the reasons of the last where of none."""
+        *others, last = kinds
+        for kind in others:
+            with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):
+                return self.made(plain, kind)
+        return self.made(plain, last)
 
     def _collection(self, plain: Any, origin: Any, arguments: tuple[Any, ...]) -> Any:
         if issubclass(origin, Mapping):
@@ -295,30 +304,3 @@ def _unplain(plain: Any) -> Any:
     if form == "pairs":
         return {_unplain(key): _unplain(value) for key, value in content}
     raise TypeError(f"got {form}; needed data without classes")
-
-
-def _chosen(plain: Any, options: tuple[Any, ...]) -> Any:
-    """Choose, of several declared classes, that of `plain`."""
-    if plain is None:
-        return type(None)
-    form = next(iter(plain)) if isinstance(plain, dict) else ""
-    for option in options:
-        if option is not type(None) and _fits(plain, form, option):
-            return option
-    raise TypeError(f"got {form or type(plain).__name__}; it is none of {len(options)} kinds")
-
-
-def _fits(plain: Any, form: str, option: Any) -> bool:
-    """Whether data of a form can be of a declared class."""
-    if typing.get_origin(option) is np.ndarray:
-        return form == "array"
-    if not isinstance(option, type):
-        return form in ("items", "pairs")
-    if dataclasses.is_dataclass(option):
-        return form == option.__name__
-    if issubclass(option, enum.Enum):
-        return form == "enum"
-    if not issubclass(option, str | int | float | bool):
-        return form in ("items", "pairs")
-    number = option is float and (form == "float" or isinstance(plain, int))
-    return number or isinstance(plain, option)

@@ -23,7 +23,6 @@ from mpsim.scalars import resolve
 
 __all__ = [
     "Document",
-    "load_document",
     "parse_document",
     "parse_scalar",
     "read_document",
@@ -80,14 +79,6 @@ class Document:
         line, column = self.places.get(written, (0, 0))
         file = self.files.get(written, self.file)
         return dataclasses.replace(problem, file=file, line=line, column=column)
-
-
-def load_document(path: str | Path) -> Document:
-    """Read one YAML file; every mistake in its syntax is a ScenarioError with its place."""
-    document = read_document(path)
-    if document.problems:
-        raise ScenarioError(document.problems)
-    return document
 
 
 def read_document(path: str | Path) -> Document:

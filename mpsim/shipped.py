@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -21,7 +21,7 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @remembered(64)
 def read_shipped(package: str, name: str) -> Any:
-    """Plain data of a YAML file that ships with mpsim: what `load_document` reads from it, without the places.
+    """Plain data of a YAML file that ships with mpsim: what `read_document` reads from it, without the places.
 
     It is read once and shared by every caller: do not change it in place.
     """
@@ -43,22 +43,10 @@ def _catalog(package: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if name.endswith(".yaml")))
 
 
-class _Typeless:
-    """Keeps a composer of PyYAML from guessing the types of values."""
+class _Untyped(_Loader):  # type: ignore[misc] # which class depends on PyYAML's build
+    """Composes nodes without guessing the types of their values."""
 
-    def resolve(self, kind: type, value: str | None, implicit: object) -> str:
-        del kind, value, implicit
-        return ""
-
-    def descend_resolver(self, node: object, index: object) -> None:
-        pass
-
-    def ascend_resolver(self) -> None:
-        pass
-
-
-class _Untyped(_Typeless, _Loader):  # type: ignore[misc] # which class depends on PyYAML's build
-    """Composes nodes of which every value is a text."""
+    yaml_implicit_resolvers: ClassVar[dict[str, object]] = {}
 
 
 def _data(node: yaml.Node) -> Any:

@@ -69,11 +69,11 @@ def test_every_key_is_in_exactly_one_list(name):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "points" not in case])
 def test_what_is_written_is_read_back(name, tmp_path):
     """The commented YAML holds the scenario that was imported."""
-    from mpsim.document import load_document
+    from mpsim.document import read_document
     from mpsim.formats.scenarios import written
 
     read = formats.read(SAMPLES / name, **options(CASES[name]))
     out = tmp_path / "out.yaml"
     out.write_text(written(read))
     plain = json.loads(json.dumps(read.scenario))
-    assert load_document(out).data == {"schema": 1, **plain}
+    assert read_document(out).data == {"schema": 1, **plain}

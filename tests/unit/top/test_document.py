@@ -12,9 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim import document, shipped
-from mpsim.document import Document, load_document, parse_scalar, read_document
+from mpsim.document import Document, parse_scalar, read_document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.shipped import load_catalog
+
+
+def load_document(path) -> Document:
+    """Read one YAML file; every mistake in it is an error."""
+    document = read_document(path)
+    if document.problems:
+        raise ScenarioError(document.problems)
+    return document
 
 
 @pytest.fixture(params=["C", "python"])
@@ -22,7 +30,7 @@ def loader(request, monkeypatch):
     """Both parsers of PyYAML, for machines without libyaml."""
     chosen = {"C": getattr(yaml, "CSafeLoader", yaml.SafeLoader), "python": yaml.SafeLoader}
     monkeypatch.setattr(document, "_Loader", chosen[request.param])
-    untyped = type("_Untyped", (shipped._Typeless, chosen[request.param]), {})
+    untyped = type("_Untyped", (chosen[request.param],), {"yaml_implicit_resolvers": {}})
     monkeypatch.setattr(shipped, "_Untyped", untyped)
     return request.param
 
