@@ -21,7 +21,7 @@ from bench import served_points, validate_files
 from mpsim.calibrate.serving import on_machine
 from mpsim.errors import MpsimError
 from mpsim.formats.cells import read_rows
-from mpsim.serving.measurable import ServedPoint, measurable
+from mpsim.serving.result import ServedPoint, measurable
 from mpsim.validate import Record
 
 ROOT = Path(__file__).resolve().parent.parent

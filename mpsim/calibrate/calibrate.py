@@ -41,7 +41,7 @@ from mpsim.inputs import open_regular
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
 from mpsim.measured.sources import Source, quietest, read_source
 from mpsim.output import write_whole
-from mpsim.serving.measurable import ServedPoint
+from mpsim.serving.result import ServedPoint
 
 __all__ = ["Calibrated", "calibrate", "calibrate_serving"]
 

@@ -13,9 +13,9 @@ from mpsim.calibrate.robust import Estimate, Unknown, fit_robust
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.hardware import Calibration, Fitted
 from mpsim.serving.engines import calibrated
-from mpsim.serving.measurable import ServedPoint, measurable
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.rates import BY_FORMAT
+from mpsim.serving.result import ServedPoint, measurable
 
 __all__ = ["fit_serving", "on_machine"]
 

@@ -81,12 +81,9 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
     else:
         duration = float((requests.arrival + alone).max(initial=0.0))
     own_prompts = (tail, units) if plan.prefill is None else (np.zeros(0), 0.0)
-    work = _work(plan, requests, *own_prompts) * _fastest(plan)
-    busy = work / plan.pool.lanes
-    if plan.prefill is not None:
-        behind = plan.prefill
-        work = _work(behind, None, tail, units) * _fastest(behind)
-        busy = max(busy, work / behind.pool.lanes)
+    busy = _work(plan, requests, *own_prompts) * _fastest(plan) / plan.pool.lanes
+    if (behind := plan.prefill) is not None:
+        busy = max(busy, _work(behind, None, tail, units) * _fastest(behind) / behind.pool.lanes)
     return ServiceBounds(max(duration, busy), busy, ttft + plan.first_token_time, tpot)
 
 
@@ -150,11 +147,10 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
         further = (decoded.output - 1).astype(float)
         decodes = float(np.ceil(further / most_gain).sum())
         middle = decoded.prompt + decoded.output / 2.0
-        if not _windowed(prices):  # the cache read over all iterations of a request, at once
-            reads = float((prices.context_seconds(middle) * further / most_gain).sum())
-        else:
-            first = decoded.prompt.astype(float)
-            reads = float((prices.context_seconds(first) * further / most_gain).sum())
+        # the cache read over all iterations of a request, at once: where windows cut it, no less than in the first
+        windowed = any(shape.window for shape in prices.work.attention)
+        read = decoded.prompt.astype(float) if windowed else middle
+        reads = float((prices.context_seconds(read) * further / most_gain).sum())
         fullest = _fullest(plan, decoded)
         iterations = decodes / fullest
         if decoded.hashes is None:  # an iteration reads no more than the cache holds
@@ -174,10 +170,6 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
     return device + engine.request_time * (decodes + len(tail))
 
 
-def _windowed(prices: IterationPrices) -> bool:
-    return any(shape.window for shape in prices.work.attention)
-
-
 def _fullest(plan: ServicePlan, requests: Requests) -> int:
     """Most sequences that decode in one batch: as the engine allows, and as the cache holds where none is shared."""
     blocks, rules = plan.blocks // (plan.pp * plan.pool.ranks), plan.pool.rank_rules
@@ -189,8 +181,7 @@ def _fullest(plan: ServicePlan, requests: Requests) -> int:
 
 def _passes(plan: ServicePlan, most: int, iterations: float, tokens: float) -> float:
     """Least time of iterations of at most `most` tokens that pass so many together, of which so many are needed [s]."""
-    low = _grid(most)
-    high = np.append(low[1:] - 1.0, max(float(low[-1]), float(most)))  # each step's last number
+    low, high = _grid(most)
     prices, engine = plan.prices, plan.engine
     stage = np.array([prices.token_seconds(int(number)) for number in low.tolist()])
     device = stage * prices.work.pp * engine.slowdown
@@ -206,16 +197,14 @@ def _passes(plan: ServicePlan, most: int, iterations: float, tokens: float) -> f
 
 def _per_sample(prices: IterationPrices, most: int) -> float:
     """Least time of the head over its samples, in batches of at most `most` [s]."""
-    low = _grid(most)
-    high = np.append(low[1:] - 1.0, max(float(low[-1]), float(most)))
-    return float(
-        min(prices.head_seconds(a) / b for a, b in zip(low.tolist(), high.tolist(), strict=True))
-    )
+    steps = (ends.tolist() for ends in _grid(most))
+    return float(min(prices.head_seconds(a) / b for a, b in zip(*steps, strict=True)))
 
 
-def _grid(most: int) -> Floats:
-    """Numbers of tokens from 1 to `most`, the first ones all, then in growing steps."""
+def _grid(most: int) -> tuple[Floats, Floats]:
+    """First and last of steps of numbers of tokens from 1 to `most`, the first ones of one number each, then growing."""
     points = list(range(1, min(_EXACT, most) + 1))
     while points[-1] < most:
         points.append(min(most, max(points[-1] + 1, int(points[-1] * _STEP))))
-    return np.array(points, dtype=np.float64)
+    low = np.array(points, dtype=np.float64)
+    return low, np.append(low[1:] - 1.0, max(float(low[-1]), float(most)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,14 +19,22 @@ from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 from mpsim.serving.service import serve
-from mpsim.serving.summary import Figures, summarise
+from mpsim.serving.summary import Figures, latencies, summarise, window_of
 from mpsim.serving.words import service_sheet
 from mpsim.sheet import Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ServiceResult", "run_service", "serve_requests", "serve_workload"]
+__all__ = [
+    "ServedPoint",
+    "ServiceResult",
+    "measurable",
+    "run_service",
+    "serve_requests",
+    "serve_workload",
+]
+_TAIL = 99
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -151,3 +160,44 @@ def _run(plan: ServicePlan, requests: Requests) -> Served:
         turnaround=plan.first_token_time,
         until=plan.workload.duration,
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServedPoint:
+    """A service of which something was measured.
+
+    Parameters
+    ----------
+    measured : mapping of str to float
+        As `measurable` names them, in its units; all above 0.
+    """
+
+    id: str
+    plan: ServicePlan
+    measured: Mapping[str, float]
+
+
+def measurable(plan: ServicePlan) -> dict[str, float]:
+    """Serve the requests of a plan as `run_service` does: ``ttft``, ``tpot``, ``e2e``, their means and ``_p99`` [s], ``throughput`` [output tokens/s].
+
+    Of a static batch E2E is the time until all of it has ended: such tables print it so.
+
+    Raises
+    ------
+    ScenarioError
+        If the service cannot hold its weights, or a request.
+    """
+    requests, served = serve_workload(plan)
+    window = window_of(plan, requests, served)
+    times = latencies(served, requests, plan.first_token_time)
+    ttft, tpot, e2e = (times[name][window.counted] for name in ("ttft", "tpot", "e2e"))
+    several = tpot[~np.isnan(tpot)]  # of the requests that gave more than one token
+    static = plan.engine.scheduler == "static"
+    return {
+        "ttft": float(np.nanmean(ttft)),
+        "tpot": float(several.mean()) if len(several) else 0.0,
+        "e2e": served.end if static else float(np.nanmean(e2e)),
+        "throughput": float(window.output / window.seconds),
+        "ttft_p99": float(np.nanpercentile(ttft, _TAIL)),
+        "tpot_p99": float(np.percentile(several, _TAIL)) if len(several) else 0.0,
+    }

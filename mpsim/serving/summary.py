@@ -313,24 +313,16 @@ def _speculation(plan: ServicePlan) -> Figures:
     """Drafted tokens and what a decoding sequence gains in an iteration; nothing without drafts."""
     if plan.draft is None:
         return {}
-    draft = plan.draft
-    return {
-        "speculation": {
-            "tokens": draft.tokens,
-            "acceptance": draft.acceptance,
-            "tokens_per_iteration": draft.gain,
-        }
-    }
+    tokens, acceptance = plan.draft.tokens, plan.draft.acceptance
+    figures = {"tokens": tokens, "acceptance": acceptance, "tokens_per_iteration": plan.draft.gain}
+    return {"speculation": figures}
 
 
 def _pool_figures(plan: ServicePlan, served: Served, place: int) -> Figures:
     """How full the batches and the cache of a pool are, and its memory."""
     steps = _of_pool(served, place)
-    memory = {
-        name: value
-        for name, value in dataclasses.asdict(plan.memory).items()
-        if name != "block_bytes"
-    }
+    memory = dataclasses.asdict(plan.memory)
+    del memory["block_bytes"]
     each = max(1, plan.blocks // plan.pp)
     used = {name: value / each for name, value in _over_time(steps, "used").items()}
     return {

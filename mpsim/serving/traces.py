@@ -77,14 +77,8 @@ def read_trace(path: Path) -> Requests:
     Requests without a response (failed ones of BurstGPT) are left out. Arrivals count from the first.
     """
     if not path.exists():
-        raise ScenarioError(
-            [
-                Problem(
-                    f"no file {path.name!r} of requests; needed one relative to the scenario",
-                    key="serving.workload.trace",
-                )
-            ]
-        )
+        missing = f"no file {path.name!r} of requests; needed one relative to the scenario"
+        raise ScenarioError([Problem(missing, key="serving.workload.trace")])
     problems: list[Problem] = []
     try:
         rows = list(itertools.islice(_rows(path, problems), _MOST + 1))
@@ -96,11 +90,8 @@ def read_trace(path: Path) -> Requests:
         )
     for before, (number, row) in itertools.pairwise(rows):
         if row.arrival < before[1].arrival:
-            problems.append(
-                _problem(
-                    path, number, "arrives before the request above it; needed ascending times"
-                )
-            )
+            late = "arrives before the request above it; needed ascending times"
+            problems.append(_problem(path, number, late))
     if not rows and not problems:
         problems.append(_problem(path, 1, "has no requests"))
     if problems:
@@ -128,24 +119,15 @@ def _rows(path: Path, problems: list[Problem]) -> Iterator[tuple[int, _Row]]:
         columns = _recognise(reader.fieldnames or ())
         if columns is None:
             known = "; ".join(f"{c.arrival}, {c.prompt}, {c.output}" for c in _FORMATS.values())
+            other = "or JSON lines with timestamp, input_length, output_length"
             problems.append(
-                _problem(
-                    path,
-                    1,
-                    f"is no known trace; needed columns {known}; or JSON lines with timestamp, input_length, output_length",
-                )
+                _problem(path, 1, f"is no known trace; needed columns {known}; {other}")
             )
             return
         for number, record in enumerate(reader, 2):
             try:
-                yield (
-                    number,
-                    _row(
-                        columns.seconds(record[columns.arrival]),
-                        record[columns.prompt],
-                        record[columns.output],
-                    ),
-                )
+                prompt, output = record[columns.prompt], record[columns.output]
+                yield number, _row(columns.seconds(record[columns.arrival]), prompt, output)
             except (ValueError, TypeError, KeyError):
                 problems.append(_problem(path, number, f"is malformed; needed {_WANTED}"))
             if len(problems) > _MOST_PROBLEMS:
@@ -190,15 +172,9 @@ def _mooncake(
             record = Record(
                 parse_json(line, path, error=ScenarioError), f"line {number}", error=ScenarioError
             )
-            yield (
-                number,
-                _row(
-                    record.number("timestamp") * _SECONDS_A_MILLISECOND,
-                    record.whole("input_length"),
-                    record.whole("output_length"),
-                    record.wholes("hash_ids", []),
-                ),
-            )
+            arrival = record.number("timestamp") * _SECONDS_A_MILLISECOND
+            prompt, output = record.whole("input_length"), record.whole("output_length")
+            yield number, _row(arrival, prompt, output, record.wholes("hash_ids", []))
         except ScenarioError as error:
             reason = error.problems[0].message.removeprefix(f"line {number}: ")
             problems.append(_problem(path, number, f"is malformed: {reason}"))

@@ -12,7 +12,7 @@ from bench.rows import Row
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.cells import Cells, read_rows
 from mpsim.hardware import Cluster
-from mpsim.serving.measurable import ServedPoint
+from mpsim.serving.result import ServedPoint
 from mpsim.validate.records import Record, Validation
 
 __all__ = ["KINDS", "FileKind", "recognise", "served_points", "validate_files"]

@@ -22,8 +22,8 @@ from mpsim.result.residuals import Setting
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
 from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_for
 from mpsim.serving.intervals import setting_of
-from mpsim.serving.measurable import ServedPoint, measurable
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
+from mpsim.serving.result import ServedPoint, measurable
 from mpsim.validate.records import Record
 from mpsim.workload import Transformer
 from mpsim.workload.experts import Experts, LatentAttention

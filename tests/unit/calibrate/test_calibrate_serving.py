@@ -15,9 +15,9 @@ from mpsim.errors import CalibrationError
 from mpsim.hardware import build_cluster, read_machine
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
 from mpsim.serving.engines import engine
-from mpsim.serving.measurable import ServedPoint, measurable
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
+from mpsim.serving.result import ServedPoint, measurable
 from mpsim.workload import model
 
 TRUE = {

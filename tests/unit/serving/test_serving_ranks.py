@@ -15,11 +15,11 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.batching import Batch, BatchRules, Engine
 from mpsim.serving.engines import engine, override
-from mpsim.serving.measurable import measurable
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
+from mpsim.serving.result import measurable
 from mpsim.serving.service import serve
 from mpsim.workload import model
 
