@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -144,38 +145,36 @@ def search(
     check_emit(emit or (), [scenario.name])
     values = values_over(scenario, over)
     if scenario.serves:
-        _refuse_training_options(objective, emit, margin, also=also, explain=explain)
+        if objective is Objective.TIME:
+            raise typer.BadParameter(
+                "ranks training steps; give goodput, throughput, cost or rate",
+                param_hint="--objective",
+            )
+        given = {"--emit": bool(emit), "--margin": margin is not None}
+        given |= {"--also": also is not None, "--explain": explain}
+        _refuse(given, "is for training steps, and the scenario serves; leave it out")
     else:
-        _refuse_service_options(objective, pools=pools)
-    limits: Limits = {
-        "top": top,
-        "max_memory": max_memory,
-        "max_price": max_price,
-        "max_power": max_power,
-        "budget": budget,
-        "resume": resume,
-    }
-    outcome: Search | ServiceSearch
+        of_services = objective not in (None, Objective.TIME, Objective.COST)
+        given = {"--pools": pools, "--objective": of_services}
+        _refuse(given, "is for services, and the scenario trains; leave it out")
     with phases_bar(scenario.name) as report:
-        if scenario.serves:
-            from mpsim.study.search.services import search_services
-
-            ranked = None if objective is None else objective.value
-            outcome = search_services(
-                scenario, values, objective=ranked, pools=pools, progress=report, **limits
-            )
-        else:
-            outcome = run_search(
-                scenario,
-                values,
-                also=[word.strip() for word in (also or "").split(",") if word.strip()],
-                objective="time" if objective is None else objective.value,
-                front=front,
-                explain=explain,
-                margin=margin,
-                progress=report,
-                **limits,
-            )
+        outcome = run_search(
+            scenario,
+            values,
+            also=[word.strip() for word in (also or "").split(",") if word.strip()],
+            objective=None if objective is None else objective.value,
+            top=top,
+            front=front,
+            explain=explain,
+            pools=pools,
+            max_memory=max_memory,
+            max_price=max_price,
+            max_power=max_power,
+            margin=margin,
+            budget=budget,
+            resume=resume,
+            progress=report,
+        )
     if csv is not None:
         outcome.to_csv(csv)
         wrote(csv)
@@ -198,50 +197,11 @@ def search(
     end_early(outcome.interrupted)
 
 
-class Limits(TypedDict):
-    """Options that both jobs have."""
-
-    top: int | None
-    max_memory: float | None
-    max_price: float | None
-    max_power: float | None
-    budget: float | None
-    resume: Path | None
-
-
-def _refuse_service_options(objective: Objective | None, *, pools: bool) -> None:
-    """Refuse options that say nothing of a training step."""
-    if pools or objective in (Objective.GOODPUT, Objective.THROUGHPUT, Objective.RATE):
-        raise typer.BadParameter(
-            "is for services, and the scenario trains; leave it out",
-            param_hint="--pools" if pools else "--objective",
-        )
-
-
-def _refuse_training_options(
-    objective: Objective | None,
-    emit: list[str] | None,
-    margin: float | None,
-    *,
-    also: str | None,
-    explain: bool,
-) -> None:
-    """Refuse options that say nothing of a service."""
-    if objective is Objective.TIME:
-        raise typer.BadParameter(
-            "ranks training steps; give goodput, throughput, cost or rate",
-            param_hint="--objective",
-        )
-    given = {
-        "--emit": bool(emit),
-        "--margin": margin is not None,
-        "--also": also is not None,
-        "--explain": explain,
-    }
-    if stray := [name for name, there in given.items() if there]:
-        raise typer.BadParameter(
-            "is for training steps, and the scenario serves; leave it out", param_hint=stray[0]
-        )
+def _refuse(given: Mapping[str, bool], why: str) -> None:
+    """Refuse options of the other job."""
+    for option, there in given.items():
+        if there:
+            raise typer.BadParameter(why, param_hint=option)
 
 
 def _draw(outcome: Search | ServiceSearch, path: Path) -> None:

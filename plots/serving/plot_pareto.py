@@ -1,6 +1,6 @@
 """Speed for users against throughput of accelerators: layouts of one DGX H100 at several numbers of users.
 
-Covers: search_services over a key of the workload, service_front_chart.
+Covers: search over a key of the workload, service_front_chart.
 Question: what does a faster answer cost in tokens of an accelerator, and with which layout?
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mpsim
 from mpsim.plot import service_front_chart
-from mpsim.study.search.services import search_services
+from mpsim.study.search import search
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
@@ -23,5 +23,5 @@ over = {
     "parallelism.pp": [1],
     "serving.engine.max_tokens": [8192],
 }
-found = search_services(base, over, prune=False)
+found = search(base, over, prune=False)
 service_front_chart(found).save(OUT / "pareto.png")

@@ -11,7 +11,6 @@ import time
 import pytest
 
 import mpsim
-from mpsim.study.search.services import search_services
 
 pytestmark = pytest.mark.benchmark(group="search")
 
@@ -30,7 +29,7 @@ def test_two_hundred_layouts_in_half_a_minute(benchmark, bare):
 
     def search():
         begin = time.process_time()
-        found = search_services(scenario, over, pools=True)
+        found = search(scenario, over, pools=True)
         return found, time.process_time() - begin
 
     found, took = benchmark.pedantic(search, rounds=1, iterations=1)

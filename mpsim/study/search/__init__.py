@@ -1,11 +1,128 @@
-"""Search: the best layouts of a model on a cluster, to train it or to serve it; one branch and bound over two spaces.
+"""Search: the best layouts of a model on a cluster, to train it or to serve it; one branch and bound over two spaces."""
 
-Services are in `mpsim.study.search.services`, whose imports a search of trainings has no use for.
-"""
+from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mpsim.scenario import Scenario
+from mpsim.study.journal import Journal
+from mpsim.study.search.branch_and_bound import BranchAndBound, Progress
 from mpsim.study.search.found import Found
+from mpsim.study.search.given import Clock, Limits, defaults
 from mpsim.study.search.outcome import Search
 from mpsim.study.search.service_outcome import FoundService, ServiceSearch
-from mpsim.study.search.trainings import search
+from mpsim.study.search.trainings import Trainings
 
 __all__ = ["Found", "FoundService", "Search", "ServiceSearch", "search"]
+
+
+def search(
+    scenario: Scenario,
+    over: Mapping[str, Sequence[object]] | None = None,
+    *,
+    also: Sequence[str] = (),
+    objective: str | None = None,
+    top: int | None = None,
+    front: bool = True,
+    explain: bool = False,
+    pools: bool = False,
+    prune: bool = True,
+    max_memory: float | None = None,
+    max_price: float | None = None,
+    max_power: float | None = None,
+    margin: float | None = None,
+    budget: float | None = None,
+    resume: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Search | ServiceSearch:
+    """Find the best layouts to train a model on a cluster, or to serve its requests.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its model, cluster, batch or workload, and software; its own layout is only a place to start from.
+    over : mapping of str to sequence, optional
+        Values of single axes (``parallelism.tp``: [4, 8]) instead of all; other keys of a scenario (``cluster.nodes``) are searched as well.
+    also : sequence of str
+        Words of `FURTHER`: what is searched beside the layout's usual axes, or ``all`` (training).
+    objective : str, optional
+        Of a training ``time``: seconds a token, or ``cost``: dollars a token, for which the accelerators need a price. Of a service one of
+        `SERVICE_OBJECTIVES`; ``goodput`` where there are limits, else ``throughput``.
+    top : int, optional
+        How many layouts to rank, 10 by default.
+    front : bool
+        Whether to simulate what no other layout beats in step time and memory at once, too (training).
+    explain : bool
+        Whether to find the best layout without each decision of the best one, too: `Search.decisions` (training).
+    pools : bool
+        Whether to look at prefill and decode on pools of their own, too (services).
+    prune : bool
+        Whether bounds rule services out; the ranking is the same without.
+    max_memory : float, optional
+        Of the fullest rank, at most that of the accelerator; of a service its weights, activations and reserve [B].
+    max_price : float, optional
+        Of all accelerators; of a service of those that a layout uses [USD/h].
+    max_power : float, optional
+        Of all nodes by their nameplate; of a service its share [W].
+    margin : float, optional
+        Share of the accelerator's memory that stays free, 0.05 by default: what a prediction of memory may miss (training).
+    budget : float, optional
+        Wall-clock time after which what was found counts [s].
+    resume : path, optional
+        JSON-lines file of what was simulated: that is not simulated again, and the rest is appended.
+    progress : callable, optional
+        Called with (what is done, how many are done, how many there are).
+
+    Returns
+    -------
+    Search or ServiceSearch
+        Also when the budget ran out, or after a KeyboardInterrupt: `complete` says so.
+
+    Raises
+    ------
+    ScenarioError
+        If no layout is legal, or an argument is out of range.
+
+    Examples
+    --------
+    >>> import mpsim
+    >>> scenario = mpsim.load("scenarios/quickstart.yaml")  # doctest: +SKIP
+    >>> mpsim.search(scenario, top=3).best.values["parallelism.tp"]  # doctest: +SKIP
+    1
+    """
+    limits = Limits(max_memory=max_memory, max_price=max_price, max_power=max_power)
+    clock, over = Clock(budget), over or {}
+    most = int(defaults("search")["top"]) if top is None else top
+    if scenario.serves:
+        # serving is imported by those who serve
+        from mpsim.study.search.services import Services
+
+        services = Services(
+            scenario=scenario,
+            over=over,
+            objective=objective or "",
+            pools=pools,
+            prunes=prune,
+            limits=limits,
+            clock=clock,
+        )
+        journal = Journal(resume, what=services.what)
+        served = BranchAndBound(services, top=most, journal=journal, report=progress)
+        served.run()
+        return services.outcome(served, top=most, remarks=journal.remarks)
+    trainings = Trainings(
+        scenario=scenario,
+        over=over,
+        also=also,
+        objective=objective or "",
+        front=front,
+        explain=explain,
+        limits=limits,
+        margin=margin,
+        clock=clock,
+    )
+    journal = Journal(resume, what=trainings.what)
+    trained = BranchAndBound(trainings, top=most, journal=journal, report=progress)
+    trained.run()
+    return trainings.outcome(trained, top=most, remarks=journal.remarks)

@@ -260,24 +260,21 @@ class BranchAndBound(Generic[C]):
         """Simulate the most promising candidates so far, as far as one may be the best."""
         size = int(defaults("search")["simulated_a_turn"])
         best = self._scores[0] if self._scores else math.inf
-        batch: list[C] = []
-        while self._waiting and len(batch) < size and self._waiting[0][0] < best:
-            batch.append(heapq.heappop(self._waiting)[2])
-        self._simulate(batch)
+        self._simulate(self._pop(size, math.nextafter(best, -math.inf)))
 
     def _simulate_best(self) -> None:
         """Simulate in the order of the bounds, as long as a candidate could be among the best."""
-        while self._waiting and not self._clock.spent():
-            most = self._threshold
-            if self._waiting[0][0] > most:
-                break
-            batch: list[C] = []
-            while (
-                self._waiting and len(batch) < self._space.a_batch and self._waiting[0][0] <= most
-            ):
-                batch.append(heapq.heappop(self._waiting)[2])
+        size = self._space.a_batch
+        while not self._clock.spent() and (batch := self._pop(size, self._threshold)):
             self._simulate(batch)
             self._report_simulated()
+
+    def _pop(self, size: int, most: float) -> list[C]:
+        """The most promising of what waits, at most so many, whose bounds are at most `most`."""
+        batch: list[C] = []
+        while self._waiting and len(batch) < size and self._waiting[0][0] <= most:
+            batch.append(heapq.heappop(self._waiting)[2])
+        return batch
 
     def _settle_best(self) -> None:
         """Settle what leads with a score that is a bound, and what can be better after that."""

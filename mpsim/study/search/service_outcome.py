@@ -136,7 +136,7 @@ class FoundService:
         return {
             "layout": self.name,
             "objective": self.objective,
-            "bound": self.bound,
+            "bound": self.bound if math.isfinite(self.bound) else None,
             "accelerators": self.accelerators,
             "price_per_hour": self.price_per_hour,
             "meets_slo": self.meets_slo,

@@ -1,4 +1,4 @@
-"""The search of services: what cannot keep its limits even when it is empty is left out."""
+"""The space of services: what cannot keep its limits even when it is empty is left out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from mpsim.errors import ScenarioError, nearest
 from mpsim.scenario import Scenario
@@ -16,9 +15,9 @@ from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
-from mpsim.study.journal import Entry, Journal, name_of
-from mpsim.study.search.branch_and_bound import BranchAndBound, Progress, Space
-from mpsim.study.search.given import Clock, Limits, defaults, nameplate_power, split_axes
+from mpsim.study.journal import Entry, name_of
+from mpsim.study.search.branch_and_bound import BranchAndBound, Space
+from mpsim.study.search.given import Limits, nameplate_power, split_axes
 from mpsim.study.search.queue import Waiting
 from mpsim.study.search.rate import (
     Judge,
@@ -40,7 +39,7 @@ from mpsim.study.search.service_outcome import (
     score_of,
 )
 
-__all__ = ["search_services"]
+__all__ = ["Services"]
 
 _HOUR = 3600.0
 _MEGA = 1e6
@@ -51,101 +50,6 @@ _FIGURES = {
     "cost": "cost_per_million_output_tokens",
 }
 """Figure of a summary that each objective is."""
-
-
-def search_services(
-    scenario: Scenario,
-    over: Mapping[str, Sequence[object]] | None = None,
-    *,
-    objective: str | None = None,
-    top: int | None = None,
-    pools: bool = False,
-    prune: bool = True,
-    max_memory: float | None = None,
-    max_price: float | None = None,
-    max_power: float | None = None,
-    budget: float | None = None,
-    resume: str | Path | None = None,
-    progress: Progress | None = None,
-) -> ServiceSearch:
-    """Find the best layouts to serve a model's requests on a cluster.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        Its model, cluster, engine, workload and limits (``serving.slo``); its own layout counts for nothing.
-    over : mapping of str to sequence, optional
-        Values of single axes (``parallelism.tp``: [4, 8]) instead of the usual ones; other keys (``serving.weights``) are searched as well.
-    objective : str, optional
-        One of `SERVICE_OBJECTIVES`; ``goodput`` where there are limits, else ``throughput``.
-    top : int, optional
-        How many services to rank, 10 by default.
-    pools : bool
-        Whether to look at prefill and decode on pools of their own, too.
-    prune : bool
-        Whether bounds rule layouts out; the ranking is the same without.
-    max_memory : float, optional
-        Weights, activations and reserve of an accelerator [B].
-    max_price : float, optional
-        Of the accelerators that a layout uses [USD/h].
-    max_power : float, optional
-        Their share of the nameplate of the nodes [W].
-    budget : float, optional
-        Wall-clock time after which what was found counts [s].
-    resume : path, optional
-        JSON-lines file of simulated services: those in it are not simulated again, new ones are appended.
-    progress : callable, optional
-        Called with (what is done, how many are done, how many there are).
-
-    Returns
-    -------
-    ServiceSearch
-        Also when the budget ran out, or after a KeyboardInterrupt.
-
-    Raises
-    ------
-    ScenarioError
-        If no layout can be served, or an argument is out of range.
-    """
-    slo = scenario.service.slo
-    unlimited = slo.ttft is None and slo.tpot is None
-    if objective is None:
-        objective = "throughput" if unlimited else "goodput"
-    if objective not in SERVICE_OBJECTIVES:
-        raise ScenarioError(
-            f"got objective {objective!r}; {nearest(objective, SERVICE_OBJECTIVES)}"
-        )
-    if objective == "goodput" and unlimited:
-        raise ScenarioError("got no limits; needed serving.slo with ttft or tpot to count goodput")
-    if objective == "rate":
-        require_stream(scenario.service.workload, slo)
-    services = Services(
-        scenario=scenario,
-        over=over or {},
-        objective=objective,
-        pools=pools,
-        prunes=prune,
-        limits=Limits(max_memory=max_memory, max_price=max_price, max_power=max_power),
-        clock=Clock(budget),
-    )
-    journal = Journal(resume, what="a service of a search")
-    most = int(defaults("serving")["top"]) if top is None else top
-    run = BranchAndBound(services, top=most, journal=journal, report=progress)
-    run.run()
-    own = Own(None, "")
-    if not run.interrupted and not services.clock.spent():
-        own = services.own()
-    return ServiceSearch(
-        own=own,
-        scenario=scenario.name,
-        objective=objective,
-        top=most,
-        rows=services.ranking,
-        counts={name: count for name, count in services.counts.items() if count},
-        complete=run.complete and not run.interrupted and services.unsettled() is None,
-        interrupted=run.interrupted,
-        remarks=journal.remarks,
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +82,7 @@ class _Candidate:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Services(Space[_Candidate]):
-    """Layouts of a service, on every machine that is searched; as `search_services` has them."""
+    """Layouts of a service, on every machine that is searched; as `mpsim.search` has them."""
 
     scenario: Scenario
     over: Mapping[str, Sequence[object]]
@@ -186,7 +90,22 @@ class Services(Space[_Candidate]):
     pools: bool
     limits: Limits
 
+    what = "a service of a search"
+
     def __post_init__(self) -> None:
+        service = self.scenario.service
+        unlimited = service.slo.ttft is None and service.slo.tpot is None
+        self.objective = self.objective or ("throughput" if unlimited else "goodput")
+        if self.objective not in SERVICE_OBJECTIVES:
+            raise ScenarioError(
+                f"got objective {self.objective!r}; {nearest(self.objective, SERVICE_OBJECTIVES)}"
+            )
+        if self.objective == "goodput" and unlimited:
+            raise ScenarioError(
+                "got no limits; needed serving.slo with ttft or tpot to count goodput"
+            )
+        if self.objective == "rate":
+            require_stream(service.workload, service.slo)
         self._streams: dict[int, Streams | Requests | None] = {}
         self._judges: dict[tuple[str, int], Judge] = {}
         self._rows: dict[_Candidate, FoundService] = {}
@@ -336,7 +255,25 @@ class Services(Space[_Candidate]):
                 entry = {"objective": None, "summary": None, "reason": str(error)}
             yield {"values": dict(candidate.layout.values), **entry}
 
-    def own(self) -> Own:
+    def outcome(
+        self, run: BranchAndBound[_Candidate], *, top: int, remarks: tuple[str, ...]
+    ) -> ServiceSearch:
+        """The ranking, beside what the file's own layout does."""
+        # somebody who stops a search does not wait for that
+        ended = run.interrupted or self.clock.spent()
+        return ServiceSearch(
+            own=Own(None, "") if ended else self._own(),
+            scenario=self.scenario.name,
+            objective=self.objective,
+            top=top,
+            rows=self.ranking,
+            counts={name: count for name, count in self.counts.items() if count},
+            complete=run.complete and not run.interrupted and self.unsettled() is None,
+            interrupted=run.interrupted,
+            remarks=remarks,
+        )
+
+    def _own(self) -> Own:
         """The layout that the scenario itself has; of what has to last, as short streams judge it."""
         try:
             plan = make_service(self.scenario)

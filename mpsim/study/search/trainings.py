@@ -1,4 +1,4 @@
-"""The search of training steps: every legal layout gets its memory and a bound of its step time."""
+"""The space of training steps: every legal layout gets its memory and a bound of its step time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -14,14 +13,14 @@ from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
 from mpsim.simulate import resolve, simulate_step
-from mpsim.study.journal import Entry, Journal
+from mpsim.study.journal import Entry
 from mpsim.study.search.bound import Bounder
-from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Progress, Space
+from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Space
 from mpsim.study.search.candidate import Candidate, Machine, Timer, WaitingFrame, weight_of
 from mpsim.study.search.decisions import choices, decisions_of, turned
 from mpsim.study.search.found import Found, folded, tie
 from mpsim.study.search.further import FURTHER, further, pipelines
-from mpsim.study.search.given import Clock, Limits, defaults, price_of, split_axes
+from mpsim.study.search.given import Limits, defaults, price_of, split_axes
 from mpsim.study.search.layouts import AXES, Layout, Layouts
 from mpsim.study.search.outcome import OBJECTIVES, Search
 from mpsim.study.search.queue import Waiting
@@ -31,7 +30,7 @@ from mpsim.training.memory import account_memory
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, has_parts, recompute_of
 
-__all__ = ["search"]
+__all__ = ["Trainings"]
 
 _NEAR = 10  # of the ranking, among which are
 _TIES = 4  # layouts of different degrees on which switches are turned
@@ -39,111 +38,11 @@ _TIES_WITHIN = 2.0  # no difference is known so badly that twice the objective c
 _OVERLAP = "framework.expert_overlap"
 
 
-def search(
-    scenario: Scenario,
-    over: Mapping[str, Sequence[object]] | None = None,
-    *,
-    also: Sequence[str] = (),
-    objective: str = "time",
-    top: int | None = None,
-    front: bool = True,
-    explain: bool = False,
-    max_memory: float | None = None,
-    max_price: float | None = None,
-    max_power: float | None = None,
-    margin: float | None = None,
-    budget: float | None = None,
-    resume: str | Path | None = None,
-    progress: Progress | None = None,
-) -> Search:
-    """Find the best layouts of a model on a cluster.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        Its model, cluster, batch and framework; its own layout is only a place to start from.
-    over : mapping of str to sequence, optional
-        Values of single axes (``parallelism.tp``: [4, 8]) instead of all; other keys of a scenario (``cluster.nodes``) are searched as well.
-    also : sequence of str
-        Words of `FURTHER`: what is searched beside the layout's usual axes, or ``all``.
-    objective : str
-        ``time``: seconds a token, or ``cost``: dollars a token, for which the accelerators need a price.
-    top : int, optional
-        How many layouts to rank, 10 by default.
-    front : bool
-        Whether to simulate what no other layout beats in step time and memory at once, too.
-    explain : bool
-        Whether to find the best layout without each decision of the best one, too: `Search.decisions`.
-    max_memory : float, optional
-        Of the fullest rank, at most that of the accelerator [B].
-    max_price : float, optional
-        Of all accelerators [USD/h].
-    max_power : float, optional
-        Of all nodes, by their nameplate [W].
-    margin : float, optional
-        Share of the accelerator's memory that stays free, 0.05 by default: what a prediction of memory may miss.
-    budget : float, optional
-        Wall-clock time after which what was found counts [s].
-    resume : path, optional
-        JSON-lines file of simulated layouts: those in it are not simulated again, new ones are appended.
-    progress : callable, optional
-        Called with (what is done, how many are done, how many there are).
-
-    Returns
-    -------
-    Search
-        Also when the budget ran out, or after a KeyboardInterrupt: `Search.complete` says so.
-
-    Raises
-    ------
-    ScenarioError
-        If no layout is legal, or an argument is out of range.
-
-    Examples
-    --------
-    >>> import mpsim
-    >>> scenario = mpsim.load("scenarios/quickstart.yaml")  # doctest: +SKIP
-    >>> mpsim.search(scenario, top=3).best.values["parallelism.tp"]  # doctest: +SKIP
-    1
-    """
-    if objective not in OBJECTIVES:
-        raise ScenarioError(f"got objective {objective!r}; {nearest(objective, OBJECTIVES)}")
-    if scenario.has_uneven_replicas or scenario.training_step.batch_per_replica is not None:
-        raise ScenarioError(
-            f"{scenario.name}: got replicas that differ or uneven batches, which belong to one layout; "
-            "search with nodes that are alike, or that differ along the pipeline (cluster.stages)"
-        )
-    usual = defaults("search")
-    free = float(usual["margin"]) if margin is None else margin
-    if not 0.0 <= free < 1.0:
-        raise ScenarioError(f"margin is {margin!r}; needed a share from 0 to below 1")
-    trainings = Trainings(
-        scenario=scenario,
-        over=over or {},
-        also=also,
-        objective=objective,
-        front=front,
-        explain=explain,
-        limits=Limits(max_memory=max_memory, max_price=max_price, max_power=max_power),
-        usable=1.0 - free,
-        clock=Clock(budget),
-    )
-    journal = Journal(resume, what="a layout of a search")
-    most = int(usual["top"]) if top is None else top
-    run = BranchAndBound(trainings, top=most, journal=journal, report=progress)
-    run.run()
-    return trainings.outcome(run, top=most, remarks=journal.remarks)
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Trainings(Space[Candidate]):
-    """Legal layouts of a training step, on every machine that is searched; as `search` has them.
+    """Legal layouts of a training step, on every machine that is searched; as `mpsim.search` has them."""
 
-    Parameters
-    ----------
-    usable : float
-        Share of each accelerator's memory that may be full.
-    """
+    what = "a layout of a search"
 
     scenario: Scenario
     over: Mapping[str, Sequence[object]]
@@ -152,10 +51,25 @@ class Trainings(Space[Candidate]):
     front: bool
     explain: bool
     limits: Limits
-    usable: float
+    margin: float | None
 
     def __post_init__(self) -> None:
+        self.objective = self.objective or "time"
+        if self.objective not in OBJECTIVES:
+            raise ScenarioError(
+                f"got objective {self.objective!r}; {nearest(self.objective, OBJECTIVES)}"
+            )
+        scenario = self.scenario
+        if scenario.has_uneven_replicas or scenario.training_step.batch_per_replica is not None:
+            raise ScenarioError(
+                f"{scenario.name}: got replicas that differ or uneven batches, which belong to one layout; "
+                "search with nodes that are alike, or that differ along the pipeline (cluster.stages)"
+            )
         usual = defaults("search")
+        free = float(usual["margin"]) if self.margin is None else self.margin
+        if not 0.0 <= free < 1.0:
+            raise ScenarioError(f"margin is {free!r}; needed a share from 0 to below 1")
+        self._usable = 1.0 - free  # share of each accelerator's memory
         self.a_turn, self.a_batch = int(usual["bounded_a_turn"]), int(usual["batch"])
         self._timed: list[tuple[Candidate, float]] = []
         self._legal: dict[str, set[str]] = {}
@@ -256,7 +170,7 @@ class Trainings(Space[Candidate]):
             return []
         most = self.limits.max_memory or math.inf
         try:
-            known = machine.bounder.bound(runs, usable=self.usable, most=most)
+            known = machine.bounder.bound(runs, usable=self._usable, most=most)
         except MpsimError:
             self.counts["refused"] += len(runs)
             return []
@@ -392,7 +306,7 @@ class Trainings(Space[Candidate]):
         """Whether each rank leaves what is to stay free."""
         most = self.limits.max_memory or math.inf
         room = [
-            min(most, self.usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
+            min(most, self._usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
             for rank in range(plan.layout.mesh.pp)
         ]
         return bool((account_memory(plan).total <= room).all())

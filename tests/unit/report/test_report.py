@@ -19,7 +19,7 @@ from mpsim.report.blocks import chart_of, plain
 from mpsim.report.choices import what_if
 from mpsim.report.lanes import lanes_of, packed
 from mpsim.serving import make_service, run_service
-from mpsim.study.search.services import search_services
+from mpsim.study.search import search
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"' --> <!--"
 """A name that would end the data of a page and begin a script of its own."""
@@ -369,7 +369,7 @@ def test_a_search_for_services_shows_the_best(scenarios):
     scenario = mpsim.load(
         scenarios / "serving" / "llama3-8b-h100.yaml", set=["serving.workload.requests=20"]
     )
-    found = search_services(scenario, {"parallelism.tp": [1, 2]}, top=2)
+    found = search(scenario, {"parallelism.tp": [1, 2]}, top=2)
     data = json.loads(json.dumps(found.to_json()))
     blocks = _blocks(report([data])["parts"])
     best = next(block for block in blocks if block.get("title") == "The best")

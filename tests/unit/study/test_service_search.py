@@ -12,8 +12,8 @@ from mpsim.errors import ScenarioError
 from mpsim.plot import latency_rate_chart, service_front_chart
 from mpsim.scenario import Scenario
 from mpsim.serving.planning import make_service
+from mpsim.study.search import search
 from mpsim.study.search.rate import largest_rate
-from mpsim.study.search.services import search_services
 
 
 def _scenario(model="llama3-8b", *, nodes=1, **serving):
@@ -57,8 +57,8 @@ def test_a_pruned_search_finds_what_an_exhaustive_one_finds(objective):
     if objective == "cost":
         over |= {"serving.replicas": [1, 2], "parallelism.tp": [1, 2]}
         scenario = _scenario(workload=QUICK)
-    pruned = search_services(scenario, over, **options)
-    whole = search_services(scenario, over, prune=False, **options)
+    pruned = search(scenario, over, **options)
+    whole = search(scenario, over, prune=False, **options)
     leaders = [[(row.name, row.objective) for row in found.leaders] for found in (pruned, whole)]
     assert leaders[0] == leaders[1]
     assert len(pruned) < len(whole)
@@ -72,19 +72,19 @@ def test_layouts_that_cannot_keep_the_limits_are_not_simulated():
     """TPOT of 4 ms is below what one H100 takes to read 16 GB: no layout of one rank is simulated, and the exhaustive search agrees."""
     scenario = _scenario(slo={"tpot": "4 ms"})
     over = {"parallelism.tp": [1, 4], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
-    pruned = search_services(scenario, over)
+    pruned = search(scenario, over)
     assert pruned.counts["slo"] == 1
     assert {row.values["parallelism.tp"] for row in pruned} == {4}
-    whole = search_services(scenario, over, prune=False)
+    whole = search(scenario, over, prune=False)
     assert not any(row.meets_slo for row in whole if row.values["parallelism.tp"] == 1)
 
 
 def test_limits_of_price_memory_and_power_hold():
     scenario = _scenario()
-    cheap = search_services(scenario, SMALL, max_price=3 * 3.0 / 3600 * 3600)
+    cheap = search(scenario, SMALL, max_price=3 * 3.0 / 3600 * 3600)
     assert {row.accelerators for row in cheap} <= {1, 2, 3}
     assert all(row.price_per_hour <= 9.0 for row in cheap)
-    light = search_services(scenario, SMALL, max_memory=12e9)
+    light = search(scenario, SMALL, max_memory=12e9)
     assert {row.values["parallelism.tp"] * row.values["parallelism.pp"] for row in light} <= {
         2,
         4,
@@ -92,7 +92,7 @@ def test_limits_of_price_memory_and_power_hold():
         16,
     }
     assert light.counts["memory"] > 0
-    weak = search_services(scenario, SMALL, max_power=3000.0)
+    weak = search(scenario, SMALL, max_power=3000.0)
     assert max(row.accelerators for row in weak) < 8
 
 
@@ -115,8 +115,8 @@ def test_the_search_for_the_largest_rate_ranks_by_it():
     """What leads is confirmed by long streams; of the others it is known that they are no better."""
     over = {"parallelism.tp": [1, 8], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
     scenario = _scenario(workload=QUICK)
-    found = search_services(scenario, over, objective="rate", top=1)
-    whole = search_services(scenario, over, objective="rate", top=2, prune=False)
+    found = search(scenario, over, objective="rate", top=1)
+    whole = search(scenario, over, objective="rate", top=2, prune=False)
     assert found.best.name == whole.best.name
     assert found.best.objective == whole.best.objective > 6.0
     assert found.best.meets_slo
@@ -129,13 +129,13 @@ def test_no_number_of_replicas_is_cheaper_than_the_cheapest():
     """At a stated rate the fewest instances that keep the limits for long are found, not as many as there is room for."""
     scenario = _scenario(workload={**QUICK, "rate": 90.0})
     over = {"parallelism.tp": [1], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
-    found = search_services(scenario, over, objective="cost", top=1)
+    found = search(scenario, over, objective="cost", top=1)
     count = found.best.values["serving.replicas"]
     assert found.best.meets_slo
     assert 1 < count == found.best.accelerators < 8
     for replicas in (count - 1, count, 8):
         given = {**over, "serving.replicas": [replicas]}
-        other = search_services(scenario, given, objective="cost", top=1, prune=False)
+        other = search(scenario, given, objective="cost", top=1, prune=False)
         assert (other.best is None) == (replicas < count)
         assert other.best is None or found.best.objective <= other.best.objective
 
@@ -144,7 +144,7 @@ def test_experts_may_be_divided_and_attention_ranks_apart():
     """Mixtures are searched with experts inside tensor parallelism, divided, and with attention of their own."""
     scenario = _scenario("mixtral-8x7b", slo={})
     over = {"parallelism.tp": [4], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
-    found = search_services(scenario, over)
+    found = search(scenario, over)
     shapes = {(row.values["parallelism.ep"], row.values["serving.attention_dp"]) for row in found}
     assert shapes == {(1, 1), (1, 4), (4, 1), (4, 4)}
     assert found.objective == "throughput"
@@ -152,9 +152,9 @@ def test_experts_may_be_divided_and_attention_ranks_apart():
 
 def test_a_search_that_goes_on_simulates_nothing_twice(tmp_path):
     journal = tmp_path / "found.jsonl"
-    first = search_services(_scenario(), SMALL, resume=journal)
+    first = search(_scenario(), SMALL, resume=journal)
     size = journal.stat().st_size
-    again = search_services(_scenario(), SMALL, resume=journal)
+    again = search(_scenario(), SMALL, resume=journal)
     assert journal.stat().st_size == size
     assert json.dumps(first.to_json()) == json.dumps(again.to_json())
     assert len(first.to_csv().splitlines()) == len(first) + 1
@@ -163,7 +163,7 @@ def test_a_search_that_goes_on_simulates_nothing_twice(tmp_path):
 def test_a_result_of_the_search_is_that_of_its_values():
     """The values of a row, set in the scenario, give its summary."""
     scenario = _scenario()
-    row = search_services(scenario, SMALL, top=2).rows[1]
+    row = search(scenario, SMALL, top=2).rows[1]
     alone = mpsim.simulate(scenario.with_values(row.values)).summary
     assert alone == row.summary
 
@@ -182,15 +182,15 @@ def test_a_result_of_the_search_is_that_of_its_values():
 def test_wrong_arguments_are_named(options, words):
     over = options.pop("over", SMALL)
     with pytest.raises(ScenarioError, match=words):
-        search_services(_scenario(), over, **options)
+        search(_scenario(), over, **options)
 
 
 def test_goodput_and_rate_need_limits_and_a_rate():
     with pytest.raises(ScenarioError, match="got no limits"):
-        search_services(_scenario(slo={}), SMALL, objective="goodput")
+        search(_scenario(slo={}), SMALL, objective="goodput")
     closed = _scenario(workload={"arrival": "closed", "rate": None, "concurrency": 4})
     with pytest.raises(ScenarioError, match="which has no rate"):
-        search_services(closed, SMALL, objective="rate")
+        search(closed, SMALL, objective="rate")
 
 
 def test_a_sweep_of_services_has_their_figures():
@@ -228,7 +228,7 @@ def test_the_answer_has_ten_lines_and_the_file_s_own_layout():
     """What the best gains over the file's own layout, which is simulated unless it is among the rows; the ranking is longer."""
     scenario = _scenario().with_values({"parallelism.tp": 2, "serving.replicas": 1})
     over = {**SMALL, "serving.engine.max_tokens": [8192], "parallelism.pp": [1]}
-    found = search_services(scenario, over)
+    found = search(scenario, over)
     lines = found.sheet().text().splitlines()
     assert lines[0] == f"best: {found.best.name}"
     assert (
@@ -238,12 +238,13 @@ def test_the_answer_has_ten_lines_and_the_file_s_own_layout():
     assert found.own.row.accelerators == 2
     whole = mpsim.simulate(scenario).summary
     assert found.own.row.objective == whole["goodput_per_s"]
-    assert found.to_json()["own"]["row"]["objective"] == whole["goodput_per_s"]
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["own"]["row"]["objective"] == whole["goodput_per_s"]
     assert "TTFT p99" in found.sheet(long=True).text().splitlines()[1]
 
 
 def test_the_front_is_drawn():
-    found = search_services(_scenario(), SMALL)
+    found = search(_scenario(), SMALL)
     front = found.front
     assert [row.per_user for row in front] == sorted((r.per_user for r in front), reverse=True)
     assert [row.per_accelerator for row in front] == sorted(r.per_accelerator for r in front)
