@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,32 +121,18 @@ def residual_chart(
         ``fitted / measured - 1``.
     held_out : iterable of bool[P]
     """
-    series = []
+    ends = -0.5, len(names) - 0.5
+    series = [Series("", [end * _BAND] * 2, ends, "other", line="--", width=0.8) for end in (-1, 1)]
     for row, (each, held) in enumerate(zip(errors, held_out, strict=True)):
-        for out, colour in ((False, "forward"), (True, "backward")):
+        for out, colour, size in ((False, "forward", 2.5), (True, "backward", 5.0)):
             mine = np.clip(each[held == out], -_MOST, _MOST)
-            series.append(
-                Series(
-                    "",
-                    mine,
-                    np.full(len(mine), float(row)),
-                    colour,
-                    line="",
-                    mark="o",
-                    size=5.0 if out else 2.5,
-                    hollow=[out] * len(mine),
-                )
-            )
-    middle = [
-        Series(
-            "", [end * _BAND, end * _BAND], [-0.5, len(names) - 0.5], "other", line="--", width=0.8
-        )
-        for end in (-1, 1)
-    ]
+            rows, hollow = np.full(len(mine), float(row)), [out] * len(mine)
+            style: dict[str, Any] = {"line": "", "mark": "o", "size": size, "hollow": hollow}
+            series.append(Series("", mine, rows, colour, **style))
     return Lines(
-        series=[*middle, *series],
+        series=series,
         x=Axis(name="fitted / measured - 1; rings were held out; lines at 10 %", unit="share"),
-        y=Axis(ticks=list(enumerate(names)), limits=(len(names) - 0.5, -0.5)),
+        y=Axis(ticks=list(enumerate(names)), limits=ends[::-1]),
         grid="x",
         size=(7.0, 1.2 + _ROW * len(names)),
     )

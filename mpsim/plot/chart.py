@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -33,8 +33,8 @@ __all__ = [
     "Part",
     "Reading",
     "Series",
+    "names_beside",
     "placed_names",
-    "places_kept_free",
     "readable",
     "short_number",
     "thin",
@@ -47,6 +47,8 @@ LINE_INCHES = 0.17
 """Height of a line of notes."""
 _DIMENSIONS = {dimension.value: dimension for dimension in Dimension}
 _FEW, _BETWEEN = 24, 60  # points of a line that names keep off, places between two of them
+_MOST_KEPT_FREE = 300  # points of a series: of more there is no room between them
+_LARGE = 8.0  # marks that cover more than their middle
 _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and marks [of the axes]
 
 
@@ -432,30 +434,6 @@ def short_number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def places_kept_free(
-    series: Series, x: Floats, y: Floats, most: int = 300
-) -> Iterator[tuple[float, float]]:
-    """Places of a series that names keep off: its marks, and along a line of few points the way between them.
-
-    Parameters
-    ----------
-    x, y : float64[points]
-        In shares of the axes.
-    most : int
-        Of more points there is no room to keep free.
-    """
-    if len(x) > most:
-        return
-    if series.line and len(x) < _FEW:
-        if series.step:
-            x, y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
-        along = np.arange(0.0, max(len(x) - 1, 0), 1 / _BETWEEN)
-        x, y = (
-            (np.interp(along, np.arange(len(each)), each) for each in (x, y)) if len(x) else (x, y)
-        )
-    yield from zip(x.tolist(), y.tolist(), strict=True)
-
-
 class Name(NamedTuple):
     """A name beside its mark: the text, the mark, the left end and the middle of its line [shares of the axes]."""
 
@@ -467,6 +445,51 @@ class Name(NamedTuple):
 
 
 Box: TypeAlias = tuple[float, float, float, float]
+
+
+def names_beside(
+    chart: Lines,
+    shares: Callable[[Numbers, Numbers], tuple[Floats, Floats]],
+    point: tuple[float, float],
+) -> list[Name]:
+    """Places for what is written beside the points of a chart.
+
+    Parameters
+    ----------
+    shares : callable
+        Makes shares of the axes of SI numbers along x and along y.
+    point : tuple of float
+        Half a unit of the size of marks along both axes [shares of them].
+    """
+    marks: list[tuple[float, float]] = []
+    texts: list[str] = []
+    others: list[tuple[float, float]] = []
+    for series in chart.series:
+        x, y = shares(series.x, series.y)
+        marks += [(float(x[int(at)]), float(y[int(at)])) for at in series.written]
+        texts += series.written.values()
+        if len(x) <= _MOST_KEPT_FREE:
+            others += _along(series, x, y)
+        if series.mark:
+            sizes = np.broadcast_to(np.asarray(series.size, dtype=np.float64), len(x))
+            rims = np.stack([x, y, sizes * point[0], sizes * point[1]], axis=1)[sizes > _LARGE]
+            others += [
+                (a + across * wide, b + up * high)
+                for a, b, wide, high in rims.tolist()
+                for across in (-1, 0, 1)
+                for up in (-1, 0, 1)
+            ]
+    return placed_names(marks, texts, others) if texts else []
+
+
+def _along(series: Series, x: Floats, y: Floats) -> Iterator[tuple[float, float]]:
+    """Points of a series and, of a line of few of them, the way between."""
+    if series.line and 0 < len(x) < _FEW:
+        if series.step:
+            x, y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
+        along = np.arange(0.0, max(len(x) - 1, 0), 1 / _BETWEEN)
+        x, y = (np.interp(along, np.arange(len(each)), each) for each in (x, y))
+    return zip(x.tolist(), y.tolist(), strict=True)
 
 
 def placed_names(

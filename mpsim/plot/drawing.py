@@ -15,9 +15,9 @@ from mpsim.plot.chart import (
     Heat,
     Limit,
     Lines,
+    Numbers,
     Series,
-    placed_names,
-    places_kept_free,
+    names_beside,
     readable,
     short_number,
     thin,
@@ -41,7 +41,6 @@ __all__ = [
 HATCH = "//////"
 
 _ENTRY, _PER_LETTER = 0.42, 0.066  # of a legend [inch]
-_LARGE = 8.0  # marks that cover more than their middle [point]
 _NARROWEST_WRITTEN, _MOST_WRITTEN = 0.035, 24  # of the axis; bars
 _NAMES_BELOW, _NAMES_BESIDE = 16, 32
 _ABOVE_PERCENT = 38.0  # points, over the labels of the upper axis
@@ -361,51 +360,23 @@ def _shade_bands(ax: Axes, chart: Lines, size: float) -> None:
 
 def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
     """Names beside marks, where they find room, with a thin line where they stand apart."""
-    marks: list[tuple[float, float]] = []
-    others: list[tuple[float, float]] = []
-    texts: list[str] = []
-    to_axes = ax.transData + ax.transAxes.inverted()
-    for series in chart.series:
-        points = np.stack(
-            [np.asarray(series.x, float) / x_size, np.asarray(series.y, float) / y_size], axis=1
-        )
-        places = [(float(x), float(y)) for x, y in to_axes.transform(points)]
-        marks += [places[i] for i in series.written]
-        texts += series.written.values()
-        others += places_kept_free(series, *np.array(places).reshape(-1, 2).T)
-        others += _around(ax, places, series) if series.mark else []
-    style: dict[str, Any] = {
-        "xycoords": "axes fraction",
-        "textcoords": "axes fraction",
-        "fontsize": 7.5,
-    }
+    to_axes, box, dpi = ax.transData + ax.transAxes.inverted(), ax.bbox, ax.figure.dpi
+
+    def shares(x: Numbers, y: Numbers) -> tuple[Floats, Floats]:
+        read = [np.asarray(x, dtype=float) / x_size, np.asarray(y, dtype=float) / y_size]
+        places = to_axes.transform(np.stack(read, axis=1))
+        return places[:, 0], places[:, 1]
+
     arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": EVENTS["other"], "shrinkB": 3}
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
-    for name in placed_names(marks, texts, others) if texts else ():
-        ax.annotate(
-            name.text,
-            name.mark,
-            xytext=(name.left, name.middle),
-            va="center",
-            bbox=box,
-            arrowprops=arrow if name.apart else None,
-            **style,
-        )
-
-
-def _around(
-    ax: Axes, places: Sequence[tuple[float, float]], series: Series
-) -> list[tuple[float, float]]:
-    """Points on the rims of large marks, which names keep off."""
-    sizes = np.broadcast_to(np.asarray(series.size, dtype=np.float64), len(places))
-    box, dpi = ax.get_window_extent(), ax.figure.dpi
-    return [
-        (x + across * size * dpi / 144 / box.width, y + up * size * dpi / 144 / box.height)
-        for (x, y), size in zip(places, sizes.tolist(), strict=True)
-        for across in (-1, 0, 1)
-        for up in (-1, 0, 1)
-        if size > _LARGE
-    ]
+    style: dict[str, Any] = {
+        **dict.fromkeys(("xycoords", "textcoords"), "axes fraction"),
+        "fontsize": 7.5,
+        "va": "center",
+        "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+    }
+    for name in names_beside(chart, shares, (dpi / 144 / box.width, dpi / 144 / box.height)):
+        place, own = (name.left, name.middle), arrow if name.apart else None
+        ax.annotate(name.text, name.mark, xytext=place, arrowprops=own, **style)
 
 
 def draw_heat(ax: Axes, chart: Heat) -> None:

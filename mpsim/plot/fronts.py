@@ -111,7 +111,7 @@ def layouts_chart(
         series.append(_series(f"the best {len(leaders)}", leaders, "forward", line=""))
     return Lines(
         title="Step time and memory",
-        alt=f"{len(rows)} simulated layouts; the quickest takes {quickest:.4g} s.",
+        alt=f"{len(rows)} layouts; the quickest takes {quickest:.4g} s.",
         notes=notes,
         series=series,
         x=Axis(name="step time", unit="s", limits=(_BEFORE * quickest, edge)),

@@ -24,8 +24,7 @@ from mpsim.plot.chart import (
     Lines,
     Numbers,
     Series,
-    placed_names,
-    places_kept_free,
+    names_beside,
     readable,
     thin,
 )
@@ -403,17 +402,11 @@ def _outline(across: Floats, up: Floats, top: Floats | None, step: bool) -> str:
 
 def _written(chart: Lines, x: Span, y: Span, sizes: tuple[float, float]) -> Iterator[str]:
     """Names beside marks, where they find room."""
-    marks: list[tuple[float, float]] = []
-    others: list[tuple[float, float]] = []
-    texts: list[str] = []
-    for series in chart.series:
-        across = x.share(np.asarray(series.x, dtype=np.float64) / sizes[0])
-        up = y.share(np.asarray(series.y, dtype=np.float64) / sizes[1])
-        places = list(zip(across.tolist(), up.tolist(), strict=True))
-        marks += [places[int(i)] for i in series.written]
-        texts += map(_cut, series.written.values())
-        others += places_kept_free(series, across, up)
-    for name in placed_names(marks, texts, others):
+
+    def shares(across: Numbers, up: Numbers) -> tuple[Floats, Floats]:
+        return x.share(np.asarray(across) / sizes[0]), y.share(np.asarray(up) / sizes[1])
+
+    for name in names_beside(chart, shares, (1 / abs(x.end - x.start), 1 / abs(y.end - y.start))):
         left, middle = x.place(name.left), y.place(name.middle)
         if name.apart:
             at = f"M{x.place(name.mark[0]):.1f} {y.place(name.mark[1]):.1f}"
