@@ -55,11 +55,11 @@ class Framework:
     notes: tuple[str, ...] = ()
     """What could not be decided from sources, and what is approximated."""
 
-    def groups(self) -> dict[str, dict[str, Any]]:
+    def groups(self) -> dict[str, dict[str, object]]:
         """Every field by its area and the name presets and scenarios write it under."""
         return {name: dataclasses.asdict(getattr(self, name)) for name in AREAS}
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Every field by the name presets and scenarios write it under."""
         return {name: value for group in self.groups().values() for name, value in group.items()}
 
@@ -170,7 +170,8 @@ def read_framework(data: Mapping[str, object], *, key: str = "framework") -> Fra
         For unknown fields, missing fields and values of the wrong type or range; all at once.
     """
     areas = _areas()
-    nested: dict[str, Any] = {area: {} for area in AREAS}
+    groups: dict[str, dict[str, object]] = {area: {} for area in AREAS}
+    own: dict[str, object] = {}
     problems: list[Problem] = []
     for field, value in data.items():
         if field not in areas:
@@ -178,9 +179,9 @@ def read_framework(data: Mapping[str, object], *, key: str = "framework") -> Fra
             problems.append(Problem(message, key=f"{key}.{field}"))
             continue
         area = areas[field]
-        (nested[area] if area else nested)[field] = value
+        (groups[area] if area else own)[field] = value
     try:
-        framework = read(Framework, nested)
+        framework = read(Framework, {**own, **groups})
     except MistakenError as error:
         problems += _problems(error, key)
     if problems:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import SelectiveRecompute
@@ -23,15 +23,16 @@ __all__ = [
 ]
 
 _PERSONAL = ("suits", "notes")  # what a preset says of itself alone
+_Preset: TypeAlias = dict[str, Any]  # fields of a framework, and what a preset says beside them
 _SETTLES = "settles"  # of a preset, not of a framework: keys of the scenario
 _COMPILE = "compile"  # beside a preset
 _UNCOMPILED = "uncompiled"  # too: fields that `compile: false` replaces
 
 
 @remembered(1)
-def _catalog() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def _catalog() -> tuple[dict[str, _Preset], dict[str, str]]:
     """Return presets by name and aliases to names."""
-    presets: dict[str, dict[str, Any]] = {}
+    presets: dict[str, _Preset] = {}
     aliases: dict[str, str] = {}
     for _, data in load_catalog("mpsim.framework.catalog"):
         presets.update(data.get("presets", {}))
@@ -59,7 +60,7 @@ def framework_line(name: str) -> tuple[str, str]:
     return ("", "") if line is None else (preset, line)
 
 
-def settled_keys(preset: str) -> tuple[Mapping[str, Any], ...]:
+def settled_keys(preset: str) -> tuple[Mapping[str, object], ...]:
     """Groups of values by dotted key of a scenario that a preset settles where none of the group is written; none of a name that is no preset.
 
     Examples
@@ -98,7 +99,7 @@ def framework_aliases() -> Mapping[str, str]:
 
 
 def framework(
-    preset: str, overrides: Mapping[str, Any] | None = None, *, key: str = "framework"
+    preset: str, overrides: Mapping[str, object] | None = None, *, key: str = "framework"
 ) -> Framework:
     """Look up a preset and replace some of its fields.
 
@@ -142,13 +143,13 @@ def framework(
     )
 
 
-def uncompiled(preset: str) -> Mapping[str, Any]:
+def uncompiled(preset: str) -> Mapping[str, object]:
     """Fields that `compile: false` beside a preset replaces; none where nothing of it is compiled."""
-    fields: Mapping[str, Any] = _inherited(_catalog()[0], preset).get(_UNCOMPILED, {})
+    fields: Mapping[str, object] = _inherited(_catalog()[0], preset).get(_UNCOMPILED, {})
     return fields
 
 
-def _inherited(presets: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+def _inherited(presets: Mapping[str, _Preset], name: str) -> _Preset:
     """Fields of a preset on top of those of the preset it is `like`."""
     own = {key: value for key, value in presets[name].items() if key != _SETTLES}
     parent = own.pop("like", None)

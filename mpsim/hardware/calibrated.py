@@ -83,7 +83,7 @@ class Calibration:
     kernels: tuple[MeasuredCurve, ...]
     collectives: tuple[MeasuredCurve, ...]
     library: str
-    framework: Mapping[str, Any]
+    framework: Mapping[str, object]
     document: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def under(self, prefix: str) -> Iterator[tuple[str, Fitted]]:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from mpsim.document import Document, read_document
 from mpsim.errors import HardwareError, MpsimError, Problem, ScenarioError, nearest
@@ -100,7 +100,7 @@ class _MachineFile:
     warnings: object = None
     inputs: object = None
 
-    def calibration(self, document: Mapping[str, Any]) -> Calibration:
+    def calibration(self, document: Mapping[str, object]) -> Calibration:
         """Findings about the machine."""
         return Calibration(
             name=f"{self.machine}",
@@ -147,7 +147,7 @@ def _read(file: Path, changed_ns: int, size: int) -> Cluster:
     return machine_of(document.data, document)
 
 
-def machine_of(data: Mapping[str, Any], document: Document | None = None) -> Cluster:
+def machine_of(data: Mapping[str, object], document: Document | None = None) -> Cluster:
     """The cluster that the plain data of a machine file describe; mistakes have their places in `document`.
 
     Raises
@@ -167,7 +167,7 @@ def machine_of(data: Mapping[str, Any], document: Document | None = None) -> Clu
     raise HardwareError(str(ScenarioError(map(origin.locate, problems))))
 
 
-def _read_file(data: Mapping[str, Any]) -> _MachineFile:
+def _read_file(data: Mapping[str, object]) -> _MachineFile:
     known = {key: value for key, value in data.items() if key in _KEYS}
     file = read(_MachineFile, known)
     if len(known) < len(data) or file.schema != MACHINE_SCHEMA:
@@ -175,7 +175,7 @@ def _read_file(data: Mapping[str, Any]) -> _MachineFile:
     return file
 
 
-def _problems(data: Mapping[str, Any], mistakes: Sequence[Mistake]) -> list[Problem]:
+def _problems(data: Mapping[str, object], mistakes: Sequence[Mistake]) -> list[Problem]:
     """Mistakes of a file; nothing else is told of one that is no machine file."""
     if "machine" not in data and "accelerator" not in data:
         return [Problem("is no machine file; needed a file of 'mpsim calibrate'")]
@@ -196,7 +196,7 @@ def _problems(data: Mapping[str, Any], mistakes: Sequence[Mistake]) -> list[Prob
     ]
 
 
-def _cluster(file: _MachineFile, data: Mapping[str, Any]) -> Cluster:
+def _cluster(file: _MachineFile, data: Mapping[str, object]) -> Cluster:
     name, measured = f"{file.machine}", file.calibration(data)
     chip = dataclasses.replace(parse_accelerator(name, file.accelerator), calibration=measured)
     nic = link(GENERIC_NIC) if file.nic is None else parse_link(f"{name}-nic", file.nic)
