@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Iterator
-from typing import Any
-
 import typer
 
 __all__ = ["catalogs", "entries", "keys", "templates"]
@@ -16,28 +12,11 @@ _DEEPEST = 3  # parts of a key that is proposed
 def keys(incomplete: str) -> list[str]:
     """Dotted keys of a scenario, as ``--set``, ``--over`` and ``--vs`` take them."""
     from mpsim.scenario import Scenario
+    from mpsim.scenario.schema import known_keys
 
-    return [f"{key}=" for key in _keys(Scenario) if key.startswith(incomplete)]
-
-
-def _keys(schema: Any, prefix: str = "") -> Iterator[str]:
-    for name, field in schema.model_fields.items():
-        key = f"{prefix}{field.alias or name}"
-        inner = [kind for kind in _kinds(field.annotation) if hasattr(kind, "model_fields")]
-        if not inner or key.count(".") + 1 == _DEEPEST:
-            yield key
-        for kind in inner:
-            if key.count(".") + 1 < _DEEPEST:
-                yield from _keys(kind, f"{key}.")
-
-
-def _kinds(annotation: Any) -> Iterator[Any]:
-    """Classes that a field may be of."""
-    parts = typing.get_args(annotation)
-    if not parts:
-        yield annotation
-    for part in parts:
-        yield from _kinds(part)
+    known = [key for key in known_keys(Scenario) if key.count(".") < _DEEPEST]
+    sections = {key.rpartition(".")[0] for key in known}
+    return [f"{key}=" for key in known if key.startswith(incomplete) and key not in sections]
 
 
 def templates(incomplete: str) -> list[tuple[str, str]]:
