@@ -124,22 +124,15 @@ class Blocks:
             kind: parameters.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
             for kind, parameters in self._plan.layout.layer_parameters.items()
         }
-        layers = list(
-            zip(self._plan.layout.layer_kinds(stage), self._again(stage, action), strict=True)
-        )
-        template = {
-            layer: self.template(layer[0], action, costs, layer[1])
-            for layer in dict.fromkeys(layers)
-        }
+        kinds = self._plan.layout.layer_kinds(stage)
         blocks = [
-            Block(i, template[layer], count[layer[0]], experts[layer[0]])
-            for i, layer in enumerate(layers)
+            Block(i, self.template(kind, action, costs, again), count[kind], experts[kind])
+            for i, (kind, again) in enumerate(zip(kinds, self._again(stage, action), strict=True))
         ]
         blocks = self._chunked(stage, action, blocks, costs)
         if stage.embedding:
-            blocks.insert(
-                0, Block(-1, self.template("embedding", action, costs), count["embedding"])
-            )
+            embedding = self.template("embedding", action, costs)
+            blocks.insert(0, Block(-1, embedding, count["embedding"]))
         if stage.head:
             blocks.append(Block(-1, self.template("head", action, costs), count["head"]))
         opening = self._opening(stage, action, costs)
@@ -152,22 +145,15 @@ class Blocks:
         if action is not Action.W and software.host.stage_synchronizations:
             items.append(Synchronization(software.host.stage_synchronizations))
         if action in (Action.B, Action.I) and self._costs.scatters_messages and not stage.head:
-            gather = Communication(
-                "rebuild output",
-                "tp",
-                "all_gather",
-                self._plan.message_bytes,
-                Waits.ALL,
-                Phase.INPUT_GRADIENT,
-            )
+            size, phase = self._plan.message_bytes, Phase.INPUT_GRADIENT
+            gather = Communication("rebuild output", "tp", "all_gather", size, Waits.ALL, phase)
             items += [gather] * software.pipeline.stage_gathers
         if not items:
             return []
         key = ("opening", tuple(items), action, costs.key)
         if key not in self._templates:
-            self._templates[key] = self._timed(
-                f"opening {action.name}", items, costs, 0.0, is_layer=False
-            )
+            name = f"opening {action.name}"
+            self._templates[key] = self._timed(name, items, costs, 0.0, is_layer=False)
         return [Block(-1, self._templates[key], 0.0)]
 
     def _again(self, stage: Stage, action: Action) -> list[Recompute]:
@@ -224,9 +210,8 @@ class Blocks:
         """
         key = ("fused", ahead.index, behind.index, action)
         if key not in self._joined:
-            self._joined[key] = concatenate(
-                f"F beside {action.name}", self._pairs(ahead, behind, action)
-            )
+            pairs = self._pairs(ahead, behind, action)
+            self._joined[key] = concatenate(f"F beside {action.name}", pairs)
         return self._joined[key]
 
     def _pairs(self, ahead: Stage, behind: Stage, action: Action) -> list[tuple[int, Template]]:
@@ -248,11 +233,8 @@ class Blocks:
 
     def _parts(self, stage: Stage) -> list[tuple[int, str]]:
         """Layer (-1 for ends) and part of every block of a stage, in model order."""
-        ends = (
-            [(-1, "embedding")] if stage.embedding else [],
-            [(-1, "head")] if stage.head else [],
-        )
-        return [*ends[0], *enumerate(self._plan.layout.layer_kinds(stage)), *ends[1]]
+        first, last = [(-1, "embedding")] * stage.embedding, [(-1, "head")] * stage.head
+        return [*first, *enumerate(self._plan.layout.layer_kinds(stage)), *last]
 
     def _has_experts(self, part: str) -> bool:
         return any(operator.split is Split.EXPERT for operator in self._expansions[part].forward)
@@ -263,9 +245,8 @@ class Blocks:
         key = ("fused", ahead, behind, action, costs.key)
         if key not in self._templates:
             again = self._plan.recompute.of_layer(0, 1)
-            items = fused_blocks(
-                self._items(ahead, Action.F, NOTHING), self._items(behind, action, again)
-            )
+            forward = self._items(ahead, Action.F, NOTHING)
+            items = fused_blocks(forward, self._items(behind, action, again))
             share = self._share(behind, again)
             launches = self._launch_seconds(Action.F) + self._launch_seconds(action, share)
             name = f"{ahead} F beside {behind} {action.name}"
@@ -301,15 +282,16 @@ class Blocks:
         host = self._plan.layout.framework.host
         if is_layer and host.layer_synchronizations:
             items = [*items, Synchronization(host.layer_synchronizations)]
+        collectives = host.collective_launch_cost * sum(
+            isinstance(item, Communication) for item in items
+        )
         return evaluate_block(
             name,
             items,
             costs,
             vocabulary=TRAINING,
             part_of=part_of,
-            host_seconds=launches
-            + self._expert_launch_seconds(items)
-            + self._collective_launch_seconds(items),
+            host_seconds=launches + self._expert_launch_seconds(items) + collectives,
             synchronization_seconds=host.synchronization_cost,
             launch_seconds=host.launch_cost,
             launch_blocking=host.launch_blocking,
@@ -327,11 +309,7 @@ class Blocks:
         """Host time of what a layer with experts launches beyond a dense one, its forwards and backwards together."""
         software = self._plan.layout.framework
         operators = [item.operator for item in items if isinstance(item, Compute)]
-        products = [
-            operator
-            for operator in operators
-            if operator.split is Split.EXPERT and operator.flops > 0
-        ]
+        products = [o for o in operators if o.split is Split.EXPERT and o.flops > 0]
         calls = len({(product.role, product.phase) for product in products})
         each = software.experts.product_launch_cost or self._call_seconds
         looped = each * (len(products) - calls)
@@ -348,21 +326,14 @@ class Blocks:
         halves = {Action.F: 0.0, Action.I: 0.5, Action.W: 0.5}
         backward = halves.get(action, 1.0)
         forward = 1.0 if action is Action.F else repeated * (action in (Action.B, Action.I))
-        apart = (
-            plan.layout.framework.lowering.fused_softmax
-            and not plan.layout.lowering(plan.micro_batch).fused_softmax
-        )
+        fused = plan.layout.framework.lowering.fused_softmax
+        apart = fused and not plan.layout.lowering(plan.micro_batch).fused_softmax
         more = host.softmax_launches * apart
         engine = host.backward_launch_cost or host.launch_cost
         launches = forward * (host.layer_launches_forward + more) * host.launch_cost
         launches += backward * (host.layer_launches_backward + more) * engine
         narrow = host.narrow_launches if self._costs.kernels.casts else 1.0
         return narrow * launches + host.layer_host_time * (forward + backward)
-
-    def _collective_launch_seconds(self, items: Sequence[Item]) -> float:
-        """Host time of issuing the collectives of a block."""
-        each = self._plan.layout.framework.host.collective_launch_cost
-        return each * sum(isinstance(item, Communication) for item in items)
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end, or sum them; equal rows of blocks share one template."""
@@ -375,9 +346,8 @@ class Blocks:
         if key not in self._joined:
             layers = sum(block.layer >= 0 for block in blocks)
             name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"
-            self._joined[key] = concatenate(
-                name, [(block.layer, block.template) for block in blocks]
-            )
+            row = [(block.layer, block.template) for block in blocks]
+            self._joined[key] = concatenate(name, row)
         return self._joined[key]
 
 

@@ -11,14 +11,7 @@ import numpy as np
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap, Framework
 from mpsim.hardware import Cluster
-from mpsim.parallel import (
-    Layout,
-    Mesh,
-    Stage,
-    partition_layers,
-    placed_stages,
-    whole_groups,
-)
+from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages, whole_groups
 from mpsim.scenario import Scenario, check
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
@@ -54,12 +47,8 @@ class Division:
     @classmethod
     def of(cls, scenario: Scenario) -> Division:
         """The division that a scenario asks for."""
-        parallelism = scenario.parallelism
-        return cls(
-            scenario.stage_layers,
-            parallelism.embedding_counts_as_layer,
-            parallelism.loss_counts_as_layer,
-        )
+        p = scenario.parallelism
+        return cls(scenario.stage_layers, p.embedding_counts_as_layer, p.loss_counts_as_layer)
 
 
 def place_layers(layers: int, orders: Orders, division: Division) -> tuple[Stage, ...]:
@@ -109,11 +98,7 @@ def make_plan(scenario: Scenario) -> Plan:
         raise ScenarioError(problems)
     refuse_large_scenario(scenario)
     parallelism, training = scenario.parallelism, scenario.training_step
-    mesh = Mesh(
-        **scenario.degrees,
-        order=parallelism.axes,
-        etp=parallelism.etp,
-    )
+    mesh = Mesh(**scenario.degrees, order=parallelism.axes, etp=parallelism.etp)
     orders = _orders(scenario, scenario.microbatches)
     nodes = _nodes(scenario, mesh)
     return Plan(

@@ -68,22 +68,22 @@ class Roofline:
     @property
     def intensity(self) -> Floats:
         """Work over bytes moved [FLOP/B]."""
-        return np.divide(
-            self.flops, self.moved, out=np.zeros_like(self.flops), where=self.moved > 0
-        )
+        return _over(self.flops, self.moved)
 
     @property
     def achieved(self) -> Floats:
         """Work over time [FLOP/s]."""
-        return np.divide(
-            self.flops, self.seconds, out=np.zeros_like(self.flops), where=self.seconds > 0
-        )
+        return _over(self.flops, self.seconds)
 
     @property
     def bandwidth_share(self) -> Floats:
         """Bytes moved over what memory could have moved in the time, in [0, 1]."""
-        could = self.seconds * self.bandwidth
-        return np.divide(self.moved, could, out=np.zeros_like(could), where=could > 0)
+        return _over(self.moved, self.seconds * self.bandwidth)
+
+
+def _over(amount: Floats, whole: Floats) -> Floats:
+    """Ratios; 0 where there is nothing to divide by."""
+    return np.divide(amount, whole, out=np.zeros_like(amount), where=whole > 0)
 
 
 class _Watched(Blocks):

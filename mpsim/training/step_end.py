@@ -46,15 +46,8 @@ class StepRows:
 
     def overhead(self) -> NDArray[np.int64]:
         """Serial host time, at the start of every rank."""
-        return self._rows.add(
-            len(self._ranks),
-            rank=self._ranks,
-            stream=Stream.COMPUTE,
-            kind=Kind.COLLECTIVE,
-            part=PARTS.index("host"),
-            duration=ticks(host_overhead(self._plan)),
-            label="step overhead",
-        )
+        seconds = host_overhead(self._plan)
+        return self._on_every_rank(Kind.COLLECTIVE, "host", seconds, label="step overhead")
 
     def sum_shared_weights(
         self, reduced: NDArray[np.int64], placed: PipelineRows
@@ -64,11 +57,8 @@ class StepRows:
         rows = [reduced]
         if plan.layout.embedding_ends is not None:
             table = plan.layout.padded_vocab * plan.layout.model.hidden / plan.layout.mesh.tp
-            rows.append(
-                self._between(
-                    *plan.layout.embedding_ends, table, "all-reduce tied embedding", placed
-                )
-            )
+            ends, label = plan.layout.embedding_ends, "all-reduce tied embedding"
+            rows.append(self._between(*ends, table, label, placed))
         for pair in plan.layout.stage_copies:
             first, last = (stage.rank for stage in pair)
             counts = plan.layout.stage_parameters(pair[0]).values()
@@ -86,6 +76,7 @@ class StepRows:
         crosses = plan.layout.mesh.crosses(first, last, plan.layout.cluster)
         slower, models = self._costs.slowdown(first, last), self._costs.models((first, last))
         up, out = models[0].send_wire_bytes(size, crosses=crosses)
+        seconds = max(model.send(size, crosses=crosses, slowdown=slower) for model in models)
         row = self._rows.add(
             1,
             rank=first,
@@ -93,9 +84,7 @@ class StepRows:
             kind=Kind.COLLECTIVE,
             part=_EXPOSED_DP,
             peer=last,
-            duration=ticks(
-                max(model.send(size, crosses=crosses, slowdown=slower) for model in models)
-            ),
+            duration=ticks(seconds),
             up_bytes=up,
             out_bytes=out,
             collective=COLLECTIVES.index("all_reduce"),
@@ -162,15 +151,13 @@ class StepRows:
         return plan.sharers > 1 and not plan.gathers_units and not plan.gathers_beside
 
     def _update(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
-        traffic = self._plan.layout.framework.update_traffic
-        chips = [self._plan.layout.cluster_of(rank).accelerator for rank in self._ranks.tolist()]
-        seconds = np.array(
-            [
-                update_seconds(owned * traffic, chip.memory_bandwidth, chip.calibration)
-                for owned, chip in zip(share.tolist(), chips, strict=True)
-            ]
+        seconds, moved = [], share * self._plan.layout.framework.update_traffic
+        for rank, size in zip(self._ranks.tolist(), moved.tolist(), strict=True):
+            chip = self._plan.layout.cluster_of(rank).accelerator
+            seconds.append(update_seconds(size, chip.memory_bandwidth, chip.calibration))
+        return self._on_every_rank(
+            Kind.OPTIMIZER, "optimizer", np.array(seconds), label="optimizer step"
         )
-        return self._on_every_rank(Kind.OPTIMIZER, "optimizer", seconds, label="optimizer step")
 
     def _gather(
         self, group: ReplicaGroup, owned: NDArray[np.float64], updated: NDArray[np.int64]

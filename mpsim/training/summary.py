@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ __all__ = ["summarise"]
 _FULL = 1.001  # of a floor: what ticks round is not told
 
 
-def summarise(result: Result, plan: Plan) -> dict[str, Any]:
+def summarise(result: Result, plan: Plan) -> dict[str, object]:
     """Build the summary of a training step; every key is defined in docs/reference/metrics.md."""
     step = result.timeline.step_time_s
     accelerators = plan.layout.mesh.world
@@ -121,11 +121,8 @@ def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
 def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: str) -> list[str]:
     memory = result.memory
     warnings = [straddles] if straddles else []
-    if (
-        plan.network == "analytic"
-        and plan.layout.mesh.pp > 1
-        and routes_of(plan.layout.cluster).names
-    ):
+    staged = plan.network == "analytic" and plan.layout.mesh.pp > 1
+    if staged and routes_of(plan.layout.cluster).names:
         warnings.append(
             "links of the fabric are thinner than the NICs below them, and network: analytic lets stages use them without "
             "meeting each other; set simulation.network to flow"

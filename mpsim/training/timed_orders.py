@@ -37,9 +37,8 @@ def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
 
     sends = costs.sends().duration
     sent = sends[sends > 0]
-    return ActionTimes(
-        mean(Action.F), mean(Action.I), mean(Action.W), float(sent.mean()) if len(sent) else 0.0
-    )
+    send = float(sent.mean()) if len(sent) else 0.0
+    return ActionTimes(mean(Action.F), mean(Action.I), mean(Action.W), send)
 
 
 def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
