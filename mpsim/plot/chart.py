@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import accessors
+from mpsim.accessors import Drawn, call
 from mpsim.errors import ScenarioError
 from mpsim.plot.palette import LIMIT
 from mpsim.units import Dimension, rung
@@ -147,18 +147,18 @@ class Chart:
         """The same chart with another title."""
         return dataclasses.replace(self, title=title)
 
-    def plot(self, ax: Any = None) -> accessors.Drawn:
+    def plot(self, ax: Any = None) -> Drawn:
         """Draw with matplotlib, on the axes `ax` or on a figure of its own."""
-        drawn: accessors.Drawn = accessors.call("chart.display", self).plot(ax)
+        drawn: Drawn = call("chart.display", self).plot(ax)
         return drawn
 
     def save(self, path: str | Path) -> Path:
         """Write a picture; the suffix chooses among ``.png``, ``.svg`` and ``.pdf``."""
-        written: Path = accessors.call("chart.display", self).save(path)
+        written: Path = call("chart.display", self).save(path)
         return written
 
     def _repr_png_(self) -> bytes:
-        picture: bytes = accessors.call("chart.display", self)._repr_png_()
+        picture: bytes = call("chart.display", self)._repr_png_()
         return picture
 
 

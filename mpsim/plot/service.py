@@ -88,11 +88,13 @@ def spread_chart(
         series=[Series(f"{count:,} {what}", seconds[shown], share[shown], width=1.5, step=True)],
         x=Axis(name=name, unit="s", log=10 if wide else 0),
         y=Axis(name=f"{what} within", unit="share", limits=(0.0, 1.01)),
-        limits=[]
-        if limit is None
-        else [Limit(limit, f"limit {1e3 * limit:.4g} ms", SERIES[1], along=True)],
+        limits=[] if limit is None else [Limit(limit, _promise(limit), along=True)],
         size=(6.0, 3.6),
     )
+
+
+def _promise(seconds: float) -> str:
+    return f"limit {1e3 * seconds:.4g} ms"
 
 
 def _evenly(count: int) -> NDArray[np.int64]:
@@ -174,7 +176,7 @@ def latency_rate_chart(sweep: Sweep, name: str = "ttft") -> Lines:
     limit = summaries[0]["slo"].get(f"{name}_s")
     every = np.concatenate([*percentiles.values()])
     log = float(every.max()) > _LONGEST * max(float(every.min()), 1e-9)
-    limits = [] if limit is None else [Limit(float(limit), f"limit {1e3 * limit:.4g} ms", "other")]
+    limits = [] if limit is None else [Limit(float(limit), _promise(limit))]
     y = Axis(name=name.upper(), unit="s", log=10 if log else 0, limits=(None if log else 0.0, None))
     return _rate_chart(f"{name.upper()} against the rate", rates, percentiles, y, limits)
 
