@@ -109,9 +109,8 @@ def _derived(prepared: Prepared) -> dict[str, object]:
         "fits_memory": memory.fits,
         "fullest_rank": f"pp {memory.fullest % plan.layout.mesh.pp}, in the {memory.when[memory.fullest]}",
     }
-    domain = scenario.hardware.node.domain
-    if plan.layout.cluster.node.domain != domain:
-        filled = plan.layout.cluster.node.domain
+    domain, filled = scenario.hardware.node.domain, plan.layout.cluster.node.domain
+    if filled != domain:
         derived["accelerators_of_a_domain"] = f"{filled} of {domain}, which hold groups whole"
     if straddles := straddling_words(plan, prepared.program):
         derived["straddling"] = straddles
@@ -151,6 +150,7 @@ def _derived_pool(plan: ServicePlan) -> dict[str, object]:
         "memory_capacity_bytes": memory.capacity,
         "cache_blocks": plan.blocks,
         "cache_tokens": plan.cache_tokens,
+        **({"straddling": plan.straddles} if plan.straddles else {}),
         **_sequences(plan),
     }
 

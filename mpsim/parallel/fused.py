@@ -29,17 +29,10 @@ class _Cut:
 
 
 def fused_blocks(forward: Sequence[Item], backward: Sequence[Item]) -> list[Item]:
-    """Interleave the forward and the backward of two expert layers.
+    """Interleave `block_forward` and `block_backward` of two expert layers.
 
-    Parameters
-    ----------
-    forward, backward : sequence of Item
-        As `block_forward` and `block_backward` give them, without full recomputation.
-
-    Returns
-    -------
-    list of Item
-        The same items; exchanges of tokens are awaited by what needs them alone. One after the other where nothing travels.
+    Neither recomputes in full. Exchanges of tokens are awaited by what needs them alone; one follows
+    the other where nothing travels.
     """
     ahead, behind = _cut(forward), _cut(backward)
     if ahead is None or behind is None:

@@ -54,44 +54,41 @@ def whole_groups(cluster: Cluster, mesh: Mesh) -> Cluster:
     Ranks are free where they are packed and their nodes are no whole number of domains: who asks for whole domains has no others, and
     who lists accelerators means them. Of the numbers of nodes a domain, the largest of those that spread groups least is taken.
     """
-    node = cluster.node
-    per_domain, rest = divmod(node.domain, node.accelerators)
-    is_free = per_domain > 1 and not rest and cluster.nodes % per_domain and cluster.domains > 1
+    per_domain = cluster.node.domain // cluster.node.accelerators
+    is_free = per_domain > 1 and cluster.nodes % per_domain and cluster.domains > 1
     if not is_free or cluster.placement is not Placement.PACKED:
         return cluster
     most = None if cluster.max_nodes is None else -(-cluster.max_nodes // per_domain)
     least = 1 if most is None else -(-cluster.nodes // most)
-    return _filled(cluster, _nodes(mesh, node.accelerators, per_domain, least) * node.accelerators)
+    return best_domain(cluster, mesh, least)
 
 
-def best_domain(cluster: Cluster, mesh: Mesh) -> Cluster:
-    """The cluster as `whole_groups` would have it if its ranks were free."""
+def best_domain(cluster: Cluster, mesh: Mesh, least: int = 1) -> Cluster:
+    """The cluster as `whole_groups` would have it, free ranks or not, of `least` nodes a domain."""
     node = cluster.node
-    per_domain, rest = divmod(node.domain, node.accelerators)
-    if rest or per_domain < 2:
+    most = node.domain // node.accelerators
+    domain = _nodes(mesh, node.accelerators, most, least) * node.accelerators
+    if domain == node.domain:
         return cluster
-    return _filled(cluster, _nodes(mesh, node.accelerators, per_domain, 1) * node.accelerators)
+    return dataclasses.replace(cluster, node=dataclasses.replace(node, domain=domain))
 
 
-def straddling(cluster: Cluster, mesh: Mesh) -> tuple[Straddling, ...]:
-    """Groups inside stages that lie in more scale-up domains than as many neighbouring accelerators need; none where a placement is asked for."""
+def straddling(cluster: Cluster, mesh: Mesh, *, first: int = 0) -> tuple[Straddling, ...]:
+    """Groups inside stages that lie in more scale-up domains than neighbours would need.
+
+    None where a placement is asked for. The mesh begins at rank `first`.
+    """
     if cluster.domains == 1 or cluster.placement is not Placement.PACKED:
         return ()
     found = []
     for axis, groups in _groups(mesh).items():
         span = int((groups.max(axis=1) - groups.min(axis=1)).max()) + 1
-        domains = np.sort(groups // cluster.node.domain, axis=1)
+        domains = np.sort((groups + first) // cluster.node.domain, axis=1)
         touched = 1 + (np.diff(domains, axis=1) != 0).sum(axis=1)
         crossing = int((touched > -(-span // cluster.node.domain)).sum())
         if crossing:
             found.append(Straddling(axis, groups.shape[1], len(groups), crossing))
     return tuple(found)
-
-
-def _filled(cluster: Cluster, domain: int) -> Cluster:
-    if domain == cluster.node.domain:
-        return cluster
-    return dataclasses.replace(cluster, node=dataclasses.replace(cluster.node, domain=domain))
 
 
 @remembered(_KEPT)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
+from mpsim.parallel import Mesh, straddling, whole_groups
 from mpsim.scenario.sections import Variation
 from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
 from mpsim.serving.batching import BatchRules
@@ -66,6 +67,15 @@ class ServiceMemory:
     def blocks(self) -> int:
         """Blocks of cache that fit."""
         return max(0, int(self.cache // self.block_bytes)) if self.block_bytes else 0
+
+
+_INSTANCES = (
+    "tp",
+    "cp",
+    "ep",
+    "pp",
+    "dp",
+)  # of their ranks, fastest first: one lies after the other
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,6 +147,20 @@ class ServicePlan:
         if self.prefill is None:
             return {"serving": self}
         return {"prefill": self.prefill, "decode": self}
+
+    @property
+    def straddles(self) -> str:
+        """Which groups lie across scale-up domains though they need not, which no price counts."""
+        mesh = Mesh(tp=self.tp, pp=self.pp, dp=self.replicas, order=_INSTANCES)
+        # where ranks are free every instance is placed whole, as the prices take it
+        placed = whole_groups(self.cluster, mesh)
+        found = straddling(placed, mesh, first=self.first_rank) if placed is self.cluster else ()
+        if not found:
+            return ""
+        return (
+            f"{', '.join(map(str, found))} straddle scale-up domains of {self.cluster.node.domain} "
+            "and are priced as if they did not: choose a tp that divides a domain, or fewer replicas"
+        )
 
     @property
     def pool(self) -> Pool:

@@ -237,7 +237,7 @@ def summarise(
         "cost_per_million_output_tokens": None
         if price is None or not output
         else price * accelerators * duration / _HOUR / output * _MEGA,
-        "warnings": _warnings(served, state, plan.workload.arrival),
+        "warnings": _warnings(plan, served, state),
     }
 
 
@@ -419,10 +419,10 @@ def _inverse(seconds: float) -> float | None:
     return 1.0 / seconds if seconds and math.isfinite(seconds) else None
 
 
-def _warnings(served: Served, state: SteadyState, kind: str) -> list[str]:
-    """Say what a reader should know: no steady state, preemptions."""
-    warnings = []
-    if not state["reached"] and kind != "all-at-once":
+def _warnings(plan: ServicePlan, served: Served, state: SteadyState) -> list[str]:
+    """Say what a reader should know: straddling groups, no steady state, preemptions."""
+    warnings = [pool.straddles for pool in plan.pools.values() if pool.straddles]
+    if not state["reached"] and plan.workload.arrival != "all-at-once":
         warnings.append(f"there is no steady state, figures hold for this run: {state['reason']}")
     if served.moved:
         warnings.append(

@@ -12,6 +12,7 @@ from mpsim import simulate
 from mpsim.hardware import system
 from mpsim.parallel import Mesh, straddling, whole_groups
 from mpsim.scenario import Scenario
+from mpsim.serving.planning import make_service
 from mpsim.simulate import resolve
 from mpsim.study.search import search
 
@@ -81,6 +82,24 @@ def test_what_straddles_is_told_with_its_cost() -> None:
     assert "1 of 9 ep groups of 16 straddle scale-up domains of 72" in told
     assert "with 64 accelerators of each; set cluster.nodes to 32" in told
     assert "straddling" not in simulate(_experts(32, 256)).summary
+
+
+_SERVICE = {
+    "schema": 1,
+    "model": "llama3-70b",
+    "cluster": {"preset": "gb200-nvl72", "nodes": 36},
+    "parallelism": {"tp": 16},
+    "serving": {"workload": {"rate": 1, "requests": 4}},
+}
+
+
+def test_instances_that_straddle_are_told_and_whole_ones_are_not() -> None:
+    """Two racks of 72 hold nine instances of 16, the fifth in both; eight of 8 or 32 trays do not."""
+    summary = simulate(Scenario.from_mapping(_SERVICE)).summary
+    (told,) = (warning for warning in summary["warnings"] if "straddle" in warning)
+    assert told.startswith("1 of 9 tp groups of 16 straddle scale-up domains of 72")
+    for change in ({"parallelism": {"tp": 8}}, {"cluster": {"preset": "gb200-nvl72", "nodes": 32}}):
+        assert not make_service(Scenario.from_mapping({**_SERVICE, **change})).straddles
 
 
 def test_a_search_times_every_layout_with_its_own_groups_whole() -> None:
