@@ -293,26 +293,19 @@ def _draw_series(
     if series.errors:
         low, high = np.array(series.errors).T / y_size
         ax.errorbar(x, y, yerr=np.stack([y - low, high - y]), fmt="none", capsize=3, **style)
-    if series.mark:
-        hollow = np.broadcast_to(
-            np.asarray(series.hollow, dtype=bool) if len(series.hollow) else False, len(x)
+    if series.mark and len(x):
+        hollow = np.broadcast_to(series.hollow if len(series.hollow) else [False], len(x))
+        ax.scatter(
+            x,
+            y,
+            s=np.broadcast_to(np.square(np.asarray(series.size, dtype=np.float64)), len(x)),
+            marker=series.mark,
+            facecolors=np.where(hollow, "white", colour).tolist(),
+            edgecolors=colour,
+            linewidth=np.where(hollow, 0.9, 0.4).tolist(),
+            alpha=series.alpha,
+            zorder=3,
         )
-        sizes = np.broadcast_to(np.square(np.asarray(series.size, dtype=np.float64)), len(x))
-        for empty in (False, True):
-            mine = hollow == empty
-            if mine.any():
-                face = "white" if empty else colour
-                ax.scatter(
-                    x[mine],
-                    y[mine],
-                    s=sizes[mine],
-                    marker=series.mark,
-                    facecolors=face,
-                    edgecolors=colour,
-                    linewidth=0.9 if empty else 0.4,
-                    alpha=series.alpha,
-                    zorder=3,
-                )
 
 
 def _line_handle(series: Series, colour: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -123,17 +123,14 @@ class Display:
 
 def draw(ax: Axes, chart: Chart) -> None:
     """Draw a chart on axes, labels and legend included."""
-    if isinstance(chart, Bars):
-        draw_bars(ax, chart)
-    elif isinstance(chart, Lines):
-        draw_lines(ax, chart)
-    elif isinstance(chart, Heat):
-        draw_heat(ax, chart)
-    elif isinstance(chart, Panels):
-        _draw_inside(ax, chart)
-    else:
-        assert isinstance(chart, Timeline)
-        draw_timeline(ax, chart)
+    pens: Mapping[type[Chart], Callable[[Axes, Any], None]] = {
+        Bars: draw_bars,
+        Lines: draw_lines,
+        Heat: draw_heat,
+        Panels: _draw_inside,
+        Timeline: draw_timeline,
+    }
+    pens[type(chart)](ax, chart)
     if chart.notes and not isinstance(chart, Panels):
         _write_notes(ax, chart)
 
