@@ -179,7 +179,7 @@ class Search(Outcome[Found]):
             tables = (
                 *_decisions(self),
                 *beside,
-                *(_front(self, shown(self.front, _memory_of)) if front else ()),
+                *(_front(self, shown(self.front, lambda row: row.memory_bytes)) if front else ()),
             )
             return Sheet("", (Section(lines=tuple(_answer(self))), *tables))
         varied = self.objective == "cost" or bool(self.keys)  # else MFU says it all
@@ -454,10 +454,6 @@ def shown(front: tuple[P, ...], figure: Callable[[P], float]) -> tuple[P, ...]:
     rooms[-1] = least  # which rounding must not lose
     places = [next(n for n, held in enumerate(figures) if held <= room) for room in rooms]
     return tuple(front[place] for place in dict.fromkeys(places))
-
-
-def _memory_of(row: Found) -> float:
-    return row.memory_bytes
 
 
 def _front(search: Search, front: Sequence[Found]) -> Iterator[Section]:

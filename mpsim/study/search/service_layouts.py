@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import MpsimError
@@ -27,6 +26,7 @@ AXES: Final[Mapping[str, str]] = {
     "max_tokens": "serving.engine.max_tokens",
 }
 """What a search of services varies by itself: name of each axis, and its key in a scenario."""
+_SHARED: Final = ("weights", "kv", "routing", "speculation", "workload", "slo")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -75,37 +75,19 @@ class ServiceLayouts:
     def layouts(self) -> Iterator[ServiceLayout]:
         """Every layout that the checks accept and that has room for a cache."""
         for budget in self._budgets():
-            for shape in self._shapes():
-                for replicas in self._replicas(shape):
-                    values = {**shape, "replicas": replicas, "max_tokens": budget}
-                    yield from self._made(values, functools.partial(self._together, values))
-            if self._pools:
-                for prefill, decode in self._splits():
-                    pools = {"prefill": prefill, "decode": decode, "max_tokens": budget}
-                    yield from self._made(pools, functools.partial(self._apart, pools))
+            for values in itertools.chain(self._alike(), self._splits() if self._pools else ()):
+                chosen = {**values, "max_tokens": budget}
+                try:
+                    scenario = self._scenario(chosen)
+                    yield ServiceLayout(_by_key(chosen), scenario, make_service(scenario))
+                except MpsimError:
+                    self.refused += 1
 
-    def _made(
-        self, values: Mapping[str, Any], make: Callable[[], Scenario]
-    ) -> Iterator[ServiceLayout]:
-        try:
-            scenario = make()
-            plan = make_service(scenario)
-        except MpsimError:
-            self.refused += 1
-            return
-        yield ServiceLayout(self._values(values), scenario, plan)
-
-    def _values(self, values: Mapping[str, Any]) -> dict[str, object]:
-        """By dotted key, what is usual left out."""
-        if "prefill" not in values:
-            return {AXES[axis]: value for axis, value in values.items()}
-        return {
-            **{
-                f"serving.disaggregated.{name}": dict(values[name])
-                for name in ("prefill", "decode")
-            },
-            AXES["max_tokens"]: values["max_tokens"],
-        }
+    def _alike(self) -> Iterator[dict[str, Any]]:
+        """Instances of one kind."""
+        for shape in self._shapes():
+            for replicas in self._replicas(shape):
+                yield {**shape, "replicas": replicas}
 
     def _shapes(self) -> Iterator[dict[str, int]]:
         """Layouts of an instance."""
@@ -128,7 +110,7 @@ class ServiceLayouts:
         most = self._most // (shape["tp"] * shape["pp"])
         return tuple(n for n in self._given.get("replicas", (most,)) if n <= most)
 
-    def _splits(self) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    def _splits(self) -> Iterator[dict[str, Any]]:
         """Layouts of both pools with a few numbers of instances each."""
         shapes = [shape for shape in self._shapes() if shape["pp"] == 1]
         count = int(defaults("serving")["splits"])
@@ -137,42 +119,31 @@ class ServiceLayouts:
             numbers = {round(1 + (most - 1) * step / max(1, count - 1)) for step in range(count)}
             for x in sorted(number for number in numbers if 1 <= number <= most):
                 y = (self._most - x * prefill["tp"]) // decode["tp"]
-                yield {**prefill, "replicas": x}, {**decode, "replicas": y}
+                yield {
+                    "prefill": {**prefill, "replicas": x},
+                    "decode": {**decode, "replicas": y},
+                }
 
-    def _together(self, values: Mapping[str, Any]) -> Scenario:
+    def _scenario(self, values: Mapping[str, Any]) -> Scenario:
         base, serving = self._base, self._base.service
-        layout = type(base.parallelism)(**{axis: values[axis] for axis in ("tp", "pp", "ep")})
-        changed = {
-            "attention_dp": values["attention_dp"],
-            "replicas": values["replicas"],
-            "disaggregated": None,
-            **self._engine(values),
-        }
-        return base.model_copy(
-            update={"parallelism": layout, "serving": serving.model_copy(update=changed)}
-        )
-
-    def _apart(self, values: Mapping[str, Any]) -> Scenario:
-        base = self._base
-        serving = type(base.service)(
-            engine=base.service.engine,
-            weights=base.service.weights,
-            kv=base.service.kv,
-            routing=base.service.routing,
-            speculation=base.service.speculation,
-            disaggregated=Disaggregated(
-                prefill=PoolChoice(**values["prefill"]), decode=PoolChoice(**values["decode"])
-            ),
-            workload=base.service.workload,
-            slo=base.service.slo,
-        ).model_copy(update=self._engine(values))
-        empty = type(base.parallelism)()
-        return base.model_copy(update={"parallelism": empty, "serving": serving})
-
-    def _engine(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        choice = self._base.service.engine
+        choice = serving.engine
         overrides = {**choice.overrides, "max_tokens": values["max_tokens"]}
-        return {"engine": choice.model_copy(update={"overrides": overrides})}
+        changed: dict[str, Any] = {"engine": choice.model_copy(update={"overrides": overrides})}
+        if "prefill" in values:
+            # what belongs to instances of one kind (their number, blocks of cache) is left out
+            shared = {name: getattr(serving, name) for name in _SHARED}
+            pools = {name: PoolChoice(**values[name]) for name in ("prefill", "decode")}
+            serving = type(serving)(**shared, disaggregated=Disaggregated.model_validate(pools))
+        else:
+            changed |= {name: values[name] for name in ("attention_dp", "replicas")}
+            changed["disaggregated"] = None
+        layout = {axis: values[axis] for axis in ("tp", "pp", "ep") if axis in values}
+        return base.model_copy(
+            update={
+                "parallelism": type(base.parallelism)(**layout),
+                "serving": serving.model_copy(update=changed),
+            }
+        )
 
     def _budgets(self) -> Sequence[int]:
         """Token budgets: the engine's own and the usual ones; its own alone where prompts are not cut."""
@@ -194,6 +165,13 @@ class ServiceLayouts:
         wide = model.moe is not None or model.mla is not None
         limit = most if wide else min(most, base.hardware.domain_size)
         return tuple(n for n in _powers(limit) if model.heads % n == 0 or wide)
+
+
+def _by_key(values: Mapping[str, Any]) -> dict[str, object]:
+    """Values by dotted key."""
+    return {
+        AXES.get(axis, f"serving.disaggregated.{axis}"): value for axis, value in values.items()
+    }
 
 
 def _powers(most: int) -> list[int]:

@@ -28,8 +28,6 @@ SERVICE_REASONS: Mapping[str, str] = {
     "slow": "too slow for the rate of the workload, whatever its limits",
     "slo": "cannot keep the limits even when it is empty",
     "memory": "needs more memory than allowed",
-    "price": "costs more per hour than allowed",
-    "power": "takes more power than allowed",
     "refused": "cannot be laid on the cluster, or leaves no cache",
     "requests": "cannot hold a request",
     "unsimulated": "fits and was not simulated: the search ended before",

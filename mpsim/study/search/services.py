@@ -286,7 +286,10 @@ class Services(Space[_Candidate]):
             most = saturation(plan, requests) if isinstance(requests, Streams) else math.inf
             counts = (plan.replicas,) if lasts and self.objective == "cost" else ()
             candidate = _Candidate(layout, requests, most, -most, "", counts)
-            return Own(self._row(candidate, self._simulated(candidate, math.inf)), "")
+            entry = self._simulated(candidate, math.inf)
+            if counts:  # its number of instances is its own: no bound of a price, but the price
+                entry["kept"] = entry["kept"] is None
+            return Own(self._row(candidate, entry), "")
         except ScenarioError as error:
             return Own(None, str(error).partition("\n")[0])
 

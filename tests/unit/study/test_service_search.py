@@ -12,7 +12,8 @@ from mpsim.errors import ScenarioError
 from mpsim.plot import latency_rate_chart, service_front_chart
 from mpsim.scenario import Scenario
 from mpsim.serving.planning import make_service
-from mpsim.study.search import search
+from mpsim.study.search import rate, search
+from mpsim.study.search.given import defaults
 from mpsim.study.search.rate import largest_rate
 
 
@@ -41,6 +42,14 @@ def _scenario(model="llama3-8b", *, nodes=1, **serving):
 QUICK = {"requests": 80, "prompt": 400, "output": 8}
 """Short answers: a stream of many requests takes little time to simulate."""
 
+
+@pytest.fixture
+def short_streams(monkeypatch):
+    """A tenth of the requests on which limits are judged: the same search in little time."""
+    usual = {**defaults("serving"), "rate_requests": 100}
+    monkeypatch.setattr(rate, "defaults", lambda section: usual)
+
+
 SMALL = {
     "parallelism.tp": [1, 2, 8],
     "parallelism.pp": [1, 2],
@@ -49,7 +58,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("objective", ["goodput", "throughput", "cost"])
-def test_a_pruned_search_finds_what_an_exhaustive_one_finds(objective):
+def test_a_pruned_search_finds_what_an_exhaustive_one_finds(objective, short_streams):
     """The same leaders in the same order at the same figures, from fewer simulations; every bound is on the right side."""
     scenario = _scenario()
     options = {"objective": objective, "top": 3, "pools": objective != "cost"}
@@ -96,7 +105,7 @@ def test_limits_of_price_memory_and_power_hold():
     assert max(row.accelerators for row in weak) < 8
 
 
-def test_the_largest_rate_keeps_the_limits_and_a_larger_one_does_not():
+def test_the_largest_rate_keeps_the_limits_and_a_larger_one_does_not(short_streams):
     """More accelerators carry a higher rate; the interval around it is narrow."""
     scenario = _scenario(workload=QUICK)
     rates = []
@@ -111,7 +120,7 @@ def test_the_largest_rate_keeps_the_limits_and_a_larger_one_does_not():
     assert rates[1] > 2 * rates[0]
 
 
-def test_the_search_for_the_largest_rate_ranks_by_it():
+def test_the_search_for_the_largest_rate_ranks_by_it(short_streams):
     """What leads is confirmed by long streams; of the others it is known that they are no better."""
     over = {"parallelism.tp": [1, 8], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
     scenario = _scenario(workload=QUICK)
@@ -125,7 +134,7 @@ def test_the_search_for_the_largest_rate_ranks_by_it():
     assert whole.rows[1].objective <= whole.best.objective
 
 
-def test_no_number_of_replicas_is_cheaper_than_the_cheapest():
+def test_no_number_of_replicas_is_cheaper_than_the_cheapest(short_streams):
     """At a stated rate the fewest instances that keep the limits for long are found, not as many as there is room for."""
     scenario = _scenario(workload={**QUICK, "rate": 90.0})
     over = {"parallelism.tp": [1], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
