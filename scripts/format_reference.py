@@ -40,7 +40,7 @@ def render() -> str:
 
 def _formats() -> Iterator[str]:
     """The formats by what they give, those that are written too with a mark."""
-    written = {writer.name for writer in WRITERS} | {"chakra"}
+    written = {writer.name for writer in WRITERS}
     given: dict[str, list[str]] = {}
     for item in FORMATS:
         mark = ", also written" if item.name in written else ""
