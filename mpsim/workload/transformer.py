@@ -383,18 +383,7 @@ def _single_stack(model: Transformer, layer: int) -> LayerKind:
 
 
 def _count_parameters(model: Transformer, vocab: int) -> Parameters:
-    """Count the parameters of `model` with `vocab` rows in its embedding and head.
-
-    Parameters
-    ----------
-    vocab : int
-        Rows of the token table, padded or not.
-
-    Returns
-    -------
-    `Parameters`
-        Part by part.
-    """
+    """Count the parameters of `model` with `vocab` rows in its embedding and head."""
     norm = _norm(model)
     table = vocab * model.hidden
     stacks = 2 if model.encoder_layers else 1
