@@ -21,7 +21,6 @@ from mpsim.cli.options import unfold
 
 COMMANDS = [app.command_of(name) for name in app.COMMANDS]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
-WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 
 
 def render(text: str) -> str:
@@ -57,7 +56,7 @@ def _usage(command: Callable[..., None]) -> str:
     for kind, info, default in _parameters(command):
         if isinstance(info, ArgumentInfo):
             many = typing.get_origin(kind) is list
-            word = f"{str(info.metavar).rstrip('.')}{'...' if many else ''}"
+            word = f"{info.metavar}{'...' if many else ''}"
             words.append(word if default is inspect.Parameter.empty else f"[{word}]")
     return " ".join(words)
 
@@ -109,7 +108,7 @@ def _valued(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:
     inner = typing.get_args(kind)[0] if typing.get_origin(kind) is list else kind
     if isinstance(inner, type) and issubclass(inner, enum.Enum):
         return f"{name} {'|'.join(str(one.value) for one in inner)}"
-    return f"{name} {info.metavar or WORDS[inner]}"
+    return f"{name} {info.metavar}"
 
 
 def _default(default: object) -> str:

@@ -18,13 +18,13 @@ __all__ = ["check"]
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    file: Annotated[Path, typer.Argument(help="Scenario file.")],
     *,
     reading: Reading,
     emit: Emit = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report every mistake of a scenario at once, or say what was derived from it."""
+    """Report every mistake of a scenario at once; without any, what follows from it."""
     from mpsim.cli.console import print_json, print_table, print_text
     from mpsim.cli.emit import targets, write_emitted
     from mpsim.simulate import Prepared, ready

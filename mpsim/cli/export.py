@@ -25,7 +25,6 @@ def export(
         typer.Option(
             "--output",
             "-o",
-            metavar="FILE",
             help="Write it here instead of on stdout; for chakra a folder, made if need be.",
         ),
     ] = None,

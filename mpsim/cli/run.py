@@ -21,9 +21,7 @@ __all__ = ["run"]
 
 
 def run(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="One or more scenario files.")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="One or more scenario files.")],
     plots: Plots = None,
     trace: Trace = None,
     *,

@@ -31,7 +31,7 @@ class Objective(enum.StrEnum):
 def search(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Scenario file; its own layout is not used."),
+        typer.Argument(help="Scenario file; its own layout is not used."),
     ],
     over: Annotated[
         list[str] | None,

@@ -132,7 +132,7 @@ def utilisation_chart(result: Result) -> Lines:
     )
     return Lines(
         title="Compute and links over time",
-        alt=f"In use in the mean: {words} of the time.",
+        alt=f"In use on average: {words} of the time.",
         series=[
             Series(
                 f"{_RESOURCES.get(name, name)} (mean {100 * means[name]:.1f} %)",

@@ -123,7 +123,7 @@ def _comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
         *(Column(name, "mixed") for name in names),
         *(Column(f"{name} against the first", "share") for name in names[1:]),
     ]
-    blocks = [comparison_chart(*comparisons, names=names), Table("Figures", columns, rows)]
+    blocks = [comparison_chart(*comparisons, names=names), Table("Results", columns, rows)]
     lead = f"Everything is set against {names[0]}."
     return [Section("comparison", "Side by side", lead, blocks)]
 

@@ -107,7 +107,7 @@ class Row:
         return float(value) if isinstance(value, int | float) else float("nan")
 
     def __repr__(self) -> str:
-        what = self.reason or f"{len(self.summary or {})} figures"
+        what = self.reason or f"{len(self.summary or {})} results"
         values = ", ".join(f"{key} {value}" for key, value in self.values.items())
         return f"<Row {values}: {what[:200]}>"
 

@@ -146,7 +146,7 @@ class Transformer:
 
     def describe(self) -> Description:
         """Every figure with its source, and the parameters that follow."""
-        counted = "counted from the figures above"
+        counted = "counted from the values above"
         follows = tuple(
             Figure(name, count, f"{count / 1e9:.4g} B", counted)
             for name, count in (
