@@ -14,7 +14,7 @@ from mpsim.cli.options import AsJson, Csv, Plot, finite, pairs
 
 if TYPE_CHECKING:
     from mpsim.schedule import Orders
-    from mpsim.study import TimedSchedule, Times
+    from mpsim.study import SynthesisedSchedule, TimedSchedule, Times
 
 __all__ = ["schedule"]
 
@@ -119,7 +119,7 @@ def schedule(
             as_json=as_json,
         )
         return
-    options = _options(option or [])
+    options, synthesis = _options(option or []), None
     if _synthesises(name):
         ranks, count = _required(pp, microbatches, virtual)
         synthesis = synthesise_schedule(
@@ -130,18 +130,19 @@ def schedule(
             memory=memory,
             **options,
         )
-        orders, quality = synthesis.orders, synthesis.to_json()
+        orders = synthesis.best.orders
     else:
-        orders, quality = _orders(name, pp, microbatches, virtual, given, options), {}
+        orders = _orders(name, pp, microbatches, virtual, given, options)
     timed = time_schedule(orders, given, overlap=(overlap or Overlap.LATE_SEND).value)
     _write(timed, csv=csv, plot=plot)
-    report = {**timed.to_json(), **quality}
     if as_json:
         from mpsim.cli.console import print_json
 
-        print_json(report, stamped=False)  # exactly the keys that others read
+        # exactly the keys that others read
+        quality = synthesis.to_json() if synthesis else {}
+        print_json({**timed.to_json(), **quality}, stamped=False)
     else:
-        _print(report)
+        _print(timed, synthesis)
 
 
 def _write(timed: TimedSchedule, *, csv: Path | None, plot: Path | None) -> None:
@@ -319,50 +320,28 @@ def _compare(
     print_table(rows, header=header, right=(1, 2, 3, 4, 5, 6))
 
 
-def _print(report: dict[str, object]) -> None:
+def _print(timed: TimedSchedule, synthesis: SynthesisedSchedule | None) -> None:
     from mpsim.cli.console import print_table, print_text
     from mpsim.table import plural
     from mpsim.units import percent
 
-    orders, held, until = (
-        report[key] for key in ("orders", "peak_inflight_activations", "peak_until_input_grad")
-    )
-    assert isinstance(orders, list)
-    assert isinstance(held, list)
-    assert isinstance(until, list)
-    fraction, over_ideal = report["bubble_fraction"], report["bubble_over_ideal"]
-    assert isinstance(fraction, float)
-    assert isinstance(over_ideal, float)
+    orders = timed.orders
     print_text(
-        f"{report['schedule']}: pp {report['pp']}, {plural(int(str(report['microbatches'])), 'microbatch', 'microbatches')}, "
-        f"{plural(int(str(report['virtual_stages'])), 'virtual stage')}\n"
-        f"makespan {report['makespan']:g}, longest rank {report['max_rank_span']:g} (unit of --times)\n"
-        f"bubble {percent(fraction)} of the makespan, {percent(over_ideal)} over ideal"
+        f"{orders.schedule}: pp {orders.pp}, {plural(orders.microbatches, 'microbatch', 'microbatches')}, "
+        f"{plural(orders.virtual_stages, 'virtual stage')}\n"
+        f"makespan {timed.makespan:g}, longest rank {timed.max_rank_span:g} (unit of --times)\n"
+        f"bubble {percent(timed.bubble_fraction)} of the makespan, {percent(timed.bubble_over_ideal)} over ideal"
     )
-    if "lower_bound" in report:
-        _print_quality(report)
+    if synthesis is not None:
+        print_text("\n".join(synthesis.verdict()))
+    peaks = zip(
+        orders.peak_inflight(), orders.peak_until_input_grad(), orders.tokens(), strict=True
+    )
     print_table(
         [
-            (str(rank), str(held[rank]), str(until[rank]), " ".join(order))
-            for rank, order in enumerate(orders)
+            (str(rank), str(held), str(until), " ".join(order))
+            for rank, (held, until, order) in enumerate(peaks)
         ],
         header=("rank", "peak (chunks)", "peak until I", "order"),
         right=(0, 1, 2),
-    )
-
-
-def _print_quality(report: dict[str, object]) -> None:
-    """Say how good a synthesised order is."""
-    from mpsim.cli.console import print_text
-    from mpsim.units import percent
-
-    gap, gain, best = report["gap"], report["gain"], report["best_named"]
-    assert isinstance(gap, float)
-    assert isinstance(gain, float)
-    if isinstance(best, dict):
-        named = f"{best['schedule']} takes {best['makespan']:g}, {percent(gain)} of it saved"
-    else:
-        named = "no named schedule fits the memory"
-    print_text(
-        f"at most {percent(gap)} above the best order of all (lower bound {report['lower_bound']:g}); {named}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -12,8 +12,10 @@ import numpy as np
 from mpsim.engine import Timeline, run
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.schedule import Action, Orders, make_orders, schedule, schedules
-from mpsim.schedule.search.synthesise import synthesise
+from mpsim.schedule.search.synthesise import Synthesis, synthesise
+from mpsim.table import plural
 from mpsim.training import from_orders
+from mpsim.units import percent
 
 __all__ = [
     "ScheduleChoice",
@@ -244,30 +246,51 @@ class SynthesisedSchedule:
 
     Parameters
     ----------
-    lower_bound, gap : float
-        No order within the memory takes less [unit of the times]; makespan over it, less 1.
-    best_named : tuple of str and float, or None
-        Best named schedule that fits, and its makespan [unit of the times].
-    gain : float
-        Part of that makespan that is saved.
+    best : Synthesis
+        Best order on a loop or, with two chunks a rank, on a V [unit of the times].
+    faster : ScheduleChoice, optional
+        Fastest known schedule for the same work and memory that takes less: with other chunks, two copies of the weights or
+        microbatches in parts.
     """
 
-    orders: Orders
-    lower_bound: float
-    gap: float
-    best_named: tuple[str, float] | None
-    gain: float
+    best: Synthesis
+    faster: ScheduleChoice | None
 
     def to_json(self) -> dict[str, object]:
         """Figures beyond those of any schedule."""
-        best = self.best_named
-        named = None if best is None else {"schedule": best[0], "makespan": best[1]}
+        best, named = self.best, self.best.best_named
         return {
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "best_named": named,
-            "gain": self.gain,
+            "lower_bound": best.lower_bound,
+            "gap": best.gap,
+            "best_named": named and {"schedule": named[0], "makespan": named[1]},
+            "gain": best.gain,
+            "faster": self.faster and self.faster.to_json(),
         }
+
+    def verdict(self) -> Iterator[str]:
+        """How far the order is from its bound, and what known schedule beats it."""
+        best, named = self.best, "no named schedule fits the memory"
+        chunks = best.orders.virtual_stages
+        if best.best_named is not None:
+            name, makespan = best.best_named
+            named = f"{name} takes {makespan:g}, {percent(best.gain)} of it saved"
+        yield (
+            f"at most {percent(best.gap)} above the best order of whole microbatches with "
+            f"{plural(chunks, 'chunk')} a rank (lower bound {best.lower_bound:g}); {named}"
+        )
+        if self.faster is None or self.faster.timed is None:
+            return
+        timed = self.faster.timed
+        if self.faster.weight_copies > 1:
+            how = "two copies of the weights"
+        elif timed.orders.virtual_stages != chunks:
+            how = f"{plural(timed.orders.virtual_stages, 'chunk')} a rank"
+        else:
+            how = "microbatches in parts"
+        yield (
+            f"faster: {self.faster.name} with {how} takes {timed.makespan:g} for the same work, "
+            f"{percent(1 - timed.makespan / best.makespan)} less (mpsim schedule all compares them)"
+        )
 
 
 def synthesise_schedule(
@@ -279,48 +302,77 @@ def synthesise_schedule(
     memory: float | None = None,
     **options: int,
 ) -> SynthesisedSchedule:
-    """Find an order that is never worse than the best named one on the same stages.
+    """Find an order that is never worse than the best known one with as many chunks, and say what beats it with others.
 
     Parameters
     ----------
     times : Times
         Of one chunk.
     virtual_stages : int, optional
-        Chunks a rank, on a loop; 1 when absent.
+        Chunks a rank; 1 when absent.
     memory : float, optional
         Chunks whose activations fit on a rank.
     **options : int
         ``budget`` (evaluations) and ``seed`` of the search.
     """
+    if unknown := [key for key in options if key not in ("budget", "seed")]:
+        raise ScheduleError(
+            f"got option {unknown[0]!r} for 'auto', which accepts budget, seed; remove the option"
+        )
+    chunks = virtual_stages or 1
+    best = _synthesise(pp, microbatches, chunks, times, memory, **options)
+    whole = times.divided(Fraction(1, chunks))
+    room = None if memory is None else memory / chunks
+    known = [known.name for known in schedules() if known.trains and not known.synthesises]
+    first, *_ = compare_schedules(
+        pp=pp, microbatches=microbatches, times=whole, memory=room, names=known
+    )
+    beaten = first.timed and not first.reason and first.timed.makespan < best.makespan
+    return SynthesisedSchedule(best, first if beaten else None)
+
+
+def _synthesise(
+    pp: int,
+    microbatches: int,
+    chunks: int,
+    times: Times,
+    memory: float | None,
+    **options: int,
+) -> Synthesis:
+    """The best order on any map of that many chunks a rank, bound by the lowest of their bounds [unit of the times]."""
     scale = times.scale
     forward, backward, weight, send = times.ticks
-    synthesis = synthesise(
-        pp=pp,
-        microbatches=microbatches,
-        virtual_stages=virtual_stages or 1,
-        forward=forward,
-        backward=backward,
-        weight=weight,
-        send=send,
-        memory_limit=memory,
-        **_only(options, ("budget", "seed")),  # type: ignore[arg-type] # the names are checked
+    found: list[Synthesis] = []
+    failures: list[ScheduleError] = []
+    for stage_map in ("loop", "v") if chunks == _COMPARED_CHUNKS else ("loop",):
+        try:
+            synthesis = synthesise(
+                pp=pp,
+                microbatches=microbatches,
+                virtual_stages=chunks,
+                stage_map=stage_map,
+                forward=forward,
+                backward=backward,
+                weight=weight,
+                send=send,
+                memory_limit=memory,
+                **options,
+            )
+        except ScheduleError as error:
+            failures.append(error)
+        else:
+            found.append(synthesis)
+    if not found:
+        raise failures[0]
+    best = min(found, key=lambda synthesis: synthesis.makespan)
+    named = [synthesis.best_named for synthesis in found if synthesis.best_named]
+    schedule, makespan = min(named, key=lambda known: known[1], default=("", 0.0))
+    return dataclasses.replace(
+        best,
+        makespan=best.makespan / scale,
+        lower_bound=min(synthesis.lower_bound for synthesis in found) / scale,
+        best_named=(schedule, makespan / scale) if named else None,
     )
-    best = synthesis.best_named
-    return SynthesisedSchedule(
-        orders=synthesis.orders,
-        lower_bound=synthesis.lower_bound / scale,
-        gap=synthesis.gap,
-        best_named=None if best is None else (best[0], best[1] / scale),
-        gain=synthesis.gain,
-    )
-
-
-def _only(options: dict[str, int], known: Sequence[str]) -> dict[str, int]:
-    if unknown := [key for key in options if key not in known]:
-        raise ScheduleError(
-            f"got option {unknown[0]!r} for 'auto', which accepts {', '.join(known)}; remove the option"
-        )
-    return options
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -381,18 +433,17 @@ def compare_schedules(
     list of ScheduleChoice
         Fastest first; those that do not fit after those that do, those that cannot be built last.
     """
-    chosen = (
-        list(names)
-        if names is not None
-        else [schedule.name for schedule in schedules() if schedule.trains]
+    if names is None:
+        names = [schedule.name for schedule in schedules() if schedule.trains]
+    results = [_choice(name, pp, microbatches, times, memory) for name in names]
+    return sorted(
+        results,
+        key=lambda choice: (
+            choice.timed is None,
+            bool(choice.reason),
+            choice.timed.makespan if choice.timed else 0.0,
+        ),
     )
-    results = [_choice(name, pp, microbatches, times, memory) for name in chosen]
-    return sorted(results, key=_rank_of)
-
-
-def _rank_of(choice: ScheduleChoice) -> tuple[bool, bool, float]:
-    timed = choice.timed
-    return timed is None, bool(choice.reason), timed.makespan if timed is not None else 0.0
 
 
 def _choice(
@@ -418,27 +469,30 @@ def _choice(
 def _comparable(
     name: str, pp: int, microbatches: int, times: Times, memory: float | None
 ) -> Orders:
-    """Orders with as many chunks as the schedule wants: one, or two where it needs several."""
+    """Orders with as many chunks as the schedule wants: one, or two where it needs several; the faster of both where it is searched."""
     failures: list[ScheduleError] = []
-    for chunks in _chunks_to_try(name):
+    searched: list[Synthesis] = []
+    facts = schedule(name)
+    for chunks in (1, _COMPARED_CHUNKS) if facts.chunks is not None else (_COMPARED_CHUNKS,):
         divided = times.divided(Fraction(chunks))
+        room = None if memory is None else memory * chunks
         try:
+            if facts.synthesises:
+                searched.append(_synthesise(pp, microbatches, chunks, divided, room))
+                continue
             return named_orders(
                 name,
                 pp=pp,
                 microbatches=microbatches,
                 virtual_stages=chunks,
                 times=divided,
-                memory=None if memory is None else memory * chunks,
+                memory=room,
             )
         except ScheduleError as error:
             failures.append(error)
+    if searched:
+        return min(searched, key=lambda synthesis: synthesis.makespan).orders
     raise failures[0]
-
-
-def _chunks_to_try(name: str) -> Sequence[int]:
-    several = schedule(name).chunks is None
-    return (_COMPARED_CHUNKS,) if several else (1, _COMPARED_CHUNKS)
 
 
 def _share(orders: Orders, microbatches: int) -> Fraction:

@@ -103,7 +103,8 @@ def test_auto_says_how_good_it_is(mpsim_cli):
     assert report["gap"] == pytest.approx(report["makespan"] / report["lower_bound"] - 1)
     assert max(report["peak_inflight_activations"]) <= 4
     text = mpsim_cli("schedule", "auto", "--pp", 4, "--microbatches", 8).out
-    assert "lower bound" in text
+    assert "above the best order of whole microbatches with 1 chunk a rank (lower bound 27)" in text
+    assert "faster: interleaved-zb with 2 chunks a rank takes 25.5 for the same work" in text
 
 
 def test_options_of_a_schedule_reach_it(mpsim_cli):
