@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim.result.residuals import EXACT, Interval, Setting, residuals
+from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residuals
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
 
@@ -19,12 +21,14 @@ __all__ = [
     "Decisions",
     "Family",
     "Record",
+    "Told",
     "Validation",
     "decisions_of",
     "kendall_tau",
     "signed",
     "summarise",
     "summarise_decisions",
+    "told_apart",
 ]
 
 _WORST = 5  # rows named under a table
@@ -113,6 +117,7 @@ class Record:
             "mismatched": list(self.mismatched),
             "skipped_because": self.skipped_because,
             "assumed": list(self.assumed),
+            "setting": self.setting and self.setting.to_json(),
         }
 
 
@@ -202,6 +207,7 @@ class Validation(Shown):
             "families": [family.to_json() for family in self.families],
             "rows": [record.to_json() for record in self.records],
             "decisions": [decision.to_json() for decision in self.decisions],
+            "decisions_by_kind": [told._asdict() for told in told_apart(self.records)],
         }
 
 
@@ -277,14 +283,66 @@ class Decisions:
         return dataclasses.asdict(self)
 
 
-def decisions_of(records: Iterable[Record]) -> list[Decision]:
-    """One for each group of training runs with `SMALLEST` scored rows or more; rows without a ``group`` and a number of sequences are left out."""
+def _groups(records: Iterable[Record]) -> list[list[Record]]:
+    """Scored training runs of one model on as many accelerators; rows without a ``group`` and a number of sequences are left out."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         chosen = record.kind == "training" and record.group and record.sequences
         if chosen and record.error is not None:
             groups.setdefault((record.family, record.group), []).append(record)
-    return [_decision(rows) for rows in groups.values() if len(rows) >= SMALLEST]
+    return [*groups.values()]
+
+
+def decisions_of(records: Iterable[Record]) -> list[Decision]:
+    """One for each group of training runs with `SMALLEST` scored rows or more."""
+    return [_decision(rows) for rows in _groups(records) if len(rows) >= SMALLEST]
+
+
+class Told(NamedTuple):
+    """Pairs of runs of one group that differ in one kind of decision, or in ``several``, or in nothing (``same``).
+
+    Parameters
+    ----------
+    told : int
+        Pairs of which predictions say which is faster: the interval of their difference does not hold zero.
+    right : int
+        Of these, pairs that were measured in that order.
+    held : int
+        Pairs whose measured difference lies in that interval.
+    """
+
+    kind: str
+    pairs: int
+    told: int
+    right: int
+    held: int
+
+
+def told_apart(records: Iterable[Record]) -> list[Told]:
+    """How well pairs of runs are told apart by what they differ in, the kind with most pairs first."""
+    counts: dict[str, Counter[str]] = {}
+    for group in _groups(records):
+        for a, b in itertools.combinations(group, 2):
+            if a.setting is None or b.setting is None:
+                continue
+            kinds = decisions(a.setting, b.setting)
+            kind = "several" if len(kinds) > 1 else next(iter(kinds), "same")
+            half = residuals(a.figure).difference(a.setting, b.setting)
+            ahead, measured = (
+                math.log((x[1] or 0.0) / b.sequences / ((x[0] or 0.0) / a.sequences))
+                for x in ((a.predicted, b.predicted), (a.measured, b.measured))
+            )
+            told = abs(ahead) > half
+            counts.setdefault(kind, Counter()).update(
+                pairs=1,
+                told=told,
+                right=told and ahead * measured > 0,
+                held=abs(measured - ahead) <= half,
+            )
+    ordered = sorted(counts.items(), key=lambda item: -item[1]["pairs"])
+    return [
+        Told(kind, **{key: int(count) for key, count in each.items()}) for kind, each in ordered
+    ]
 
 
 def _decision(rows: Sequence[Record]) -> Decision:
@@ -315,10 +373,10 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     return float((a * b).sum()) / (len(first) * (len(first) - 1))
 
 
-def summarise_decisions(decisions: Sequence[Decision]) -> tuple[Decisions, ...]:
+def summarise_decisions(found: Sequence[Decision]) -> tuple[Decisions, ...]:
     """One for each family, in the order they come."""
     families: dict[str, list[Decision]] = {}
-    for decision in decisions:
+    for decision in found:
         families.setdefault(decision.family, []).append(decision)
     return tuple(
         Decisions(
@@ -418,4 +476,14 @@ def _decisions(validation: Validation) -> list[str]:
         f"at most {decision.worst_regret:.1%}, by chance {decision.random_regret:.1%}"
         for decision in validation.decisions
     ]
-    return _headed("layout predicted fastest against the fastest measured:", lines)
+    pairs = [
+        f"  {told.kind}: {told.pairs} pairs, {told.held / told.pairs:.0%} in the interval of their difference; {told.told} told apart"
+        + (f", {told.right / told.told:.0%} of them in the measured order" if told.told else "")
+        for told in told_apart(validation.records)
+    ]
+    return [
+        *_headed("layout predicted fastest against the fastest measured:", lines),
+        *_headed(
+            "runs of one model on as many accelerators, by what two of them differ in:", pairs
+        ),
+    ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from mpsim.result.residuals import Setting
 from mpsim.validate.records import (
     Record,
     Validation,
     decisions_of,
     kendall_tau,
     summarise_decisions,
+    told_apart,
 )
 
 
@@ -53,3 +55,28 @@ def test_json_of_a_validation_holds_its_decisions() -> None:
 def test_tau_counts_ties_for_nothing() -> None:
     """Equal predictions agree with no order: (1 - 0)/... of three pairs, two agree and one ties."""
     assert kendall_tau([1.0, 1.0, 2.0], [1.0, 2.0, 3.0]) == pytest.approx(2 / 3)
+
+
+def test_pairs_are_told_apart_by_the_kind_of_decision_that_they_differ_in() -> None:
+    """Half the time of a layout with other tp is told, and was measured so; 1 % of another pp is not told; both together are several kinds."""
+
+    def setting(layout: str) -> Setting:
+        return Setting(
+            {"layout": (layout,), "rest": ("1 a microbatch, zero 0, 1f1b, recompute none",)}, 16
+        )
+
+    runs = [
+        _run(name, time, time, figure="step", setting=setting(layout))
+        for name, time, layout in (
+            ("a", 1.0, "tp 1, pp 2, cp 1, ep 1, dp 8"),
+            ("b", 2.0, "tp 2, pp 2, cp 1, ep 1, dp 4"),
+            ("c", 2.02, "tp 2, pp 4, cp 1, ep 1, dp 2"),
+        )
+    ]
+    assert {told.kind: told[1:] for told in told_apart(runs)} == {
+        "tp": (1, 1, 1, 1),
+        "pp": (1, 0, 0, 1),
+        "several": (1, 1, 1, 1),
+    }
+    row = Validation(tuple(runs)).to_json()["rows"][0]  # type: ignore[index]
+    assert row["setting"]["layout"] == ["tp 1, pp 2, cp 1, ep 1, dp 8"]
