@@ -35,6 +35,7 @@ def measure(
         typer.Option(
             "--out",
             "-o",
+            metavar="FILE",
             callback=check_file_and_folder,
             help="The file to write.",
         ),

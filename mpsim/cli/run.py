@@ -21,7 +21,9 @@ __all__ = ["run"]
 
 
 def run(
-    files: Annotated[list[Path], typer.Argument(help="One or more scenario files.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="One or more scenario files.")
+    ],
     plots: Plots = None,
     trace: Trace = None,
     *,
@@ -49,7 +51,7 @@ def run(
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
     from mpsim.cli.console import print_json, print_sheet, print_text
-    from mpsim.cli.emit import targets, write_emitted
+    from mpsim.cli.emit import check_emit, emitted, write_emitted
     from mpsim.result.words import summary_sheet
     from mpsim.simulate import simulate
 
@@ -59,13 +61,12 @@ def run(
         )
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
-    emitting = targets(emit, scenarios)
-    folders = _folders(scenarios, plots)
-    for scenario, folder, wanted in zip(scenarios, folders, emitting, strict=True):
+    check_emit(emit or (), [scenario.name for scenario in scenarios])
+    for scenario, folder in zip(scenarios, _folders(scenarios, plots), strict=True):
         if scenario.serves:
-            _refuse_studies(sensitivity=sensitivity, engine=engine)
+            _refuse_studies(sensitivity=sensitivity, engine=engine, emit=emit)
         result: Any = simulate(scenario)  # of which only a step has a sensitivity
-        configurations = [item.of(scenario) for item in wanted]
+        configurations = emitted(scenario, emit)
         answer: Sensitivity | None = result.sensitivity() if sensitivity else None
         if as_json:
             studies = {} if answer is None else {"sensitivity": answer.to_json()}
@@ -78,7 +79,7 @@ def run(
                 print_text("")
                 print_sheet(answer.sheet())
         _write(result, answer, folder, trace)
-        write_emitted(configurations, as_json=as_json)
+        write_emitted(configurations)
 
 
 def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]:

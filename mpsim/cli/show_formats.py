@@ -4,8 +4,11 @@ from __future__ import annotations
 
 __all__ = ["show_formats"]
 
-TRACE = ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)")
-"""What is written of a simulated step instead of a scenario."""
+FURTHER = (
+    ("chakra", "execution traces of Chakra, one a rank of a training step, as ASTRA-sim runs them"),
+    ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)"),
+)
+"""Formats that are written of something else than a scenario."""
 
 
 def show_formats(name: str | None, *, as_json: bool) -> None:
@@ -25,7 +28,7 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
     from mpsim.formats import WRITERS
     from mpsim.formats.registry import ALIASES, FORMATS, named
 
-    exports = [(item.name, item.title) for item in WRITERS] + [TRACE]
+    exports = [(item.name, item.title) for item in WRITERS] + list(FURTHER)
     written = [item for item in exports if name is None or item[0] == ALIASES.get(name, name)]
     known = FORMATS if name is None else named(name) if _is_read(name) or not written else ()
     also = {

@@ -293,15 +293,12 @@ def _draw_series(
     if series.errors:
         low, high = np.array(series.errors).T / y_size
         ax.errorbar(x, y, yerr=np.stack([y - low, high - y]), fmt="none", capsize=3, **style)
-    # matplotlib masks what has no place, and cannot draw a list of widths that is masked
-    there = np.isfinite(x) & np.isfinite(y)
-    if series.mark and there.any():
-        hollow = np.broadcast_to(series.hollow if len(series.hollow) else [False], len(x))[there]
-        size = np.square(np.asarray(series.size, dtype=np.float64))
+    if series.mark and len(x):
+        hollow = np.broadcast_to(series.hollow if len(series.hollow) else [False], len(x))
         ax.scatter(
-            x[there],
-            y[there],
-            s=np.broadcast_to(size, len(x))[there],
+            x,
+            y,
+            s=np.broadcast_to(np.square(np.asarray(series.size, dtype=np.float64)), len(x)),
             marker=series.mark,
             facecolors=np.where(hollow, "white", colour).tolist(),
             edgecolors=colour,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpsim.errors import ScenarioError
@@ -39,6 +39,7 @@ _UNSAID = (
     "sweep",
     "overrides",
 )  # keys of a file that decide no result
+_SIDES = ("a", "b", "difference", "relative")
 _TOLD = 4  # changes that are spelled out
 
 
@@ -72,17 +73,9 @@ class Difference:
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "difference": self.difference,
-            "relative": self.relative,
-            **(
-                {"interval": dict(zip("ab", map(list, self.intervals), strict=True))}
-                if self.intervals
-                else {}
-            ),
-        }
+        ends = self.intervals
+        data: dict[str, object] = {key: getattr(self, key) for key in _SIDES}
+        return data | ({"interval": {"a": [*ends[0]], "b": [*ends[1]]}} if ends else {})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -128,13 +121,7 @@ class Comparison(Shown, Tabular):
     def table(self) -> list[dict[str, object]]:
         """One mapping a figure or part: name, a, b, their difference and what share of a it is; SI units."""
         return [
-            {
-                "name": figure.name,
-                "a": figure.a,
-                "b": figure.b,
-                "difference": figure.difference,
-                "relative": figure.relative,
-            }
+            {"name": figure.name, **{key: getattr(figure, key) for key in _SIDES}}
             for figure in (*self.figures, *self.parts)
         ]
 
@@ -256,15 +243,11 @@ def compare(
     names = dict.fromkeys([*times[0], *times[1]])
     parts = [Difference(name, times[0].get(name, 0.0), times[1].get(name, 0.0)) for name in names]
     parts.sort(key=lambda part: -abs(part.difference or 0.0))
-    figures = [
-        Difference(name, _number(first, name), _number(second, name), _ranges(first, second, name))
-        for name in chosen
-    ]
     planned = [] if tokens is None else _plans(a, b, tokens)
     return Comparison(
         a=str(first["scenario"]),
         b=str(second["scenario"]),
-        figures=(*figures, *planned),
+        figures=(*_differences(first, second, chosen), *planned),
         parts=tuple(parts),
         ratio=None if serve[0] else ratio_of(first, second),
         whole=whole,
@@ -304,9 +287,16 @@ def _plans(a: object, b: object, tokens: float) -> list[Difference]:
         )
     assumed = Assumptions(facility=Facility.of())
     first, second = (plan_training(side, tokens, assumed).to_json() for side in (a, b))
+    return _differences(first, second, PLAN_FIGURES)
+
+
+def _differences(
+    first: Mapping[str, object], second: Mapping[str, object], names: Iterable[str]
+) -> list[Difference]:
+    """Figures of both results by name."""
     return [
         Difference(name, _number(first, name), _number(second, name), _ranges(first, second, name))
-        for name in PLAN_FIGURES
+        for name in names
     ]
 
 

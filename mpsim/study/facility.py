@@ -12,7 +12,6 @@ from typing import Any
 from mpsim.document import read_document
 from mpsim.errors import Problem, ScenarioError, UnitError, nearest
 from mpsim.hardware import Cluster
-from mpsim.memo import remembered
 from mpsim.result.energy import meter_constants
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
@@ -81,9 +80,10 @@ class Facility:
         ScenarioError
             For an unknown name or a number out of range.
         """
-        known = _facility()
         effectiveness, operator = _choice("pue", pue, meter_constants()["pue"], least=1.0)
-        carbon, place = _choice("region", region, known["grid"], least=0.0)
+        carbon, place = _choice(
+            "region", region, read_shipped(_PACKAGE, "facility.yaml")["grid"], least=0.0
+        )
         return cls(
             pue=effectiveness,
             carbon=carbon,
@@ -125,16 +125,6 @@ def _choice(
     return number, "given"
 
 
-@remembered(1)
-def _facility() -> dict[str, Any]:
-    return dict(read_shipped(_PACKAGE, "facility.yaml"))
-
-
-@remembered(1)
-def _offers() -> dict[str, list[dict[str, Any]]]:
-    return dict(read_shipped(_PACKAGE, "prices.yaml")["offers"])
-
-
 def rate_of(
     cluster: Cluster, *, offer: str = "on-demand", rates: Mapping[str, float] | None = None
 ) -> Rate | None:
@@ -163,22 +153,17 @@ def rate_of(
     if rates and chip.name in rates:
         value = rates[chip.name]
         return Rate(value, value, value, "file", "your prices")
-    offers = [entry for entry in _offers().get(chip.name, ()) if entry["offer"] == offer]
-    listed = {parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers}
+    known = read_shipped(_PACKAGE, "prices.yaml")["offers"].get(chip.name, ())
+    offers = [entry for entry in known if entry["offer"] == offer]
+    listed = sorted(parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers)
     own = chip.price_per_hour
     if own is not None and (not offers or offer == "on-demand"):
         # the catalog's own figure is an on-demand price of one provider, or what a scenario states
-        return Rate(
-            own,
-            min({own, *listed}),
-            max({own, *listed}),
-            "on-demand",
-            _told(offers) or "cluster.price_per_hour",
-        )
+        source = _told(offers) or "cluster.price_per_hour"
+        return Rate(own, min([own, *listed]), max([own, *listed]), "on-demand", source)
     if not listed:
         return None
-    values = sorted(parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers)
-    return Rate(statistics.median(values), values[0], values[-1], offer, _told(offers))
+    return Rate(statistics.median(listed), listed[0], listed[-1], offer, _told(offers))
 
 
 def _told(offers: list[dict[str, Any]]) -> str:

@@ -296,8 +296,9 @@ class _Trial:
 
     def _recover(self) -> None:
         """Replace a node if one has failed, and restart until no interruption comes between."""
+        rate = self._reliability.hardware_rate + self._reliability.job_rate
         while True:
-            if self._fails_hardware():
+            if self._draw.random() * rate < self._reliability.hardware_rate:
                 self._replace()
             strike = self._next()
             if strike >= self._reliability.restart:
@@ -307,10 +308,6 @@ class _Trial:
             if self._now >= self._horizon:
                 return
             self.interruptions += 1
-
-    def _fails_hardware(self) -> bool:
-        rate = self._reliability.hardware_rate + self._reliability.job_rate
-        return bool(self._draw.random() * rate < self._reliability.hardware_rate)
 
     def _replace(self) -> None:
         """Take a spare, or wait for the first node that comes back."""

@@ -100,7 +100,8 @@ class RecordedComparison:
         """Mean durations of the actions by stage and kind."""
         found: dict[tuple[int, str], list[ActionPair]] = {}
         for pair in self.actions:
-            stage, letter = _split(pair.action)
+            letter = next(letter for letter in pair.action if letter in "FBIW")
+            stage = int(pair.action.partition(letter)[0])
             found.setdefault((stage, letter), []).append(pair)
         return [
             KindPair(
@@ -208,8 +209,3 @@ def _actions(timeline: Timeline, rank: int) -> _Actions:
         first, length = found.get(token, (start, 0.0))
         found[token] = (first, max(first + length, end) - first)  # an action may be several rows
     return found
-
-
-def _split(token: str) -> tuple[int, str]:
-    place = next(at for at, letter in enumerate(token) if letter in "FBIW")
-    return int(token[:place]), token[place]

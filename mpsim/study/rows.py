@@ -18,7 +18,7 @@ from mpsim.output import write_whole
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.stamp import stamp
 from mpsim.study.journal import Journal
-from mpsim.study.ties import ties
+from mpsim.study.ties import tie
 from mpsim.table import plural
 from mpsim.units import percent
 
@@ -107,9 +107,8 @@ class Row:
         return float(value) if isinstance(value, int | float) else float("nan")
 
     def __repr__(self) -> str:
-        what = self.reason or f"{len(self.summary or {})} results"
-        values = ", ".join(f"{key} {value}" for key, value in self.values.items())
-        return f"<Row {values}: {what[:200]}>"
+        what = self.reason or f"{len(self.summary or {})} figures"
+        return f"<Row {assigned(self.values)}: {what[:200]}>"
 
     def flat(self, *, serves: bool | None = None) -> dict[str, object]:
         """Values, figures and reason in one mapping, in the order of the columns: those of a service if it `serves`, which a row without a summary cannot know."""
@@ -229,14 +228,8 @@ class Sweep(Shown, Tabular):
         best = self.best
         if best is None or best.summary is None:
             return ()
-        return tuple(
-            row
-            for row in self.rows
-            if row.usable
-            and row.values != best.values
-            and row.summary is not None
-            and ties(best.summary, [row.summary])
-        )
+        others = (row for row in self.rows if row.usable and row.values != best.values)
+        return tuple(row for row in others if row.summary and tie(best.summary, row.summary))
 
     @property
     def warnings(self) -> dict[str, int]:

@@ -8,24 +8,27 @@ and a share of that is added. So is a share of the launch of matrix products. On
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.accessors import Drawn, chart
 from mpsim.cost import CollectiveModel, KernelModel
-from mpsim.engine import Structure
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular
-from mpsim.hardware import Accelerator, Cluster, Node
+from mpsim.hardware import Cluster, Node
 from mpsim.parallel import GroupShape
-from mpsim.program import TICK, Program
+from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import Prepared
+from mpsim.study.together import Graphs
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
@@ -33,6 +36,7 @@ from mpsim.workload import Operator, OperatorKind
 
 __all__ = ["Elasticity", "Parameter", "Sensitivity", "measure_sensitivity", "parameters"]
 
+T = TypeVar("T")
 _NEXT_TO_NOTHING = 1.0  # one byte: what is left is latency
 
 
@@ -66,54 +70,32 @@ def parameters(plan: Plan) -> list[Parameter]:
     list of Parameter
         Hardware first.
     """
-    return [*_chips(plan), *_links(plan), *_latencies(plan), *_software(plan)]
+    return [*_hardware(plan), *_latencies(plan), *_software(plan)]
 
 
-def _chips(plan: Plan) -> Iterator[Parameter]:
-    for suffix, node in _nodes(plan):
-        chip = node.accelerator
-
-        def peak(factor: float, node: Node = node, chip: Accelerator = chip) -> PlanCosts:
-            rates = {name: rate * factor for name, rate in chip.peak_flops.items()}
-            faster = dataclasses.replace(chip, peak_flops=rates)
-            return _with_node(plan, node, dataclasses.replace(node, accelerator=faster))
-
-        def memory(factor: float, node: Node = node, chip: Accelerator = chip) -> PlanCosts:
-            faster = dataclasses.replace(chip, memory_bandwidth=chip.memory_bandwidth * factor)
-            return _with_node(plan, node, dataclasses.replace(node, accelerator=faster))
-
-        flops = format_quantity(chip.peak(plan.layout.precision), Dimension.FLOP_RATE)
-        bandwidth = format_quantity(chip.memory_bandwidth, Dimension.BANDWIDTH)
-        yield Parameter(f"accelerator.peak_flops{suffix}", "hardware", flops, peak)
-        yield Parameter(f"accelerator.memory_bandwidth{suffix}", "hardware", bandwidth, memory)
+def _hardware(plan: Plan) -> Iterator[Parameter]:
+    nodes, far = _nodes(plan), plan.layout.cluster.domains > 1
+    for paths in (("accelerator.peak_flops", "accelerator.memory_bandwidth"), _LINKS):
+        for (suffix, node), path in itertools.product(nodes, paths):
+            if path in _LINKS and not (node.domain > 1, node.nics and far)[_LINKS.index(path)]:
+                continue
+            if path == "accelerator.peak_flops":
+                peak = node.accelerator.peak(plan.layout.precision)
+                value = format_quantity(peak, Dimension.FLOP_RATE)
+            else:
+                value = format_quantity(operator.attrgetter(path)(node), Dimension.BANDWIDTH)
+            scaled = functools.partial(_with_node, plan, node, path)
+            yield Parameter(f"{path}{suffix}", "hardware", value, scaled)
 
 
-def _links(plan: Plan) -> Iterator[Parameter]:
-    for suffix, node in _nodes(plan):
-        present = ["scale_up"] if node.domain > 1 else []
-        present += ["nic"] if node.nics and plan.layout.cluster.domains > 1 else []
-        for name in present:
-
-            def scaled(factor: float, node: Node = node, name: str = name) -> PlanCosts:
-                link = getattr(node, name)
-                faster = dataclasses.replace(link, bandwidth=link.bandwidth * factor)
-                return _with_node(plan, node, dataclasses.replace(node, **{name: faster}))
-
-            bandwidth = format_quantity(getattr(node, name).bandwidth, Dimension.BANDWIDTH)
-            yield Parameter(f"{name}.bandwidth{suffix}", "hardware", bandwidth, scaled)
+_LINKS = ("scale_up.bandwidth", "nic.bandwidth")
 
 
 def _latencies(plan: Plan) -> Iterator[Parameter]:
-    def inside(factor: float) -> PlanCosts:
-        return _delayed(plan, inside=factor - 1)
-
-    def across(factor: float) -> PlanCosts:
-        return _delayed(plan, across=factor - 1)
-
     if plan.layout.cluster.node.domain > 1:
-        yield Parameter("scale_up.latency", "hardware", "", inside)
+        yield Parameter("scale_up.latency", "hardware", "", functools.partial(_delayed, plan, 0))
     if plan.layout.cluster.domains > 1:
-        yield Parameter("nic.latency", "hardware", "", across)
+        yield Parameter("nic.latency", "hardware", "", functools.partial(_delayed, plan, 1))
 
 
 def _software(plan: Plan) -> Iterator[Parameter]:
@@ -143,9 +125,7 @@ def _software(plan: Plan) -> Iterator[Parameter]:
         if seconds := getattr(host, name):
 
             def scaled(factor: float, name: str = name) -> PlanCosts:
-                slower = dataclasses.replace(host, **{name: getattr(host, name) * factor})
-                changed = dataclasses.replace(plan.layout.framework, host=slower)
-                return PlanCosts(plan.on(dataclasses.replace(plan.layout, framework=changed)))
+                return PlanCosts(plan.on(_times(plan.layout, f"framework.host.{name}", factor)))
 
             value = format_quantity(seconds, Dimension.TIME)
             yield Parameter(f"host.{name}", "software", value, scaled)
@@ -175,8 +155,22 @@ def _nodes(plan: Plan) -> list[tuple[str, Node]]:
     ]
 
 
-def _with_node(plan: Plan, old: Node, new: Node) -> PlanCosts:
-    """Costs of the plan with one kind of nodes replaced, wherever it stands."""
+def _times(holder: T, path: str, factor: float) -> T:
+    """The same with the size at a dotted path, or all sizes of a mapping there, times a factor."""
+    name, _, rest = path.partition(".")
+    size: Any = getattr(holder, name)
+    if rest:
+        new = _times(size, rest, factor)
+    elif isinstance(size, Mapping):
+        new = {key: each * factor for key, each in size.items()}
+    else:
+        new = size * factor
+    return cast(T, dataclasses.replace(cast(Any, holder), **{name: new}))
+
+
+def _with_node(plan: Plan, old: Node, path: str, factor: float) -> PlanCosts:
+    """Costs of the plan with a size of one kind of nodes times a factor, wherever it stands."""
+    new = _times(old, path, factor)
 
     def changed(cluster: Cluster) -> Cluster:
         return dataclasses.replace(cluster, node=new) if cluster.node == old else cluster
@@ -204,10 +198,11 @@ def _launch(plan: Plan, node: Node) -> float:
     return launches[0] if launches else 0.0
 
 
-def _delayed(plan: Plan, *, inside: float = 0.0, across: float = 0.0) -> PlanCosts:
-    costs = PlanCosts(plan)
+def _delayed(plan: Plan, crosses: int, factor: float) -> PlanCosts:
+    costs, share = PlanCosts(plan), [0.0, 0.0]
+    share[crosses] = factor - 1
     for part in costs.each():
-        part.collectives = cast(CollectiveModel, _Later(part.collectives, inside, across))
+        part.collectives = cast(CollectiveModel, _Later(part.collectives, share))
     return costs
 
 
@@ -216,13 +211,12 @@ class _Later:
 
     Parameters
     ----------
-    inside, across : float
-        Shares for what stays in a scale-up domain and for what leaves it; below 0 it comes sooner.
+    share : sequence of float
+        For what stays in a scale-up domain, and for what leaves it; below 0 it comes sooner.
     """
 
-    def __init__(self, model: CollectiveModel, inside: float, across: float) -> None:
-        self._model = model
-        self._share = (inside, across)
+    def __init__(self, model: CollectiveModel, share: Sequence[float]) -> None:
+        self._model, self._share = model, share
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -246,8 +240,7 @@ class _Launches:
     """A `KernelModel` whose matrix products take so much longer to start [s]."""
 
     def __init__(self, model: KernelModel, extra: float) -> None:
-        self._model = model
-        self._extra = extra
+        self._model, self._extra = model, extra
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -358,15 +351,8 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
     spans = _step_times(base, variants).reshape(-1, 2).tolist()
     width = math.log((1 + step) / (1 - step))
     rows = [
-        Elasticity(
-            parameter.name,
-            parameter.kind,
-            parameter.value,
-            less,
-            more,
-            math.log(more / less) / width,
-        )
-        for parameter, (less, more) in zip(chosen, spans, strict=True)
+        Elasticity(each.name, each.kind, each.value, less, more, math.log(more / less) / width)
+        for each, (less, more) in zip(chosen, spans, strict=True)
     ]
     rows.sort(key=lambda row: -abs(row.elasticity))
     return Sensitivity(base.plan.name, result.timeline.step_time_s, step, tuple(rows))
@@ -374,19 +360,8 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
 
 def _step_times(base: Prepared, variants: Sequence[Prepared]) -> NDArray[np.float64]:
     """Step time of each variant of a step [s]."""
-    programs = [variant.program for variant in variants]
-    if base.replays and all(_alike(base.program, program) for program in programs):
-        durations = np.stack([program.duration for program in programs])
-        spans = Structure.of(base.program).makespans(durations)
-        spans = np.maximum(spans, [program.least for program in programs])
-    else:  # rates change while a step runs, or a cost decided how something is cut
-        spans = np.array([variant.timeline().makespan for variant in variants])
-    return spans * TICK
-
-
-def _alike(program: Program, other: Program) -> bool:
-    """Whether two programs have the same structure."""
-    return all(
-        np.array_equal(getattr(program, name), getattr(other, name))
-        for name in ("dep_ptr", "dep", "slot_ptr", "slot")
-    )
+    if base.replays:
+        spans = Graphs().makespans([variant.program for variant in variants])
+    else:  # rates change while a step runs
+        spans = [variant.timeline().makespan for variant in variants]
+    return np.array(spans) * TICK

@@ -12,7 +12,7 @@ import numpy as np
 from mpsim.result.residuals import LEVEL, Setting, chosen_of
 from mpsim.training.intervals import residuals_of
 
-__all__ = ["Ratio", "ratio_between", "ratio_of", "selection", "ties"]
+__all__ = ["Ratio", "ratio_between", "ratio_of", "selection", "tie"]
 
 _NORMAL: Final = 1.2816  # half-width of an 80 % interval over its sigma
 _DRAWS: Final = 2000
@@ -81,10 +81,10 @@ def ratio_between(first: Setting, second: Setting, value: float) -> Ratio:
     return Ratio(value, value * math.exp(-down), value * math.exp(up))
 
 
-def ties(best: Mapping[str, object], others: Sequence[Mapping[str, object]]) -> int:
-    """How many of the others cannot be told from the best by their tokens a second and accelerator."""
-    ratios = (ratio_of(best, other, "tokens_per_s_per_accelerator") for other in others)
-    return sum(ratio is not None and ratio.tie for ratio in ratios)
+def tie(best: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether a result cannot be told from the best by its tokens a second and accelerator."""
+    ratio = ratio_of(best, other, "tokens_per_s_per_accelerator")
+    return ratio is not None and ratio.tie
 
 
 def selection(settings: Sequence[Setting], logs: Sequence[float]) -> float:

@@ -50,11 +50,8 @@ def kind_of(values: Mapping[str, object]) -> str:
     >>> kind_of({"cluster.nic.bandwidth": "200 Gb/s", "parallelism.tp": 2})
     "[('parallelism.tp', 2)]"
     """
-    return repr(sorted((key, value) for key, value in values.items() if not _is_link(key)))
-
-
-def _is_link(key: str) -> bool:
-    return any(key == link or key.startswith(f"{link}.") for link in _LINKS)
+    dots = tuple(f"{link}." for link in _LINKS)
+    return repr(sorted(item for item in values.items() if not f"{item[0]}.".startswith(dots)))
 
 
 class Shared:

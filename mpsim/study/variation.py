@@ -151,7 +151,8 @@ class VariedSteps(Shown):
 
     def plot_blame(self) -> Drawn:
         """Draw who waited for whom."""
-        return chart("blame", self.blame).plot()
+        blame = self.blame
+        return chart("blame", blame.causes, blame.names, blame.matrix).plot()
 
     def sheet(self) -> Sheet:
         """Percentiles of the step time, and who made others wait most."""

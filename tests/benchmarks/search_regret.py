@@ -151,7 +151,7 @@ def main() -> None:
             cut = mpsim.search(scenario, top=1, front=False, budget=budget)
             cells.append(f"{cut.best.step_time_s / best - 1:.1%}" if cut.best else "none")
         print(
-            f"| {name} | {whole.legal:,} | {took:.0f} | {best:.4g} | {' | '.join(cells)} |",
+            f"| {name} | {whole.looked_at:,} | {took:.0f} | {best:.4g} | {' | '.join(cells)} |",
             flush=True,
         )
 

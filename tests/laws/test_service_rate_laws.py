@@ -66,7 +66,10 @@ def test_what_is_called_kept_holds_for_ten_times_the_requests(seed, monkeypatch)
     usual = {**defaults("serving"), "rate_requests": least}
     monkeypatch.setattr(rate, "defaults", lambda section: usual)
     scenario = _service(seed)
-    found = rate.largest_rate(scenario, make_service(scenario))
+    plan = make_service(scenario)
+    judge = rate.Judge(scenario, plan, rate.Streams(plan))
+    most = rate.saturation(plan, judge.streams)
+    found = rate.confirmed_rate(judge, rate.bounded_rate(judge, most), most)
     assert found.rate > 0
     assert found.summary["steady_state"]["reached"]
     assert found.rate < found.above < 1.06 * found.rate

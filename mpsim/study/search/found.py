@@ -11,7 +11,7 @@ from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.scenario.sections import Parallelism
 from mpsim.study.search.layouts import ALWAYS_SAID, AXES
-from mpsim.study.ties import Ratio, ratio_between, selection
+from mpsim.study.ties import ratio_between, selection
 from mpsim.training.intervals import residuals_of
 from mpsim.units import Dimension, format_quantity
 
@@ -216,15 +216,10 @@ def folded(rows: Sequence[Found]) -> tuple[Line, ...]:
 
 def tie(best: Found, row: Found) -> bool:
     """Whether it cannot be said which makes more tokens a second and accelerator."""
-    ratio = _ratio(best, row)
-    return ratio is not None and ratio.tie
-
-
-def _ratio(best: Found, row: Found) -> Ratio | None:
     if best.setting is None or row.setting is None:
-        return None
+        return False
     value = row.tokens_per_s_per_accelerator / best.tokens_per_s_per_accelerator
-    return ratio_between(best.setting, row.setting, value)
+    return ratio_between(best.setting, row.setting, value).tie
 
 
 def expected(best: Found, tied: Sequence[Found], objective: str) -> float:

@@ -75,9 +75,9 @@ class Limits:
                 )
             if price > self.max_price:
                 return "price"
-        if self.max_power is not None and _power_of(scenario) > self.max_power:
-            return "power"
-        return None
+        clusters = _clusters(scenario)
+        power = sum(map(nameplate_power, clusters)) / len(clusters)
+        return "power" if self.max_power is not None and power > self.max_power else None
 
 
 class Clock:
@@ -104,12 +104,6 @@ def price_of(scenario: Scenario) -> float | None:
             return None
         total += cluster.accelerator.price_per_hour * cluster.accelerators
     return total / len(clusters)
-
-
-def _power_of(scenario: Scenario) -> float:
-    """Most that the nodes take, those of other nodes along the pipeline included [W]."""
-    clusters = _clusters(scenario)
-    return sum(map(nameplate_power, clusters)) / len(clusters)
 
 
 def _clusters(scenario: Scenario) -> tuple[Cluster, ...]:

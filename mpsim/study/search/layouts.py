@@ -100,6 +100,7 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_size": (*_MESH, "schedule", "virtual_stages", "micro_batch"),
 }
 """Axes that each check looks at; one that is not listed is asked about every layout."""
+_CHECKS: Final[Mapping[str, Check]] = {check.__name__: check for check in checks.CHECKS}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -449,7 +450,7 @@ class Layouts:
 
     def _ask(self, values: Values, rule: str) -> bool:
         try:
-            return not _check(rule)(self.scenario(values))
+            return not _CHECKS[rule](self.scenario(values))
         except MpsimError:
             return False
 
@@ -505,9 +506,4 @@ def _divisors(number: int, *, at_most: int) -> tuple[int, ...]:
 
 def _rules() -> dict[str, tuple[str, ...]]:
     """Axes of every check of a scenario; all of them for one that this module does not know."""
-    every = tuple(AXES)
-    return {check.__name__: _DEPENDS.get(check.__name__, every) for check in checks.CHECKS}
-
-
-def _check(name: str) -> Check:
-    return next(check for check in checks.CHECKS if check.__name__ == name)
+    return {name: _DEPENDS.get(name, tuple(AXES)) for name in _CHECKS}

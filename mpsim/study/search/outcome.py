@@ -124,6 +124,28 @@ class Outcome(Shown, Tabular, Generic[R]):
         return Section(rows, (), (0,), title, lines)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Own:
+    """What the layout of the scenario itself does.
+
+    Parameters
+    ----------
+    step_time_s : float or None
+        Its step [s]; None where it cannot run, or nobody asked before an interrupt.
+    reason : str
+        Why it cannot be used; empty where it can.
+    objective : float or None
+        Its seconds, or dollars, a token.
+    rival : Found or None
+        The best layout of the same machine, as the keys searched beside the layout make it; None where it was not searched.
+    """
+
+    step_time_s: float | None = None
+    reason: str = ""
+    objective: float | None = None
+    rival: Found | None = None
+
+
 @dataclasses.dataclass(frozen=True, repr=False)  # no slots: `tied` is kept
 class Search(Outcome[Found]):
     """Outcome of a search of training steps.
@@ -145,12 +167,8 @@ class Search(Outcome[Found]):
         unless asked for.
     keys : tuple of str
         Keys of a scenario that were searched beside the layout, such as ``cluster.nodes``.
-    own_step_time_s : float or None
-        Step of the layout that the scenario itself has [s]; None where it cannot run, or nobody asked before an interrupt.
-    own_reason : str
-        Why that layout cannot be used; empty where it can.
-    own_objective : float or None
-        Its seconds, or dollars, a token.
+    own : Own
+        What the layout of the scenario itself does.
     may_tie : int
         Layouts that fit and were not simulated, whose bounds do not exclude that they tie with the best.
     switches : Switches
@@ -165,9 +183,7 @@ class Search(Outcome[Found]):
     unbatched: int = 0
     decisions: tuple[Decision, ...] = ()
     keys: tuple[str, ...] = ()
-    own_step_time_s: float | None = None
-    own_reason: str = ""
-    own_objective: float | None = None
+    own: Own = Own()
     may_tie: int = 0
     switches: Switches = dataclasses.field(default_factory=Switches)
     usable_bytes: float = math.inf
@@ -192,15 +208,12 @@ class Search(Outcome[Found]):
                 *_by_value(self, priced=priced),
                 *(_front(self, self.front) if front else ()),
                 self.tally(
-                    REASONS, f"{plural(self.legal, 'legal layout')}; {_proof(self)}", _left(self)
+                    REASONS,
+                    f"{plural(self.looked_at, 'legal layout')}; {_proof(self)}",
+                    _left(self),
                 ),
             ),
         )
-
-    @property
-    def legal(self) -> int:
-        """Legal layouts."""
-        return self.looked_at
 
     @property
     def gap(self) -> float | None:
@@ -295,13 +308,13 @@ class Search(Outcome[Found]):
             "unbatched": self.unbatched,
             "lines": [line.to_json() for line in self.lines],
             "decisions": [decision.to_json() for decision in self.decisions],
-            "own": {"step_time_s": self.own_step_time_s, "reason": self.own_reason},
+            "own": {"step_time_s": self.own.step_time_s, "reason": self.own.reason},
             "runner_up": self.runner_up,
             "best_by_value": {
                 key: {value: dataclasses.asdict(row) for value, row in chosen.items()}
                 for key, chosen in self.best_by_value.items()
             },
-            "legal": self.legal,
+            "legal": self.looked_at,
             "ties": self.ties,
             "may_tie": self.may_tie,
             "expected_step_time_s": self.expected_step_time_s,
@@ -486,7 +499,7 @@ def _answer(search: Search) -> Iterator[str]:
         yield f"best: {best.name}"
         yield f"  {step} a step (80 %: {_range(best, 'step_time_s', 1.0)} s){rate}; {_memory(search, best)}{_record(best)}"
         yield from _beside(search)
-    yield f"{plural(search.legal, 'legal layout')}: {search.counted(REASONS)}; {_proof(search)}"
+    yield f"{plural(search.looked_at, 'legal layout')}: {search.counted(REASONS)}; {_proof(search)}"
     if not search.rows:
         yield from _left(search)
 
@@ -518,25 +531,33 @@ def _memory(search: Search, row: Found) -> str:
 
 def _beside(search: Search) -> Iterator[str]:
     """Where the scenario's own layout stands, why the second loses, and who ties with the best."""
-    best, own = search.best, search.own_step_time_s
+    best, own = search.best, search.own
     if best is not None and (straddles := (best.summary or {}).get("straddling")):
         yield f"the best layout: {straddles}"
-    if search.own_reason:
-        took = f", in {format_quantity(own, Dimension.TIME)}" if own is not None else ""
-        yield f"the file's own layout: {search.own_reason}{took}"
-    elif best is not None and own is not None and search.own_objective is not None:
-        least = best.objective(search.objective)
-        faster = sum(row.objective(search.objective) < search.own_objective for row in search.rows)
-        what = "time" if search.objective == "time" else "cost"
-        yield (
-            f"the file's own layout: {format_quantity(own, Dimension.TIME)}, {percent(search.own_objective / least - 1, signed=True)} "
-            f"{what} a token against the best; {faster:,} of those simulated are better"
-        )
+    took = "" if own.step_time_s is None else format_quantity(own.step_time_s, Dimension.TIME)
+    if own.reason:
+        yield f"the file's own layout: {own.reason}{f', in {took}' if took else ''}"
+    elif best is not None and own.objective is not None:
+        yield f"the file's own layout: {took}, {_against(search, own.objective)}"
     if parts := [(name, gap) for name, gap in search.runner_up.items() if gap][:_TOLD]:
         gaps = ", ".join(f"{name.replace('_', ' ')} {_signed(gap)}" for name, gap in parts)
         yield f"second against best: {gaps}"
     yield from _ties(search)
     yield from _switches(search)
+
+
+def _against(search: Search, objective: float) -> str:
+    """The objective of the file's own layout against the best on the same machine."""
+    rival = search.own.rival
+    if rival is None:
+        return f"with other {', '.join(search.keys)} than were searched"
+    least = rival.objective(search.objective)
+    what = "time" if search.objective == "time" else "cost"
+    on = ", ".join(f"{key} {rival.values[key]}" for key in search.keys)
+    where = f" with {on}" if on and rival is not search.best else ""
+    faster = sum(row.objective(search.objective) < objective for row in search.rows)
+    told = f"{percent(objective / least - 1, signed=True)} {what} a token against the best{where}"
+    return f"{told}; {faster:,} of those simulated are better"
 
 
 def _switches(search: Search) -> Iterator[str]:

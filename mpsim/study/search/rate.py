@@ -30,7 +30,6 @@ __all__ = [
     "confirmed_rate",
     "fewest",
     "has_stream",
-    "largest_rate",
     "require_stream",
     "saturation",
 ]
@@ -206,27 +205,6 @@ class Judge:
         share, (_, high) = summary["requests_within_slo"], summary["requests_within_slo_interval"]
         sure = share + _DOUBT * (high - share) < self.plan.slo.share
         return bool(summary["steady_state"]["growing"] or sure)
-
-
-def largest_rate(scenario: Scenario, plan: ServicePlan, streams: Streams | None = None) -> Rate:
-    """Find the largest rate at which the share of the requests that was promised keeps every limit.
-
-    Parameters
-    ----------
-    plan : ServicePlan
-        Its workload has a rate.
-    streams : Streams, optional
-        Its requests, if they were drawn before.
-
-    Raises
-    ------
-    ScenarioError
-        If the workload has no rate, or there are no limits.
-    """
-    require_stream(plan.workload, plan.slo)
-    streams = streams or Streams(plan)
-    judge, most = Judge(scenario, plan, streams), saturation(plan, streams)
-    return confirmed_rate(judge, bounded_rate(judge, most), most)
 
 
 def bounded_rate(

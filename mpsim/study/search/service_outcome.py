@@ -147,7 +147,7 @@ class FoundService:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Own:
-    """Result of the file's own layout, or why it cannot be used."""
+    """What the layout of the file itself does, or why it cannot be used."""
 
     row: FoundService | None
     reason: str
@@ -229,7 +229,10 @@ class ServiceSearch(Outcome[FoundService]):
             "complete": self.complete,
             "layouts": self.looked_at,
             "counts": dict(self.counts),
-            "rows": [_plain(row) for row in self.leaders],
+            "rows": [
+                {**dataclasses.asdict(row), "bound": row.flat()["bound"], "name": row.name}
+                for row in self.leaders
+            ],
             "front": [row.flat() for row in self.front],
             "own": {
                 "reason": self.own.reason,
@@ -266,7 +269,7 @@ def _said(objective: str, row: FoundService) -> Iterator[str]:
 
 
 def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
-    """Gain of the best over the file's own layout, why the second loses, and who is as good."""
+    """What the best gains over the file's own layout, why the second loses, and who is as good."""
     if (own := search.own.row) is not None:
         limits = ", which misses the limits" if own.misses else ""
         against = percent(own.objective / best.objective - 1, signed=True)
@@ -282,8 +285,11 @@ def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
             if isinstance(took, float) and isinstance(least, float):
                 gaps.append(f"{name[:4].upper()} p99 {_gap(took, least)}")
         yield f"second against best: {', '.join(gaps)} ({second.name}; limits {second.verdict})"
-    near = [row for row in others if not row.misses and _near(search, row, best)]
-    if near:
+    reach = _NEAR * abs(best.objective)
+    near = [
+        row for row in others if not row.misses and abs(row.objective - best.objective) <= reach
+    ]
+    if near and reach:
         fewest = min(near, key=lambda row: row.accelerators)
         lean = (
             f"; {fewest.name} on {fewest.accelerators}"
@@ -293,10 +299,6 @@ def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
         yield f"no clear winner: {len(near)} of {len(search.rows)} simulated are within {percent(_NEAR)} of the best{lean}"
 
 
-def _near(search: ServiceSearch, row: FoundService, best: FoundService) -> bool:
-    return bool(best.objective) and abs(row.objective / best.objective - 1) <= _NEAR
-
-
 def _gap(value: float, reference: float) -> str:
     return percent(value / reference - 1, signed=True) if reference else "-"
 
@@ -304,11 +306,6 @@ def _gap(value: float, reference: float) -> str:
 def score_of(objective: str, figure: float) -> float:
     """A figure of an objective such that less is better."""
     return figure if objective == "cost" else -figure
-
-
-def _plain(row: FoundService) -> dict[str, object]:
-    data = dataclasses.asdict(row)
-    return {**data, "bound": row.bound if math.isfinite(row.bound) else None, "name": row.name}
 
 
 def _words(values: Mapping[str, object]) -> Iterator[str]:

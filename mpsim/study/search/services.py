@@ -278,7 +278,12 @@ class Services(Space[_Candidate]):
         try:
             plan = make_service(self.scenario)
             layout = ServiceLayout({}, self.scenario, plan)
-            same = (row for each, row in self._rows.items() if _is(each.plan, plan, row))
+            same = (
+                row
+                for each, row in self._rows.items()
+                if row.accelerators == plan.accelerators
+                and dataclasses.replace(each.plan, replicas=plan.replicas) == plan
+            )
             if (row := next(same, None)) is not None:
                 return Own(row, "")
             lasts = self._lasts(self.scenario)
@@ -345,17 +350,15 @@ class Services(Space[_Candidate]):
         if not candidate.counts:
             judge = self._judge(candidate, candidate.plan.replicas)
             bound = Rate(known["rate"], known["above"], known["summary"], confirmed=False)
-            return _of_rate(confirmed_rate(judge, bound, candidate.bound, self._settled))
+            settled = max(
+                (row.objective for row in self._rows.values() if row.meets_slo), default=0.0
+            )
+            return _of_rate(confirmed_rate(judge, bound, candidate.bound, settled))
         replicas: int = known["replicas"]
         if summary := self._judge(candidate, replicas).confirmed(streams.rate, final=True):
             return {**known, "kept": True, "summary": dict(summary)}
         more = [n for n in candidate.counts if n > replicas]
         return self._fewest(candidate, more, math.inf) if more else {**known, "kept": False}
-
-    @property
-    def _settled(self) -> float:
-        """The largest rate that is confirmed so far; 0 without one [1/s]."""
-        return max((row.objective for row in self._rows.values() if row.meets_slo), default=0.0)
 
     def _judge(self, candidate: _Candidate, replicas: int) -> Judge:
         """A layout with so many instances before streams of its workload."""
@@ -397,12 +400,6 @@ class Services(Space[_Candidate]):
             meets_slo=entry["kept"] if "kept" in entry else bool(summary["slo"]["met"]),
             summary=summary,
         )
-
-
-def _is(plan: ServicePlan, own: ServicePlan, row: FoundService) -> bool:
-    """Whether a simulated layout is the file's own."""
-    alike = dataclasses.replace(plan, replicas=own.replicas) == own
-    return alike and row.accelerators == own.accelerators
 
 
 def _of_rate(found: Rate) -> Entry:

@@ -22,7 +22,7 @@ from mpsim.study.search.found import Found, folded, tie
 from mpsim.study.search.further import FURTHER, further, pipelines
 from mpsim.study.search.given import Limits, defaults, price_of, split_axes
 from mpsim.study.search.layouts import AXES, Layout, Layouts
-from mpsim.study.search.outcome import OBJECTIVES, Search
+from mpsim.study.search.outcome import OBJECTIVES, Own, Search
 from mpsim.study.search.queue import Waiting
 from mpsim.study.search.switches import Switches, switches_of
 from mpsim.training.intervals import setting_of
@@ -265,12 +265,12 @@ class Trainings(Space[Candidate]):
         """The ranking, with whole results of the rows that are printed."""
         order = sorted(self._timed, key=lambda pair: (self._score(pair), pair[0].memory))
         rows = [candidate.found(took) for candidate, took in order]
-        own, switches = _Own(None, "", None), Switches()
+        own, switches = Own(), Switches()
         try:
             # somebody who stops a search does not wait for whole results
             if not run.interrupted:
                 self._complete_rows(rows, top)
-                own = self._own()
+                own = self._own(rows)
                 switches = self._switches(rows)
         except KeyboardInterrupt:
             run.interrupted = True
@@ -289,9 +289,7 @@ class Trainings(Space[Candidate]):
             interrupted=run.interrupted,
             remarks=remarks,
             keys=self.keys,
-            own_step_time_s=own.step_time_s,
-            own_reason=own.reason,
-            own_objective=own.objective,
+            own=own,
             switches=switches,
             may_tie=self._may_tie(rows, run.left),
             usable_bytes=self._room(),
@@ -354,25 +352,20 @@ class Trainings(Space[Candidate]):
             summary = simulate_step(self.scenario.with_values(rows[place].values)).summary
             rows[place] = dataclasses.replace(rows[place], summary=summary)
 
-    def _own(self) -> _Own:
-        """Step of the layout that the scenario itself has."""
+    def _own(self, rows: Sequence[Found]) -> Own:
+        """Step of the layout that the scenario itself has, and the best layout of the same machine."""
         try:
             result = simulate_step(self.scenario.with_values({}))
         except MpsimError as error:
-            return _Own(None, str(error).partition("\n")[0], None)
+            return Own(reason=str(error).partition("\n")[0])
         reason = "" if self._fits(result.plan) else "does not fit into memory"
         took, price = float(result.summary["step_time_s"]), price_of(self.scenario)
         weight = weight_of(self.scenario, price, self.objective)
-        return _Own(took, reason, took * weight)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Own:
-    """Step time [s] and objective of the scenario's own layout, and why it cannot be used."""
-
-    step_time_s: float | None
-    reason: str
-    objective: float | None
+        machines = dict.fromkeys(candidate.machine for candidate, _ in self._timed)
+        mine = (each for each in machines if each.scenario.digest == self.scenario.digest)
+        values = next((each.values.items() for each in mine), None)
+        alike = (row for row in rows if values is not None and values <= row.values.items())
+        return Own(took, reason, took * weight, next(alike, None))
 
 
 def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:

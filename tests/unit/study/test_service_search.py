@@ -14,7 +14,7 @@ from mpsim.scenario import Scenario
 from mpsim.serving.planning import make_service
 from mpsim.study.search import rate, search
 from mpsim.study.search.given import defaults
-from mpsim.study.search.rate import largest_rate
+from mpsim.study.search.rate import Judge, Streams, bounded_rate, confirmed_rate, saturation
 
 
 def _scenario(model="llama3-8b", *, nodes=1, **serving):
@@ -112,7 +112,9 @@ def test_the_largest_rate_keeps_the_limits_and_a_larger_one_does_not(short_strea
     for replicas in (1, 4):
         one = scenario.with_values({"serving.replicas": replicas})
         plan = make_service(one)
-        found = largest_rate(one, plan)
+        judge = Judge(one, plan, Streams(plan))
+        most = saturation(plan, judge.streams)
+        found = confirmed_rate(judge, bounded_rate(judge, most), most)
         assert found.summary["slo"]["met"]
         assert found.summary["steady_state"]["reached"]
         assert found.rate < found.above < 1.06 * found.rate
