@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from mpsim.nouns import dimensions
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["Description", "Figure", "describe_fields"]
@@ -54,34 +54,33 @@ class Description:
     recalled: tuple[str, ...] = ()
 
 
-def describe_fields(noun: Any, dimensions: Mapping[str, Dimension] | None = None) -> Description:
+def describe_fields(noun: object) -> Description:
     """Every field of a dataclass, and of the dataclasses in it, with unit and source.
 
     Parameters
     ----------
     noun : dataclass
-        Its ``sources`` map figures to texts, ``*`` those without one of their own; or it has one ``source`` and ``as_of`` for all.
-    dimensions : mapping of str to Dimension, optional
-        Fields that carry a unit, by the last part of their name that stands here.
+        Its ``sources`` map figures to texts, ``*`` those without one of their own; or it has one ``source`` and ``as_of`` for all. Fields marked
+        as quantities (`mpsim.nouns`) carry their unit.
     """
     sources = _sources(noun)
-    figures = tuple(
-        Figure(name, value, _with_unit(name, value, dimensions or {}), _source(sources, name))
-        for name, value in _leaves(noun)
-    )
     recalled = sorted(name for name, source in sources.items() if source.startswith(_RECALLED))
-    return Description(figures, tuple(recalled))
+    return Description(tuple(_figures(noun, sources)), tuple(recalled))
 
 
-def _leaves(noun: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+def _figures(
+    noun: object, sources: Mapping[str, str], prefix: str = "", dimension: Dimension | None = None
+) -> Iterator[Figure]:
+    """Figures of a noun, or of a mapping whose numbers are of `dimension`."""
+    marked = {} if isinstance(noun, Mapping) else dimensions(type(noun))
     for key, value in _fields(noun):
         if key in _HIDDEN:
             continue
-        name = f"{prefix}{key}"
+        name, own = f"{prefix}{key}", marked.get(key, dimension)
         if isinstance(value, Mapping) or _is_noun(value):
-            yield from _leaves(value, f"{name}.")
+            yield from _figures(value, sources, f"{name}.", own)
         elif value is not None and value != "":
-            yield name, value
+            yield Figure(name, value, _text(value, own), _source(sources, name))
 
 
 def _is_noun(value: object) -> bool:
@@ -95,14 +94,10 @@ def _fields(noun: object) -> list[tuple[str, object]]:
     return [(field.name, getattr(noun, field.name)) for field in dataclasses.fields(noun)]
 
 
-def _with_unit(name: str, value: object, dimensions: Mapping[str, Dimension]) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _text(value: object, dimension: Dimension | None) -> str:
+    if dimension is None or isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    # The last part that carries a unit decides: peak_flops.bf16 is a rate because of its first part.
-    for part in reversed(name.split(".")):
-        if part in dimensions:
-            return format_quantity(value, dimensions[part])
-    return str(value)
+    return format_quantity(value, dimension)
 
 
 def _sources(noun: object) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from mpsim.errors import nearest
@@ -41,6 +41,7 @@ __all__ = [
     "Seconds",
     "Share",
     "Whole",
+    "dimensions",
     "markers",
     "read",
 ]
@@ -228,3 +229,18 @@ def markers(noun: type) -> Mapping[str, tuple[Quantity | Plain, ...]]:
     """Marks of the fields of a noun that are numbers, the last one the nearest to the field."""
     hints = typing.get_type_hints(noun, include_extras=True)
     return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+
+
+@remembered(_KINDS)
+def dimensions(noun: type) -> Mapping[str, Dimension]:
+    """Dimensions of the fields of a noun that carry a unit; of a mapping, that of its values."""
+    hints = typing.get_type_hints(noun, include_extras=True)
+    return {name: mark.dimension for name, hint in hints.items() for mark in _quantities(hint)}
+
+
+def _quantities(hint: object) -> Iterator[Quantity]:
+    for part in typing.get_args(hint):
+        if isinstance(part, Quantity):
+            yield part
+        else:
+            yield from _quantities(part)

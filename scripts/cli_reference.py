@@ -9,7 +9,8 @@ import enum
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,13 @@ from mpsim.cli.options import unfold
 
 COMMANDS = [app.command_of(name) for name in app.COMMANDS]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
-_OR = "\\|"  # a bare one would end the cell of a table
-WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 
 
 def render(text: str) -> str:
     """`text` with every table as the commands are now."""
-    tables = {"commands": "\n".join(_commands())}
-    tables |= {_name(command): "\n".join(_options(command)) for command in COMMANDS}
+    shared = _shared()
+    tables = {"commands": "\n".join(_commands()), "shared": "\n".join(shared)}
+    tables |= {_name(command): "\n".join(_options(command, shared)) for command in COMMANDS}
     for name, table in tables.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         pieces = marked.split(text)
@@ -55,21 +55,35 @@ def _usage(command: Callable[..., None]) -> str:
     words = [_name(command)]
     for kind, info, default in _parameters(command):
         if isinstance(info, ArgumentInfo):
-            word = f"{info.metavar}{'...' if typing.get_origin(kind) is list else ''}"
+            many = typing.get_origin(kind) is list
+            word = f"{info.metavar}{'...' if many else ''}"
             words.append(word if default is inspect.Parameter.empty else f"[{word}]")
     return " ".join(words)
 
 
-def _options(command: Callable[..., None]) -> Iterator[str]:
-    """A table of arguments and options of one command."""
+def _options(command: Callable[..., None], shared: Collection[str]) -> Iterator[str]:
+    """Arguments and options of one command; those that others have too are named only."""
     examples = {name: line for group in app.GROUPS.values() for name, line in group.items()}
     yield f"    mpsim {_usage(command)} [OPTIONS]\n"
     yield f"Example: `{examples[_name(command)]}`\n"
-    yield "| argument or option | when left out | does |\n| --- | --- | --- |"
+    lines = list(_lines(command))
+    yield from (line for line in lines if line not in shared)
+    if named := [line.split("`")[1].split()[0] for line in lines if line in shared]:
+        yield f"- shared: {', '.join(f'`{name}`' for name in named)}"
+
+
+def _shared() -> list[str]:
+    """Lines that at least three commands have in the same words, in the order in which they come."""
+    counts = Counter(line for command in COMMANDS for line in _lines(command))
+    return [line for line, count in counts.items() if count > 2 and line.startswith("- `--")]
+
+
+def _lines(command: Callable[..., None]) -> Iterator[str]:
+    """A line for each argument and option."""
     for kind, info, default in _parameters(command):
         names = [str(one) for one in (info.default, *(info.param_decls or ())) if _is_name(one)]
         spelled = ", ".join(f"`{_valued(one, kind, info)}`" for one in names) or f"`{info.metavar}`"
-        yield f"| {spelled} | {_default(default)} | {_help(info)} |"
+        yield f"- {spelled}: {_help(info, default)}"
 
 
 def _parameters(
@@ -93,21 +107,18 @@ def _valued(name: str, kind: Any, info: ArgumentInfo | OptionInfo) -> str:
         return name
     inner = typing.get_args(kind)[0] if typing.get_origin(kind) is list else kind
     if isinstance(inner, type) and issubclass(inner, enum.Enum):
-        return f"{name} {_OR.join(str(one.value) for one in inner)}"
-    return f"{name} {info.metavar or WORDS[inner]}"
+        return f"{name} {'|'.join(str(one.value) for one in inner)}"
+    return f"{name} {info.metavar}"
 
 
 def _default(default: object) -> str:
-    if default is inspect.Parameter.empty:
-        return "**required**"
-    if default is None or default is False or default == "":
+    """What holds where an option is left out."""
+    if default in (inspect.Parameter.empty, None, False, ""):
         return ""
-    if default is True:
-        return "on"
-    return f"`{default.value if isinstance(default, enum.Enum) else default}`"
+    return f"default {'on' if default is True else default.value if isinstance(default, enum.Enum) else default}"
 
 
-def _help(info: ArgumentInfo | OptionInfo) -> str:
+def _help(info: ArgumentInfo | OptionInfo, default: object) -> str:
     limits = [
         words
         for bound, words in ((info.min, f"{info.min} or more"), (info.max, f"at most {info.max}"))
@@ -115,8 +126,10 @@ def _help(info: ArgumentInfo | OptionInfo) -> str:
     ]
     if not info.help:
         raise SystemExit(f"{info.default} has no help")
-    text = info.help.replace("|", _OR)
-    return f"{text.rstrip('.')} ({', '.join(limits)})." if limits else text
+    if default is inspect.Parameter.empty and isinstance(info, OptionInfo):
+        limits.append("required")
+    limits += filter(None, [_default(default)])
+    return f"{info.help.rstrip('.')} ({', '.join(limits)})." if limits else info.help
 
 
 if __name__ == "__main__":

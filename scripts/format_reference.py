@@ -5,7 +5,7 @@ A test holds the page to the tables, so nobody edits it by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from mpsim.formats import FORMATS, WRITERS
@@ -15,10 +15,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "formats.
 HEAD = """\
 # Formats of other tools
 
-Files that `mpsim import` reads and `mpsim export` writes, and which of their keys say which value of a scenario (this page is generated from the tables that both use; do not
-edit it). A key that stands here is read into that value; where a format is written too, it is written from it. Any other key of a file is ignored: `mpsim import` lists every one,
-warns of those known to move the time or the memory of a step, and refuses models that cannot be simulated by name. See [how to import](../how-to/import.md) and
-[how to export](../how-to/export.md).
+Files that `mpsim import` reads and `mpsim export` writes, and which keys say which value of a scenario (generated from the tables that both use). Any other key is ignored: `mpsim import`
+lists every one, warns of those known to move time or memory, and refuses models that cannot be simulated. See [how to import](../how-to/import.md) and [how to export](../how-to/export.md).
 """
 TITLES = {
     "megatron": "Flags of Megatron-LM (`megatron`, `slurm`)",
@@ -41,33 +39,39 @@ def render() -> str:
 
 
 def _formats() -> Iterator[str]:
-    written = {writer.name for writer in WRITERS} | {"chakra"}
-    yield "| format | what it is | gives | read | written |\n| --- | --- | --- | --- | --- |"
+    """The formats by what they give, those that are written too with a mark."""
+    written = {writer.name for writer in WRITERS}
+    given: dict[str, list[str]] = {}
     for item in FORMATS:
-        wrote = "yes" if item.name in written else ""
-        yield f"| `{item.name}` | {item.title} | {item.gives} | yes | {wrote} |".replace(
-            "|  |", "| |"
-        )
+        mark = ", also written" if item.name in written else ""
+        given.setdefault(item.gives, []).append(f"`{item.name}` ({item.title}{mark})")
+    yield "| gives | format |\n| --- | --- |"
+    yield from (f"| {gives} | {', '.join(names)} |" for gives, names in given.items())
     yield ""
 
 
 def _table(name: str) -> Iterator[str]:
+    """A heading, and the keys of the format by the value of a scenario that they say."""
     yield f"## {TITLES[name]}\n"
     if name in WORDS:
         yield f"{WORDS[name]}\n"
-    yield "| key | value of the scenario | words | note |\n| --- | --- | --- | --- |"
+    spelled: dict[str, list[str]] = {}
     for key in keys(name):
-        yield f"| `{key.name}` | `{key.to}` | {_words(key.values)} | {key.note} |".replace(
-            "|  |", "| |"
-        ).replace("|  |", "| |")
+        spelled.setdefault(key.to, []).append(_spelled(key))
+    yield "| value of the scenario | keys |\n| --- | --- |"
+    yield from (f"| `{value}` | {', '.join(names)} |" for value, names in spelled.items())
     yield ""
 
 
-def _words(values: Mapping[str, object]) -> str:
-    return ", ".join(
-        f"`{word}`: {str(value).lower() if isinstance(value, bool) else value}"
-        for word, value in values.items()
-    )
+def _spelled(key: Key) -> str:
+    """A key with what there is to know about it: words whose value is called otherwise, and its note."""
+    words = [
+        f"`{word}`={str(value).lower() if isinstance(value, bool) else value}"
+        for word, value in key.values.items()
+        if word.lower() != value
+    ]
+    note = "; ".join(filter(None, [", ".join(words), key.note]))
+    return f"`{key.name}` ({note})" if note else f"`{key.name}`"
 
 
 __all__ = ["Key", "render"]

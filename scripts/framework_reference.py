@@ -30,13 +30,12 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "framewor
 HEAD = """\
 # Framework presets
 
-`framework:` of a scenario names a preset of the second table; every field of the first can be replaced beside it:
+`framework:` of a scenario names a [preset](#presets); every field can be replaced beside it:
 
     framework: {preset: torch-fsdp2, reduced_bytes: 2, launch_cost: 8 us}
 
-`mpsim show framework NAME` prints all fields of one with what they were read in, the layout it was written for (which it does not set: the
-scenario decides) and what could not be decided from sources. What the presets do to a step is explained in
-[explanation/frameworks](../explanation/frameworks.md). This page is generated from the code and the catalog.
+`mpsim show framework NAME` prints all fields of one with the source that they were read in, the layout it was written for (which the scenario decides) and what sources leave open. What presets do to a
+step: [frameworks](../explanation/frameworks.md). This page is generated from the code and the catalog.
 
 ## Fields
 """
@@ -65,12 +64,13 @@ def described(noun: type) -> Mapping[str, str]:
 def _fields(group: Any) -> Iterator[str]:
     """A table of the fields of a group, with the texts under them."""
     meaning, kinds = described(group), typing.get_type_hints(group)
-    yield "| field | values | when not stated | meaning |"
-    yield "| --- | --- | --- | --- |"
+    yield "| field | value | meaning |\n| --- | --- | --- |"
     for field in dataclasses.fields(group):
-        default = "" if field.default is dataclasses.MISSING else _text(field.default)
+        default = (
+            "" if field.default is dataclasses.MISSING else f" (default {_text(field.default)})"
+        )
         words = meaning[field.name] or _members(kinds[field.name])
-        yield f"| `{field.name}` | {_values(field.name, kinds[field.name])} | {default} | {words} |"
+        yield f"| `{field.name}` | {_values(field.name, kinds[field.name])}{default} | {words} |"
 
 
 def _members(kind: Any) -> str:
@@ -85,8 +85,8 @@ def _values(field: str, kind: Any) -> str:
         return ", ".join(f"`{choice.value}`" for choice in kind)
     mark = mark_of(field)
     if isinstance(mark, Quantity):
-        return {Dimension.TIME: "time", Dimension.BYTES: "bytes, with unit"}[mark.dimension]
-    plain = {bool: "true, false", int: "whole number", float: "number"}[kind]
+        return {Dimension.TIME: "quantity [s]", Dimension.BYTES: "quantity [B]"}[mark.dimension]
+    plain = {bool: "boolean", int: "integer", float: "number"}[kind]
     return f"{plain} [{mark.unit}]" if mark is not None and mark.unit else plain
 
 
@@ -95,17 +95,15 @@ def _text(value: object) -> str:
 
 
 def _presets() -> Iterator[str]:
-    """A table of presets and aliases."""
+    """A line for each preset, with its aliases."""
     aliases = framework_aliases()
     yield "## Presets\n"
-    yield "| preset | stack and era | also called | read in |"
-    yield "| --- | --- | --- | --- |"
     for name in framework_names():
         if name in aliases:
             continue
-        one = framework(name)
-        others = ", ".join(f"`{alias}`" for alias, meant in aliases.items() if meant == name)
-        yield f"| `{name}` | {one.title} | {others} | {one.source} |"
+        others = [f"`{alias}`" for alias, meant in aliases.items() if meant == name]
+        called = f", also {', '.join(others)}" if others else ""
+        yield f"- `{name}`{called}: {framework(name).title}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python scripts/fuzz_laws.py --count 2000                     # seeds 0 to 1,999
     python scripts/fuzz_laws.py --first 5000 --count 100 --save /tmp/broken
 
-Exit 1 if a law is broken. What it prints at the end is the table of docs/explanation/reliability.md.
+Exit 1 if a law is broken. It prints at the end what became of the scenarios.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Twelve hostile names and twelve hostile files: what became of each, as tables of docs/explanation/reliability.md.
+"""Twelve hostile names and twelve hostile files: what became of each, as tables of tests/cli/hostile.md.
 
 ``python scripts/hostile.py`` runs them all and writes the tables between the marks of the page; the tests run all but the pictures and compare.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from mpsim.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "explanation" / "reliability.md"
+PAGE = ROOT / "tests" / "cli" / "hostile.md"
 BEGIN, END = "<!-- hostile {} -->", "<!-- hostile {} end -->"
 
 NAMES = {

@@ -23,8 +23,8 @@ HEAD = """\
 # Scenario file
 
 A YAML file of the keys below (this page is generated from the schema). Keys are strict: an unknown one is refused with the nearest valid name,
-and all mistakes are reported together with their lines. Batches count sequences. Quantities are strings with a unit, such as `400 Gb/s`; a
-small `b` is a bit and a capital `B` a byte, `Gbps` is `Gb/s`, and `GBps` is refused because it is written for both.
+and all mistakes are reported together with their lines. Batches count sequences. A quantity [B/s] is
+a string with a unit of that kind, such as `400 Gb/s`, `50 GB/s` or `50 GiB/s`; a small `b` is a bit and a capital `B` a byte, `Gbps` is `Gb/s`, and `GBps` is refused because it is written for both.
 
 - **Presets.** Where a preset is expected, its name alone is enough (`model: gpt3-175b`); `{preset: gpt3-175b, layers: 48}` replaces fields of it.
   `mpsim show` lists the names.
@@ -37,33 +37,46 @@ small `b` is a bit and a capital `B` a byte, `Gbps` is `Gb/s`, and `GBps` is ref
 
 def render() -> str:
     """The page as text."""
-    return "\n".join([HEAD, *_section("", Scenario)]).rstrip("\n") + "\n"
+    return "\n".join([HEAD, *_sections()]).rstrip("\n") + "\n"
 
 
-def _section(prefix: str, model: type[pydantic.BaseModel]) -> Iterator[str]:
-    """One heading and table, then those of the sections inside."""
+def _sections() -> Iterator[str]:
+    """A heading and its keys for each kind of section, under every place that has one of the kind."""
+    places: dict[type[pydantic.BaseModel], list[str]] = {}
+    waiting: list[tuple[str, type[pydantic.BaseModel]]] = [("", Scenario)]
+    while waiting:
+        place, model = waiting.pop(0)
+        places.setdefault(model, []).append(place)
+        inner = [
+            (f"{place}.{key}".lstrip("."), nested)
+            for key, field in keys_of(model).items()
+            for nested in _kind(field.annotation, field.metadata)[1]
+        ]
+        waiting = [*inner, *waiting]
+    for model, names in places.items():
+        yield from _section(names, model)
+
+
+def _section(places: list[str], model: type[pydantic.BaseModel]) -> Iterator[str]:
+    """One heading and its table."""
     claim = (inspect.getdoc(model) or "").partition("\n")[0]
-    yield f"## `{prefix.rstrip('.')}`\n\n{claim}\n" if prefix else "## Top level\n"
-    yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"
-    inner: list[tuple[str, type[pydantic.BaseModel]]] = []
+    title = ", ".join(f"`{place}`" for place in places)
+    yield f"## {title}\n\n{claim}\n" if any(places) else "## Top level\n"
+    yield "| key | value | meaning |\n| --- | --- | --- |"
     for key, field in keys_of(model).items():
-        kind, nested = _kind(field.annotation, field.metadata)
-        meaning = " ".join(descriptions(model).get(key, "").split())
-        yield f"| `{key}` | {kind} | {_default(field)} | {meaning} |".replace(" |  |", " | |")
-        inner.extend((f"{prefix}{key}.", one) for one in nested)
+        value = f"{_kind(field.annotation, field.metadata)[0]} {_default(field)}".rstrip()
+        yield f"| `{key}` | {value} | {' '.join(descriptions(model).get(key, '').split())} |"
     yield ""
-    for place, one in inner:
-        yield from _section(place, one)
 
 
 def _default(field: pydantic.fields.FieldInfo) -> str:
     if field.is_required():
-        return "**required**"
+        return "(required)"
     value = field.get_default(call_default_factory=True)
     empty = value is None or value in ((), {}, "")
     if empty or value is PydanticUndefined or isinstance(value, pydantic.BaseModel):
         return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return f"(default `{str(value).lower() if isinstance(value, bool) else value}`)"
 
 
 def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[pydantic.BaseModel]]]:
@@ -88,12 +101,12 @@ def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[py
         return "section", [annotation]
     if origin is not None:
         return ("mapping" if "apping" in str(origin) or origin is dict else "list"), []
-    words = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text"}
+    words = {int: "integer", float: "number", bool: "boolean", str: "text"}
     return words.get(annotation, "anything"), []  # type: ignore[call-overload]
 
 
 def _quantity(dimension: Dimension) -> str:
-    return f"quantity in {', '.join(f'`{unit}`' for unit in units_of(dimension)[:4])}, ..."
+    return f"quantity [{units_of(dimension)[0]}]"
 
 
 if __name__ == "__main__":

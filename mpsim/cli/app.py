@@ -187,13 +187,15 @@ def _forget_interrupt() -> None:
 
 
 class _Typeless:
-    """Part of a command whose help names no type beside a flag."""
+    """Part of a command whose help names no type beside a flag or an argument."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of a command
         for parameter in parameters:
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""  # else "<bool>", which nobody types
+            elif parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: None  # its name says it
         return parameters
 
 

@@ -24,7 +24,6 @@ def calibrate(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE",
             help="Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or as CSV; "
             "of repeated ones the quietest counts. Or tables of measured services on one accelerator.",
         ),
@@ -34,7 +33,6 @@ def calibrate(
         typer.Option(
             "--out",
             "-o",
-            metavar="FILE",
             callback=check_file,
             help="The machine file to write.",
         ),

@@ -18,29 +18,29 @@ __all__ = ["check"]
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    file: Annotated[Path, typer.Argument(help="Scenario file.")],
     *,
     reading: Reading,
     emit: Emit = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report every mistake of a scenario at once, or say what was derived from it."""
+    """Report every mistake of a scenario at once; without any, what follows from it."""
     from mpsim.cli.console import print_json, print_table, print_text
-    from mpsim.cli.emit import check_emit, emitted, write_emitted
+    from mpsim.cli.emit import targets, write_emitted
     from mpsim.simulate import Prepared, ready
 
     scenario = reading.load(file)
-    check_emit(emit or (), [scenario.name])
+    (wanted,) = targets(emit, [scenario])
     able = ready(scenario)
     derived = _derived(able) if isinstance(able, Prepared) else _derived_service(able)
-    files = emitted(scenario, emit)
+    files = [item.of(scenario) for item in wanted]
     if as_json:
         data: dict[str, object] = {"scenario": scenario.name, "ok": True, "derived": derived}
         print_json(data | ({"emitted": [item.to_json() for item in files]} if files else {}))
     else:
         print_text(f"{file}: ok")
         print_table(_words(derived))
-    write_emitted(files)
+    write_emitted(files, as_json=as_json)
 
 
 def _words(derived: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ def compare(
     b: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="B...",
+            metavar="B",
             help="Scenarios or results to compare with A; or recordings of the step, one file per rank or a folder of them.",
         ),
     ] = None,

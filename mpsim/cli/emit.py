@@ -1,116 +1,154 @@
-"""``--emit``: the scenario of a command as the configuration of another tool, with what the format cannot hold."""
+"""``mpsim export`` and ``--emit``: a scenario in the words of another tool, and what that tool's file cannot hold."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from mpsim.cli.paths import check_file
-from mpsim.output import safe_name, write_whole
+from mpsim.cli.paths import check_file, check_folder
+from mpsim.output import safe_name
 
 if TYPE_CHECKING:
-    from mpsim.formats import Exported
+    from mpsim.formats import Exported, Writer
     from mpsim.scenario import Scenario
 
-__all__ = ["Emitted", "check_emit", "emitted", "losses", "write_emitted"]
+__all__ = ["Emitted", "Target", "refuse_unwritable", "target", "targets", "write_emitted"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """A format to write, and the file or the folder it is for; stdout where there is none."""
+
+    writer: Writer
+    path: Path | None
+
+    def of(self, scenario: Scenario) -> Emitted:
+        """The scenario in this format; nothing is written yet."""
+        return Emitted(self.path, self.writer.write(scenario))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Emitted:
-    """A configuration and the file it is for."""
+    """A scenario in the words of another tool, and the file or the folder it is for; stdout where there is none."""
 
-    file: Path
+    path: Path | None
     exported: Exported
 
-    def to_json(self) -> dict[str, Any]:
-        """Format, file, and every value that the file does not hold."""
-        return {
-            "format": self.exported.format,
-            "file": str(self.file),
-            "lost": losses(self.exported),
-            "notes": list(self.exported.notes),
+    def to_json(self) -> dict[str, object]:
+        """Format, file, every value that the file holds, and every one that it does not."""
+        exported = self.exported
+        data: dict[str, object] = {"format": exported.format, "tool": exported.tool}
+        if self.path is None:
+            data["text"] = exported.text
+        elif exported.files:
+            files = [str(self.path / name) for name in exported.files]
+            data |= {"files": files, "nodes": exported.nodes}
+        else:
+            data["file"] = str(self.path)
+        return data | {
+            "held": [{"from": item.source, "to": item.to} for item in exported.held],
+            "lost": [dataclasses.asdict(item) for item in exported.lost],
+            "notes": list(exported.notes),
         }
 
-    def write(self) -> None:
-        """Write the file, and say on stderr what it does not hold."""
-        from mpsim.cli.console import note, wrote
+    def write(self, *, as_json: bool) -> None:
+        """Write the file, and say on stderr what it does not hold, where no JSON says so."""
+        from mpsim.cli.console import note, print_text, wrote
 
-        is_replaced = self.file.exists()
-        write_whole(self.file, self.exported.text)
-        for loss in self.exported.lost:
-            note(f"lost in {self.exported.format}: {loss}")
-        wrote(self.file)
+        is_replaced = self.path is not None and self.path.is_file()
+        if self.path is not None:
+            self.exported.save(self.path)
+        elif not as_json:
+            print_text(self.exported.text)
+        if not as_json:
+            for loss in self.exported.lost:
+                note(f"lost in {self.exported.format}: {loss}")
+            for text in self.exported.notes:
+                note(f"note: {text}")
+        if self.path is not None:
+            wrote(self.path)
         if is_replaced:
-            note(f"{self.file} was there already, and is replaced")
+            note(f"{self.path} was there already, and is replaced")
 
 
-def losses(exported: Exported) -> list[dict[str, Any]]:
-    """Every value that a file does not hold, as plain data."""
-    return [{"key": loss.key, "value": loss.value, "why": loss.why} for loss in exported.lost]
+def target(form: str, path: Path | None) -> Target:
+    """The format of a name, and a path that it can be written to.
 
-
-def check_emit(words: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse an unknown format, one file for several scenarios, and a file that is there and was not named, before anything is simulated.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of the scenarios.
+    Raises
+    ------
+    typer.BadParameter
+        If nothing can be written there, or a folder of files has no path.
+    FormatError
+        If there is no such format.
     """
-    for word in words:
-        form, file, ending = _parsed(word)
-        if len(names) > 1 and file is not None:
-            raise typer.BadParameter(
-                f"one file holds one scenario, got {len(names)}; leave the file out",
-                param_hint="--emit",
-            )
-        for usual in (_usual(name, form, ending) for name in names if file is None):
-            if usual.exists():
-                raise typer.BadParameter(
-                    f"{usual} is there already; give {form}={usual} to replace it, or another file",
-                    param_hint="--emit",
-                )
+    from mpsim.formats import writer
+
+    known = writer(form)
+    if not known.ending and path is None:
+        raise typer.BadParameter(
+            f"{known.name} has a file a rank; needed a folder to write them into",
+            param_hint="--output",
+        )
+    return Target(known, check_file(path) if known.ending else check_folder(path))
 
 
-def emitted(scenario: Scenario, words: Sequence[str] | None) -> list[Emitted]:
-    """The scenario in each format that was asked for; nothing is written yet.
+def targets(words: Sequence[str] | None, scenarios: Sequence[Scenario]) -> list[list[Target]]:
+    """Targets of every scenario, refused before anything is simulated where nothing could be written.
 
     Parameters
     ----------
     words : sequence of str, optional
         ``FORMAT`` or ``FORMAT=FILE`` each; left out, the file is named after the scenario and the format, in the current folder.
     """
-    files: list[Emitted] = []
-    for word in words or ():
-        from mpsim.formats import export
-
-        name, file, ending = _parsed(word)
-        usual = _usual(scenario.name, name, ending)
-        files.append(Emitted(check_file(file or usual) or usual, export(scenario, name)))
-    return files
+    found = [[_parsed(word, scenario, scenarios) for word in words or ()] for scenario in scenarios]
+    paths = collections.Counter(item.path for listed in found for item in listed)
+    if twice := [path for path, times in paths.items() if times > 1]:
+        raise typer.BadParameter(f"{twice[0]} would be written twice", param_hint="--emit")
+    return found
 
 
-def write_emitted(files: Sequence[Emitted]) -> None:
-    """Write every file."""
-    for item in files:
-        item.write()
-
-
-def _usual(scenario: str, form: str, ending: str) -> Path:
-    """The file of a configuration that names none."""
-    return Path(f"{safe_name(scenario)}.{form}{ending}")
-
-
-def _parsed(word: str) -> tuple[str, Path | None, str]:
-    """Format, file and usual ending of ``FORMAT`` or ``FORMAT=FILE``."""
+def _parsed(word: str, scenario: Scenario, scenarios: Sequence[Scenario]) -> Target:
+    """The target of a word for one of the scenarios."""
     from mpsim.formats import writer
+    from mpsim.formats.outgoing import check_trains
 
     name, equals, file = word.partition("=")
+    known = writer(name)
     if equals and not file:
         raise typer.BadParameter(f"got {word!r}; needed FORMAT=FILE", param_hint="--emit")
-    known = writer(name)
-    return known.name, Path(file) if file else None, known.ending
+    if file and len(scenarios) > 1:
+        raise typer.BadParameter(
+            f"one file holds one scenario, got {len(scenarios)}; leave the file out",
+            param_hint="--emit",
+        )
+    check_trains(scenario)
+    usual = Path(f"{safe_name(scenario.name)}.{known.name}{known.ending}")
+    if not file and usual.exists():
+        raise typer.BadParameter(
+            f"{usual} is there already; give {known.name}={usual} to replace it, or another file",
+            param_hint="--emit",
+        )
+    return target(known.name, Path(file) if file else usual)
+
+
+def refuse_unwritable(listed: Sequence[Target], scenario: Scenario) -> None:
+    """Refuse a model that a format has no words for before a search that may take hours; the layout is the search's to find."""
+    from mpsim.errors import ScenarioError
+
+    for item in listed:
+        if item.writer.ending:  # a folder of traces takes as long as a simulation
+            try:
+                item.of(scenario)
+            except ScenarioError:
+                continue
+
+
+def write_emitted(files: Sequence[Emitted], *, as_json: bool) -> None:
+    """Write every file, and say what each does not hold."""
+    for item in files:
+        item.write(as_json=as_json)

@@ -13,12 +13,10 @@ __all__ = ["explore"]
 
 
 def explore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    file: Annotated[Path, typer.Argument(help="Scenario file.")],
     port: Annotated[
         int,
-        typer.Option(
-            "--port", metavar="N", min=0, max=65535, help="Port to listen on; 0: any that is free."
-        ),
+        typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any that is free."),
     ] = 0,
     browser: Annotated[
         bool, typer.Option("--open", help="Open the page in this machine's browser.")

@@ -24,7 +24,7 @@ __all__ = ["goodput"]
 
 
 def goodput(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    file: Annotated[Path, typer.Argument(help="Scenario file.")],
     days: Annotated[
         float, typer.Option("--days", callback=finite, help="Days that each trial lasts.")
     ] = 30.0,
@@ -47,7 +47,7 @@ def goodput(
             "--repair",
             metavar="TIME",
             parser=quantity("TIME"),
-            help="Time until a failed node is back, e.g. '24 h'; left out: assumed.",
+            help="Time until a failed node is back, e.g. '24 h'; left out: a day.",
         ),
     ] = None,
     spares: Annotated[
@@ -68,7 +68,7 @@ def goodput(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much of days of training is progress, when components fail and checkpoints take time."""
+    """Simulate days of training with failures and checkpoints: which share of them is progress."""
     from mpsim.cli.console import print_json, print_sheet, wrote
     from mpsim.simulate import simulate_step
     from mpsim.study.goodput import simulate_goodput

@@ -32,7 +32,6 @@ def import_(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE",
             help="Files to read: one configuration, or those of one benchmark or recording.",
         ),
     ],
@@ -41,7 +40,6 @@ def import_(
         typer.Option(
             "--output",
             "-o",
-            metavar="FILE",
             callback=check_file,
             help="Write the scenario here instead of on stdout, or points as CSV.",
         ),

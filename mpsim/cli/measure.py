@@ -35,7 +35,6 @@ def measure(
         typer.Option(
             "--out",
             "-o",
-            metavar="FILE",
             callback=check_file_and_folder,
             help="The file to write.",
         ),

@@ -20,9 +20,7 @@ __all__ = ["new"]
 def new(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FILE", callback=check_file, help="File to write; it must not exist yet."
-        ),
+        typer.Argument(callback=check_file, help="File to write; it must not exist yet."),
     ] = None,
     template: Annotated[
         str,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import functools
 import inspect
 import math
+import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,12 +55,12 @@ class Engine(enum.StrEnum):
     REPLAY = "replay"
 
 
+WORDS: Mapping[object, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
+"""Words for what an option takes, by its type."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, SI units.")]
 Plot = Annotated[
     Path | None,
-    typer.Option(
-        "--plot", metavar="FILE", callback=check_picture, help="Draw the answer (.png, .svg, .pdf)."
-    ),
+    typer.Option("--plot", callback=check_picture, help="Draw the answer (.png, .svg, .pdf)."),
 ]
 Plots = Annotated[
     Path | None,
@@ -68,13 +70,12 @@ Plots = Annotated[
 ]
 Csv = Annotated[
     Path | None,
-    typer.Option("--csv", metavar="FILE", callback=check_file, help="Write the table as CSV."),
+    typer.Option("--csv", callback=check_file, help="Write the table as CSV."),
 ]
 Trace = Annotated[
     Path | None,
     typer.Option(
         "--trace",
-        metavar="FILE",
         callback=check_trace,
         help="Write a trace for Perfetto (.json or .json.gz).",
     ),
@@ -91,7 +92,6 @@ Resume = Annotated[
     Path | None,
     typer.Option(
         "--resume",
-        metavar="FILE",
         callback=check_file,
         help="Keep finished rows in this file, and start from those it holds.",
     ),
@@ -142,7 +142,7 @@ Restart = Annotated[
         "--restart",
         metavar="TIME",
         parser=quantity("TIME"),
-        help="Time from an interruption to the first step, e.g. '10 min'; left out: assumed.",
+        help="Time from an interruption to the first step, e.g. '30 min'; left out: 10 minutes.",
     ),
 ]
 Failures = Annotated[
@@ -292,6 +292,16 @@ class Reading:
         return scenarios
 
 
+def _worded(annotation: object) -> object:
+    """An annotated option with a word for what it takes: N, not "<int range>"."""
+    kind, info = typing.get_args(annotation)
+    inner = next(part for part in (*typing.get_args(kind), kind) if part is not types.NoneType)
+    if info.metavar is None and inner in WORDS:
+        info = copy.copy(info)
+        info.metavar = WORDS[inner]
+    return Annotated[kind, info]
+
+
 def unfold(command: Callable[..., None]) -> Callable[..., None]:
     """`command` as typer reads it: a parameter that is a dataclass becomes an option for each of its fields."""
     hints = typing.get_type_hints(command, include_extras=True)
@@ -302,6 +312,7 @@ def unfold(command: Callable[..., None]) -> Callable[..., None]:
             options += inspect.signature(groups[name], eval_str=True).parameters.values()
         else:
             options.append(parameter.replace(annotation=hints[name]))
+    options = [option.replace(annotation=_worded(option.annotation)) for option in options]
 
     @functools.wraps(command)
     def unfolded(**values: object) -> None:

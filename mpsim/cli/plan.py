@@ -39,7 +39,7 @@ class Offer(enum.StrEnum):
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    file: Annotated[Path, typer.Argument(help="Scenario file.")],
     tokens: Annotated[
         float,
         typer.Option(
@@ -82,7 +82,6 @@ def plan(
         Path | None,
         typer.Option(
             "--prices",
-            metavar="FILE",
             help="File of your own prices, one line each, such as h100-sxm: 2.10 USD/h.",
         ),
     ] = None,
@@ -112,7 +111,7 @@ def plan(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many days, accelerator-hours, dollars, MWh and tonnes of CO2 a whole training takes."""
+    """Estimate days, accelerator-hours, dollars, MWh and tonnes of CO2 of a whole training."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
     from mpsim.study.facility import Facility, read_rates

@@ -23,13 +23,12 @@ def report(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE",
             help="Scenarios (.yaml), saved results, or what search or sweep printed with --json (.json); several are set side by side.",
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FILE", callback=check_page, help="Page to write."),
+        typer.Option("--output", "-o", callback=check_page, help="Page to write."),
     ] = Path("report.html"),
     title: Annotated[
         str,

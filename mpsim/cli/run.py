@@ -21,9 +21,7 @@ __all__ = ["run"]
 
 
 def run(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="One or more scenario files.")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="One or more scenario files.")],
     plots: Plots = None,
     trace: Trace = None,
     *,
@@ -51,7 +49,7 @@ def run(
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
     from mpsim.cli.console import print_json, print_sheet, print_text
-    from mpsim.cli.emit import check_emit, emitted, write_emitted
+    from mpsim.cli.emit import targets, write_emitted
     from mpsim.result.words import summary_sheet
     from mpsim.simulate import simulate
 
@@ -61,12 +59,13 @@ def run(
         )
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
-    check_emit(emit or (), [scenario.name for scenario in scenarios])
-    for scenario, folder in zip(scenarios, _folders(scenarios, plots), strict=True):
+    emitting = targets(emit, scenarios)
+    folders = _folders(scenarios, plots)
+    for scenario, folder, wanted in zip(scenarios, folders, emitting, strict=True):
         if scenario.serves:
-            _refuse_studies(sensitivity=sensitivity, engine=engine, emit=emit)
+            _refuse_studies(sensitivity=sensitivity, engine=engine)
         result: Any = simulate(scenario)  # of which only a step has a sensitivity
-        configurations = emitted(scenario, emit)
+        configurations = [item.of(scenario) for item in wanted]
         answer: Sensitivity | None = result.sensitivity() if sensitivity else None
         if as_json:
             studies = {} if answer is None else {"sensitivity": answer.to_json()}
@@ -79,7 +78,7 @@ def run(
                 print_text("")
                 print_sheet(answer.sheet())
         _write(result, answer, folder, trace)
-        write_emitted(configurations)
+        write_emitted(configurations, as_json=as_json)
 
 
 def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]:

@@ -39,7 +39,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def scale(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    file: Annotated[Path, typer.Argument(help="Scenario file.")],
     gpus: Annotated[
         str,
         typer.Option("--gpus", metavar="A..B", help="Every doubling from A to B, or A,B,C."),
@@ -53,7 +53,7 @@ def scale(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Say what throughput, MFU and the parts of the step become on more accelerators."""
+    """Show how throughput, MFU and the parts of the step change on more accelerators."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
     from mpsim.study.scaling import MODES

@@ -31,7 +31,7 @@ class Objective(enum.StrEnum):
 def search(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Scenario file; its own layout is not used."),
+        typer.Argument(help="Scenario file; its own layout is not used."),
     ],
     over: Annotated[
         list[str] | None,
@@ -137,12 +137,13 @@ def search(
 ) -> None:
     """Find the best layouts of a model on a cluster, and say why the others lose."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
-    from mpsim.cli.emit import check_emit, emitted, write_emitted
+    from mpsim.cli.emit import refuse_unwritable, targets, write_emitted
     from mpsim.cli.progress import phases_bar
     from mpsim.study import search as run_search
 
     scenario = reading.load(file)
-    check_emit(emit or (), [scenario.name])
+    (wanted,) = targets(emit, [scenario])
+    refuse_unwritable(wanted, scenario)
     values = values_over(scenario, over)
     if scenario.serves:
         if objective is Objective.TIME:
@@ -150,8 +151,11 @@ def search(
                 "ranks training steps; give goodput, throughput, cost or rate",
                 param_hint="--objective",
             )
-        given = {"--emit": bool(emit), "--margin": margin is not None}
-        given |= {"--also": also is not None, "--explain": explain}
+        given = {
+            "--margin": margin is not None,
+            "--also": also is not None,
+            "--explain": explain,
+        }
         _refuse(given, "is for training steps, and the scenario serves; leave it out")
     else:
         of_services = objective not in (None, Objective.TIME, Objective.COST)
@@ -184,14 +188,15 @@ def search(
     elif plot is not None:
         note(f"nothing was simulated, so there is nothing to draw in {plot}")
     files = []
-    if emit and outcome.best is not None:
-        files = emitted(scenario.with_values(outcome.best.values), emit)
+    if outcome.best is not None and wanted:
+        best = scenario.with_values(outcome.best.values)
+        files = [item.of(best) for item in wanted]
     if as_json:
         told = {"emitted": [item.to_json() for item in files]} if files else {}
         print_json({**outcome.to_json(), **told})
     else:
         print_sheet(outcome.sheet(front=front, long=long))
-    write_emitted(files)
+    write_emitted(files, as_json=as_json)
     for remark in outcome.remarks:
         note(remark)
     end_early(outcome.interrupted)

@@ -54,7 +54,7 @@ class Asked:
         int | None, typer.Option("--value-dim", min=1, help="Value dimension of attention.")
     ] = None
     window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Sliding window of attention [keys].")
+        int | None, typer.Option("--window", min=1, help="Sliding window of attention, in keys.")
     ] = None
     full: Annotated[bool, typer.Option("--full", help="Price attention without a causal mask.")] = (
         False

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 __all__ = ["show_formats"]
 
-FURTHER = (
-    ("chakra", "execution traces of Chakra, one a rank of a training step, as ASTRA-sim runs them"),
-    ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)"),
-)
-"""Formats that are written of something else than a scenario."""
+TRACE = ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)")
+"""What is written of a simulated step instead of a scenario."""
 
 
 def show_formats(name: str | None, *, as_json: bool) -> None:
@@ -28,7 +25,7 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
     from mpsim.formats import WRITERS
     from mpsim.formats.registry import ALIASES, FORMATS, named
 
-    exports = [(item.name, item.title) for item in WRITERS] + list(FURTHER)
+    exports = [(item.name, item.title) for item in WRITERS] + [TRACE]
     written = [item for item in exports if name is None or item[0] == ALIASES.get(name, name)]
     known = FORMATS if name is None else named(name) if _is_read(name) or not written else ()
     also = {

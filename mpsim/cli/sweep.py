@@ -20,7 +20,7 @@ __all__ = ["sweep"]
 def sweep(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Scenario file; its `sweep:` block is the default."),
+        typer.Argument(help="Scenario file; its `sweep:` block is the default."),
     ],
     over: Annotated[
         list[str] | None,

@@ -21,7 +21,6 @@ def validate(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE",
             help="CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and measured results such as "
             "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file.",
         ),
@@ -36,7 +35,7 @@ def validate(
     ] = None,
     scenario: Annotated[
         Path | None,
-        typer.Option("--scenario", metavar="FILE", help="Scenario for rows that name none."),
+        typer.Option("--scenario", help="Scenario for rows that name none."),
     ] = None,
     trace: Trace = None,
     plots: Plots = None,

@@ -4,7 +4,7 @@
 a scenario stands in tables (``data/``), written once for reading and writing. Every reader takes its file through `mpsim.formats.source`, which unpacks and bounds it.
 """
 
-from mpsim.formats.chakra.writer import ChakraExport, write_chakra
+from mpsim.formats.chakra.writer import write_chakra
 from mpsim.formats.imported import Assumed, Imported, Mapped, MeasuredPoint, Points, Recorded
 from mpsim.formats.outgoing import Exported, Held, Lost
 from mpsim.formats.perfetto import trace_events, write_events, write_trace
@@ -17,7 +17,6 @@ __all__ = [
     "FORMATS",
     "WRITERS",
     "Assumed",
-    "ChakraExport",
     "Exported",
     "Format",
     "Held",

@@ -313,6 +313,10 @@ def export_megatron(scenario: Scenario) -> Exported:
     tool = f"Megatron-LM {put.tag}"
     mine = "data and the schedule of the learning rate are yours: MORE_ARGS in the script"
     put.out.notes.append(mine)
+    if scenario.hardware.nodes > 1:
+        put.out.notes.append(
+            "start it on every node, with MASTER_ADDR and (without Slurm) NODE_RANK set"
+        )
     return put.out.close("megatron", tool=tool, text="\n".join(_lines(put, tool)) + "\n")
 
 
@@ -338,7 +342,16 @@ def _lines(put: Writing, tool: str) -> Iterator[str]:
     if p.tp > 1 or p.cp > 1:
         yield "export CUDA_DEVICE_MAX_CONNECTIONS=1   # kernels start in the order in which they are issued"
         yield ""
-    yield f"LAUNCH=(torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.node.accelerators})"
+    launch = f"torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.node.accelerators}"
+    if cluster.nodes > 1:
+        yield f"# start this script on each of the {cluster.nodes} nodes; Slurm says which is which (srun --ntasks-per-node 1)"
+        yield "NODE_RANK=${NODE_RANK:-${SLURM_NODEID:?set NODE_RANK: 0 on the first node}}"
+        yield "MASTER_ADDR=${MASTER_ADDR:?set it to the host name of the first node}"
+        yield "MASTER_PORT=${MASTER_PORT:-29500}"
+        launch += (
+            ' --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+        )
+    yield f"LAUNCH=({launch})"
     arrays = _arrays(put)
     for name, written in arrays.items():
         yield from (f"{name}=(", *(f"    {flag}" for flag in written), ")")

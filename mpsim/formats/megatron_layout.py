@@ -385,7 +385,10 @@ def _write_precision(put: Writing, precision: str) -> None:
     row = keys_to("megatron", key)
     recipe = next((item.word(precision) for item in row if item.values), None)
     if recipe is not None:
-        if put.put("fp8-format", "hybrid", key) and recipe != "delayed":
+        # before --fp8-recipe came, scaling was delayed and nothing else
+        if put.put("fp8-format", "hybrid", key) and (
+            recipe != "delayed" or put.has("fp8-recipe") or put.is_dataclass
+        ):
             put.put("fp8-recipe", recipe, key)
     elif precision == "nvfp4":
         put.put("fp4-format", "e2m1", key)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mpsim.errors import FormatError
 from mpsim.formats.ledger import flat, nested
 from mpsim.framework import framework, framework_aliases, mark_of
 from mpsim.nouns import Quantity
+from mpsim.output import write_whole
 from mpsim.scenario import Scenario
 from mpsim.scenario.sections import Parallelism, Simulation
 from mpsim.units import format_exact
 from mpsim.version import __version__
 from mpsim.workload import Transformer
 
-__all__ = ["Exported", "Held", "Lost", "Outgoing", "header"]
+__all__ = ["Exported", "Held", "Lost", "Outgoing", "check_trains", "header"]
 
 _COSMETIC = frozenset({"schema", "name", "model.name"})
 
@@ -45,7 +47,7 @@ class Lost:
     Parameters
     ----------
     key : str
-        Dotted key of the scenario, or a whole section.
+        Dotted key of the scenario, or a whole section; empty for what is lost of the step itself.
     value : object
         As a scenario file would write it.
     """
@@ -56,6 +58,8 @@ class Lost:
 
     def __str__(self) -> str:
         """The loss on one line."""
+        if not self.key:
+            return self.why
         value = self.value
         if isinstance(value, Mapping):
             value = value.get("preset") or value.get("name") or f"{len(value)} values"
@@ -70,6 +74,12 @@ class Exported:
     ----------
     format, tool : str
         Name of the format, as commands take it, and which tool and version reads the file.
+    text : str
+        What the file holds; empty where there are several.
+    files : mapping of str to bytes
+        Content by name, of a format that has a folder of files.
+    nodes : int
+        Operations of all ranks together, of an execution trace.
     lost : tuple of Lost
         Laid over what an importer reads from the file, these give the whole scenario again.
     notes : tuple of str
@@ -78,10 +88,23 @@ class Exported:
 
     format: str
     tool: str
-    text: str
+    text: str = ""
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    nodes: int = 0
     held: tuple[Held, ...] = ()
     lost: tuple[Lost, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> tuple[Path, ...]:
+        """Write the file, or the files into a folder that is made if need be; returns all that are written."""
+        place = Path(path)
+        if not self.files:
+            write_whole(place, self.text)
+            return (place,)
+        place.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            write_whole(place / name, content)
+        return tuple(place / name for name in self.files)
 
 
 class Outgoing:
@@ -94,10 +117,7 @@ class Outgoing:
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        if scenario.serves:
-            raise FormatError(
-                f"{scenario.name or 'scenario'}: describes a service; files of this format describe a training step"
-            )
+        check_trains(scenario)
         self.scenario = scenario
         resolved = (
             scenario.resolved()
@@ -206,6 +226,14 @@ class Outgoing:
             held=tuple(self._held.values()),
             lost=tuple(lost),
             notes=tuple(self.notes),
+        )
+
+
+def check_trains(scenario: Scenario) -> None:
+    """Refuse a scenario that serves: every format that is written describes a training step."""
+    if scenario.serves:
+        raise FormatError(
+            f"{scenario.name or 'scenario'}: describes a service; files of this format describe a training step"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.formats.chakra import CHAKRA
 from mpsim.formats.chakra.trace import is_trace
+from mpsim.formats.chakra.writer import export_chakra
 from mpsim.formats.deepspeed import DEEPSPEED, export_deepspeed
 from mpsim.formats.hlo import HLO
 from mpsim.formats.huggingface import HUGGING_FACE
@@ -243,7 +244,7 @@ class Writer:
     write : callable
         The scenario in that format.
     ending : str
-        Usual ending of its files.
+        Usual ending of its file; empty where it is a folder of files.
     """
 
     name: str
@@ -258,6 +259,12 @@ WRITERS: Final = (
     Writer("nemo", "configuration of NeMo 2", export_nemo, ".yaml"),
     Writer("torchtitan", "configuration of torchtitan", export_torchtitan, ".toml"),
     Writer("deepspeed", "ds_config of DeepSpeed", export_deepspeed, ".json"),
+    Writer(
+        "chakra",
+        "execution traces of Chakra, one a rank of a training step, as ASTRA-sim runs them",
+        export_chakra,
+        "",
+    ),
 )
 
 
@@ -272,7 +279,7 @@ def writer(name: str) -> Writer:
     word = ALIASES.get(name.lower(), name.lower())
     found = next((item for item in WRITERS if item.name == word), None)
     if found is None:
-        names = [*(item.name for item in WRITERS), *ALIASES, "chakra"]
+        names = [*(item.name for item in WRITERS), *ALIASES]
         raise FormatError(f"no format {name[:60]!r} is written; {nearest(name, names)}")
     return found
 

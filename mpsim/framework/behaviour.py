@@ -150,8 +150,7 @@ class KernelBehaviour:
     """The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it
     falls apart; 0 for any number."""
     recompute_selective: SelectiveRecompute = SelectiveRecompute.CORE_ATTENTION
-    """What `training.recompute: selective` is where no modules are named: what users of the stack
-    call so."""
+    """Meaning of `training.recompute: selective` without modules, as users of the stack use the word."""
     recompute_stops_early: Flag = False
     """Whether full recomputation of a layer ends with the last value that a gradient reads (torch's
     non-reentrant checkpoint from 2.1 on), so that the last product does not run again."""
@@ -265,20 +264,16 @@ class DataBehaviour:
     gradients once, after its last backward (torch.distributed.pipelining), whatever
     `reshard_after_forward` and `defer_reduction` say."""
     zero_limit: Whole = 3
-    """Highest stage of sharding (`parallelism.zero`) that the stack has, and that it has with
-    several pipeline stages."""
+    """Highest stage of sharding (`parallelism.zero`) that the stack has."""
     pipeline_zero_limit: Whole = 3
-    """Highest stage of sharding (`parallelism.zero`) that the stack has, and that it has with
-    several pipeline stages."""
+    """Highest stage of sharding that the stack has with several pipeline stages."""
     gather_rank_time: Seconds = 0.0
-    """What the gather of a unit takes longer for each rank that it reaches: views and copies of a
+    """Further time of the gather of a unit for each rank that it reaches: views and copies of a
     collective whose output is a list of tensors [s]."""
     gather_copy_traffic: ParameterBytes = 0.0
-    """Memory traffic on the compute stream to lay out a gathered unit, and before reducing one [B
-    per parameter]."""
+    """Memory traffic on the compute stream to lay out a gathered unit [B per parameter]."""
     reduce_copy_traffic: ParameterBytes = 0.0
-    """Memory traffic on the compute stream to lay out a gathered unit, and before reducing one [B
-    per parameter]."""
+    """Memory traffic on the compute stream before reducing a unit [B per parameter]."""
     accumulation_traffic: ParameterBytes = 0.0
     """Memory traffic per parameter and microbatch to add gradients into the buffer that is reduced,
     beyond what the weight gradient itself moves [B]."""
@@ -319,7 +314,7 @@ class MemoryBehaviour:
     """Whether inputs of products in a narrow format are kept as they were cast (Transformer
     Engine), or wide and cast again in backward (torchao)."""
     narrow_activations: Flag = False
-    """Whether that holds of what activations of MLP and experts read too (Megatron-Core's
+    """Whether inputs of the activations of MLP and experts are kept narrow too (Megatron-Core's
     `activation_func_fp8_input_store`)."""
     transposed_weights: Flag = True
     """Whether transposed copies of weights that are narrow themselves stay from one use to the
@@ -360,8 +355,8 @@ class HostBehaviour:
     step_overhead: Seconds
     """Serial host time per step: logging, data, bookkeeping [s]."""
     backward_launch_cost: Seconds = 0.0
-    """The same in a backward pass, whose kernels autograd's engine calls instead of Python; 0 for
-    as `launch_cost` [s]."""
+    """Host time of one kernel launch in a backward pass, where autograd's engine calls instead of
+    Python; 0 for as `launch_cost` [s]."""
     collective_launch_cost: Seconds = 0.0
     """Host time of issuing a collective of a layer or an end where it cannot run ahead; 0 where
     `layer_launches_forward` and its like count it [s]."""
@@ -374,7 +369,7 @@ class HostBehaviour:
     """Host time of a layer in fp8 or fp4 over that in 16 bits, at least 1: scales, casts and their
     bookkeeping."""
     collective_cost: Seconds = 0.0
-    """What a collective inside a layer takes longer than in a benchmark of its library: its launch,
+    """Further time of a collective inside a layer over a benchmark of its library: its launch,
     and events between two streams [s]."""
     layer_host_time: Seconds = 0.0
     """Host time of each pass of a layer beyond its launches, such as Python hooks of its submodules

@@ -20,7 +20,7 @@ from mpsim.hardware.fabric import (
     torus_distance,
     torus_shape,
 )
-from mpsim.hardware.host import Host, host_names, host_of
+from mpsim.hardware.host import Host, host_of
 from mpsim.hardware.lookup import (
     accelerator,
     accelerator_names,
@@ -54,7 +54,6 @@ __all__ = [
     "accelerator_names",
     "board_power",
     "build_cluster",
-    "host_names",
     "host_of",
     "is_machine_path",
     "link",

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
-from mpsim.hardware.components import DIMENSIONS, Accelerator, Node
+from mpsim.hardware.components import Accelerator, Node, Sourced
 from mpsim.hardware.fabric import (
     Fabric,
     FabricKind,
@@ -29,7 +28,7 @@ __all__ = ["Cluster"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Sourced):
     """Nodes of one kind joined by a fabric; accelerators are numbered node by node.
 
     Parameters
@@ -166,10 +165,6 @@ class Cluster:
         if span <= 1:
             return 0.0
         return self.node.nic.latency + self.hops(span) * self.fabric.hop_latency
-
-    def describe(self) -> Description:
-        """Every figure of the cluster and its parts with its unit and source; `str` gives it in five lines."""
-        return describe_fields(self, DIMENSIONS)
 
     @property
     def parts(self) -> dict[str, str]:

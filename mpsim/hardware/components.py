@@ -10,7 +10,6 @@ import enum
 import math
 import types
 from collections.abc import Mapping
-from typing import Protocol
 
 from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
@@ -30,7 +29,6 @@ from mpsim.nouns import (
 from mpsim.units import Dimension, format_quantity
 
 __all__ = [
-    "DIMENSIONS",
     "SCALED_FORMATS",
     "Accelerator",
     "Link",
@@ -49,25 +47,6 @@ SCALED_FORMATS = types.MappingProxyType(
 _SCALED_BY_HARDWARE = frozenset({"mxfp8"})
 
 
-DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
-    {
-        "peak_flops": Dimension.FLOP_RATE,
-        "memory_bytes": Dimension.BYTES,
-        "memory_bandwidth": Dimension.BANDWIDTH,
-        "bandwidth": Dimension.BANDWIDTH,
-        "latency": Dimension.TIME,
-        "switch_latency": Dimension.TIME,
-        "hop_latency": Dimension.TIME,
-        "tdp_w": Dimension.POWER,
-        "idle_w": Dimension.POWER,
-        "power_w": Dimension.POWER,
-        "boost_clock_hz": Dimension.FREQUENCY,
-        "clock_hz": Dimension.FREQUENCY,
-        "price_per_hour": Dimension.PRICE_RATE,
-    }
-)
-"""Fields of hardware that carry a unit."""
-
 _MHZ = 1e6
 
 
@@ -79,6 +58,17 @@ class LinkShape(enum.StrEnum):
     TORUS = "torus"  # rings along each axis (ICI)
     HOST = "host"  # through PCIe and the host
     NETWORK = "network"  # a NIC into the fabric
+
+
+class Sourced:
+    """A piece of hardware that says where its figures were read: source and date by figure in ``sources``, ``*`` for the rest."""
+
+    __slots__ = ()
+    sources: Mapping[str, str]
+
+    def describe(self) -> Description:
+        """Every figure with its unit and source."""
+        return describe_fields(self)
 
 
 def _check_positive(owner: str, **values: float) -> None:
@@ -94,7 +84,7 @@ def _check_not_negative(owner: str, **values: float) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
+class Accelerator(Sourced):
     """One device as software sees it, from its datasheet."""
 
     name: str
@@ -124,7 +114,7 @@ class Accelerator:
     """On demand [USD/h]."""
     boost_clock_hz: Frequency | None = None
     """Highest clock of its processors [Hz]."""
-    clock_hz: float | None = None
+    clock_hz: Frequency | None = None
     """Clock that it is locked to, at most `boost_clock_hz`; None where nothing holds it [Hz]."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """For each figure (or `*` for the rest): where it was read and when; `recalled` marks a lead,
@@ -186,10 +176,6 @@ class Accelerator:
                 f"{self.name} has no {precision}; it has {has}: choose one of these or another accelerator"
             ) from None
 
-    def describe(self) -> Description:
-        """Every figure with its unit and source."""
-        return describe_fields(self, DIMENSIONS)
-
     def __str__(self) -> str:
         precision = next(
             (p for p in ("bf16", "fp16", "fp32") if p in self.peak_flops), min(self.peak_flops)
@@ -203,7 +189,7 @@ class Accelerator:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Sourced):
     """One kind of link; ``bandwidth`` is per direction, for scale-up the sum over an accelerator's links."""
 
     name: str
@@ -236,10 +222,6 @@ class Link:
         if self.efficiency > 1:
             raise HardwareError(f"{self.name}: efficiency is {self.efficiency:g}, needed at most 1")
 
-    def describe(self) -> Description:
-        """Every figure with its unit and source."""
-        return describe_fields(self, DIMENSIONS)
-
     def __str__(self) -> str:
         return (
             f"{self.title}: {format_quantity(self.bandwidth, Dimension.BANDWIDTH)} per direction, "
@@ -271,7 +253,7 @@ class Node:
     domain: int
     nics: int
     nic: Link
-    power_w: float | None = None
+    power_w: Power | None = None
 
     def __post_init__(self) -> None:
         _check_positive("node", accelerators=self.accelerators, domain=self.domain)
@@ -297,14 +279,6 @@ class Node:
     def nic_bandwidth_per_accelerator(self) -> float:
         """An accelerator's share of its node's NICs [B/s per direction]."""
         return self.nic_bandwidth / self.accelerators
-
-
-class Sourced(Protocol):
-    """A piece of hardware that says where its figures were read."""
-
-    @property
-    def sources(self) -> Mapping[str, str]:
-        """Source and date by figure; ``*`` for the rest."""
 
 
 def source_of(item: Sourced, figure: str) -> str:

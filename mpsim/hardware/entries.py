@@ -87,7 +87,7 @@ def read_entry(noun: type[T], name: str, data: object) -> T:
         If a key is unknown or missing, or a figure is not a quantity.
     """
     if not isinstance(data, Mapping):
-        raise HardwareError(f"{name}: got {data!r}, needed a mapping of figures")
+        raise HardwareError(f"{name}: got {data!r}, needed a mapping of values")
     fields = {
         _WRITTEN.get(field.name, field.name): field.name
         for field in dataclasses.fields(noun)  # type: ignore[arg-type] # nouns are dataclasses

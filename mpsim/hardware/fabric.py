@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from mpsim.errors import HardwareError
 from mpsim.memo import remembered
+from mpsim.nouns import Seconds
 
 __all__ = ["Fabric", "FabricKind", "Routing", "Tier", "tiers_of", "torus_distance", "torus_shape"]
 
@@ -76,7 +77,7 @@ class Fabric:
 
     kind: FabricKind
     oversubscription: float = 1.0
-    hop_latency: float = 0.0
+    hop_latency: Seconds = 0.0
     radix: int = 0
     axes: int = 3
     above: tuple[float, ...] = ()
@@ -201,7 +202,8 @@ def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tupl
     if fabric.kind in _UNTIERED or nodes < 2 or nics < 1:
         return ()
     if fabric.kind is FabricKind.SINGLE_SWITCH or fabric.radix == 0:
-        return (_one_switch(nodes, nics),)
+        whole = {"nodes": nodes, "units": 1, "switches": 1, "hops": 1, "cables": nodes * nics}
+        return (Tier(name="switch", up_bandwidth=0.0, oversubscription=1.0, **whole),)
     planes = fabric.networks
     each = dataclasses.replace(fabric, radix=fabric.radix * planes)
     return tuple(
@@ -226,19 +228,6 @@ def _plane(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> list[T
         uplinks = math.ceil(uplinks / _thinning(fabric, len(below) - 1))
     below[-1] = dataclasses.replace(below[-1], up_bandwidth=0.0)
     return below
-
-
-def _one_switch(nodes: int, nics: int) -> Tier:
-    return Tier(
-        name="switch",
-        nodes=nodes,
-        units=1,
-        switches=1,
-        up_bandwidth=0.0,
-        oversubscription=1.0,
-        hops=1,
-        cables=nodes * nics,
-    )
 
 
 def _thinning(fabric: Fabric, level: int) -> float:
@@ -328,14 +317,10 @@ def torus_shape(members: int, axes: int) -> tuple[int, ...]:
     lengths: list[int] = []
     left = members
     for axis in range(axes, 1, -1):
-        length = _divisor_at_most(left, round(left ** (1 / axis)))
-        lengths.append(length)
-        left //= length
+        longest = max(round(left ** (1 / axis)), 1)
+        lengths.append(next(value for value in range(longest, 0, -1) if left % value == 0))
+        left //= lengths[-1]
     return tuple(sorted([*lengths, left], reverse=True))
-
-
-def _divisor_at_most(number: int, limit: int) -> int:
-    return next(value for value in range(max(limit, 1), 0, -1) if number % value == 0)
 
 
 def torus_distance(shape: Sequence[int]) -> float:

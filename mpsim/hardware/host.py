@@ -7,17 +7,18 @@ from collections.abc import Mapping
 
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import Sourced
 from mpsim.hardware.entries import read_entry, section
 from mpsim.memo import remembered
 from mpsim.nouns import Bandwidth, Number
 
-__all__ = ["Host", "host_names", "host_of"]
+__all__ = ["Host", "host_of"]
 
 _GENERIC = "generic"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Sourced):
     """The host of a node."""
 
     name: str
@@ -65,11 +66,6 @@ def host_of(cluster: Cluster) -> Host:
     """
     name, hosts = cluster.accelerator.name, _hosts()
     return next((host for host in hosts.values() if name in host.accelerators), hosts[_GENERIC])
-
-
-def host_names() -> tuple[str, ...]:
-    """Hosts of the catalog."""
-    return tuple(_hosts())
 
 
 @remembered(1)

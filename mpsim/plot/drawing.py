@@ -293,12 +293,15 @@ def _draw_series(
     if series.errors:
         low, high = np.array(series.errors).T / y_size
         ax.errorbar(x, y, yerr=np.stack([y - low, high - y]), fmt="none", capsize=3, **style)
-    if series.mark and len(x):
-        hollow = np.broadcast_to(series.hollow if len(series.hollow) else [False], len(x))
+    # matplotlib masks what has no place, and cannot draw a list of widths that is masked
+    there = np.isfinite(x) & np.isfinite(y)
+    if series.mark and there.any():
+        hollow = np.broadcast_to(series.hollow if len(series.hollow) else [False], len(x))[there]
+        size = np.square(np.asarray(series.size, dtype=np.float64))
         ax.scatter(
-            x,
-            y,
-            s=np.broadcast_to(np.square(np.asarray(series.size, dtype=np.float64)), len(x)),
+            x[there],
+            y[there],
+            s=np.broadcast_to(size, len(x))[there],
             marker=series.mark,
             facecolors=np.where(hollow, "white", colour).tolist(),
             edgecolors=colour,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mpsim.engine import Timeline
 from mpsim.plot.chart import Chart
@@ -38,10 +38,20 @@ __all__ = ["Plots", "ServicePlots", "draw_timeline"]
 R = TypeVar("R", bound=JobResult)
 
 
-class _Pictures(Generic[R]):
-    """Pictures of any job: a title with the headline, and a folder to be written to."""
+def _picture(what: str, chart: Callable[..., Chart]) -> Callable[..., Display]:
+    """A method that draws the chart of a result, with the options of that chart, under `what` it shows."""
 
-    _names: Sequence[str] = ()
+    def draw(self: _Pictures[Any], ax: Axes | None = None, **options: object) -> Display:
+        result = self._result
+        title = f"{result.scenario.name}: {what}\n{self._headline()}"
+        return Display(chart(result, **options).titled(title)).plot(ax)
+
+    draw.__doc__ = f"""Draw on axes or a figure of its own; returns a Display. {chart.__doc__}"""
+    return draw
+
+
+class _Pictures(Generic[R]):
+    """Pictures of any job: each under its headline, all written into a folder."""
 
     def __init__(self, result: R) -> None:
         self._result = result
@@ -50,26 +60,31 @@ class _Pictures(Generic[R]):
         """The figures that stand under every title."""
         raise NotImplementedError
 
-    def _drawn(self, chart: Chart, what: str, ax: Axes | None) -> Display:
-        """A chart under the scenario, what it shows, and the headline of the job."""
-        return Display(
-            chart.titled(f"{self._result.scenario.name}: {what}\n{self._headline()}")
-        ).plot(ax)
+    def _names(self) -> list[str]:
+        """The pictures that there are, in the order of the class."""
+        return [name for name in vars(type(self)) if not name.startswith("_")]
 
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        return [getattr(self, name)().save(folder / f"{name}.png") for name in self._names]
+        return [getattr(self, name)().save(folder / f"{name}.png") for name in self._names()]
 
 
 class Plots(_Pictures[Result]):
     """Pictures that ``result.plot`` offers; every method draws and returns a Display."""
 
-    _names: Sequence[str] = (
-        *("timeline", "bubbles", "attribution", "utilisation", "heat", "roofline", "links"),
-        *("memory", "memory_over_time", "memory_by_kind"),
-    )
+    timeline = _picture("timeline", timeline_chart)
+    bubbles = _picture("bubble by cause", bubble_chart)
+    attribution = _picture("where the time goes", attribution_chart)
+    utilisation = _picture("use of compute and links", utilisation_chart)
+    heat = _picture("kernels by rank", heat_chart)
+    roofline = _picture("roofline of its kernels", roofline_chart)
+    links = _picture("use of links by tier", links_chart)
+    memory = _picture("memory at its fullest", memory_chart)
+    memory_over_time = _picture("memory over time", memory_curve_chart)
+    memory_by_kind = _picture("memory by kind", memory_kinds_chart)
+    blame = _picture("who waited for whom", lambda result: blame_chart(result.variation.blame))
 
     def _headline(self) -> str:
         summary, memory = self._result.summary, self._result.summary["memory"]
@@ -79,83 +94,19 @@ class Plots(_Pictures[Result]):
             f"bubble {summary['bubble_fraction']:.1%}, memory {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
         )
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
-        if self._result.scenario.variation is not None:
-            self._names = (*Plots._names, "blame")
-        return super().save(folder)
-
-    def timeline(
-        self,
-        ax: Axes | None = None,
-        *,
-        communication: bool = True,
-        ranks: Sequence[int] | None = None,
-        window: tuple[float, float] | None = None,
-    ) -> Display:
-        """Draw ranks by time, a bar an action, and under it what they communicate, hatched where kernels wait for it.
-
-        Parameters
-        ----------
-        communication : bool
-            Whether to draw communication; without it, all ranks and the whole step.
-        ranks : sequence of int, optional
-            Rank classes from top to bottom; all when left out.
-        window : tuple of float, optional
-            Part of the step to draw [s]; a short one shows layers.
-        """
-        chart = timeline_chart(
-            self._result, communication=communication, ranks=ranks, window=window
-        )
-        return self._drawn(chart, "timeline", ax)
-
-    def bubbles(self, ax: Axes | None = None) -> Display:
-        """Draw the bubble of each rank in percent of the step."""
-        return self._drawn(bubble_chart(self._result), "bubble by cause", ax)
-
-    def attribution(self, ax: Axes | None = None, *, ranks: bool = True) -> Display:
-        """Draw where the time goes: the mean and, with `ranks`, each rank."""
-        return self._drawn(attribution_chart(self._result, ranks=ranks), "where the time goes", ax)
-
-    def utilisation(self, ax: Axes | None = None) -> Display:
-        """Draw how busy compute and links are over time."""
-        return self._drawn(utilisation_chart(self._result), "use of compute and links", ax)
-
-    def heat(self, ax: Axes | None = None) -> Display:
-        """Draw on which ranks kernels run when."""
-        return self._drawn(heat_chart(self._result), "kernels by rank", ax)
-
-    def roofline(self, ax: Axes | None = None) -> Display:
-        """Draw the kernels below the peaks of the accelerator."""
-        return self._drawn(roofline_chart(self._result), "roofline of its kernels", ax)
-
-    def links(self, ax: Axes | None = None, *, most: int = 12) -> Display:
-        """Draw how busy the `most` busiest links are over time."""
-        return self._drawn(links_chart(self._result, most=most), "use of links by tier", ax)
-
-    def memory(self, ax: Axes | None = None) -> Display:
-        """Draw what fills the memory of each rank."""
-        return self._drawn(memory_chart(self._result), "memory at its fullest", ax)
-
-    def memory_over_time(self, ax: Axes | None = None) -> Display:
-        """Draw what the first, the fullest and the last rank hold over time."""
-        return self._drawn(memory_curve_chart(self._result), "memory over time", ax)
-
-    def memory_by_kind(self, ax: Axes | None = None, *, rank: int | None = None) -> Display:
-        """Draw what one rank holds over time by kind, the fullest when left out."""
-        return self._drawn(memory_kinds_chart(self._result, rank=rank), "memory by kind", ax)
-
-    def blame(self, ax: Axes | None = None) -> Display:
-        """Draw who waited for whom because of it, under the scenario's ``variation:``."""
-        blame = self._result.variation.blame
-        chart = blame_chart(blame.causes, blame.names, blame.matrix)
-        return self._drawn(chart, "who waited for whom", ax)
+    def _names(self) -> list[str]:
+        varies = self._result.scenario.variation is not None
+        return [name for name in super()._names() if name != "blame" or varies]
 
 
 class ServicePlots(_Pictures[ServiceResult]):
     """Pictures that ``plot`` of a service's result offers; every method draws and returns a Display."""
 
-    _names = ("ttft", "tpot", "itl", "batch", "cache")
+    ttft = _picture("TTFT over requests", lambda result: latency_chart(result, "ttft"))
+    tpot = _picture("TPOT over requests", lambda result: latency_chart(result, "tpot"))
+    itl = _picture("gaps between tokens", itl_chart)
+    batch = _picture("batch over time", batch_chart)
+    cache = _picture("cache over time", cache_chart)
 
     def _headline(self) -> str:
         summary = self._result.summary
@@ -164,26 +115,6 @@ class ServicePlots(_Pictures[ServiceResult]):
             f"{summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, "
             f"median TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT {1e3 * summary['tpot_s']['p50']:,.1f} ms"
         )
-
-    def ttft(self, ax: Axes | None = None) -> Display:
-        """Draw how the time to the first token spreads over requests."""
-        return self._drawn(latency_chart(self._result, "ttft"), "TTFT over requests", ax)
-
-    def tpot(self, ax: Axes | None = None) -> Display:
-        """Draw how the time of each further token spreads over requests."""
-        return self._drawn(latency_chart(self._result, "tpot"), "TPOT over requests", ax)
-
-    def itl(self, ax: Axes | None = None) -> Display:
-        """Draw how the gaps between tokens spread over tokens."""
-        return self._drawn(itl_chart(self._result), "gaps between tokens", ax)
-
-    def batch(self, ax: Axes | None = None) -> Display:
-        """Draw how many sequences decode over time."""
-        return self._drawn(batch_chart(self._result), "batch over time", ax)
-
-    def cache(self, ax: Axes | None = None) -> Display:
-        """Draw how full the cache is over time."""
-        return self._drawn(cache_chart(self._result), "cache over time", ax)
 
 
 def draw_timeline(timeline: Timeline, labels: Mapping[str, str] | None = None) -> Display:

@@ -17,7 +17,7 @@ from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Heat, Limit, Lines, Part, 
 from mpsim.plot.palette import BUBBLE, COMMUNICATION, LABELS, MEMORY, SERIES, event_of_part
 from mpsim.program import TICK
 from mpsim.result import MemoryCurve, Result
-from mpsim.result.links import LinkUse
+from mpsim.study.blame import Blame
 from mpsim.training.account import attribute, idle_waits
 from mpsim.training.bubbles import CAUSES, bubble_causes
 from mpsim.training.roofline import Roofline, roofline
@@ -29,7 +29,6 @@ __all__ = [
     "bubble_chart",
     "heat_chart",
     "links_chart",
-    "links_heat",
     "memory_chart",
     "memory_curve_chart",
     "memory_kinds_chart",
@@ -133,7 +132,7 @@ def utilisation_chart(result: Result) -> Lines:
     )
     return Lines(
         title="Compute and links over time",
-        alt=f"In use in the mean: {words} of the time.",
+        alt=f"In use on average: {words} of the time.",
         series=[
             Series(
                 f"{_RESOURCES.get(name, name)} (mean {100 * means[name]:.1f} %)",
@@ -179,47 +178,32 @@ def heat_chart(result: Result) -> Heat:
 
 
 def links_chart(result: Result, *, most: int = 12) -> Heat:
-    """Share of their bandwidth that links carry over time: the busiest of every tier, about `most` in all, and how many are left out."""
-    used = result.links
-    tiers = used.tiers or ("",) * len(used.names)
-    busiest = used.busiest(len(used.names)).tolist()
-    present = dict.fromkeys(tiers[link] for link in busiest)
-    each = max(1, -(-most // max(1, len(present))))
-    chosen = [
-        link
-        for tier in present
-        for link in [link for link in busiest if tiers[link] == tier][:each]
-    ]
-    order = list(dict.fromkeys(tiers))
-    chosen.sort(key=lambda link: (order.index(tiers[link]), link))
-    if not chosen:
-        raise ScenarioError("no link carries anything: nothing to draw")
-    return links_heat(used, chosen, "links", len(busiest))
+    """Share of their bandwidth that links carry over time: the busiest of every tier, about `most` in all, and how many are left out.
 
-
-def links_heat(use: LinkUse, chosen: Sequence[int], what: str, of: int) -> Heat:
-    """Share of their bandwidth that some links carry over time.
-
-    Parameters
-    ----------
-    chosen : sequence of int
-        Links, those of one tier after each other.
-    what : str
-        Word for them.
-    of : int
-        How many carry anything.
+    Raises
+    ------
+    ScenarioError
+        If no link carries anything.
     """
-    top = max(chosen, key=lambda link: float(use.mean[link]))
-    rest = of - len(chosen)
-    left_out = f"{len(chosen)} of {of:,} {what} that carry anything, the busiest; {rest:,} not shown carry less"
+    use = result.links
+    tiers = use.tiers or ("",) * len(use.names)
+    busiest = use.busiest(len(use.names)).tolist()
+    if not busiest:
+        raise ScenarioError("no link carries anything: nothing to draw")
+    by_tier = {tier: [link for link in busiest if tiers[link] == tier] for tier in tiers}
+    each = -(-most // len([tier for tier in by_tier if by_tier[tier]]))
+    chosen = [link for own in by_tier.values() for link in sorted(own[:each])]
+    rest = len(busiest) - len(chosen)
+    left_out = f"{len(chosen)} of {len(busiest):,} links that carry anything, the busiest; {rest:,} not shown carry less"
+    top = busiest[0]
     return Heat(
-        title=f"{what} over time".capitalize(),
+        title="Links over time",
         alt=f"Busiest is {use.names[top]}, which carries {100 * use.mean[top]:.1f} % of what it could.",
         notes=[left_out] if rest else (),
         names=[use.names[link] for link in chosen],
         edges=use.edges_s,
-        values=use.share[list(chosen)],
-        groups=[use.tiers[link] for link in chosen] if use.tiers else (),
+        values=use.share[chosen],
+        groups=[tiers[link] for link in chosen],
         x=TIME,
         z=Axis(name="in use", unit="share", log=10, limits=(_LEAST_LOAD, 1.0)),
         size=(10.0, 1.4 + 0.26 * max(len(chosen), 2)),
@@ -435,23 +419,19 @@ def _kernel_series(kernels: Roofline, letters: Mapping[int, str]) -> list[Series
     return series
 
 
-def blame_chart(causes: Sequence[str], sufferers: Sequence[str], matrix: Floats) -> Heat:
-    """Seconds that one rank of each sufferer waited beyond the undisturbed step on account of each cause; those with most waiting, in the order of ranks.
-
-    Parameters
-    ----------
-    matrix : float64[causes, sufferers]
-        See `mpsim.study.Blame.matrix` [s].
-    """
-    rows = np.sort(np.argsort(-np.abs(matrix).sum(axis=1), kind="stable")[:_MOST_BLAMED])
-    columns = np.sort(np.argsort(-np.abs(matrix).sum(axis=0), kind="stable")[:_MOST_BLAMED])
+def blame_chart(blame: Blame) -> Heat:
+    """Seconds that one rank of each class waited beyond the undisturbed step on account of each cause; those with most waiting, in the order of ranks."""
+    rows, columns = (
+        np.sort(np.argsort(-np.abs(blame.matrix).sum(axis=axis), kind="stable")[:_MOST_BLAMED])
+        for axis in (1, 0)
+    )
     return Heat(
         title="Who waited for whom",
         alt="Waiting beyond the undisturbed step, by who caused it and who suffered it.",
-        names=[causes[row] for row in rows],
-        columns=[sufferers[column] for column in columns],
+        names=[blame.causes[row] for row in rows],
+        columns=[blame.names[column] for column in columns],
         edges=[column - 0.5 for column in range(len(columns) + 1)],
-        values=matrix[np.ix_(rows, columns)],
+        values=blame.matrix[np.ix_(rows, columns)],
         x=Axis(name="suffered by"),
         z=Axis(name="waiting of a rank beyond the undisturbed step", unit="s", limits=(0.0, None)),
         across="caused by",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +18,12 @@ from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Chart, Limit, Lines, Panel
 from mpsim.plot.palette import EVENTS, MARKERS, SERIES, event_of_part
 from mpsim.plot.step import parts_of
 from mpsim.study import Comparison, Sensitivity, Sweep
+from mpsim.study.figures import FIGURES, SERVICE_FIGURES, title_of, unit_of
 from mpsim.study.goodput import Goodput
-from mpsim.study.rows import Row
+from mpsim.study.rows import Row, column_of
 from mpsim.study.scaling import Scale
 
 __all__ = [
-    "METRICS",
     "answer_chart",
     "comparison_chart",
     "goodput_chart",
@@ -36,37 +35,8 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-METRICS: Mapping[str, Axis] = MappingProxyType(
-    {
-        "tokens_per_s_per_accelerator": Axis(name="tokens/s per accelerator"),
-        "tokens_per_s": Axis(name="tokens/s"),
-        "step_time_s": Axis(name="step time", unit="s"),
-        "mfu": Axis(name="model FLOP/s utilisation", unit="share"),
-        "hfu": Axis(name="hardware FLOP/s utilisation", unit="share"),
-        "tensor_utilisation": Axis(name="utilisation of matrix units", unit="share"),
-        "bubble_fraction": Axis(name="bubble, share of the step", unit="share"),
-        "peak_memory_bytes": Axis(name="peak memory", unit="B"),
-        "energy_j_per_step": Axis(name="energy per step", unit="J"),
-        "cost_per_step": Axis(name="cost per step", unit="USD"),
-        "accelerators": Axis(name="accelerators"),
-        "output_tokens_per_s_per_accelerator": Axis(name="output tokens/s per accelerator"),
-        "output_tokens_per_s": Axis(name="output tokens/s"),
-        "output_tokens_per_s_per_user": Axis(name="output tokens/s of a user"),
-        "goodput_per_s": Axis(name="requests/s within the limits"),
-        "ttft_s.p99": Axis(name="p99 of TTFT", unit="s"),
-        "tpot_s.p99": Axis(name="p99 of TPOT", unit="s"),
-        "cost_per_million_output_tokens": Axis(name="cost per million output tokens", unit="USD"),
-    }
-)
-"""Figures of a summary that can be drawn, and what their axis says."""
-
-_LESS_IS_BETTER = frozenset(
-    {
-        *("step_time_s", "bubble_fraction", "peak_memory_bytes", "energy_j_per_step"),
-        *("cost_per_step", "accelerators", "ttft_s.p99", "tpot_s.p99"),
-        "cost_per_million_output_tokens",
-    }
-)
+_METRICS = {**FIGURES, **SERVICE_FIGURES}
+_LESS_IS_BETTER = ("accelerators", "bubble_fraction")  # besides what has a unit
 _MOST_LINES, _MOST_PANELS = len(SERIES), 6  # lines of a panel, panels along each side
 _MINUTE = 60.0
 _ALIKE = 0.03  # share of an interval within which two lines look like one
@@ -184,7 +154,7 @@ def sweep_chart(
     Parameters
     ----------
     metric : str
-        One of `METRICS`.
+        Of `mpsim.study.figures`; after a dot one of a mapping, such as ``ttft_s.p99``.
     key : str, optional
         Key of the horizontal axis; left out, the first that was varied.
 
@@ -260,7 +230,8 @@ def _table(
     """The metric and whether it fits, by the values of `keys`; of several rows at one place the best that fits."""
     shape = tuple(len(values[name]) for name in keys)
     figures, usable = np.full(shape, np.nan), np.zeros(shape, dtype=bool)
-    sign = -1.0 if metric in _LESS_IS_BETTER else 1.0
+    less = metric in _LESS_IS_BETTER or _axis_of(metric).unit not in ("", "share")
+    sign = -1.0 if less else 1.0
     for row in rows:
         place = tuple(values[name].index(str(row.values[name])) for name in keys)
         number = row.number(metric)
@@ -268,6 +239,14 @@ def _table(
         if math.isfinite(number) and (row.usable, sign * number) > (usable[place], known):
             figures[place], usable[place] = number, row.usable
     return figures, usable
+
+
+def _axis_of(metric: str) -> Axis:
+    """Name and unit of a figure of a summary."""
+    figure = column_of(metric)
+    if figure not in _METRICS:
+        raise ScenarioError(f"got metric {metric!r}; {nearest(metric, _METRICS)}")
+    return Axis(name=title_of(figure), unit=unit_of(figure).strip("1").replace("count", ""))
 
 
 def line_chart(
@@ -289,10 +268,9 @@ def line_chart(
     usable : mapping of str to bool[X], optional
         Which points fit; left out, all do.
     metric : str
-        One of `METRICS`.
+        Of `mpsim.study.figures`; after a dot one of a mapping, such as ``ttft_s.p99``.
     """
-    if metric not in METRICS:
-        raise ScenarioError(f"got metric {metric!r}; {nearest(metric, METRICS)}")
+    axis = _axis_of(metric)
     hollow = {name: ~fits & np.isfinite(lines[name]) for name, fits in (usable or {}).items()}
     series = [
         Series(
@@ -319,11 +297,11 @@ def line_chart(
             )
         )
     return Lines(
-        title=f"{METRICS[metric].name} against {key}",
+        title=f"{axis.name} against {key}",
         alt=f"{len(lines)} lines over {len(choices)} values of {key}.",
         series=series,
         x=Axis(name=key, ticks=list(enumerate(choices)), limits=(-0.4, len(choices) - 0.6)),
-        y=Axis(name=METRICS[metric].name, unit=METRICS[metric].unit, limits=(0.0, None)),
+        y=dataclasses.replace(axis, limits=(0.0, None)),
         size=(float(np.clip(3.0 + 0.5 * len(choices), 6.0, 12.0)), 4.0),
     )
 

@@ -1,15 +1,15 @@
 """The pipeline timeline as a value: one row a rank, time to the right, a bar an action, and under it what the rank communicates over each axis.
 
-Few transfers are kept each by itself. Of many there is the share of each span of time, so a picture of a large step stays as small as its pixels.
+Of transfers there is the share of each span of time, so a picture of a large step stays as small as its pixels.
 
-Shapes: N bars, S slices, R ranks drawn, A axes, T spans of time.
+Shapes: N bars, R ranks drawn, A axes, T spans of time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ _OF_KIND = {
     "send": "pp",
 }
 _OF_STREAM = {axis.streams[0]: axis.name for axis in AXES}
-_SPANS, _MOST_SLICES = 800, 20_000
+_SPANS = 1600
 _ROW_INCHES, _LANE_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 0.14, 12.0, 13.0
 
 
@@ -84,20 +84,13 @@ class Lanes:
         Edges of spans, in the unit of the picture.
     share : float64[R, A, 2, T]
         Share of each span in which an axis (by `mpsim.parallel.axes.AXIS_NAMES`) is exposed, and in which it is hidden.
-    rank, axis : int64[S]
-        Row of the picture and axis of every slice; empty where there are too many of them.
-    start, end : float64[S]
-        In the unit of the picture.
-    exposed : bool[S]
+    waited : float64[N, A]
+        Share of each action in which its kernels wait for an axis.
     """
 
     edges: Floats
     share: Floats
-    rank: Ints
-    axis: Ints
-    start: Floats
-    end: Floats
-    exposed: NDArray[np.bool_]
+    waited: Floats
 
     @property
     def axes(self) -> list[int]:
@@ -127,8 +120,6 @@ class Timeline(Chart):
         What the legend calls kinds of event, where it is not the palette's own words.
     lanes : Lanes or None
         Communication inside actions and between them, drawn instead of `communication`.
-    waited : float64[N, A] or None
-        Share of each action in which its kernels wait for an axis.
     window : tuple of float, optional
         Part of the time axis to draw, in `unit`; all of it when left out.
     """
@@ -140,7 +131,6 @@ class Timeline(Chart):
     unit: str = "s"
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     lanes: Lanes | None = None
-    waited: Floats | None = None
     window: tuple[float, float] | None = None
 
 
@@ -206,14 +196,13 @@ def _of_result(
     )
     bars = _placed(_bars(times, rows, tick, across=True), shown)
     bars = bars.where((bars.end > part[0]) & (bars.start < part[1]))
-    lanes, waited = _lanes_of(result, shown, bars, tick=tick, window=part)
+    lanes = _lanes_of(result, shown, bars, tick=tick, window=part)
     return Timeline(
         names=[program.rank_name[rank] for rank in shown],
         actions=bars,
         communication=_bars(times, rows[:0], tick),
         unit=unit,
         lanes=lanes,
-        waited=waited,
         window=part if window else None,
         size=_size(len(shown), len(lanes.axes)),
     )
@@ -291,34 +280,18 @@ def _bars(
 
 def _lanes_of(
     result: Result, ranks: Sequence[int], bars: Actions, *, tick: float, window: tuple[float, float]
-) -> tuple[Lanes, Floats]:
+) -> Lanes:
     """Communication of some ranks in a window of time, and what share of each bar waits for it."""
     edges = np.linspace(*window, _SPANS + 1)
     share = np.zeros((len(ranks), len(AXIS_NAMES), 2, _SPANS))
     waited = np.zeros((len(bars), len(AXIS_NAMES)))
-    kept: list[tuple[NDArray[Any], ...]] = []
-    count = 0
-    for row, rank in enumerate(ranks):
+    for row, rank in enumerate(ranks):  # one by one: all slices of a large step are millions
         slices = result.communication_slices([rank])
         start, end = slices.start * tick, slices.end * tick
         share[row] = _shares(slices, start, end, edges)
-        first, last = np.searchsorted(bars.rank, [row, row + 1]).tolist()
-        waited[first:last] = _waited(
-            slices, start, end, bars.start[first:last], bars.end[first:last]
-        )
-        seen = (end > window[0]) & (start < window[1])
-        count += int(seen.sum())
-        if count <= _MOST_SLICES:
-            of_rank = np.full(int(seen.sum()), row)
-            kept.append((of_rank, slices.axis[seen], start[seen], end[seen], slices.exposed[seen]))
-    columns = zip(*kept, strict=True) if count <= _MOST_SLICES else zip(*[_nothing()], strict=True)
-    each = (np.concatenate(column) for column in columns)
-    return Lanes(edges, share, *each), waited
-
-
-def _nothing() -> tuple[NDArray[Any], ...]:
-    ints, floats = np.zeros(0, dtype=np.int64), np.zeros(0)
-    return ints, ints, floats, floats, np.zeros(0, dtype=bool)
+        mine = slice(*np.searchsorted(bars.rank, [row, row + 1]).tolist())
+        waited[mine] = _waited(slices, start, end, bars.start[mine], bars.end[mine])
+    return Lanes(edges, share, waited)
 
 
 def _shares(slices: CommunicationSlices, start: Floats, end: Floats, edges: Floats) -> Floats:

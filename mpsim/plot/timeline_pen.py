@@ -30,7 +30,6 @@ _FITTING = 0.1  # share of bars whose number may be too wide for them
 _WORTH_WRITING = 0.25  # share of bars whose number must fit for any to be written
 _VECTORS_BELOW = 5000  # bars; more of them are drawn as pixels in .svg and .pdf too
 _POINTS_PER_INCH = 72.0
-_NARROWEST = 1.0  # median width of transfers that are drawn each by itself [points]
 _SEPARATED_ABOVE, _SEPARATION_POINTS, _HAIRLINE_POINTS = 2.5, 0.4, 0.25  # points
 
 
@@ -57,14 +56,15 @@ def draw_timeline(ax: Axes, chart: Timeline) -> None:
 def _add_inside(ax: Axes, chart: Timeline, lane: tuple[float, float]) -> Floats:
     """Draw communication, and return the share of each action that stays free for its number."""
     free: Floats = np.ones(len(chart.actions))
-    if chart.lanes is None or chart.waited is None:
+    if chart.lanes is None:
         return free
-    _add_lanes(ax, chart.lanes, _LANES)
-    if _are_wide(ax, chart.lanes):
-        _add_waits(ax, chart.lanes, lane)
+    _add_lanes(ax, chart.lanes)
+    if chart.window:  # few actions are shown: each wait stands where it is
+        for axis in chart.lanes.axes:
+            _add(ax, _areas(chart.lanes, axis, EXPOSED, *lane), AXIS_NAMES[axis])
         return free
-    _add_bands(ax, chart.waited, chart.actions, lane)
-    return np.asarray(free - np.minimum(chart.waited.sum(axis=1), 1.0))
+    _add_bands(ax, chart.lanes.waited, chart.actions, lane)
+    return np.asarray(free - np.minimum(chart.lanes.waited.sum(axis=1), 1.0))
 
 
 def _label(ax: Axes, chart: Timeline) -> None:
@@ -96,12 +96,9 @@ def _add_bars(ax: Axes, bars: Actions, lane: tuple[float, float], *, separate: b
 
     if not len(bars):
         return
-    top, bottom = bars.rank + lane[0], bars.rank + sum(lane)
-    x = np.stack([bars.start, bars.end, bars.end, bars.start], axis=1)
-    y = np.stack([top, top, bottom, bottom], axis=1)
     ax.add_collection(
         PolyCollection(
-            list(np.stack([x, y], axis=2)),
+            _boxes(bars.start, bars.end, bars.rank + lane[0], bars.rank + sum(lane)),
             facecolors=_colours(bars),
             edgecolors="white" if separate else "face",
             linewidths=_SEPARATION_POINTS if separate else _HAIRLINE_POINTS,
@@ -111,7 +108,7 @@ def _add_bars(ax: Axes, bars: Actions, lane: tuple[float, float], *, separate: b
     )
 
 
-def _widths(ax: Axes, bars: Actions | Lanes) -> NDArray[np.float64]:
+def _widths(ax: Axes, bars: Actions) -> NDArray[np.float64]:
     """Width of each bar as drawn [points]."""
     left, right = ax.get_xlim()
     inches = ax.get_window_extent().width / ax.figure.dpi
@@ -162,32 +159,18 @@ def _chunk_patches(bars: Actions) -> list[Any]:
     return [Patch(facecolor=tuple(colour[chunk]), label=f"chunk {chunk}") for chunk in shown]
 
 
-def _are_wide(ax: Axes, lanes: Lanes) -> bool:
-    """Whether slices are so few and so wide that each is drawn by itself."""
-    return len(lanes.start) > 0 and float(np.median(_widths(ax, lanes))) > _NARROWEST
-
-
-def _add_lanes(ax: Axes, lanes: Lanes, zone: tuple[float, float]) -> None:
-    """Draw the lanes of every rank into a zone of its row, from `zone[0]` below the middle on and `zone[1]` high."""
-    axes = lanes.axes
-    if not axes:
-        return
-    height, exactly = zone[1] / len(axes), _are_wide(ax, lanes)
-    for place, axis in enumerate(axes):
-        top = zone[0] + place * height
+def _add_lanes(ax: Axes, lanes: Lanes) -> None:
+    """Draw the lanes of every rank into the lower part of its row."""
+    for place, axis in enumerate(lanes.axes):
+        height = _LANES[1] / len(lanes.axes)
         for kind in (EXPOSED, HIDDEN):
-            draw = _rectangles if exactly else _areas
-            polygons = draw(lanes, axis, kind, top, 0.92 * height)
-            _add(ax, polygons, AXIS_NAMES[axis], pale=kind == HIDDEN, hatched=exactly)
+            polygons = _areas(lanes, axis, kind, _LANES[0] + place * height, 0.92 * height)
+            _add(ax, polygons, AXIS_NAMES[axis], pale=kind == HIDDEN)
 
 
-def _rectangles(lanes: Lanes, axis: int, kind: int, top: float, height: float) -> list[Floats]:
-    mine = np.flatnonzero((lanes.axis == axis) & (lanes.exposed == (kind == EXPOSED)))
-    above = (lanes.rank[mine] + top).astype(np.float64)
-    return _boxes(lanes.start[mine], lanes.end[mine], above, above + height)
-
-
-def _boxes(start: Floats, end: Floats, top: Floats, bottom: Floats) -> list[Floats]:
+def _boxes(
+    start: Floats, end: Floats, top: NDArray[np.floating], bottom: NDArray[np.floating]
+) -> list[Floats]:
     x = np.stack([start, end, end, start], axis=1)
     y = np.stack([top, top, bottom, bottom], axis=1)
     return list(np.stack([x, y], axis=2))
@@ -210,8 +193,8 @@ def _areas(lanes: Lanes, axis: int, kind: int, top: float, height: float) -> lis
     return polygons
 
 
-def _add(ax: Axes, polygons: list[Floats], event: str, *, pale: bool, hatched: bool) -> None:
-    """Draw polygons in the colour of an event: pale, or in full and perhaps hatched."""
+def _add(ax: Axes, polygons: list[Floats], event: str, *, pale: bool = False) -> None:
+    """Draw polygons in the colour of an event: pale, or in full and hatched."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -229,18 +212,11 @@ def _add(ax: Axes, polygons: list[Floats], event: str, *, pale: bool, hatched: b
         facecolor=tuple(colour),
         edgecolor="white",
         linewidth=0.0,
-        hatch=HATCH if hatched and not pale else None,
+        hatch=None if pale else HATCH,
         rasterized=True,
     )
     # not `add_patch`, which looks at every corner for limits that are set already
     ax.add_artist(patch)
-
-
-def _add_waits(ax: Axes, lanes: Lanes, lane: tuple[float, float]) -> None:
-    """Draw exposed slices over the actions that wait for them, where few are shown."""
-    for axis in lanes.axes:
-        boxes = _rectangles(lanes, axis, EXPOSED, *lane)
-        _add(ax, boxes, AXIS_NAMES[axis], pale=False, hatched=True)
 
 
 def _add_bands(ax: Axes, waited: Floats, bars: Actions, lane: tuple[float, float]) -> None:
@@ -251,7 +227,7 @@ def _add_bands(ax: Axes, waited: Floats, bars: Actions, lane: tuple[float, float
         mine = np.flatnonzero(share > 0)
         bottom = bars.rank[mine] + lane[0] + lane[1] * (1.0 - floor[mine])
         boxes = _boxes(bars.start[mine], bars.end[mine], bottom - lane[1] * share[mine], bottom)
-        _add(ax, boxes, name, pale=False, hatched=True)
+        _add(ax, boxes, name)
         floor += share
 
 

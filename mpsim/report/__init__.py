@@ -4,31 +4,8 @@ A page is drawn from one JSON document (`document`): summaries as ``mpsim run --
 models. Nothing on the page has another source, so its numbers are those of the document.
 """
 
-from mpsim.report.blocks import Block, Column, Figure, Figures, Note, Quantity, Section, Table
-from mpsim.report.choices import Answer, Choices, Slider
-from mpsim.report.document import AnyResult, Page, document, page_of, report
+from mpsim.report.document import AnyResult, document, page_of, report
 from mpsim.report.page import LARGEST, page
-from mpsim.report.studies import is_study, study_page
+from mpsim.report.studies import is_study
 
-__all__ = [
-    "LARGEST",
-    "Answer",
-    "AnyResult",
-    "Block",
-    "Choices",
-    "Column",
-    "Figure",
-    "Figures",
-    "Note",
-    "Page",
-    "Quantity",
-    "Section",
-    "Slider",
-    "Table",
-    "document",
-    "is_study",
-    "page",
-    "page_of",
-    "report",
-    "study_page",
-]
+__all__ = ["LARGEST", "AnyResult", "document", "is_study", "page", "page_of", "report"]

@@ -18,8 +18,7 @@ from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
 from mpsim.stamp import stamp
 from mpsim.study import Sweep, compare
-from mpsim.study.figures import FIGURES, SERVICE_FIGURES, title_of
-from mpsim.units import Dimension
+from mpsim.study.figures import title_of, unit_of
 
 __all__ = ["AnyResult", "Page", "document", "page_of", "report"]
 
@@ -115,7 +114,7 @@ def _comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
     rows: list[list[Cell]] = []
     for i, difference in enumerate(comparisons[0].figures):
         figures = [comparison.figures[i] for comparison in comparisons]
-        unit = _unit_of(difference.name)
+        unit = unit_of(difference.name)
         sizes = [difference.a, *(figure.b for figure in figures)]
         cells = [Quantity(size, unit) for size in sizes]
         rows.append([title_of(difference.name), *cells, *(figure.relative for figure in figures)])
@@ -124,17 +123,9 @@ def _comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
         *(Column(name, "mixed") for name in names),
         *(Column(f"{name} against the first", "share") for name in names[1:]),
     ]
-    blocks = [comparison_chart(*comparisons, names=names), Table("Figures", columns, rows)]
+    blocks = [comparison_chart(*comparisons, names=names), Table("Results", columns, rows)]
     lead = f"Everything is set against {names[0]}."
     return [Section("comparison", "Side by side", lead, blocks)]
-
-
-def _unit_of(name: str) -> str:
-    """Unit of a figure of a summary; 1 where it is a plain number."""
-    _, kind = {**FIGURES, **SERVICE_FIGURES}[name]
-    if isinstance(kind, Dimension):
-        return kind.value
-    return "1" if kind == "count" and name != "accelerators" else kind
 
 
 def _what_if(scenario: Scenario, sweep: Sweep) -> Section:

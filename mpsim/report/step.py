@@ -14,7 +14,7 @@ from mpsim.plot.step import (
     attribution_chart,
     bubble_chart,
     heat_chart,
-    links_heat,
+    links_chart,
     memory_chart,
     memory_kinds_chart,
     roofline_chart,
@@ -30,7 +30,7 @@ from mpsim.units import Dimension, format_quantity
 
 __all__ = ["HEADLINE", "STEP"]
 
-_BUSIEST = 32  # links with a row of their own over time
+_BUSIEST = 48  # links with a row of their own over time, of all tiers
 
 HEADLINE = (
     Figure("step time", "step_time_s", "s", "interval.step_time_s"),
@@ -147,14 +147,8 @@ def _links(result: Result) -> Iterator[Block]:
     busy = use.busiest(len(use.names)).tolist()
     yield utilisation_chart(result)
     yield heat_chart(result)
-    tiers = {
-        "ports of ranks": [link for link in busy if link < use.ports],
-        "links of the fabric": [link for link in busy if link >= use.ports],
-    }
-    for title, tier in tiers.items():
-        if tier:
-            yield links_heat(use, sorted(tier[:_BUSIEST]), title, len(tier))
     if busy:
+        yield links_chart(result, most=_BUSIEST)
         columns = (
             *(Column("link"), Column("mean use", "share"), Column("carried in a step", "B")),
             Column("bandwidth, one direction", "B/s"),

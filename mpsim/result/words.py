@@ -137,7 +137,7 @@ def _validated(nearest: Mapping[str, Any] | None) -> str:
         return "nothing like it"
     runs = f"{plural(nearest['rows'], 'run')} of {nearest['framework']} on {nearest['smallest']}"
     runs += f" to {nearest['largest']}" if nearest["largest"] != nearest["smallest"] else ""
-    error = f"off by {percent(nearest['mean_abs_error'])} in the mean"
+    error = f"off by {percent(nearest['mean_abs_error'])} on average"
     other = f"; other {', '.join(nearest['differs'])}" if nearest["differs"] else ""
     return f"{runs} {nearest['accelerator']}, {error}{other}"
 

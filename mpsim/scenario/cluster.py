@@ -85,7 +85,7 @@ PLACED: Final = (
 
 
 class AcceleratorChoice(Section):
-    """An accelerator of the catalog, and the figures of it to replace."""
+    """An accelerator of the catalog, and the values of it to replace."""
 
     preset: Name | None = None
     """An accelerator by name (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'; left out, the one the cluster has."""
@@ -110,22 +110,22 @@ class AcceleratorChoice(Section):
 
 
 class LinkChoice(Section):
-    """A link: one of the catalog, or a bandwidth, and the figures to replace."""
+    """A link: one of the catalog, or a bandwidth, and the values to replace."""
 
     preset: Name | None = None
     """A link by name; left out, the one the cluster has, or a generic NIC."""
     bandwidth: Bandwidth | None = None
-    """Per direction."""
+    """Bandwidth in each direction."""
     latency: Time | None = None
-    """Of one hop."""
+    """Latency of one hop."""
     links: Count | None = None
-    """Physical links the bandwidth is the sum of."""
+    """Physical links that the bandwidth is the sum of."""
     efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the bandwidth that large messages reach."""
     in_network_reduction: bool | None = None
     """Whether its switches can reduce."""
     switch_latency: Time | None = None
-    """What one switch of the network adds."""
+    """Latency that one switch adds."""
     switch_ports: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Ports of one switch; 0 where it does not matter."""
 
@@ -138,15 +138,15 @@ class PartChoice(Section):
     accelerator: Annotated[AcceleratorChoice, Shorthand("cluster.accelerator")] | None = None
     """Their accelerator; it brings its own scale-up link and price unless these are given too."""
     scale_up: Annotated[LinkChoice, Shorthand("cluster.scale_up")] | None = None
-    """What joins the accelerators of a domain."""
+    """Link between the accelerators of a scale-up domain, such as nvlink4."""
     nics_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     """NICs of a node."""
     nic: Annotated[LinkChoice, Shorthand("cluster.nic")] | None = None
-    """What one NIC does."""
+    """NIC of a node."""
     node_power: Power | None = None
-    """Most power a whole node draws."""
+    """Highest power that a whole node draws."""
     price_per_hour: PriceRate | None = None
-    """Of one accelerator."""
+    """Price of one accelerator."""
 
 
 _Named: TypeAlias = "ClusterChoice | AcceleratorChoice | LinkChoice"
@@ -163,7 +163,7 @@ class ClusterChoice(Section):
     machine: dict[str, object] | None = None
     """Content of that machine file; resolved scenarios hold it, a person writes the path."""
     name: Name | None = None
-    """What to call it; left out, the preset's name."""
+    """Name; left out, the preset's."""
     nodes: Nodes | None = None
     """Nodes; left out, the size the preset is known by."""
     accelerator: Annotated[AcceleratorChoice, Shorthand("cluster.accelerator")] | None = None
@@ -171,26 +171,26 @@ class ClusterChoice(Section):
     accelerators_per_node: PerNode | None = None
     """Accelerators that share a host."""
     scale_up: Annotated[LinkChoice, Shorthand("cluster.scale_up")] | None = None
-    """What joins the accelerators of a domain."""
+    """Link between the accelerators of a scale-up domain, such as nvlink4."""
     domain: Count | None = None
     """Accelerators of a scale-up domain; left out, those of a node."""
     nics_per_node: Annotated[int, Field(ge=0, le=4096)] | None = None
     """NICs of a node; left out, one per accelerator."""
     nic: Annotated[LinkChoice, Shorthand("cluster.nic")] | None = None
-    """What one NIC does: a link by name, or its bandwidth such as '200 Gb/s'."""
+    """NIC: a link by name, or its bandwidth such as '200 Gb/s'."""
     fabric: Annotated[FabricChoice, Shorthand("cluster.fabric")] | None = None
     """The network between nodes."""
     placement: Annotated[
         Literal["packed", "strided", "by-rail", "by-rack"] | tuple[int, ...] | None, *PLACED
     ] = None
-    """On which accelerator each rank runs: node after node (of a domain of several nodes as many as hold groups whole, unless all domains are
-    asked for wholly), one to every node in turn, along rails, one node of every rack in turn, or a list."""
+    """Accelerator that each rank runs on: packed (node after node; of a domain of several nodes as many as hold groups whole), strided (one to every
+    node in turn), by-rail, by-rack (one node of every rack in turn), or a list."""
     library: Literal["nccl", "rccl", "hccl", "gloo", "openmpi", "mpich"] | None = None
     """Communication library; left out, the one that the accelerators' vendor ships."""
     node_power: Power | None = None
-    """Most power a whole node draws."""
+    """Highest power that a whole node draws."""
     price_per_hour: PriceRate | None = None
-    """Of one accelerator."""
+    """Price of one accelerator."""
     stages: Parts | None = None
     """Nodes that differ from one pipeline rank to the next, such as [{count: 4}, {count: 4, accelerator: a100-sxm-80}]."""
     replicas: Parts | None = None

@@ -71,7 +71,7 @@ class ModelChoice(Section):
     preset: Name | None = None
     """A published model (see 'mpsim show models')."""
     name: Name | None = None
-    """What to call it; left out, the preset's name."""
+    """Name; left out, the preset's."""
     layers: Layers | None = None
     """Transformer layers."""
     hidden: Count | None = None

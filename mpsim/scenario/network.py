@@ -76,11 +76,11 @@ class FabricChoice(Section):
         ]
         | None
     ) = None
-    """How nodes are joined; graph: as the file of `graph` says."""
+    """Topology; graph: that of the file in `graph`."""
     oversubscription: Annotated[float | tuple[float, ...] | None, *THINNINGS] = None
     """Rate a leaf switch offers its nodes over the rate it has upwards; 1 is full bisection. A list for leaves, spines, ..."""
     hop_latency: Time | None = None
-    """What one switch adds."""
+    """Latency that one switch adds."""
     radix: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Ports of a switch; 0 for as many as it takes."""
     axes: Annotated[int, Field(ge=1, le=6)] | None = None
@@ -98,11 +98,11 @@ class FabricChoice(Section):
     links: Annotated[tuple[GraphLink, ...], Field(strict=False, max_length=1_000_000)] | None = None
     """Content of that file, [vertex, vertex, bandwidth] each; resolved scenarios hold it, a person writes the file."""
     switch_price: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    """Of one switch [USD]."""
+    """Price of one switch [USD]."""
     cable_price: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    """Of one cable with its transceivers [USD]."""
+    """Price of one cable with its transceivers [USD]."""
     switch_power: Power | None = None
-    """Of one switch."""
+    """Power of one switch."""
 
 
 def thinnings_of(fabric: FabricChoice) -> tuple[float, ...]:

@@ -78,13 +78,13 @@ class Parallelism(Section):
     sequence_parallel: bool = False
     """Whether norms and dropouts are divided along the sequence among tensor-parallel ranks."""
     zero: Literal[0, 1, 2, 3] = 0
-    """What data-parallel ranks share: nothing, optimizer state, gradients too, parameters too."""
+    """ZeRO stage: data-parallel ranks shard nothing (0), optimizer states (1), gradients too (2), parameters too (3)."""
     shard: Degree | None = None
     """Ranks of data x context parallelism that share one copy of what zero divides (HSDP); left out, all."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
-    """What the host keeps: nothing, the optimizer's state, the parameters too."""
+    """States kept by the host: none, the optimizer's, the parameters too."""
     offload_to: Literal["host", "nvme"] = "host"
-    """Where it keeps them."""
+    """Place of offloaded states: host memory or NVMe drives."""
     order: Name = "-".join(AXES)
     """Axes in the order they are laid on accelerators, fastest first."""
     layers_per_stage: (
@@ -169,10 +169,10 @@ class Training(Section):
     precision: Precision = "bf16"
     """Number format of matrix products."""
     recompute: Literal["none", "selective", "full", "per-op"] = "none"
-    """What is run again in the backward pass instead of kept: nothing, some modules, all, or all but every second matrix product; selective
+    """Activation recomputation in the backward pass: none, some modules (selective), all (full), or all but every second matrix product (per-op); selective
     without modules is what the framework calls so (`recompute_selective`)."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """Of full recomputation: chunks of recompute_layers layers, or the first recompute_layers of every stage; left out, uniform."""
+    """Unit of full recomputation: chunks of recompute_layers layers, or the first recompute_layers of every stage; left out, uniform."""
     recompute_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
     """Layers of a chunk (1 when left out), or of every (virtual) stage for block."""
     recompute_modules: (
@@ -199,7 +199,7 @@ class Simulation(Section):
     """Engine, network and seed."""
 
     engine: Literal["auto", "simpy", "replay"] = "auto"
-    """Which engine runs it; auto takes the fast one wherever it is exact."""
+    """Engine that runs the program; auto takes the fast one wherever it is exact."""
     network: Literal["analytic", "flow"] = "analytic"
     """Whether transfers take the time they have alone, or share links with each other as flows."""
     interference: bool = False
@@ -207,7 +207,7 @@ class Simulation(Section):
     straggling: bool = True
     """Whether a step on many accelerators loses what it usually does to the slowest of them; a variation section draws its own instead."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
-    """Of everything random."""
+    """Seed of everything random."""
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -238,7 +238,7 @@ class ThinLink(Section):
     node: Index
     """The node."""
     bandwidth: Share
-    """What is left of it, such as 0.5 when one of two ports is down."""
+    """Share of the bandwidth that is left, such as 0.5 when one of two ports is down."""
     time: Share = 1.0
     """Share of the time in which it is so; below 1 the link flaps."""
 
@@ -262,7 +262,7 @@ class Variation(Section):
     jitter: Coefficient = 0.0
     """Coefficient of variation of the time of every operation of a rank, drawn for every step."""
     network_jitter: Coefficient = 0.0
-    """The same of messages and collectives between operations."""
+    """Coefficient of variation of the time of messages and collectives, drawn for every step."""
     experts: Coefficient = 0.0
     """Coefficient of variation of the load of the busiest rank of experts, drawn for every operation; for a mixture of experts."""
     slow: Annotated[tuple[SlowPart, ...], Field(strict=False)] = ()

@@ -51,9 +51,9 @@ class LengthChoice(Section):
     tokens: Tokens
     """Tokens: the length, the longest, or the mean."""
     shortest: Share = 1.0
-    """Of uniform lengths: the shortest over the longest."""
+    """Shortest over longest of uniform lengths."""
     spread: Annotated[float, Field(ge=0, le=10, strict=False)] = 0.0
-    """Of lognormal lengths: standard deviation over the mean."""
+    """Standard deviation over the mean of lognormal lengths."""
 
     @pydantic.model_validator(mode="before")
     @classmethod

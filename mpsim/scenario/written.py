@@ -44,17 +44,17 @@ class Written(Section):
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     """Version of this format: 1."""
     name: Annotated[str, Field(max_length=200)] = ""
-    """What to call the run; left out, the name of the file."""
+    """Name of the run; left out, that of the file."""
     model: Annotated[ModelChoice, Shorthand("model")]
     """The transformer, such as 'model: gpt3-175b'."""
     cluster: Annotated[ClusterChoice, Shorthand("cluster")]
     """The machine, such as 'cluster: {preset: dgx-a100-80gb, nodes: 128}'."""
     parallelism: Parallelism = Parallelism()
-    """How the work is divided."""
+    """Degrees of parallelism and sharding."""
     schedule: Annotated[ScheduleChoice, Shorthand("schedule")] = ScheduleChoice(name="1f1b")
     """The pipeline schedule."""
     training: Training | None
-    """What one step trains on, such as 'training: {global_batch: 1536, sequence_length: 2048}'."""
+    """Batch, sequence length and precision of a step, such as 'training: {global_batch: 1536, sequence_length: 2048}'."""
     serving: Serving | None = None
     """Serving a stream of requests, in place of training."""
     framework: Annotated[FrameworkChoice, Shorthand("framework")] = FrameworkChoice()
@@ -62,7 +62,7 @@ class Written(Section):
     simulation: Simulation = Simulation()
     """How the step is simulated."""
     variation: Variation | None = None
-    """What differs from rank to rank and from step to step; left out, nothing does."""
+    """Differences from rank to rank and from step to step; left out, none."""
     sweep: Annotated[dict[str, SweepValues], Field(default_factory=dict)]
     """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
     include: Annotated[tuple[str, ...], Field(strict=False)] | str = ()

@@ -129,7 +129,7 @@ def steady_state(
     """
     reason, growing, counted = "", False, arrival >= since
     if kind == "all-at-once":
-        reason = "all requests come at once: filling and draining are part of every figure"
+        reason = "all requests come at once: filling and draining are part of every number"
     elif users is not None:
         turns = float(counted.sum()) / users
         if turns < _TURNS:
@@ -155,7 +155,7 @@ def _waiting(queue: Floats, service: float) -> str:
     if growth > max(_MATERIAL * service, 0.0) and (
         growth > _SIGNIFICANT * spread or bool((np.diff(means) > 0).all())
     ):
-        return f"requests come faster than they are served: those of the second half wait {late.mean():.3g} s in the mean, those of the first {early.mean():.3g} s"
+        return f"requests come faster than they are served: those of the second half wait {late.mean():.3g} s on average, those of the first {early.mean():.3g} s"
     return ""
 
 

@@ -37,9 +37,9 @@ class EnginePreset:
     memory_fraction: Share = 0.9
     """Share of the device memory that the engine may fill."""
     fraction_of: Literal["memory", "free"] = "memory"
-    """What that is a share of: `memory`, or `free` (what weights and reserve leave of it)."""
+    """Base of `memory_fraction`: the whole `memory`, or what weights and reserve leave `free`."""
     reserve: Bytes = 4e9
-    """Of it: what context, libraries and graphs take [B]."""
+    """Memory that context, libraries and graphs take [B]."""
     prefix_cache: Flag = False
     batch_wait_steps: Whole = 0
     """Decoding iterations for which prompts may be kept back until more of them have come."""
@@ -50,9 +50,9 @@ class EnginePreset:
     step_time: Seconds = 0.0
     """Host time of an iteration that the device waits for [s]."""
     request_time: Seconds = 0.0
-    """The same of a sequence in it [s]."""
+    """Host time of each sequence of an iteration [s]."""
     prompt_step_time: Seconds = 0.0
-    """More of an iteration with prompts [s]."""
+    """Further host time of an iteration with prompts [s]."""
     layer_time: Seconds = 0.0
     """Host time of a layer that the device waits for [s]."""
     host_layer_time: Seconds = 0.0
@@ -61,12 +61,12 @@ class EnginePreset:
     """Time of the device over that of the kernels alone."""
     sampling_time: Seconds = 0.0
     first_token_time: Seconds = 0.0
-    """From a request to the first token, beside queue and prompt: server, tokenizer, network [s]. A
+    """Time to the first token beside queue and prompt: server, tokenizer, network [s]. A
     user of a closed loop is away from the engine for as long between two requests."""
     expert_layer_time: Seconds = 0.0
-    """More of a layer of experts that the device waits for [s]."""
+    """Further host time of a layer of experts that the device waits for [s]."""
     expert_first_token_time: Seconds = 0.0
-    """More of each such layer until the first token [s]."""
+    """Further time of each layer of experts until the first token [s]."""
     stream_kernels: Number = 4.0
     """Memory-bound kernels of a layer."""
     stream_elements: Number = 14.0
@@ -76,7 +76,7 @@ class EnginePreset:
     reduction_factor: Number = 1.0
     """Time of the library's all-reduces over their model's."""
     attention_ranks: Literal["even", "apart"] = "even"
-    """Of an instance whose ranks keep requests of their own: `even`, as one engine that spreads its
+    """Requests of ranks that keep their own (`attention_dp`): `even`, as one engine that spreads its
     work evenly over them, or `apart`, each with its part of the budgets, waiting for the
     busiest."""
     shared_reads: Flag = True

@@ -6,12 +6,11 @@ Shapes: N requests.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lengths", "Requests"]
+__all__ = ["Requests"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -67,36 +66,3 @@ class Requests:
         arrival = (self.arrival + period * np.arange(times)[:, None]).reshape(-1)
         prompt, output = np.tile(self.prompt, times), np.tile(self.output, times)
         return Requests(arrival, prompt, output, tuple(hashes) or None, self.unit)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lengths:
-    """Distribution of a number of tokens.
-
-    Parameters
-    ----------
-    tokens : float
-        The length; of ``uniform`` the longest, of ``lognormal`` the mean.
-    kind : str
-        ``fixed``, ``uniform`` or ``lognormal``.
-    shortest : float
-        Of ``uniform``: the least length over the longest, in (0, 1].
-    spread : float
-        Of ``lognormal``: standard deviation over the mean.
-    """
-
-    tokens: float
-    kind: str = "fixed"
-    shortest: float = 1.0
-    spread: float = 0.0
-
-    def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """Lengths of `count` requests, at least one token each."""
-        if self.kind == "uniform" and self.shortest < 1.0:
-            low = max(1, int(self.shortest * self.tokens))
-            return random.integers(low, int(self.tokens) + 1, count)
-        if self.kind == "lognormal" and self.spread > 0:
-            sigma = math.sqrt(math.log1p(self.spread**2))
-            drawn = random.lognormal(math.log(self.tokens) - sigma**2 / 2, sigma, count)
-            return np.maximum(1, np.rint(drawn)).astype(np.int64)
-        return np.full(count, max(1, round(self.tokens)), dtype=np.int64)

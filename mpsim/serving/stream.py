@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.scenario.serving import LengthChoice, Workload
-from mpsim.serving.requests import Lengths, Requests
+from mpsim.serving.requests import Requests
 from mpsim.serving.traces import read_trace
 
 __all__ = ["draw_requests"]
@@ -45,8 +47,8 @@ def draw_requests(
         if workload.duration is not None:
             arrival = arrival[: max(1, int((arrival <= workload.duration).sum()))]
             count = len(arrival)
-    prompt = _lengths(workload.prompt).draw(count, lengths)
-    output = _lengths(workload.output).draw(count, lengths)
+    prompt = _draw_lengths(workload.prompt, count, lengths)
+    output = _draw_lengths(workload.output, count, lengths)
     if not workload.shared_prefix:  # every request is its own
         return Requests(arrival, prompt, output)
     group = np.arange(count) % workload.prefix_groups
@@ -60,5 +62,15 @@ def _count(workload: Workload) -> int:
     return 10 * workload.concurrency if workload.concurrency else _USUAL
 
 
-def _lengths(choice: LengthChoice) -> Lengths:
-    return Lengths(choice.tokens, choice.kind, choice.shortest, choice.spread)
+def _draw_lengths(
+    choice: LengthChoice, count: int, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """Tokens of `count` prompts or outputs, at least one each."""
+    if choice.kind == "uniform" and choice.shortest < 1.0:
+        low = max(1, int(choice.shortest * choice.tokens))
+        return random.integers(low, choice.tokens + 1, count)
+    if choice.kind == "lognormal" and choice.spread > 0:
+        sigma = math.sqrt(math.log1p(choice.spread**2))
+        drawn = random.lognormal(math.log(choice.tokens) - sigma**2 / 2, sigma, count)
+        return np.maximum(1, np.rint(drawn)).astype(np.int64)
+    return np.full(count, choice.tokens, dtype=np.int64)

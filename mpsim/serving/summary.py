@@ -423,7 +423,7 @@ def _warnings(plan: ServicePlan, served: Served, state: SteadyState) -> list[str
     """Say what a reader should know: straddling groups, no steady state, preemptions."""
     warnings = [pool.straddles for pool in plan.pools.values() if pool.straddles]
     if not state["reached"] and plan.workload.arrival != "all-at-once":
-        warnings.append(f"there is no steady state, figures hold for this run: {state['reason']}")
+        warnings.append(f"there is no steady state, numbers hold for this run: {state['reason']}")
     if served.moved:
         warnings.append(
             f"{served.moved} requests lost their instance to an outage and went on elsewhere, computed again"

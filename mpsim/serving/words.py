@@ -43,7 +43,7 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
         ("where time goes", _shares(summary)),
         (
             "batch",
-            f"{summary['batch']['mean']:.1f} sequences in the mean, {summary['batch']['max']:.0f} at most",
+            f"{summary['batch']['mean']:.1f} sequences on average, {summary['batch']['max']:.0f} at most",
         ),
         ("cache", _cache(summary)),
         ("memory", _memory(summary["memory"])),
@@ -134,7 +134,7 @@ def _cache(summary: Figures) -> str:
 
 
 def _use(use: Mapping[str, float]) -> str:
-    return f"{percent(use['mean'])} in the mean, {percent(use['max'])} at most"
+    return f"{percent(use['mean'])} on average, {percent(use['max'])} at most"
 
 
 def _memory(memory: Figures) -> str:

@@ -12,6 +12,7 @@ import importlib
 import logging
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
@@ -24,6 +25,7 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from mpsim.errors import MissingExtraError, MpsimError, ScenarioError
@@ -102,15 +104,29 @@ class _Processes(ProcessPoolExecutor):
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Hold back Ctrl-C in this thread, where the system can."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Hold back interrupts in this thread, where the system can, and their handlers.
+
+    Another thread may take the signal all the same, and its handler would then raise here between the start
+    of a process and the message that this waits for.
+    """
+    held: list[tuple[int, FrameType | None]] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {
+            number: signal.signal(number, lambda *caught: held.append(caught))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+    can_block = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if can_block else set()
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if can_block:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for caught, _ in held[:1]:
+            signal.raise_signal(caught)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ __all__ = [
     "part_text",
     "share_text",
     "title_of",
+    "unit_of",
     "warned",
 ]
 
@@ -71,6 +72,14 @@ _KNOWN: Final = {**FIGURES, **SERVICE_FIGURES, **PLAN_FIGURES}
 def title_of(name: str) -> str:
     """A figure in words; parts of a step have none but their name."""
     return _KNOWN[name][0] if name in _KNOWN else name.replace("_", " ")
+
+
+def unit_of(name: str) -> str:
+    """Unit of a figure: of SI, ``share``, ``USD``, ``count`` of things, or ``1`` where it is a plain number."""
+    kind = _KNOWN[name][1]
+    if isinstance(kind, Dimension):
+        return kind.value
+    return "1" if kind == _COUNT and name != "accelerators" else kind
 
 
 def figure_text(name: str, value: float | None, *, signed: bool = False, digits: int = 4) -> str:

@@ -516,7 +516,7 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
 def _trust(known: Known) -> str:
     whose = f"{known.trainings} published trainings of {known.developers} developers"
     side = "low" if known.bias < 0 else "high"
-    errors = f"off by {percent(known.error)} in the mean, {percent(abs(known.bias))} too {side}"
+    errors = f"off by {percent(known.error)} on average, {percent(abs(known.bias))} too {side}"
     return f"GPU-hours of {whose}, planned from what they state, are {errors}"
 
 

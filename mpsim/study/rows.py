@@ -107,7 +107,7 @@ class Row:
         return float(value) if isinstance(value, int | float) else float("nan")
 
     def __repr__(self) -> str:
-        what = self.reason or f"{len(self.summary or {})} figures"
+        what = self.reason or f"{len(self.summary or {})} results"
         return f"<Row {assigned(self.values)}: {what[:200]}>"
 
     def flat(self, *, serves: bool | None = None) -> dict[str, object]:

@@ -151,8 +151,7 @@ class VariedSteps(Shown):
 
     def plot_blame(self) -> Drawn:
         """Draw who waited for whom."""
-        blame = self.blame
-        return chart("blame", blame.causes, blame.names, blame.matrix).plot()
+        return chart("blame", self.blame).plot()
 
     def sheet(self) -> Sheet:
         """Percentiles of the step time, and who made others wait most."""

@@ -499,7 +499,7 @@ def _error_lines(comparison: Comparison) -> Iterator[str]:
         way = "too long" if sum(bias) > 0 else "too short"
         yield (
             f"{most} explains most of the difference: {parts[most]:.0%} of it; predicted {way} by "
-            f"{abs(sum(bias)) / len(bias):.1%} of a step in the mean"
+            f"{abs(sum(bias)) / len(bias):.1%} of a step on average"
         )
     memory = [step.memory_error for step in comparison.scored if step.memory_error is not None]
     if memory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 from mpsim.workload.builders import make_attention, make_gemm, moving, streaming
 from mpsim.workload.expansion import Step, Tokens
@@ -28,6 +28,9 @@ QKV_WEIGHTS = 3  # queries, keys, values
 
 _OWN = Module.ATTENTION
 _CROSS = Module.CROSS_ATTENTION
+# scores q k^T and the gradients of q and k; context p v and those of p and v
+_SCORES = {"scores": "qkd", "scores_dq": "qdk", "scores_dk": "kdq"}
+_CONTEXT = {"context": "qdk", "context_dp": "qkd", "context_dv": "kdq"}
 
 
 def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
@@ -252,47 +255,30 @@ def _unfused(core: Core, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
             saved=saved,
         )
 
-    yield _scores(core, lowering, tokens)
+    yield _products(core, lowering, tokens, Role.SCORES, _SCORES)
     if not lowering.fused_softmax:
         yield kernel("scale", Role.SCALE)
         yield kernel("mask", Role.MASK)
     yield kernel("softmax", Role.SOFTMAX, probabilities)
     if core.dropout:  # what is left of the probabilities multiplies the values
         yield kernel("dropout", Role.ATTENTION_DROPOUT, probabilities, "attention_dropout")
-    yield _context(core, lowering, tokens)
-
-
-def _scores(core: Core, lowering: Lowering, tokens: Tokens) -> Step:
-    """Scores q k^T, and the products that give the gradients of q and k."""
-    product = _products(core, lowering, tokens, Role.SCORES, core.head_dim)
-    return Step(
-        product("scores", Phase.FORWARD, "qkd"),
-        (
-            product("scores_dq", Phase.INPUT_GRADIENT, "qdk"),
-            product("scores_dk", Phase.INPUT_GRADIENT, "kdq"),
-        ),
-    )
-
-
-def _context(core: Core, lowering: Lowering, tokens: Tokens) -> Step:
-    """Context p v, and the products that give the gradients of p and v."""
-    product = _products(core, lowering, tokens, Role.CONTEXT, core.head_dim_v)
-    return Step(
-        product("context", Phase.FORWARD, "qdk"),
-        (
-            product("context_dp", Phase.INPUT_GRADIENT, "qkd"),
-            product("context_dv", Phase.INPUT_GRADIENT, "kdq"),
-        ),
-    )
+    yield _products(core, lowering, tokens, Role.CONTEXT, _CONTEXT)
 
 
 def _products(
-    core: Core, lowering: Lowering, tokens: Tokens, role: Role, features: int
-) -> Callable[[str, Phase, str], Operator]:
-    """Builder of batched products, one for every head of every sequence, from what their m, n and k are."""
+    core: Core, lowering: Lowering, tokens: Tokens, role: Role, products: Mapping[str, str]
+) -> Step:
+    """Batched products, one for every head of every sequence: the forward one, then those of both gradients.
+
+    Parameters
+    ----------
+    products : mapping of str to str
+        What the m, n and k of each are (see `Operator`), by its name.
+    """
+    features = core.head_dim if role is Role.SCORES else core.head_dim_v
     sizes = {"q": tokens.queries, "k": tokens.keys, "d": features}
 
-    def product(name: str, phase: Phase, attends: str) -> Operator:
+    def product(name: str, attends: str, phase: Phase) -> Operator:
         m, n, k = (sizes[letter] for letter in attends)
         return make_gemm(
             role,
@@ -309,4 +295,6 @@ def _products(
             attends=attends,
         )
 
-    return product
+    phases = (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.INPUT_GRADIENT)
+    forward, *backward = map(product, products, products.values(), phases)
+    return Step(forward, tuple(backward))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from mpsim.workload.expansion import Step
 from mpsim.workload.lowering import Lowering
@@ -95,9 +95,6 @@ def make_gemm(
     sharded_dim: str = "",
     attends: str = "",
     weights: int = 1,
-    saved: float = 0.0,
-    saved_for_weight: float = 0.0,
-    saved_split: Split = Split.NONE,
 ) -> Operator:
     """Build a matrix product, or a batch of them.
 
@@ -113,7 +110,7 @@ def make_gemm(
         Of an element of the buffer that the result is added into, which is read and written; 0 where it is only written [B].
     kind : OperatorKind
         GEMM or GROUPED_GEMM.
-    module, name, split, sharded_dim, attends, weights, saved, saved_for_weight, saved_split
+    module, name, split, sharded_dim, attends, weights
         As of `Operator`; the name is the role's by default.
     """
     written = element_bytes if result_bytes is None else result_bytes
@@ -136,9 +133,6 @@ def make_gemm(
         bytes=float(batch * (element_bytes * (m * k + k * n) + written * m * n)),
         accumulate_bytes=float(accumulate_bytes),
         weights=weights,
-        saved=saved,
-        saved_for_weight=saved_for_weight,
-        saved_split=saved_split,
     )
 
 
@@ -298,7 +292,7 @@ def linear(
         (features_out, features_in, tokens),
     )
 
-    def product(phase: Phase, place: int, accumulate: int, **fields: Any) -> Operator:
+    def product(phase: Phase, place: int, accumulate: int) -> Operator:
         m, n, k = shapes[place]
         return make_gemm(
             role,
@@ -313,17 +307,13 @@ def linear(
             split=split,
             sharded_dim=_SHARDED.get(split, _TOKENS)[place],
             weights=weights,
-            **fields,
         )
 
-    kept_split = Split.SEQUENCE if split is Split.SEQUENCE else Split.TENSOR
-    forward = product(
-        Phase.FORWARD,
-        0,
-        0,
+    forward = dataclasses.replace(
+        product(Phase.FORWARD, 0, 0),
         saved=saved,
         saved_for_weight=saved_for_weight,
-        saved_split=kept_split,
+        saved_split=Split.SEQUENCE if split is Split.SEQUENCE else Split.TENSOR,
     )
     backward = (
         product(Phase.INPUT_GRADIENT, 1, 0),
@@ -461,13 +451,12 @@ def moving(
         saved_for_weight=saved_for_weight,
         saved_split=saved_split,
     )
-    backward = make_elementwise(
-        role,
-        Phase.INPUT_GRADIENT,
-        moved=moved[1],
-        kind=kind,
-        module=module,
-        name=name,
-        split=split,
+    backward = dataclasses.replace(
+        forward,
+        phase=Phase.INPUT_GRADIENT,
+        bytes=float(moved[1]),
+        saved=0.0,
+        saved_for_weight=0.0,
+        saved_split=Split.NONE,
     )
     return Step(forward, (backward,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
@@ -105,10 +105,12 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     mistakes = _misfits(Transformer, fields, "", given={"name"})
     if mistakes:
         raise WorkloadError("\n".join(f"model {name!r}: {mistake}" for mistake in mistakes))
-    return Transformer(**cast(dict[str, Any], {**fields, **parts, "name": name}))
+    return Transformer(**{**fields, **parts, "name": name})  # type: ignore[arg-type] # it checks them
 
 
-_PARTS: Mapping[str, type[Any]] = MappingProxyType({"moe": Experts, "mla": LatentAttention})
+_PARTS: Mapping[str, type[Experts | LatentAttention]] = MappingProxyType(
+    {"moe": Experts, "mla": LatentAttention}
+)
 
 
 def _part(key: str, fields: object) -> Experts | LatentAttention:
@@ -117,11 +119,15 @@ def _part(key: str, fields: object) -> Experts | LatentAttention:
         raise WorkloadError(f"{key} is {fields!r}; needed a mapping of its fields")
     if mistakes := _misfits(_PARTS[key], fields, f"{key}."):
         raise WorkloadError("\n".join(mistakes))
-    return cast(Experts | LatentAttention, _PARTS[key](**fields))
+    return _PARTS[key](**fields)
 
 
 def _misfits(
-    kind: type[Any], fields: Mapping[str, object], prefix: str, *, given: Collection[str] = ()
+    kind: type[Transformer | Experts | LatentAttention],
+    fields: Mapping[str, object],
+    prefix: str,
+    *,
+    given: Collection[str] = (),
 ) -> list[str]:
     """Say which fields `kind` does not have, and which it has to have."""
     known = {field.name: field for field in dataclasses.fields(kind)}

@@ -146,7 +146,7 @@ class Transformer:
 
     def describe(self) -> Description:
         """Every figure with its source, and the parameters that follow."""
-        counted = "counted from the figures above"
+        counted = "counted from the values above"
         follows = tuple(
             Figure(name, count, f"{count / 1e9:.4g} B", counted)
             for name, count in (
@@ -383,18 +383,7 @@ def _single_stack(model: Transformer, layer: int) -> LayerKind:
 
 
 def _count_parameters(model: Transformer, vocab: int) -> Parameters:
-    """Count the parameters of `model` with `vocab` rows in its embedding and head.
-
-    Parameters
-    ----------
-    vocab : int
-        Rows of the token table, padded or not.
-
-    Returns
-    -------
-    `Parameters`
-        Part by part.
-    """
+    """Count the parameters of `model` with `vocab` rows in its embedding and head."""
     norm = _norm(model)
     table = vocab * model.hidden
     stacks = 2 if model.encoder_layers else 1

@@ -1,4 +1,4 @@
-"""Hostile names and files: what becomes of each is what docs/explanation/reliability.md says."""
+"""Hostile names and files: what becomes of each is what hostile.md beside this file says."""
 
 from __future__ import annotations
 

@@ -174,7 +174,8 @@ def script_of(change, folder):
             r'^"\$\{LAUNCH\[@\]\}" pretrain_gpt.py', "printf '%s\\\\n'", text, flags=re.MULTILINE
         )
     )
-    told = subprocess.run(["bash", script], capture_output=True, text=True, check=True)
+    nodes = {**os.environ, "NODE_RANK": "0", "MASTER_ADDR": "localhost"}
+    told = subprocess.run(["bash", script], env=nodes, capture_output=True, text=True, check=True)
     return told.stdout.splitlines(), tag
 
 

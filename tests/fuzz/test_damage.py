@@ -1,6 +1,6 @@
 """Damaged files: read or refused by every reader, within ten seconds, and nothing else happens.
 
-The short run of `tests.fuzz.damage_run`; docs/explanation/reliability.md has the figures of the long one.
+The short run of `tests.fuzz.damage_run`; docs/explanation/reliability.md has the result of the long one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Laws of random scenarios, and the scenarios that once broke one.
 
-A long run: ``python scripts/fuzz_laws.py --count 2000`` (docs/explanation/reliability.md has its figures).
+A long run: ``python scripts/fuzz_laws.py --count 2000`` (docs/explanation/reliability.md lists the laws).
 """
 
 from __future__ import annotations

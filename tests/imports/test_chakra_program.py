@@ -103,7 +103,7 @@ def test_a_program_comes_back_from_chakra(tmp_path, parallelism):
     """Operations, bytes and dependencies of every rank are the same, and times within half a microsecond each."""
     step = prepared(parallelism=parallelism)
     export = write_chakra(step, tmp_path)
-    assert not any("left out" in loss for loss in export.losses)
+    assert not any("left out" in loss.why for loss in export.lost)
     every, ranks = unfolded(step.plan, step.program)
     back = mpsim.read(tmp_path, cluster="dgx-h100").program.program
     own = np.arange(back.ranks)

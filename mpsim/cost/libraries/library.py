@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
-from mpsim.memo import remembered
 from mpsim.parallel.crossing import GroupShape
 from mpsim.shipped import read_shipped
 
 __all__ = ["Library", "check_runs_on", "default_library", "library_names"]
 
 Floats = NDArray[np.float64]
+_FILE = "mpsim.cost.data", "libraries.yaml"
 
 
 class Library(Protocol):
@@ -51,7 +51,7 @@ class Library(Protocol):
 
 def library_names() -> tuple[str, ...]:
     """Every library there is."""
-    return tuple(sorted(_document()["libraries"]))
+    return tuple(sorted(read_shipped(*_FILE)["libraries"]))
 
 
 def default_library(cluster: Cluster) -> str:
@@ -59,7 +59,7 @@ def default_library(cluster: Cluster) -> str:
     facts = _facts(cluster)
     if cluster.calibration is not None and cluster.calibration.library in library_names():
         return cluster.calibration.library
-    for rule in _document()["defaults"]:
+    for rule in read_shipped(*_FILE)["defaults"]:
         if all(facts[key] == value for key, value in rule.items() if key != "library"):
             return str(rule["library"])
     raise AssertionError("the last rule fits everything")
@@ -88,7 +88,9 @@ def check_runs_on(name: str, cluster: Cluster, *, key: str = "") -> None:
 
 def _fits(name: str, cluster: Cluster) -> bool:
     facts = _facts(cluster)
-    return all(facts[key] == value for key, value in _document()["libraries"][name].items())
+    return all(
+        facts[key] == value for key, value in read_shipped(*_FILE)["libraries"][name].items()
+    )
 
 
 def _facts(cluster: Cluster) -> Mapping[str, object]:
@@ -96,8 +98,3 @@ def _facts(cluster: Cluster) -> Mapping[str, object]:
     shape = cluster.node.scale_up.shape.value
     is_torus = cluster.node.scale_up.shape is LinkShape.TORUS
     return {"vendor": chip.vendor, "family": chip.family, "shape": shape, "is_torus": is_torus}
-
-
-@remembered(1)
-def _document() -> Any:
-    return read_shipped("mpsim.cost.data", "libraries.yaml")

@@ -11,7 +11,6 @@ astra-sim/astra-sim 518bd51: ``Workload.cc`` (types of nodes and attributes it r
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -31,14 +30,16 @@ from mpsim.formats.chakra.schema import (
     framed,
     message,
 )
-from mpsim.output import safe_name, write_whole
+from mpsim.formats.outgoing import Exported, Lost, check_trains
+from mpsim.output import safe_name
 from mpsim.parallel.axes import FOLDED, Span
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Stream
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
-from mpsim.simulate import Prepared
+from mpsim.scenario import Scenario
+from mpsim.simulate import Prepared, prepare
 
-__all__ = ["MOST_NODES", "ChakraExport", "write_chakra"]
+__all__ = ["MOST_NODES", "chakra_files", "export_chakra", "write_chakra"]
 
 MOST_NODES: Final = 4_000_000
 """Nodes of all ranks together: a GB of files."""
@@ -55,19 +56,21 @@ _Varying = Callable[[int, int], Mapping[str, int | str]]
 """Attributes that a rank adds to a node of its class, by its place in the class and its number."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChakraExport:
-    """Files of an export, one a rank and then the groups; nodes of all ranks together; what the format cannot hold."""
-
-    files: tuple[Path, ...]
-    nodes: int
-    losses: tuple[str, ...]
+def export_chakra(scenario: Scenario) -> Exported:
+    """Execution traces of every rank of a scenario's training step; see `chakra_files`."""
+    check_trains(scenario)
+    return chakra_files(prepare(scenario))
 
 
-def write_chakra(
-    prepared: Prepared, folder: str | Path, *, prefix: str | None = None
-) -> ChakraExport:
-    """Write the execution trace of every rank of a training step, see `mpsim.prepare`.
+def write_chakra(prepared: Prepared, folder: str | Path, *, prefix: str | None = None) -> Exported:
+    """Write the execution trace of every rank of a training step into a folder; see `chakra_files`."""
+    exported = chakra_files(prepared, prefix=prefix)
+    exported.save(folder)
+    return exported
+
+
+def chakra_files(prepared: Prepared, *, prefix: str | None = None) -> Exported:
+    """Execution trace of every rank of a training step, see `mpsim.prepare`, and then its groups.
 
     Parameters
     ----------
@@ -89,21 +92,22 @@ def write_chakra(
         )
     fine = expand(program)
     writer = _Writer(fine, expanded_flops(program), prepared)
+    world = plan.layout.mesh.world
     if writer.nodes > MOST_NODES:
         raise ScenarioError(
-            f"{name}: {writer.nodes:,} operations on {plan.layout.mesh.world} ranks; needed at most {MOST_NODES:,}: "
+            f"{name}: {writer.nodes:,} operations on {world} ranks; needed at most {MOST_NODES:,}: "
             "take fewer replicas or microbatches (--set training.global_batch=...)"
         )
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    files = []
-    for rank, content in writer.files():
-        file = place / f"{name}.{rank}.et"
-        write_whole(file, content)
-        files.append(file)
-    groups = place / f"{name}.comm_group.json"
-    write_whole(groups, json.dumps(writer.groups()) + "\n")
-    return ChakraExport((*files, groups), writer.nodes, writer.losses())
+    files = {f"{name}.{rank}.et": content for rank, content in writer.files()}
+    files[f"{name}.comm_group.json"] = f"{json.dumps(writer.groups())}\n".encode()
+    return Exported(
+        format="chakra",
+        tool="Chakra execution trace",
+        files=files,
+        nodes=writer.nodes,
+        lost=tuple(Lost("", "", why) for why in writer.losses()),
+        notes=(f"{world} ranks, {writer.nodes:,} nodes",),
+    )
 
 
 class _Writer:

@@ -147,7 +147,7 @@ class FoundService:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Own:
-    """What the layout of the file itself does, or why it cannot be used."""
+    """Result of the file's own layout, or why it cannot be used."""
 
     row: FoundService | None
     reason: str
@@ -269,7 +269,7 @@ def _said(objective: str, row: FoundService) -> Iterator[str]:
 
 
 def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
-    """What the best gains over the file's own layout, why the second loses, and who is as good."""
+    """Gain of the best over the file's own layout, why the second loses, and who is as good."""
     if (own := search.own.row) is not None:
         limits = ", which misses the limits" if own.misses else ""
         against = percent(own.objective / best.objective - 1, signed=True)

@@ -17,14 +17,12 @@ from mpsim.plot import (
     Scored,
     agreement_chart,
     answer_chart,
-    attribution_chart,
-    bubble_chart,
     comparison_chart,
     error_chart,
     sweep_chart,
 )
 from mpsim.plot.chart import placed_names, thin
-from mpsim.plot.step import memory_areas, memory_bars
+from mpsim.plot.step import attribution_chart, bubble_chart, memory_areas, memory_bars
 from mpsim.result import MemoryCurve
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
@@ -175,7 +173,7 @@ def test_a_sweep_is_one_line_for_each_value_of_the_other_keys(sweep: _Sweep) -> 
     assert lines["name 1f1b"][0] == 0.4
     assert np.isnan(lines["name 1f1b"][1])
     assert display.ax_.get_xlabel() == "parallelism.tp"
-    assert display.ax_.get_ylabel() == "model FLOP/s utilisation (%)"
+    assert display.ax_.get_ylabel() == "MFU (%)"
     assert _legend(display) == ["name gpipe", "name 1f1b", "hollow: does not fit into memory"]
     assert display.ax_.lines[0].get_ydata() == pytest.approx([30, 35])
 

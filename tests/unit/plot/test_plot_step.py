@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mpsim.errors import ScenarioError
-from mpsim.plot import heat_chart, links_chart, memory_kinds_chart, roofline_chart, step
+from mpsim.plot import step
 from mpsim.plot.palette import BUBBLE, LUMINANCE, rgb
+from mpsim.plot.step import heat_chart, links_chart, memory_kinds_chart, roofline_chart
 from mpsim.result import MemoryCurve, Result
 from mpsim.scenario.scenario import load
 from mpsim.simulate import simulate_step

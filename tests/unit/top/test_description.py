@@ -8,8 +8,8 @@ import pytest
 
 from mpsim import framework, hardware, workload
 from mpsim.description import describe_fields
+from mpsim.nouns import Bandwidth
 from mpsim.schedule import schedule
-from mpsim.units import Dimension
 
 NOUNS = [
     *map(hardware.accelerator, hardware.accelerator_names()),
@@ -43,7 +43,7 @@ def test_a_schedule_shows_its_orders_at_a_small_size() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Inner:
-    rate: float
+    rate: Bandwidth
     sources: dict[str, str]
 
 
@@ -57,7 +57,7 @@ class _Outer:
 def test_sources_and_units_are_those_of_the_nearest_thing_a_figure_belongs_to() -> None:
     """A figure's own source wins over its part's, and that over the noun's."""
     noun = _Outer(_Inner(1e9, {"*": "recalled"}), 3.0, {"*": "a table"})
-    described = describe_fields(noun, {"inner": Dimension.BANDWIDTH})
+    described = describe_fields(noun)
     assert [(f.name, f.text, f.source) for f in described.figures] == [
         ("inner.rate", "1 GB/s", "recalled"),
         ("size", "3.0", "a table"),
