@@ -5,8 +5,7 @@ Shapes: P points of a series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +23,13 @@ _MARGIN = 1.3  # beyond the first and the last of them
 _BAND = 0.1  # error that the shaded band shows
 _ROW = 0.24  # inch
 _MOST = 2.0  # error that is drawn
-_SIZES: Mapping[str, str] = MappingProxyType(
-    {
-        "training": "accelerators",
-        "memory": "accelerators",
-        "collective": "message (B)",
-        "kernel": "work (FLOP, or B where memory-bound)",
-        "schedule": "ranks x microbatches",
-    }
-)
+_SIZES = {
+    "training": "accelerators",
+    "memory": "accelerators",
+    "collective": "message (B)",
+    "kernel": "work (FLOP, or B where memory-bound)",
+    "schedule": "ranks x microbatches",
+}
 
 
 class Scored(NamedTuple):

@@ -33,6 +33,7 @@ __all__ = [
     "Part",
     "Reading",
     "Series",
+    "fullest",
     "names_beside",
     "placed_names",
     "readable",
@@ -48,6 +49,7 @@ LINE_INCHES = 0.17
 _DIMENSIONS = {dimension.value: dimension for dimension in Dimension}
 _FEW, _BETWEEN = 24, 60  # points of a line that names keep off, places between two of them
 _MOST_KEPT_FREE = 300  # points of a series: of more there is no room between them
+_MOST_POINTS = 2000  # of a line
 _LARGE = 8.0  # marks that cover more than their middle
 _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and marks [of the axes]
 
@@ -421,6 +423,16 @@ def thin(count: int, most: int) -> list[int]:
     """
     step = 2 ** max(0, math.ceil(math.log2(count / most))) if count else 1
     return list(range(0, count, step))
+
+
+def fullest(values: Floats) -> NDArray[np.int64]:
+    """Which points of a line to draw: all, or of more than a screen has columns the highest of each of so many spans."""
+    places = np.arange(len(values))
+    if len(values) <= _MOST_POINTS:
+        return places
+    return np.array(
+        [span[np.argmax(values[span])] for span in np.array_split(places, _MOST_POINTS)]
+    )
 
 
 def short_number(value: float) -> str:

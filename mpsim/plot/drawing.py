@@ -1,12 +1,19 @@
-"""Bars, lines and heat maps on matplotlib axes, with their labels and legends."""
+"""Bars, lines and heat maps on matplotlib axes, with their labels and legends. Importing this module imports matplotlib."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogFormatter, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from mpsim.plot.chart import (
     Axis,
@@ -23,10 +30,6 @@ from mpsim.plot.chart import (
     thin,
 )
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LABELS, LIMIT, LUMINANCE, colour_of, rgb
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.patches import Patch
 
 __all__ = [
     "HATCH",
@@ -60,8 +63,6 @@ def event_patches(
 
 
 def _patch(label: str, colour: str, *, hatched: bool = False) -> Patch:
-    from matplotlib.patches import Patch
-
     edge, hatch = ("white", "////") if hatched else (colour, None)
     return Patch(facecolor=colour, edgecolor=edge, hatch=hatch, label=label)
 
@@ -74,8 +75,6 @@ def columns_of(labels: Iterable[str], width: float) -> int:
 
 def legend_above(ax: Axes, handles: Sequence[Any], *, lift: float = 2.0) -> None:
     """Put a legend above the axes, outside, where it hides nothing; `lift` in points over the axes."""
-    from matplotlib.transforms import ScaledTranslation
-
     if not handles:
         return
     figure = ax.get_figure(root=True)
@@ -102,8 +101,6 @@ def _inches(ax: Axes) -> float:
 
 
 def _limit_handles(limits: Iterable[Limit]) -> list[Any]:
-    from matplotlib.lines import Line2D
-
     return [
         Line2D([], [], color=colour_of(limit.colour), linestyle="--", label=limit.label)
         for limit in limits
@@ -312,8 +309,6 @@ def _draw_series(
 
 
 def _line_handle(series: Series, colour: str) -> Any:
-    from matplotlib.lines import Line2D
-
     face = "white" if len(series.hollow) and all(series.hollow) else colour
     line: Any = series.line or "none"
     mark = series.mark or "none"
@@ -324,8 +319,6 @@ def _line_handle(series: Series, colour: str) -> Any:
 
 def _scale(ax: Axes, which: str, axis: Axis, word: str, size: float) -> None:
     """Scale, limits, marks and name of one of the two axes."""
-    from matplotlib.ticker import FuncFormatter, LogFormatter, NullLocator
-
     own = ax.xaxis if which == "x" else ax.yaxis
     set_scale, set_limits, set_label = (
         getattr(ax, f"set_{which}{word}") for word in ("scale", "lim", "label")
@@ -377,10 +370,6 @@ def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
 
 def draw_heat(ax: Axes, chart: Heat) -> None:
     """Draw a grid of coloured cells with the scale of its colours."""
-    import matplotlib as mpl
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import FuncFormatter
-
     word, size = readable(chart.x.unit, float(np.max(chart.edges)))
     values = np.asarray(chart.values, dtype=np.float64)
     z_word, z_size = readable(chart.z.unit, float(np.abs(values).max(initial=0.0)))

@@ -7,7 +7,7 @@ Communication is hatched as well wherever it is stacked next to computation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,21 +33,19 @@ __all__ = [
     "shades",
 ]
 
-EVENTS: Mapping[str, str] = MappingProxyType(
-    {
-        "forward": "#0072B2",
-        "backward": "#E69F00",
-        "input_gradient": "#F5F51C",
-        "weight_gradient": "#00C067",
-        "recompute": "#E680B2",
-        **{axis.name: axis.colour for axis in ACCOUNTED},
-        "bubble": "#E8E8E8",
-        "straggling": "#F8E8B8",
-        "optimizer": "#222222",
-        "host": "#765C2C",
-        "other": "#636363",
-    }
-)
+EVENTS: Final[Mapping[str, str]] = {
+    "forward": "#0072B2",
+    "backward": "#E69F00",
+    "input_gradient": "#F5F51C",
+    "weight_gradient": "#00C067",
+    "recompute": "#E680B2",
+    **{axis.name: axis.colour for axis in ACCOUNTED},
+    "bubble": "#E8E8E8",
+    "straggling": "#F8E8B8",
+    "optimizer": "#222222",
+    "host": "#765C2C",
+    "other": "#636363",
+}
 """Kind of event to colour."""
 
 SERIES = (
@@ -59,66 +57,56 @@ SERIES = (
 MARKERS = "osD^vPX*"
 """Marks of their points."""
 
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "input_gradient": "input gradient",
-        "weight_gradient": "weight gradient",
-        "recompute": "recomputation",
-        **{axis.name: axis.label for axis in ACCOUNTED},
-        "host": "host launch",
-    }
-)
+LABELS: Final[Mapping[str, str]] = {
+    "input_gradient": "input gradient",
+    "weight_gradient": "weight gradient",
+    "recompute": "recomputation",
+    **{axis.name: axis.label for axis in ACCOUNTED},
+    "host": "host launch",
+}
 """What legends say, where it is not the kind's own name."""
 
 COMMUNICATION = frozenset(AXIS_NAMES)
 """Kinds that are hatched in stacked bars."""
 
-RESOURCES: Mapping[str, str] = MappingProxyType(
-    {
-        "compute": EVENTS["forward"],
-        "scale_up": EVENTS["tp"],
-        "scale_out": EVENTS["pp"],
-    }
-)
+RESOURCES: Final[Mapping[str, str]] = {
+    "compute": EVENTS["forward"],
+    "scale_up": EVENTS["tp"],
+    "scale_out": EVENTS["pp"],
+}
 """Resource to colour, where lines show how busy each is."""
 
-SERVING: Mapping[str, str] = MappingProxyType(
-    {
-        "decode": "forward",
-        "prefill": "backward",
-        "kv": "cp",
-        "down": "other",
-        "idle_cache": "straggling",
-        "idle": "bubble",
-    }
-)
+SERVING: Final[Mapping[str, str]] = {
+    "decode": "forward",
+    "prefill": "backward",
+    "kv": "cp",
+    "down": "other",
+    "idle_cache": "straggling",
+    "idle": "bubble",
+}
 """Part of the time of a service to the kind of event as which it is drawn; others have their own."""
 
-MEMORY: Mapping[str, str] = MappingProxyType(
-    {
-        "parameters": "#117733",
-        "gradients": "#DDCC77",
-        "optimizer": "#882255",
-        "activations": "#44AA99",
-        "logits": "#AA4499",
-        "buffers": "#CC6677",
-        "cache": "#4A90D9",
-        "overhead": "#D5D5D5",
-    }
-)
+MEMORY: Final[Mapping[str, str]] = {
+    "parameters": "#117733",
+    "gradients": "#DDCC77",
+    "optimizer": "#882255",
+    "activations": "#44AA99",
+    "logits": "#AA4499",
+    "buffers": "#CC6677",
+    "cache": "#4A90D9",
+    "overhead": "#D5D5D5",
+}
 """Component of memory to colour, none of a kind of event: a page shows both."""
 
 LIMIT = "#B00000"
 """Colour of what a value may reach at most, and of no part of it."""
 
-BUBBLE: Mapping[str, str] = MappingProxyType(
-    {
-        "warm-up": "#D9D9D9",
-        "drain": "#969696",
-        "imbalance": "#C0504D",
-        "message": EVENTS["pp"],
-    }
-)
+BUBBLE: Final[Mapping[str, str]] = {
+    "warm-up": "#D9D9D9",
+    "drain": "#969696",
+    "imbalance": "#C0504D",
+    "message": EVENTS["pp"],
+}
 """Cause of the bubble to colour."""
 
 LUMINANCE = np.array([0.299, 0.587, 0.114])

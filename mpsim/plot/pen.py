@@ -10,15 +10,12 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from mpsim.errors import ScenarioError
 from mpsim.output import whole
 from mpsim.plot.chart import Bars, Chart, Heat, Lines, Panels
-from mpsim.plot.drawing import columns_of, draw_bars, draw_heat, draw_lines
 from mpsim.plot.timeline import Timeline
-from mpsim.plot.timeline_pen import draw_timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,13 +30,11 @@ FORMATS = (".png", ".svg", ".pdf")
 
 _TITLE_POINTS, _LETTERS_PER_INCH, _NOTE_LETTERS_PER_INCH = 10, 13.5, 15.0
 _NOTES_BELOW = 36.0  # points under the axes, below the name of the axis
-_NO_DATES: Mapping[str, Mapping[str, None]] = MappingProxyType(
-    {
-        ".png": {"Software": None},
-        ".svg": {"Date": None},
-        ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
-    }
-)
+_NO_DATES: Mapping[str, Sequence[str]] = {
+    ".png": ["Software"],
+    ".svg": ["Date"],
+    ".pdf": ["CreationDate", "Producer", "Creator"],
+}
 
 
 class Display:
@@ -109,7 +104,7 @@ class Display:
         figure = self.figure_ or self.plot().figure_
         assert figure is not None
         with mpl.rc_context(fname=STYLE):
-            figure.savefig(where, format=suffix[1:], metadata=dict(_NO_DATES[suffix]))
+            figure.savefig(where, format=suffix[1:], metadata=dict.fromkeys(_NO_DATES[suffix]))
 
     def __repr__(self) -> str:
         return f"<{type(self.chart).__name__}: plot() draws it, save(path) writes it>"
@@ -123,6 +118,9 @@ class Display:
 
 def draw(ax: Axes, chart: Chart) -> None:
     """Draw a chart on axes, labels and legend included."""
+    from mpsim.plot.drawing import draw_bars, draw_heat, draw_lines
+    from mpsim.plot.timeline_pen import draw_timeline
+
     pens: Mapping[type[Chart], Callable[[Axes, Any], None]] = {
         Bars: draw_bars,
         Lines: draw_lines,
@@ -156,6 +154,8 @@ def _on_figure(figure: Figure, chart: Chart) -> Axes:
     for ax in axes[len(chart.charts) :]:
         ax.set_axis_off()
     if chart.same and handles:
+        from mpsim.plot.drawing import columns_of
+
         labels = [str(handle.get_label()) for handle in handles]
         columns = columns_of(labels, chart.size[0])
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
-from mpsim.plot.chart import Axis, Limit, Lines, Series
+from mpsim.plot.chart import Axis, Limit, Lines, Series, fullest
 from mpsim.plot.palette import SERIES
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import itl, latencies
@@ -34,7 +34,6 @@ Floats = NDArray[np.float64]
 _RATE = "serving.workload.rate"
 _LONGEST = 50.0  # times the least latency: an overloaded service needs a scale of powers
 _WIDE = 20.0  # times the least: a spread needs one
-_POINTS = 2000  # of a line: more than a screen has columns
 
 
 def latency_chart(result: ServiceResult, name: str) -> Lines:
@@ -80,7 +79,7 @@ def spread_chart(
     wide = bool(len(seconds)) and float(seconds[-1]) > _WIDE * max(float(seconds[0]), 1e-9)
     middle = float(seconds[int(np.searchsorted(share, 0.5))]) if len(share) else 0.0
     promised = f"; the limit is {limit:.4g} s" if limit is not None else ""
-    shown = _evenly(len(share))
+    shown = fullest(share)
     count = round(float(reach[-1])) if len(reach) else 0
     return Lines(
         title=f"{name} over {what}",
@@ -95,13 +94,6 @@ def spread_chart(
 
 def _promise(seconds: float) -> str:
     return f"limit {1e3 * seconds:.4g} ms"
-
-
-def _evenly(count: int) -> NDArray[np.int64]:
-    """Places of at most so many points that a screen can show."""
-    if count <= _POINTS:
-        return np.arange(count)
-    return np.unique(np.linspace(0, count - 1, _POINTS).round().astype(np.int64))
 
 
 def batch_chart(result: ServiceResult) -> Lines:
@@ -142,7 +134,6 @@ def occupancy_chart(title: str, y: Axis, columns: Mapping[str, tuple[Floats, Flo
     columns : mapping of str to (float64[S], float64[S])
         Engine to start of its iterations [s] and value from then on.
     """
-    binned = {name: _binned(*column) for name, column in columns.items()}
     most = max((float(values.max(initial=0.0)) for _, values in columns.values()), default=0.0)
     several = 1 < len(columns) <= len(SERIES)  # of more nobody tells the colours apart
     shown = f"{100 * most:.4g} %" if y.unit == "share" else f"{most:.4g}"
@@ -150,20 +141,14 @@ def occupancy_chart(title: str, y: Axis, columns: Mapping[str, tuple[Floats, Flo
         title=title,
         alt=f"At most {shown} on {len(columns)} engine{'s' if len(columns) != 1 else ''}.",
         series=[
-            Series(name if several else "", *column, width=0.8, step=True)
-            for name, column in binned.items()
+            Series(name if several else "", start[shown], values[shown], width=0.8, step=True)
+            for name, (start, values) in columns.items()
+            for shown in [fullest(values)]
         ],
         x=Axis(name="time", unit="s"),
         y=Axis(name=y.name, unit=y.unit, limits=(0.0, None)),
         size=(10.0, 3.2),
     )
-
-
-def _binned(start: Floats, values: Floats) -> tuple[Floats, Floats]:
-    if len(start) <= _POINTS:
-        return start, values
-    edges = np.linspace(0, len(start), _POINTS + 1).astype(np.int64)[:-1]
-    return start[edges], np.maximum.reduceat(values, edges)
 
 
 def latency_rate_chart(sweep: Sweep, name: str = "ttft") -> Lines:

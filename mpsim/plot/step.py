@@ -6,14 +6,13 @@ Shapes: R ranks, E edges of time, K kernels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Timeline
 from mpsim.errors import ScenarioError
-from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Heat, Limit, Lines, Part, Series
+from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Heat, Limit, Lines, Part, Series, fullest
 from mpsim.plot.palette import BUBBLE, COMMUNICATION, LABELS, MEMORY, SERIES, event_of_part
 from mpsim.program import TICK
 from mpsim.result import MemoryCurve, Result
@@ -42,7 +41,6 @@ Floats = NDArray[np.float64]
 TIME = Axis(name="time", unit="s")
 
 _MOST_RANKS, _MOST_BLAMED = 64, 32  # rows drawn one by one
-_MOST_MOMENTS = 2000
 _LEAST_LOAD = 1e-3  # share: smaller loads look like this one
 _LETTERS, _LEAST_NAMED = "ABCDEF", 0.005  # of kernels, and share of the time that earns one
 _LARGEST, _SMALLEST = 20.0, 4.0  # marks of kernels [point]
@@ -212,8 +210,8 @@ def links_chart(result: Result, *, most: int = 12) -> Heat:
 
 def memory_chart(result: Result) -> Bars:
     """Memory of every rank at its fullest, by component [B], against the capacity."""
-    memory, names = result.memory, result.program.rank_name
-    return memory_bars(names, memory.components, memory.capacity)
+    memory = result.memory
+    return memory_bars(result.program.rank_name, memory.components, memory.capacity)
 
 
 def memory_bars(names: Sequence[str], components: Mapping[str, Floats], capacity: float) -> Bars:
@@ -285,7 +283,7 @@ def memory_areas(name: str, curve: MemoryCurve, capacity: float) -> Lines:
     """
     if not curve.components:
         raise ScenarioError("this memory is not known by kind; simulate the scenario again")
-    moments = _fullest_moments(curve.held)
+    moments = fullest(curve.held)
     # what changes stands on top, where its edge is the sum
     kinds = sorted(curve.components, key=lambda kind: float(np.ptp(curve.components[kind])))
     most = float(curve.held.max())
@@ -306,15 +304,6 @@ def memory_areas(name: str, curve: MemoryCurve, capacity: float) -> Lines:
     )
 
 
-def _fullest_moments(held: Floats) -> NDArray[np.int64]:
-    """Moments to draw: all, or of many the fullest of each of so many spans."""
-    moments = np.arange(len(held))
-    if len(held) <= _MOST_MOMENTS:
-        return moments
-    spans = np.array_split(moments, _MOST_MOMENTS)
-    return np.array([span[np.argmax(held[span])] for span in spans])
-
-
 def roofline_chart(result: Result) -> Lines:
     """Kernels of forwards and backwards: FLOPs per byte against achieved FLOP/s, under the peaks; marks by the time they take.
 
@@ -329,11 +318,11 @@ def roofline_chart(result: Result) -> Lines:
     moving = float(kernels.seconds[~works].sum() / kernels.seconds.sum())
     lowest = float(kernels.achieved[works].min(initial=top))
     slowest = _slowest(kernels)
-    letters = dict(zip((each.place for each in slowest), _LETTERS, strict=False))
+    letters = dict(zip(slowest, _LETTERS, strict=False))
     notes = [
-        f"{letter}  {kernels.names[each.place].replace('_', ' ')}: {each.share:.0%} of the kernel time; slowest is its "
-        f"{part_words(kernels.parts[each.place])} with {kernels.achieved[each.place] / 1e12:,.0f} TFLOP/s"
-        for each, letter in zip(slowest, _LETTERS, strict=False)
+        f"{letters[place]}  {kernels.names[place].replace('_', ' ')}: {share:.0%} of the kernel time; slowest is its "
+        f"{part_words(kernels.parts[place])} with {kernels.achieved[place] / 1e12:,.0f} TFLOP/s"
+        for place, share in slowest.items()
     ]
     if moving:
         notes.append(f"{moving:.0%} of the kernel time only moves data: no FLOPs, not shown")
@@ -354,26 +343,18 @@ def roofline_chart(result: Result) -> Lines:
     )
 
 
-class _Slowest(NamedTuple):
-    """The slowest part of a kernel, and what share of the time all of its parts take."""
-
-    place: int
-    share: float
-
-
-def _slowest(kernels: Roofline) -> list[_Slowest]:
-    """Kernels that take most of the time, the longest first."""
-    total: dict[str, float] = {}
-    slowest: dict[str, int] = {}
+def _slowest(kernels: Roofline) -> dict[int, float]:
+    """The slowest part of each kernel that takes most of the time, and what share all its parts take, the longest first."""
+    of_kernel: dict[str, list[int]] = {}
     for place in np.flatnonzero(kernels.flops > 0).tolist():
-        name = kernels.names[place]
-        total[name] = total.get(name, 0.0) + float(kernels.seconds[place])
-        if kernels.achieved[place] < kernels.achieved[slowest.setdefault(name, place)]:
-            slowest[name] = place
-    whole = float(kernels.seconds.sum())
-    order = sorted(total, key=lambda name: -total[name])
-    shares = [_Slowest(slowest[name], total[name] / whole) for name in order[: len(_LETTERS)]]
-    return [each for each in shares if each.share > _LEAST_NAMED]
+        of_kernel.setdefault(kernels.names[place], []).append(place)
+    whole = kernels.seconds.sum()
+    shares = {
+        min(places, key=kernels.achieved.__getitem__): float(kernels.seconds[places].sum() / whole)
+        for places in of_kernel.values()
+    }
+    order = sorted(shares, key=lambda place: -shares[place])[: len(_LETTERS)]
+    return {place: shares[place] for place in order if shares[place] > _LEAST_NAMED}
 
 
 def _roofs(kernels: Roofline, least: float, most: float) -> list[Series]:

@@ -41,7 +41,7 @@ _MOST_LINES, _MOST_PANELS = len(SERIES), 6  # lines of a panel, panels along eac
 _MINUTE = 60.0
 _ALIKE = 0.03  # share of an interval within which two lines look like one
 _OF_TOKEN = "Parts of an accelerator's time for an output token"
-_SENSITIVITY = {"hardware": "forward", "software": "host"}
+_SENSITIVITY = {"hardware": "other", "software": "host"}
 
 
 def answer_chart(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
 from numpy.typing import NDArray
 
 from mpsim.parallel.axes import AXIS_NAMES
@@ -12,9 +16,6 @@ from mpsim.plot.chart import thin
 from mpsim.plot.drawing import HATCH, event_patches, legend_above
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, rgb, shades
 from mpsim.plot.timeline import EXPOSED, HIDDEN, Actions, Lanes, Timeline
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["draw_timeline"]
 
@@ -92,8 +93,6 @@ def _colours(bars: Actions) -> NDArray[np.float64]:
 
 def _add_bars(ax: Axes, bars: Actions, lane: tuple[float, float], *, separate: bool) -> None:
     """Draw all bars at once: apart from each other, or each at least a hairline wide."""
-    from matplotlib.collections import PolyCollection
-
     if not len(bars):
         return
     ax.add_collection(
@@ -150,8 +149,6 @@ def _add_numbers(
 
 def _chunk_patches(bars: Actions) -> list[Any]:
     """Legend entries that say which shade is which chunk; the first has the colours of the events themselves."""
-    from matplotlib.patches import Patch
-
     chunks = int(bars.chunk.max(initial=0)) + 1
     later = [chunk for chunk in np.unique(bars.chunk).tolist() if chunk > 0]
     colour = shades(EVENTS["forward"], chunks)
@@ -195,9 +192,6 @@ def _areas(lanes: Lanes, axis: int, kind: int, top: float, height: float) -> lis
 
 def _add(ax: Axes, polygons: list[Floats], event: str, *, pale: bool = False) -> None:
     """Draw polygons in the colour of an event: pale, or in full and hatched."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
     if not polygons:
         return
     closed = [np.concatenate([polygon, polygon[:1]]) for polygon in polygons]
@@ -233,8 +227,6 @@ def _add_bands(ax: Axes, waited: Floats, bars: Actions, lane: tuple[float, float
 
 def _key_patch(kinds: tuple[bool, bool]) -> list[Any]:
     """Legend entry that says what hatched and pale mean, of what is drawn; for what is exposed and what is hidden."""
-    from matplotlib.patches import Patch
-
     exposed, hidden = kinds
     if not exposed:
         return []

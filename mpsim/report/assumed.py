@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from mpsim.formats.ledger import flat
-from mpsim.report.blocks import Block, Column, Entry, Note, Table
+from mpsim.report.blocks import Block, Column, Entry, Note, Table, setting_text
 from mpsim.result.result import JobResult
 from mpsim.scenario import Scenario
 
@@ -27,32 +26,24 @@ def settings_of(scenario: Scenario) -> dict[str, object]:
     return flat(scenario.resolved()) | flat(scenario.source.data)
 
 
-class _Settings(NamedTuple):
-    """Settings by where they come from, each a row: key, value, and for what nobody wrote its origin."""
-
-    left_open: Sequence[tuple[str, ...]]
-    presets: Sequence[tuple[str, ...]]
-    written: Sequence[tuple[str, ...]]
-
-
-def _settings(scenario: Scenario) -> _Settings:
-    """Every setting that the scenario leaves open and what it is taken to be; then what was written."""
+def _settings(scenario: Scenario) -> dict[str, list[tuple[str, ...]]]:
+    """Every setting by where it comes from, each a row: key, value, and for what nobody wrote its origin."""
     written = flat(scenario.source.data)
     filled = [
-        (key, _text(value), _origin(key, written))
+        (key, setting_text(value), _origin(key, written))
         for key, value in flat(scenario.resolved()).items()
         if key.partition(".")[0] in _SECTIONS and key not in written
     ]
     habits = [
-        (f"framework.{key}", _text(value), f"habit of {scenario.framework.preset}")
+        (f"framework.{key}", setting_text(value), f"habit of {scenario.framework.preset}")
         for key, value in flat(dataclasses.asdict(scenario.software)).items()
         if key.rpartition(".")[2] not in _NO_HABITS and f"framework.{key}" not in written
     ]
-    return _Settings(
-        [*(row for row in filled if row[2] == "default"), *habits],
-        [row for row in filled if row[2] != "default"],
-        [(key, _text(value)) for key, value in written.items()],
-    )
+    return {
+        "Left open": [*(row for row in filled if row[2] == "default"), *habits],
+        "From presets": [row for row in filled if row[2] != "default"],
+        "Written": [(key, setting_text(value)) for key, value in written.items()],
+    }
 
 
 def _origin(key: str, written: Mapping[str, object]) -> str:
@@ -64,36 +55,15 @@ def _origin(key: str, written: Mapping[str, object]) -> str:
     return "default"
 
 
-def _text(value: object) -> str:
-    """A setting as a file would say it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if value is None:
-        return "none"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value)) or "none"
-    return str(value)
-
-
 def _assumed_lead(result: JobResult) -> str:
-    of = _settings(result.scenario)
-    return (
-        f"{len(of.written)} settings are written in the scenario; {len(of.left_open)} were left open and taken as shown, "
-        f"{len(of.presets)} come from presets it names."
-    )
+    left_open, presets, stated = map(len, _settings(result.scenario).values())
+    return f"{stated} settings are written in the scenario; {left_open} were left open and taken as shown, {presets} come from presets it names."
 
 
 def _assumed(result: JobResult) -> Iterator[Block]:
-    of, columns = (
-        _settings(result.scenario),
-        (Column("setting"), Column("taken as"), Column("from")),
-    )
-    yield Table(f"Left open ({len(of.left_open)})", columns, of.left_open, folded=True)
-    yield Table(f"From presets ({len(of.presets)})", columns, of.presets, folded=True)
-    stated = (Column("setting"), Column("value"))
-    yield Table(f"Written ({len(of.written)})", stated, of.written, folded=True)
+    for title, rows in _settings(result.scenario).items():
+        names = ("setting", "value") if title == "Written" else ("setting", "taken as", "from")
+        yield Table(f"{title} ({len(rows)})", list(map(Column, names)), rows, folded=True)
 
 
 def _constants_lead(result: JobResult) -> str:

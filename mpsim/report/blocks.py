@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Part, Series
+from mpsim.study.figures import title_of, unit_of
+from mpsim.study.rows import column_of
 
 __all__ = [
     "Block",
@@ -28,8 +30,10 @@ __all__ = [
     "Table",
     "at",
     "chart_of",
+    "figure",
     "plain",
     "sections_of",
+    "setting_text",
 ]
 
 R_contra = TypeVar("R_contra", contravariant=True)
@@ -65,19 +69,23 @@ class Figure:
     unit : str
         ``s``, ``B``, ``share``, ``FLOP/s``, ``USD``, ``count`` or any other word that is written behind the number.
     range_key : str
-        Key of its interval; empty without one.
+        Key of its interval, where there is one.
     note : str
         A few words below it.
-    factor : float
-        From the number in the summary to the unit.
     """
 
     label: str
     key: str
     unit: str
-    range_key: str = ""
+    range_key: str
     note: str = ""
-    factor: float = 1.0
+
+
+def figure(key: str, note: str = "") -> Figure:
+    """A figure in the words and the unit that comparisons have for it."""
+    column, (head, _, which) = column_of(key), key.partition(".")
+    range_key = f"{key}_interval" if which == "p99" else f"interval.{head}"
+    return Figure(title_of(column), key, unit_of(column).strip("1"), range_key, note)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -218,6 +226,18 @@ def chart_of(block: Mapping[str, Any]) -> Chart:
             )
     kinds: Mapping[str, type[Chart]] = {"bars": Bars, "lines": Lines, "heat": Heat}
     return kinds[block["block"]](**fields)
+
+
+def setting_text(value: object) -> str:
+    """A setting as a file would say it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        short = f"{value:.6g}"
+        return short if float(short) == value else str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting_text, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def at(data: object, key: str) -> Any:

@@ -15,8 +15,8 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.framework import SelectiveRecompute, framework_names
 from mpsim.hardware import system_names
 from mpsim.limits import unlimited
-from mpsim.report.blocks import plain
-from mpsim.report.choices import Slider, written
+from mpsim.report.blocks import plain, setting_text
+from mpsim.report.choices import Slider
 from mpsim.report.document import AnyResult, Page, document, page_of, report
 from mpsim.report.markup import article, contents
 from mpsim.report.page import page
@@ -67,7 +67,7 @@ class Setting:
     def slider(self) -> Slider:
         """The setting as the page shows it."""
         label = _LABELS.get(self.key, re.sub("[._]", " ", self.key.partition(".")[2]))
-        return Slider(self.key, list(map(written, self.values)), self.start, self.group, label)
+        return Slider(self.key, list(map(setting_text, self.values)), self.start, self.group, label)
 
 
 def settings(scenario: Scenario) -> list[Setting]:

@@ -85,14 +85,14 @@ def _figures(items: Sequence[Plain], summary: Plain) -> str:
 
 def _figure(item: Plain, summary: Plain) -> str:
     value, unit = at(summary, item["key"]), item["unit"]
-    range_ = at(summary, item["range_key"]) if item["range_key"] else None
+    range_ = at(summary, item["range_key"])
     extent = note = ""
     if range_:
-        low, high = (_written(each * item["factor"], unit) for each in range_)
+        low, high = (_written(each, unit) for each in range_)
         extent = f'<dd class="range">{low} to {high}</dd>'
     if item["note"]:
         note = f'<dd class="quiet">{_text(item["note"])}</dd>'
-    shown = _written(value * item["factor"], unit)
+    shown = _written(value, unit)
     return (
         f'<div><dt>{_text(item["label"])}</dt><dd class="value" data-key="{item["key"]}" data-value="{value!r}" '
         f'title="{value!r}">{shown}</dd>{extent}{note}</div>'

@@ -7,9 +7,10 @@ right; ``data-frame`` says where the axes lie, so that the script finds the numb
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from mpsim.plot.chart import (
     Limit,
     Lines,
     Numbers,
+    Reading,
     Series,
     names_beside,
     readable,
@@ -229,77 +231,78 @@ def _axis_y(axis: Axis, span: Span, word: str, left: float, right: float) -> Ite
     yield _text(14, middle, axis.label(word), more=turned)
 
 
-def _names(names: Sequence[str], row: float, left: float) -> Iterator[str]:
-    """Names of rows, as many as there is room for."""
-    for i in thin(len(names), _ROWS):
-        yield _text(left - 6, _TOP + (i + 0.5) * row + 4, _cut(names[i]), "end")
+class _Rows:
+    """Names of rows from top to bottom, and beside them room for what runs along an axis of numbers, as read."""
 
+    def __init__(self, names: Sequence[str], low: float, high: float) -> None:
+        longest = max((len(_cut(name)) for name in names), default=1)
+        self.names = names
+        self.high = min(24.0, max(5.0, 620 / max(1, len(names))))
+        self.x = Span(14 + _LETTER * longest, WIDTH - _RIGHT, low, high)
+        self.y = Span(_TOP, _TOP + self.high * len(names), 0, len(names))
 
-def _rows(names: Sequence[str]) -> tuple[float, float]:
-    """Height of a row, and where rows begin."""
-    longest = max((len(_cut(name)) for name in names), default=1)
-    return min(24.0, max(5.0, 620 / max(1, len(names)))), 14 + _LETTER * longest
+    def cells(self, kinds: NDArray[np.int64], places: Floats, style: Callable[[int], str]) -> str:
+        """A stroke for each run of equal kinds in a row, in the style of the kind; none where it is negative."""
+        runs: dict[int, list[str]] = {}
+        for row, own in enumerate(kinds):
+            turns = np.flatnonzero(np.diff(own, prepend=-2, append=-2))
+            for a, b in itertools.pairwise(turns.tolist()):
+                middle = float(self.y.at(row + 0.5))
+                cell = f"M{places[a]:.1f} {middle:.1f}H{places[b]:.1f}"
+                runs.setdefault(int(own[a]), []).append(cell)
+        return "".join(
+            _path("".join(cells), style(kind)) for kind, cells in sorted(runs.items()) if kind >= 0
+        )
+
+    def drawn(
+        self, name: str, area: str, axis: Axis, reading: Reading, *, grid: bool = False, zooms: bool
+    ) -> str:
+        """The whole element; as many rows are named as there is room for."""
+        body = [*_axis_x(axis, self.x, reading.word, self.y.start, self.y.end, grid)]
+        for i in thin(len(self.names), _ROWS):
+            at = float(self.y.at(i + 0.5)) + 4
+            body.append(_text(self.x.start - 6, at, _cut(self.names[i]), "end"))
+        return _frame(name, body, area, self.x, self.y, sizes=(reading.size, 1.0), zooms=zooms)
 
 
 def _bars(chart: Bars, name: str) -> str:
-    word, size = chart.reading
-    table = chart.table / size
-    row, left = _rows(chart.names)
+    size = chart.reading.size
     ends = chart.ends / size
     low, high = float(ends.min(initial=0.0)), float(ends.max(initial=0.0))
     high = max([high, *(limit.value / size for limit in chart.limits)]) or 1.0
-    bottom = _TOP + row * len(chart.names)
-    x = Span(left, WIDTH - _RIGHT, low * 1.03, high * 1.03)
+    rows = _Rows(chart.names, low * 1.03, high * 1.03)
     area: list[str] = []
-    for i, (part, starts) in enumerate(zip(chart.parts, chart.starts / size, strict=True)):
-        ends = starts + table[i]
-        first, last = x.at(np.minimum(starts, ends)), x.at(np.maximum(starts, ends))
+    for i, (values, starts) in enumerate(zip(chart.table / size, chart.starts / size, strict=True)):
+        sides = rows.x.at(np.sort([starts, starts + values], axis=0)).T
         boxes = "".join(
-            f"M{a:.1f} {_TOP + (bar + 0.08) * row:.1f}h{b - a:.1f}v{0.84 * row:.1f}h{a - b:.1f}z"
-            for bar, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
+            f"M{a:.1f} {rows.y.at(bar + 0.08):.1f}h{b - a:.1f}v{0.84 * rows.high:.1f}h{a - b:.1f}z"
+            for bar, (a, b) in enumerate(sides.tolist())
             if b > a
         )
-        area.append(_path(boxes, f'fill="{rule_of(part.colour, i)}" class="part"'))
-        if part.hatched:
+        area.append(_path(boxes, f'fill="{rule_of(chart.parts[i].colour, i)}" class="part"'))
+        if chart.parts[i].hatched:
             area.append(_path(boxes, 'fill="url(#hatch)"'))
     for limit in chart.limits:
-        at = float(x.at(limit.value / size))
-        area.append(_path(f"M{at:.1f} {_TOP}V{bottom:.1f}", 'class="limit"'))
-    body = [*_axis_x(chart.value, x, word, _TOP, bottom), *_names(chart.names, row, left)]
-    return _frame(
-        name, body, "".join(area), x, Span(_TOP, bottom, 0, len(chart.names)), sizes=(size, 1.0)
-    )
+        at = float(rows.x.at(limit.value / size))
+        area.append(_path(f"M{at:.1f} {rows.y.start}V{rows.y.end:.1f}", 'class="limit"'))
+    return rows.drawn(name, "".join(area), chart.value, chart.reading, grid=True, zooms=False)
 
 
 def _heat(chart: Heat, name: str) -> str:
-    values = np.asarray(chart.values, dtype=np.float64)
-    word, size = readable(chart.x.unit, float(np.max(chart.edges)))
-    row, left = _rows(chart.names)
-    bottom = _TOP + row * len(chart.names)
-    edges = np.asarray(chart.edges, dtype=np.float64) / size
-    x = Span(left, WIDTH - _RIGHT, float(edges[0]), float(edges[-1]))
+    values, edges = (np.asarray(each, dtype=np.float64) for each in (chart.values, chart.edges))
+    reading = readable(chart.x.unit, float(np.max(edges)))
+    rows = _Rows(chart.names, *(edges[[0, -1]] / reading.size).tolist())
     most = max(1.0 if chart.z.unit == "share" else 0.0, float(values.max(initial=0.0))) or 1.0
     # small loads must be seen beside large ones: what is not nothing is never of the colour of nothing
-    level = np.where(values > 0, np.maximum(np.ceil(values / most * _LEVELS), 1), 0).astype(int)
-    runs: dict[int, list[str]] = {}
-    places = x.at(edges)
-    for line, levels in enumerate(level):
-        turns = np.flatnonzero(np.diff(levels, prepend=-1, append=-1))
-        for first, last in zip(turns[:-1].tolist(), turns[1:].tolist(), strict=True):
-            cell = f"M{places[first]:.1f} {_TOP + (line + 0.5) * row:.1f}H{places[last]:.1f}"
-            runs.setdefault(int(levels[first]), []).append(cell)
-    area = "".join(
-        _path(
-            "".join(cells),
-            f'class="cell" stroke-width="{0.94 * row:.1f}" stroke-opacity="{0.1 + 0.9 * shade / _LEVELS:.2f}"',
-        )
-        for shade, cells in sorted(runs.items())
-        if shade
+    level = np.where(values > 0, np.maximum(np.ceil(values / most * _LEVELS), 1), -1)
+    area = rows.cells(
+        level.astype(np.int64),
+        rows.x.at(edges / reading.size),
+        lambda shade: (
+            f'class="cell" stroke-width="{0.94 * rows.high:.1f}" stroke-opacity="{0.1 + 0.9 * shade / _LEVELS:.2f}"'
+        ),
     )
-    body = [*_axis_x(chart.x, x, word, _TOP, bottom, grid=False), *_names(chart.names, row, left)]
-    return _frame(
-        name, body, area, x, Span(_TOP, bottom, 0, len(chart.names)), sizes=(size, 1.0), zooms=True
-    )
+    return rows.drawn(name, area, chart.x, reading, zooms=True)
 
 
 def _lines(chart: Lines, name: str) -> str:
@@ -434,39 +437,22 @@ def lanes_svg(
     end, end_s : float
         Length of the whole in the unit of `columns`, and in seconds.
     """
-    word, size = readable("s", end_s)
-    row, left = _rows(names)
-    bottom = _TOP + row * len(names)
-    x = Span(left, WIDTH - _RIGHT, 0.0, end_s / size)
-    edges = np.linspace(x.start, x.end, _LANE_COLUMNS + 1)
+    reading = readable("s", end_s)
+    rows = _Rows(names, 0.0, end_s / reading.size)
     middle = (np.arange(_LANE_COLUMNS) + 0.5) * end / _LANE_COLUMNS
-    runs: dict[int, list[str]] = {}
-    first = np.searchsorted(columns["lane"], np.arange(len(names) + 1))
-    for lane, (since, until) in enumerate(
-        zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
-    ):
-        start, length = columns["start"][since:until], columns["length"][since:until]
+    kinds = np.full((len(names), _LANE_COLUMNS), -1)
+    first = np.searchsorted(columns["lane"], np.arange(len(names) + 1)).tolist()
+    for lane, since in enumerate(first[:-1]):
+        mine = slice(since, first[lane + 1])
+        start, length, event = (columns[name][mine] for name in ("start", "length", "event"))
         at = np.searchsorted(start, middle, side="right") - 1
         held = (at >= 0) & (middle < (start + length)[np.maximum(at, 0)])
-        kind = np.where(held, columns["event"][since:until][np.maximum(at, 0)], -1)
-        turns = np.flatnonzero(np.diff(kind, prepend=-2, append=-2))
-        for a, b in zip(turns[:-1].tolist(), turns[1:].tolist(), strict=True):
-            if kind[a] >= 0:
-                cell = f"M{edges[a]:.1f} {_TOP + (lane + 0.5) * row:.1f}H{edges[b]:.1f}"
-                runs.setdefault(int(kind[a]), []).append(cell)
-    area = "".join(
-        _path(
-            "".join(cells),
-            f'class="lane" stroke="{rule_of(_event(events[kind]))}" stroke-width="{0.86 * row:.1f}"',
-        )
-        for kind, cells in sorted(runs.items())
+        kinds[lane, held] = event[at[held]]
+    area = rows.cells(
+        kinds,
+        np.linspace(rows.x.start, rows.x.end, _LANE_COLUMNS + 1),
+        lambda kind: (
+            f'class="lane" stroke="{rule_of(events[kind].removeprefix("exposed "))}" stroke-width="{0.86 * rows.high:.1f}"'
+        ),
     )
-    body = [
-        *_axis_x(Axis(name="time"), x, word, _TOP, bottom, grid=False),
-        *_names(names, row, left),
-    ]
-    return _frame(name, body, area, x, Span(_TOP, bottom, 0, len(names)), sizes=(size, 1.0))
-
-
-def _event(event: str) -> str:
-    return event.removeprefix("exposed ")
+    return rows.drawn(name, area, Axis(name="time"), reading, zooms=False)

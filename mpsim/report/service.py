@@ -8,7 +8,7 @@ from mpsim.plot.chart import Axis, Bars, Limit, Part
 from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
 from mpsim.plot.step import parts_of
 from mpsim.report.assumed import ASSUMED
-from mpsim.report.blocks import Block, Column, Entry, Figure, Figures, Note, Table, at
+from mpsim.report.blocks import Block, Column, Entry, Figures, Note, Table, at, figure
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import ACCOUNT
 from mpsim.units import Dimension, format_quantity
@@ -32,16 +32,11 @@ _MEMORY = {
 """Parts of an accelerator's memory, and the words of the palette for them."""
 
 HEADLINE = (
-    Figure("output tokens/s per accelerator", "output_tokens_per_s_per_accelerator", ""),
-    Figure("output tokens/s", "output_tokens_per_s", "", "interval.output_tokens_per_s"),
-    Figure("TTFT, mean", "ttft_s.mean", "s", "interval.ttft_s"),
-    Figure("TTFT, 99th percentile", "ttft_s.p99", "s", "ttft_s.p99_interval"),
-    Figure("TPOT, mean", "tpot_s.mean", "s", "interval.tpot_s"),
-    Figure("TPOT, 99th percentile", "tpot_s.p99", "s", "tpot_s.p99_interval"),
-    Figure("goodput, requests/s", "goodput_per_s", "", note="within every limit"),
-    Figure("requests within limits", "requests_within_slo", "share"),
-    Figure("energy of an output token", "energy_j_per_output_token", "J"),
-    Figure("price of a million output tokens", "cost_per_million_output_tokens", "USD"),
+    *map(figure, ("output_tokens_per_s_per_accelerator", "output_tokens_per_s")),
+    *map(figure, ("ttft_s.mean", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99")),
+    figure("goodput_per_s", "within every limit"),
+    *map(figure, ("requests_within_slo", "energy_j_per_output_token")),
+    figure("cost_per_million_output_tokens"),
 )
 """Headline figures of a service."""
 

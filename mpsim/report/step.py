@@ -22,7 +22,7 @@ from mpsim.plot.step import (
 )
 from mpsim.plot.studies import sensitivity_chart
 from mpsim.report.assumed import ASSUMED
-from mpsim.report.blocks import Block, Column, Entry, Figure, Figures, Note, Table
+from mpsim.report.blocks import Block, Column, Entry, Figures, Note, Table, figure
 from mpsim.report.lanes import lanes_of
 from mpsim.result import Result
 from mpsim.training.roofline import roofline
@@ -33,20 +33,9 @@ __all__ = ["HEADLINE", "STEP"]
 _BUSIEST = 48  # links with a row of their own over time, of all tiers
 
 HEADLINE = (
-    Figure("step time", "step_time_s", "s", "interval.step_time_s"),
-    Figure(
-        "tokens/s per accelerator",
-        "tokens_per_s_per_accelerator",
-        "",
-        "interval.tokens_per_s_per_accelerator",
-    ),
-    Figure("MFU", "mfu", "share", "interval.mfu"),
-    Figure("memory of the fullest rank", "peak_memory_bytes", "B", "interval.peak_memory_bytes"),
-    Figure("pipeline bubble", "bubble_fraction", "share", note="of all rank time"),
-    Figure("tokens/s", "tokens_per_s", "", "interval.tokens_per_s"),
-    Figure("HFU", "hfu", "share", "interval.hfu"),
-    Figure("energy of a step", "energy_j_per_step", "J"),
-    Figure("price of a step", "cost_per_step", "USD"),
+    *map(figure, ("step_time_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_bytes")),
+    figure("bubble_fraction", "of all rank time"),
+    *map(figure, ("tokens_per_s", "hfu", "energy_j_per_step", "cost_per_step")),
 )
 """Headline figures of a step."""
 
@@ -161,16 +150,16 @@ def _links(result: Result) -> Iterator[Block]:
 
 
 def _energy(result: Result) -> Iterator[Block]:
-    """Energy of a step at the accelerators and at the meter, by part."""
+    """Energy of a step at the accelerators and at the meter, a bar a part."""
     for name, key in (("accelerators", "energy_parts_j"), ("at the meter", "meter_parts_j")):
-        parts = result.summary.get(key)
+        parts = {part: joule for part, joule in (result.summary.get(key) or {}).items() if joule}
         if parts:
             total = format_quantity(sum(parts.values()), Dimension.ENERGY)
             yield Bars(
                 title=f"Energy of a step, {name}",
                 alt=f"{total} a step, most of it {max(parts, key=lambda part: parts[part])}.",
-                names=["a step"],
-                parts=[Part(part, [joule]) for part, joule in parts.items() if joule],
+                names=list(parts),
+                parts=[Part("energy", list(parts.values()), "other")],
                 value=Axis(name="energy", unit="J"),
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,35 +12,29 @@ from mpsim.formats.ledger import flat
 from mpsim.plot.chart import Axis, Bars, Lines
 from mpsim.plot.fronts import Point, layouts_chart, lowest, services_chart
 from mpsim.plot.step import parts_of
-from mpsim.report.blocks import Block, Cell, Column, Note, Section, Table, at
+from mpsim.report.blocks import Block, Column, Note, Section, Table, at, setting_text
 from mpsim.report.choices import MOST, what_if
+from mpsim.study.figures import title_of, unit_of
+from mpsim.study.rows import Row
 from mpsim.study.search.found import Found
-from mpsim.study.search.outcome import REASONS
-from mpsim.study.search.service_outcome import SERVICE_REASONS
+from mpsim.study.search.outcome import REASONS, proof
+from mpsim.study.search.service_outcome import SERVICE_REASONS, FoundService
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["is_study", "study_page"]
 
 _PRINTED = "what 'mpsim sweep --json' or 'mpsim search --json' printed"
 _SHOWN = 30  # rows of a table that stand open, and bars of parts
-_LAYOUT = ("values", "step_time_s", "memory_bytes", "accelerators", "tokens")
 _STEPS_SHOW = "The shortest steps, and what less memory costs."
 _SERVICES_SHOW = "What a user gets, and what an accelerator gives."
-_STEP_COLUMNS = {
-    "step_time_s": Column("step", "s"),
-    "tokens_per_s_per_accelerator": Column("tokens/s per accelerator", "1"),
-    "mfu": Column("MFU", "share"),
-    "bubble_fraction": Column("bubble", "share"),
-    "peak_memory_bytes": Column("memory", "B"),
-    "cost_per_step": Column("price", "USD"),
-}
-_SERVICE_COLUMNS = {
-    "ttft_s.p99": Column("TTFT p99", "s"),
-    "tpot_s.p99": Column("TPOT p99", "s"),
-    "output_tokens_per_s": Column("tokens/s", "1"),
-    "output_tokens_per_s_per_accelerator": Column("tokens/s per accelerator", "1"),
-    "goodput_per_s": Column("goodput (requests/s)", "1"),
-}
+_STEP = (
+    *("step_time_s", "tokens_per_s_per_accelerator", "mfu", "bubble_fraction"),
+    *("peak_memory_bytes", "cost_per_step"),
+)
+_SERVICE = (
+    *("ttft_p99_s", "tpot_p99_s", "output_tokens_per_s"),
+    *("output_tokens_per_s_per_accelerator", "goodput_per_s"),
+)
 
 
 class _Row(NamedTuple):
@@ -53,6 +49,16 @@ class _Row(NamedTuple):
     def point(self, x: str, y: str) -> Point:
         """Where two of its figures put it."""
         return Point(self.name, *(float(self.figures.get(key) or 0.0) for key in (x, y)))
+
+    @property
+    def step(self) -> Point:
+        """Step time and memory."""
+        return self.point("step_time_s", "peak_memory_bytes")
+
+    @property
+    def user(self) -> Point:
+        """Output tokens of a user and of an accelerator."""
+        return self.point("output_tokens_per_s_per_user", "output_tokens_per_s_per_accelerator")
 
 
 class _Study(NamedTuple):
@@ -122,24 +128,26 @@ def _sections(study: _Study) -> Iterator[Section]:
 def _parts(rows: Sequence[_Row]) -> Iterator[Bars]:
     """Where the time of the best steps goes; nothing of services."""
     known = [row for row in rows if at(row.summary, "breakdown_s") and not row.reason][:_SHOWN]
-    times: dict[str, list[float]] = {}
-    for place, row in enumerate(known):
-        for part, seconds in at(row.summary, "breakdown_s").items():
-            times.setdefault(part, [0.0] * len(known))[place] = float(seconds)
+    parts = dict.fromkeys(part for row in known for part in at(row.summary, "breakdown_s"))
     if known:
         yield Bars(
             title="Parts of the step",
             alt=f"{len(known)} layouts, in the order of the table.",
             names=[f"{place}. {row.name}" for place, row in enumerate(known, start=1)],
-            parts=parts_of(times),
+            parts=parts_of(
+                {
+                    part: [float(at(row.summary, f"breakdown_s.{part}") or 0.0) for row in known]
+                    for part in parts
+                }
+            ),
             value=Axis(name="time", unit="s"),
         )
 
 
 def _search(data: Mapping[str, Any]) -> _Study:
     """A search for layouts of a training step."""
-    rows, front = (list(map(_layout, _checked(data[key], _LAYOUT))) for key in ("rows", "front"))
-    points, own = ([_step(row) for row in each] for each in (rows, front))
+    rows, front = (_read(Found, data[key]) for key in ("rows", "front"))
+    points, own = ([row.step for row in each] for each in (rows, front))
     notes: list[Block] = []
     if rows:
         step = format_quantity(points[0].x, Dimension.TIME)
@@ -152,7 +160,9 @@ def _search(data: Mapping[str, Any]) -> _Study:
                 f"No clear winner: {data['ties']} other layouts tie with the best within the error of such differences."
             )
         )
-    notes.append(Note(_proof(data), "plain" if data["complete"] else "warning"))
+    proved = proof(complete=data["complete"], gap=data.get("gap"))
+    mood = "plain" if data["complete"] else "warning"
+    notes.append(Note(f"{proved[0].upper()}{proved[1:]}.", mood))
     return _Study(
         "search",
         f"{data['legal']:,} legal layouts of {data['scenario']}, ranked by {data['objective']}.",
@@ -160,63 +170,33 @@ def _search(data: Mapping[str, Any]) -> _Study:
         [*notes, _tally(data["counts"], REASONS)],
         layouts_chart(list(dict.fromkeys([*points, *own])), own, points) if rows else None,
         _STEPS_SHOW,
-        _table("The best layouts", ["layout"], rows, _STEP_COLUMNS),
+        _table("The best layouts", ["layout"], rows, _STEP),
         rows,
         "Layouts that the search kept a whole result of; the numbers are those of 'mpsim run --json'.",
     )
 
 
-def _layout(row: Mapping[str, Any]) -> _Row:
-    """A layout that a search simulated; only of the best there is a whole summary."""
-    summary = row.get("summary")
-    found = Found(
-        values=row["values"],
-        step_time_s=float(row["step_time_s"]),
-        bound_s=0.0,
-        memory_bytes=float(row["memory_bytes"]),
-        accelerators=int(row["accelerators"]),
-        tokens=int(row["tokens"]),
-        price_per_hour=row.get("price_per_hour"),
-    )
-    figures = {
-        **(summary or {}),
-        "step_time_s": found.step_time_s,
-        "peak_memory_bytes": found.memory_bytes,
-        "tokens_per_s_per_accelerator": found.tokens_per_s_per_accelerator,
-        "cost_per_step": found.cost_per_step,
-    }
-    return _Row(found.name, found.values, figures, summary)
-
-
-def _proof(data: Mapping[str, Any]) -> str:
-    """How far it is proved that nothing is better."""
-    if data["complete"]:
-        return (
-            "Every other layout was simulated or ruled out by a bound: none can be among the best."
-        )
-    gap = data.get("gap")
-    if gap is None:
-        return "Not all layouts were looked at: a better one may be among the others."
-    return f"Not all layouts were simulated: by its bound one of the others may be up to {100 * gap:.1f} % better."
-
-
 def _services(data: Mapping[str, Any]) -> _Study:
     """A search for services: the best, their latencies and throughput."""
-    rows = [_printed(row) for row in _checked(data["rows"])]
+    rows = _read(FoundService, data["rows"])
     notes: list[Block] = [Note(f"The best: {rows[0].name}.", "good")] if rows else []
     if data["complete"]:
         notes.append(Note("Every other one was simulated or ruled out by a bound."))
     else:
         notes.append(Note("The search ended before all were looked at.", "warning"))
-    front = [_Row(str(row["layout"]), {}, row, None) for row in data["front"]]
+    groups = {
+        words: [row.user for row in rows if bool(row.figures["meets_slo"]) is kept]
+        for words, kept in (("keeps the limits", True), ("misses the limits", False))
+    }
+    front = [_Row(str(row["layout"]), {}, row, None).user for row in data["front"]]
     return _Study(
         "search",
         f"Ranked by {data['objective']}.",
         f"{data['layouts']:,} layouts.",
         [*notes, _tally(data["counts"], SERVICE_REASONS)],
-        _services_chart(data["rows"], rows, front) if rows else None,
+        services_chart(groups, front) if rows else None,
         _SERVICES_SHOW,
-        _table("The best", ["layout"], rows, _SERVICE_COLUMNS),
+        _table("The best", ["layout"], rows, _SERVICE),
         rows,
         "The services that the search found best.",
     )
@@ -224,23 +204,21 @@ def _services(data: Mapping[str, Any]) -> _Study:
 
 def _sweep(data: Mapping[str, Any]) -> _Study:
     """A sweep: its rows as points, as a table and under sliders."""
-    rows, keys = [_printed(row) for row in _checked(data["rows"])], list(map(str, data["keys"]))
+    rows, keys = _read(Row, data["rows"]), list(map(str, data["keys"]))
     usable = [row for row in rows if row.summary is not None and not row.reason]
-    serves = any(row.figures.get("job") == "serving" for row in rows)
+    serves = any(at(row.summary, "job") == "serving" for row in rows)
     notes: list[Block] = []
     chart = None
     if usable:
         each = f"{'output_' * serves}tokens_per_s_per_accelerator"
         best = max(usable, key=lambda row: float(row.figures[each]))
-        tokens = "output tokens/s" if serves else "tokens/s"
-        notes.append(Note(f"Most {tokens} of an accelerator: {best.name}.", "good"))
-        points = [_step(row) for row in usable]
+        notes.append(Note(f"Most {title_of(each)}: {best.name}.", "good"))
+        points = [row.step for row in usable]
         chart = (
-            services_chart({"rows": [_user(row) for row in usable]})
+            services_chart({"rows": [row.user for row in usable]})
             if serves
             else layouts_chart(points, lowest(points))
         )
-    columns = _SERVICE_COLUMNS if serves else _STEP_COLUMNS
     return _Study(
         "sweep",
         f"{len(rows):,} rows over {', '.join(keys)}.",
@@ -248,7 +226,7 @@ def _sweep(data: Mapping[str, Any]) -> _Study:
         notes,
         chart,
         _SERVICES_SHOW if serves else _STEPS_SHOW,
-        _table(f"Rows ({len(rows)})", keys, rows, columns),
+        _table(f"Rows ({len(rows)})", keys, rows, _SERVICE if serves else _STEP),
         rows,
         "Each row of the sweep, as 'mpsim run --json' prints it.",
     )
@@ -267,48 +245,24 @@ def _reader_of(data: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], _Study]
     return next(known, None)
 
 
-def _checked(rows: Any, keys: Sequence[str] = ("values", "summary")) -> list[Mapping[str, Any]]:
-    """Rows of a study that have what a row has."""
-    if not isinstance(rows, list) or not all(_is_row(row, keys) for row in rows):
-        raise ScenarioError(f"a row of the study lacks one of {', '.join(keys)}; give {_PRINTED}")
-    return rows
-
-
-def _is_row(row: Any, keys: Sequence[str]) -> bool:
-    known = isinstance(row, Mapping) and all(key in row for key in keys)
-    return (
-        known
-        and isinstance(row["values"], Mapping)
-        and isinstance(at(row, "summary"), Mapping | None)
-    )
-
-
-def _printed(row: Mapping[str, Any]) -> _Row:
-    """A row as sweeps and searches for services print it."""
-    values = flat(row["values"])
-    words = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values.items())
-    summary = row["summary"]
-    return _Row(row.get("name") or words, values, summary or {}, summary, row.get("reason") or "")
-
-
-def _step(row: _Row) -> Point:
-    return row.point("step_time_s", "peak_memory_bytes")
-
-
-def _user(row: _Row) -> Point:
-    return row.point("output_tokens_per_s_per_user", "output_tokens_per_s_per_accelerator")
-
-
-def _services_chart(
-    data: Sequence[Mapping[str, Any]], rows: Sequence[_Row], front: Sequence[_Row]
-) -> Lines:
-    """Services by whether they keep the limits."""
-    kept = [bool(row.get("meets_slo", True)) for row in data]
-    groups = {
-        name: [_user(row) for row, own in zip(rows, kept, strict=True) if own is keeps]
-        for name, keeps in (("keeps the limits", True), ("misses the limits", False))
-    }
-    return services_chart(groups, [_user(row) for row in front])
+def _read(kind: type[Found | FoundService | Row], rows: Any) -> list[_Row]:
+    """Rows of a study, each read back as what it was printed of."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+    read = []
+    try:
+        for row in rows:
+            own = {name: row[name] for name in fields if name in row}
+            if own.get("bound", 0.0) is None:  # JSON has no infinity
+                own["bound"] = math.inf
+            each = kind(**own)
+            figures, values = each.flat(), flat(each.values)
+            figures |= {"peak_memory_bytes": figures.get("memory_bytes")} if kind is Found else {}
+            words = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values.items())
+            name, reason = getattr(each, "name", words), getattr(each, "reason", None)
+            read.append(_Row(name, values, figures, each.summary, reason or ""))
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ScenarioError(f"a row of the study is none; give {_PRINTED}") from error
+    return read
 
 
 def _tally(counts: Mapping[str, int], words: Mapping[str, str]) -> Table:
@@ -317,28 +271,20 @@ def _tally(counts: Mapping[str, int], words: Mapping[str, str]) -> Table:
     return Table("Layouts by what became of them", columns, rows)
 
 
-def _table(
-    title: str, keys: Sequence[str], rows: Sequence[_Row], figures: Mapping[str, Column]
-) -> Table:
+def _table(title: str, keys: Sequence[str], rows: Sequence[_Row], figures: Sequence[str]) -> Table:
     """Rows by their values at `keys`, or by their names where those are no keys, with figures and reasons."""
     noted = any(row.reason for row in rows)
     cells = [
         [
-            *(_cell(row.values[key]) if key in row.values else row.name for key in keys),
-            *(_number(row.figures, name) for name in figures),
+            *(setting_text(row.values[key]) if key in row.values else row.name for key in keys),
+            *(row.figures.get(name) for name in figures),
             *([row.reason] if noted else ()),
         ]
         for row in rows
     ]
-    columns = [*map(Column, keys), *figures.values(), *([Column("note")] if noted else ())]
+    columns = [
+        *map(Column, keys),
+        *(Column(title_of(name), unit_of(name)) for name in figures),
+        *([Column("note")] if noted else ()),
+    ]
     return Table(title, columns, cells, folded=len(rows) > _SHOWN)
-
-
-def _number(figures: Mapping[str, Any], key: str) -> Cell:
-    """A figure by its dotted key; None where there is none."""
-    value = figures[key] if key in figures else at(figures, key)
-    return value if isinstance(value, int | float) else None
-
-
-def _cell(value: object) -> Cell:
-    return value if isinstance(value, bool | int | float | str) else "none"

@@ -44,10 +44,10 @@ function stacked(rows, serves) {
 
 // A headline figure: read from the summary by its key, so that it is the number of the JSON.
 function makeFigure(item, summary) {
-  const value = at(summary, item.key), range = item.range_key ? at(summary, item.range_key) : null;
+  const value = at(summary, item.key), range = at(summary, item.range_key);
   return make("div", {}, make("dt", {}, item.label),
-    make("dd", { class: "value", "data-key": item.key, "data-value": value, title: String(value) }, format(value * item.factor, item.unit)),
-    range ? make("dd", { class: "range" }, `${format(range[0] * item.factor, item.unit)} to ${format(range[1] * item.factor, item.unit)}`) : null,
+    make("dd", { class: "value", "data-key": item.key, "data-value": value, title: String(value) }, format(value, item.unit)),
+    range ? make("dd", { class: "range" }, `${format(range[0], item.unit)} to ${format(range[1], item.unit)}`) : null,
     item.note ? make("dd", { class: "quiet" }, item.note) : null);
 }
 

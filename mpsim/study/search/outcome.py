@@ -632,13 +632,17 @@ def _left(search: Search) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _proof(search: Search) -> str:
-    """How far it is proved that nothing is better than the best."""
-    if search.complete:
-        space = ", with these switches as the file has them" if search.switches.alone else ""
+def proof(*, complete: bool, gap: float | None, space: str = "") -> str:
+    """How far it is proved that nothing is better than the best; `space` says of what."""
+    if complete:
         return f"no other of these layouts can be among the best{space}"
-    if search.gap is None:
+    if gap is None:
         return "not all were looked at, so a better one may be among the others"
-    if search.best is not None and search.gap <= 0.0:
+    if gap <= 0.0:
         return "not all were simulated, but none can be better than the best"
-    return f"not all were simulated, and by its bound one of the others may be up to {percent(search.gap)} better"
+    return f"not all were simulated, and by its bound one of the others may be up to {percent(gap)} better"
+
+
+def _proof(search: Search) -> str:
+    space = ", with these switches as the file has them" if search.switches.alone else ""
+    return proof(complete=search.complete, gap=search.gap, space=space)
