@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Plots, pairs
+from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
+from mpsim.cli.options import AsJson, Plots, option, pairs
 from mpsim.cli.paths import check_file
+from mpsim.errors import CalibrationError, HardwareError
 
 if TYPE_CHECKING:
     from mpsim.calibrate import Calibrated, Score
@@ -30,12 +32,7 @@ def calibrate(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            "--out",
-            "-o",
-            callback=check_file,
-            help="The machine file to write.",
-        ),
+        option("--out -o", "The machine file to write.", callback=check_file),
     ] = Path("machine.yaml"),
     name: Annotated[
         str, typer.Option("--name", help="Name of the machine; left out: that of its device.")
@@ -46,19 +43,12 @@ def calibrate(
     ] = "",
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="COLUMN=VALUE",
-            help="Use only rows of a CSV table with this value; repeatable.",
-        ),
+        option("--only COLUMN=VALUE", "Use only rows of a CSV table with this value; repeatable."),
     ] = None,
     plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit the cost models to measurements, and write a cluster that any scenario can name."""
-    from mpsim.cli.console import note, print_json, wrote
-    from mpsim.errors import CalibrationError, HardwareError
-
     wanted = pairs(only, option="--only", needed="COLUMN=VALUE, such as gpu=H100")
     try:
         calibrated = _fitted(files, wanted, name=name, on=on)
@@ -79,7 +69,6 @@ def calibrate(
 def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: str) -> Calibrated:
     """The machine file: of serving where the files hold measured services, else of kernels and collectives."""
     from mpsim.calibrate import calibrate, calibrate_serving
-    from mpsim.errors import CalibrationError
     from mpsim.measured.sources import read_source
     from mpsim.validate import served_points
 
@@ -106,8 +95,6 @@ def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: 
 
 
 def _print(calibrated: Calibrated) -> None:
-    from mpsim.cli.console import print_table, print_text
-
     rows = [_cells(score) for score in calibrated.fit.scores]
     print_table(rows, header=COLUMNS, title="fits: fitted / measured - 1", right=range(2, 8))
     print_text(" ")
@@ -142,12 +129,10 @@ def _percent(value: float | None) -> str:
 def _draw(calibrated: Calibrated, folder: Path) -> None:
     """Residuals of every fit, and measured against fitted."""
     from mpsim.calibrate.parts import residuals_of
-    from mpsim.cli.console import wrote
 
-    folder.mkdir(parents=True, exist_ok=True)
     groups: dict[str, list[Score]] = {"kernels": [], "collectives": []}
     for score in calibrated.fit.scores:
         groups["collectives" if "rank" in score.what else "kernels"].append(score)
     for name, scores in groups.items():
         if scores:
-            wrote(residuals_of(scores).save(folder / f"residuals-{name}.png"))
+            draw(residuals_of(scores), folder / f"residuals-{name}.png")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpsim.cli.console import print_json, print_table, print_text
+from mpsim.cli.emit import targets, write_emitted
 from mpsim.cli.options import AsJson, Emit, Reading
+from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity
 
 if TYPE_CHECKING:
     from mpsim.serving import ServicePlan
@@ -25,8 +30,6 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Report every mistake of a scenario at once; without any, what follows from it."""
-    from mpsim.cli.console import print_json, print_table, print_text
-    from mpsim.cli.emit import targets, write_emitted
     from mpsim.simulate import Prepared, ready
 
     scenario = reading.load(file)
@@ -45,8 +48,6 @@ def check(
 
 def _words(derived: Mapping[str, object]) -> list[tuple[str, str]]:
     """Derived values as a person writes them: name, and figure with its unit."""
-    from mpsim.units import Dimension, format_quantity
-
     rows = []
     for key, value in derived.items():
         name, text = key.replace("_", " "), str(value)
@@ -73,10 +74,6 @@ def _stages(layers: Sequence[int]) -> str:
     >>> _stages([2, 2, 3]), _stages([4])
     ('2 on each of 2 stages, 3 on 1 stage', '4 on 1 stage')
     """
-    import itertools
-
-    from mpsim.table import plural
-
     runs = ((count, len(list(group))) for count, group in itertools.groupby(layers))
     return ", ".join(
         f"{count} on {'each of ' if stages > 1 else ''}{plural(stages, 'stage')}"

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.options import AsJson, Plot, Reading, count
+from mpsim.cli.console import print_json, print_sheet, print_table, print_text, wrote
+from mpsim.cli.options import AsJson, Plot, Reading, count, option
+from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
+from mpsim.inputs import parse_json, read_text
 
 if TYPE_CHECKING:
-    from mpsim.errors import ScenarioError
     from mpsim.result import Result
     from mpsim.serving import ServiceResult
     from mpsim.study.recorded import RecordedComparison
@@ -35,20 +37,18 @@ def compare(
     ] = None,
     vs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--vs",
+        option(
+            "--vs KEY=VALUE",
+            "Compare A with itself under these values instead of a second file, e.g. cluster.nic.bandwidth='200 Gb/s'; repeatable.",
             autocompletion=keys,
-            metavar="KEY=VALUE",
-            help="Compare A with itself under these values instead of a second file, e.g. cluster.nic.bandwidth='200 Gb/s'; repeatable.",
         ),
     ] = None,
     tokens: Annotated[
         float | None,
-        typer.Option(
-            "--tokens",
-            metavar="COUNT",
+        option(
+            "--tokens COUNT",
+            "Plan training on this many tokens with each, e.g. 1T, and compare the plans too.",
             parser=count,
-            help="Plan training on this many tokens with each, e.g. 1T, and compare the plans too.",
         ),
     ] = None,
     *,
@@ -58,7 +58,6 @@ def compare(
 ) -> None:
     """Compare results side by side and say which part of the step explains the difference; or compare a recorded step with the simulated one."""
     from mpsim.archive import is_archive
-    from mpsim.cli.console import print_json, print_sheet, print_text, wrote
     from mpsim.study import compare as compare_results
 
     others = b or []
@@ -108,7 +107,6 @@ def compare(
 def _is_recording(path: Path) -> bool:
     """Whether a file is a recording of a step, or a folder, which can hold nothing else here."""
     from mpsim.archive import is_archive
-    from mpsim.errors import MpsimError
     from mpsim.formats.nsys import is_sqlite
     from mpsim.formats.registry import recognise
 
@@ -131,8 +129,6 @@ def _beside_recording(
     as_json: bool,
 ) -> None:
     """Set the recorded step beside the simulated one of the scenario."""
-    from mpsim.cli.console import print_json, wrote
-    from mpsim.errors import CalibrationError, FormatError, ScenarioError
     from mpsim.formats.recorded_step import read_recordings, recorded_step
     from mpsim.simulate import simulate_step
     from mpsim.study.recorded import compare_recorded
@@ -161,7 +157,6 @@ def _beside_recording(
 
 
 def _print_recorded(comparison: RecordedComparison) -> None:
-    from mpsim.cli.console import print_table, print_text
     from mpsim.study.figures import figure_text, part_text, share_text
 
     rows = [
@@ -207,9 +202,6 @@ def _result(
 
 def _stored(file: Path) -> Mapping[str, object]:
     """The summary in a result file, checked."""
-    from mpsim.errors import ScenarioError
-    from mpsim.inputs import parse_json, read_text
-
     text = read_text(file, needed="a result of 'mpsim run --json'", error=ScenarioError)
     try:
         stored = parse_json(text, file, error=ScenarioError)
@@ -250,7 +242,5 @@ def _check_time(file: Path, key: str, value: object, least: float = 0.0) -> None
 
 
 def _no_result(file: Path, message: str, key: str = "") -> ScenarioError:
-    from mpsim.errors import Problem, ScenarioError
-
     mend = "give the object that 'mpsim run --json' printed for one scenario"
     return ScenarioError([Problem(f"{message}; {mend}", key=key, file=str(file))])

@@ -8,8 +8,9 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
+from mpsim.accessors import Drawn
 from mpsim.output import printable
 from mpsim.sheet import Sheet
 from mpsim.table import RULE, WIDTH, lay_out
@@ -18,8 +19,10 @@ __all__ = [
     "BAD_INPUT",
     "FAILED",
     "INTERRUPTED",
+    "draw",
     "end_early",
     "note",
+    "print_answer",
     "print_json",
     "print_sheet",
     "print_table",
@@ -122,6 +125,30 @@ def _room() -> int:
     if sys.stdout is not None and sys.stdout.isatty():
         return max(_NARROWEST, shutil.get_terminal_size().columns)
     return WIDTH
+
+
+class Answer(Protocol):
+    """What a study found."""
+
+    def to_json(self) -> Mapping[str, object]:
+        """Plain data, SI units."""
+
+    def sheet(self) -> Sheet:
+        """Tables and sentences."""
+
+
+def print_answer(answer: Answer, *, as_json: bool) -> None:
+    """What a study found, on stdout."""
+    if as_json:
+        print_json(answer.to_json())
+    else:
+        print_sheet(answer.sheet())
+
+
+def draw(chart: Drawn, file: Path) -> None:
+    """Write a picture, into a folder that is made if need be, and say so on stderr."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    wrote(chart.save(file))
 
 
 def end_early(interrupted: bool) -> None:

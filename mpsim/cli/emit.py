@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from mpsim.cli.console import note, print_text, wrote
 from mpsim.cli.paths import check_file, check_folder
+from mpsim.errors import ScenarioError
 from mpsim.output import safe_name
 
 if TYPE_CHECKING:
@@ -58,8 +60,6 @@ class Emitted:
 
     def write(self, *, as_json: bool) -> None:
         """Write the file, and say on stderr what it does not hold, where no JSON says so."""
-        from mpsim.cli.console import note, print_text, wrote
-
         is_replaced = self.path is not None and self.path.is_file()
         if self.path is not None:
             self.exported.save(self.path)
@@ -138,8 +138,6 @@ def _parsed(word: str, scenario: Scenario, scenarios: Sequence[Scenario]) -> Tar
 
 def refuse_unwritable(listed: Sequence[Target], scenario: Scenario) -> None:
     """Refuse a model that a format has no words for before a search that may take hours; the layout is the search's to find."""
-    from mpsim.errors import ScenarioError
-
     for item in listed:
         if item.writer.ending:  # a folder of traces takes as long as a simulation
             try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mpsim.cli.console import note, print_json, print_text
 from mpsim.cli.options import AsJson, Reading
 
 __all__ = ["explore"]
@@ -29,7 +31,6 @@ def explore(
 
     Only this machine can reach it, and only who knows the address, which has a token in it.
     """
-    from mpsim.cli.console import note, print_json, print_text
     from mpsim.report.explorer import Explorer
     from mpsim.report.server import Server
 
@@ -43,8 +44,6 @@ def explore(
             print_text(server.address)
         note("Ctrl-C ends it")
         if browser:
-            import webbrowser
-
             webbrowser.open_new(server.address)
         try:
             server.serve_forever(poll_interval=0.1)

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Reading
+from mpsim.cli.console import print_json
+from mpsim.cli.emit import target
+from mpsim.cli.options import AsJson, Reading, option
 
 __all__ = ["export"]
 
@@ -22,10 +24,9 @@ def export(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write it here instead of on stdout; for chakra a folder, made if need be.",
+        option(
+            "--output -o",
+            "Write it here instead of on stdout; for chakra a folder, made if need be.",
         ),
     ] = None,
     *,
@@ -33,9 +34,6 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a scenario as another tool's configuration, and list every value that the format cannot hold."""
-    from mpsim.cli.console import print_json
-    from mpsim.cli.emit import target
-
     wanted = target(format, output)  # refused before the file is read
     emitted = wanted.of(reading.load(file))
     emitted.write(as_json=as_json)

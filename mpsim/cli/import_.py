@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AsJson, Plots, Trace
+from mpsim.cli.console import note, print_json, print_table, print_text, wrote
+from mpsim.cli.options import AsJson, Plots, Trace, option
 from mpsim.cli.paths import check_file
+from mpsim.errors import CalibrationError, FormatError
 from mpsim.output import write_whole
+from mpsim.units import Dimension, format_quantity
 
 if TYPE_CHECKING:
     from mpsim.formats import Imported, Points, Recorded
@@ -37,27 +41,23 @@ def import_(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
+        option(
+            "--output -o",
+            "Write the scenario here instead of on stdout, or points as CSV.",
             callback=check_file,
-            help="Write the scenario here instead of on stdout, or points as CSV.",
         ),
     ] = None,
     onto: Annotated[
         Path | None,
-        typer.Option(
-            "--onto",
-            metavar="SCENARIO",
-            help="Scenario to change: what the files leave open stays as it is there.",
+        option(
+            "--onto SCENARIO", "Scenario to change: what the files leave open stays as it is there."
         ),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
-            "--cluster",
-            metavar="NAME",
-            help="System to run on (see 'mpsim show systems'), which no file names; a compiled program is simulated on it.",
+        option(
+            "--cluster NAME",
+            "System to run on (see 'mpsim show systems'), which no file names; a compiled program is simulated on it.",
         ),
     ] = None,
     ranks: Annotated[
@@ -74,8 +74,6 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points, recordings are summed up, programs run."""
-    from mpsim.cli.console import note, print_json, print_text, wrote
-    from mpsim.errors import CalibrationError, FormatError
     from mpsim.formats.scenarios import written
 
     try:
@@ -113,7 +111,6 @@ def _read(
     drawn: bool,
 ) -> Imported | tuple[Points | Recorded, ...]:
     """Contents of the files, all of one format."""
-    from mpsim.errors import FormatError
     from mpsim.formats import Imported, Points, Recorded, read
     from mpsim.formats.scenarios import checked, over
 
@@ -147,7 +144,6 @@ def _measured(
     as_json: bool,
 ) -> None:
     """Print points or recordings, and run the programs among them."""
-    from mpsim.cli.console import print_json, wrote
     from mpsim.formats import Points, Recorded
     from mpsim.formats.tables import table_of
 
@@ -176,9 +172,7 @@ def _told_step(
     recordings: list[Recorded], output: Path | None, plots: Path | None, *, as_json: bool
 ) -> None:
     """Print what recordings say, each by itself and all ranks together on one clock, and draw them."""
-    from mpsim.cli.console import print_table, wrote
     from mpsim.formats.recorded_step import recorded_step
-    from mpsim.units import Dimension, format_quantity
 
     step = recorded_step(recordings)
     together = {
@@ -216,8 +210,6 @@ def _refuse_pictures(programs: int, trace: Path | None, plots: Path | None) -> N
 
 
 def _write(execution: Execution, trace: Path | None, plots: Path | None) -> None:
-    from mpsim.cli.console import wrote
-
     if trace is not None:
         execution.write_trace(trace)
         wrote(trace)
@@ -235,10 +227,6 @@ def _told(
     more: dict[str, Any] | None = None,
 ) -> None:
     """Print what a recording says and what its program does, and write it as JSON with `more`."""
-    import json
-
-    from mpsim.cli.console import note, print_json, print_text, wrote
-
     waiting = iter(executions)  # one a recording that is a program, in their order
     ran = [None if item.program is None else next(waiting) for item in read]
     each = []
@@ -275,7 +263,6 @@ def _told(
 
 def _print_execution(execution: Execution) -> None:
     """Print what a program did, as ``mpsim run`` prints a scenario."""
-    from mpsim.cli.console import print_table
     from mpsim.result.words import execution_rows
 
     print_table(execution_rows(execution.summary), title=execution.summary["scenario"])
@@ -343,8 +330,6 @@ def _points_data(files: tuple[Points, ...]) -> dict[str, Any]:
 
 
 def _print_points(files: tuple[Points, ...]) -> None:
-    from mpsim.cli.console import note, print_table
-
     for points in files:
         columns = list(dict.fromkeys(key for row in points.rows for key in row))
         rows = [[_cell(row.get(key)) for key in columns] for row in points.rows]

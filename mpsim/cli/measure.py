@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson
+from mpsim.cli.console import note, print_json, print_table, print_text
+from mpsim.cli.options import AsJson, option
 from mpsim.cli.paths import check_file_and_folder
+from mpsim.errors import nearest
 
 if TYPE_CHECKING:
     from mpsim.measured.records import Measured
@@ -32,21 +34,12 @@ class Device(enum.StrEnum):
 def measure(
     out: Annotated[
         Path,
-        typer.Option(
-            "--out",
-            "-o",
-            callback=check_file_and_folder,
-            help="The file to write.",
-        ),
+        option("--out -o", "The file to write.", callback=check_file_and_folder),
     ] = Path("measured.jsonl"),
-    budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="Longest time to measure: 90s, 5m, 1h.")
-    ] = "5m",
+    budget: Annotated[str, option("--budget TIME", "Longest time to measure: 90s, 5m, 1h.")] = "5m",
     only: Annotated[
         str,
-        typer.Option(
-            "--only", metavar="LIST", help="Measure only these of kernels,collectives,blocks,steps."
-        ),
+        option("--only LIST", "Measure only these of kernels,collectives,blocks,steps."),
     ] = "",
     resume: Annotated[
         bool,
@@ -59,7 +52,6 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Measure kernels, collectives, layers and training steps here; alone, under torchrun, or under Slurm."""
-    from mpsim.cli.console import note, print_json
     from mpsim.measure import Settings
     from mpsim.measure import measure as run
 
@@ -93,7 +85,6 @@ def _seconds(text: str) -> float:
 
 
 def _families(text: str) -> tuple[str, ...]:
-    from mpsim.errors import nearest
     from mpsim.measured.records import FAMILIES
 
     wanted = [word.strip() for word in text.split(",") if word.strip()]
@@ -126,8 +117,6 @@ def _summary(measured: Measured) -> dict[str, object]:
 
 
 def _print(measured: Measured) -> None:
-    from mpsim.cli.console import print_table, print_text
-
     header, end = measured.header, measured.end
     ranks = f"{header.world_size} rank{'s' if header.world_size > 1 else ''}"
     print_text(f"{measured.file}: {header.device_name}, {ranks}, torch {header.torch}")

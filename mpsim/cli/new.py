@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from mpsim.cli.complete import templates
+from mpsim.cli.console import print_json, print_table, print_text
 from mpsim.cli.options import AsJson
 from mpsim.cli.paths import check_file
+from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
 
 __all__ = ["new"]
@@ -32,8 +34,6 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Write a commented scenario file to start from."""
-    from mpsim.cli.console import print_json, print_table, print_text
-    from mpsim.errors import ScenarioError
     from mpsim.scenario import template_names, template_text, template_title
 
     if list_ and file is not None:

@@ -15,32 +15,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from mpsim.cli.complete import keys
 from mpsim.cli.paths import check_file, check_folder, check_picture, check_trace
+from mpsim.errors import Problem, ScenarioError, UnitError
+from mpsim.limits import set_unlimited
+from mpsim.units import Dimension, parse_quantity
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
 
 __all__ = [
     "AsJson",
-    "Background",
+    "Checkpoints",
     "Csv",
     "Emit",
     "Engine",
-    "Failures",
-    "Interval",
     "Plot",
     "Plots",
     "Reading",
-    "Restart",
     "Resume",
-    "Storage",
     "Trace",
     "count",
     "finite",
+    "option",
     "pairs",
     "quantity",
+    "quantity_option",
+    "refuse",
     "share",
     "unfold",
     "values_over",
@@ -57,45 +60,33 @@ class Engine(enum.StrEnum):
 
 WORDS: Mapping[object, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 """Words for what an option takes, by its type."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, SI units.")]
-Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", callback=check_picture, help="Draw the answer (.png, .svg, .pdf)."),
-]
-Plots = Annotated[
-    Path | None,
-    typer.Option(
-        "--plots", metavar="DIR", callback=check_folder, help="Draw every picture into DIR as PNG."
-    ),
-]
-Csv = Annotated[
-    Path | None,
-    typer.Option("--csv", callback=check_file, help="Write the table as CSV."),
-]
-Trace = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace",
-        callback=check_trace,
-        help="Write a trace for Perfetto (.json or .json.gz).",
-    ),
-]
-Emit = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--emit",
-        metavar="FORMAT[=FILE]",
-        help="Also write the scenario as another tool's configuration (see 'mpsim show formats'); repeatable.",
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(
-        "--resume",
-        callback=check_file,
-        help="Keep finished rows in this file, and start from those it holds.",
-    ),
-]
+
+
+def option(
+    words: str,
+    text: str,
+    *,
+    callback: Callable[..., object] | None = None,
+    parser: Callable[[str], float] | None = None,
+    autocompletion: Callable[[str], list[str]] | None = None,
+) -> OptionInfo:
+    """An option as help shows it: ``--size BYTES``, and what it is for; what a type says (`WORDS`) is left out.
+
+    Parameters
+    ----------
+    callback, parser, autocompletion
+        As typer has them.
+    """
+    names = [word for word in words.split() if word.startswith("-")]
+    info: OptionInfo = typer.Option(
+        *names,
+        metavar=words.removeprefix(" ".join(names)).strip() or None,
+        help=text,
+        callback=callback,
+        parser=parser,
+        autocompletion=autocompletion,
+    )
+    return info
 
 
 def finite(value: float | None) -> float | None:
@@ -116,9 +107,6 @@ def quantity(dimension: str) -> Callable[[str], float]:
     """Reader of an option that is a quantity with a unit; `dimension` is a name of `mpsim.units.Dimension`."""
 
     def read(text: str) -> float:
-        from mpsim.errors import UnitError
-        from mpsim.units import Dimension, parse_quantity
-
         try:
             return parse_quantity(text, Dimension[dimension])
         except UnitError as error:
@@ -127,50 +115,40 @@ def quantity(dimension: str) -> Callable[[str], float]:
     return read
 
 
-Storage = Annotated[
-    float | None,
-    typer.Option(
-        "--storage",
-        metavar="RATE",
-        parser=quantity("BANDWIDTH"),
-        help="Bandwidth for all checkpoints, e.g. '200 GB/s'.",
-    ),
-]
-Restart = Annotated[
-    float | None,
-    typer.Option(
-        "--restart",
-        metavar="TIME",
-        parser=quantity("TIME"),
-        help="Time from an interruption to the first step, e.g. '30 min'; left out: 10 minutes.",
-    ),
-]
-Failures = Annotated[
-    float,
-    typer.Option(
-        "--failures",
-        callback=finite,
-        help="Multiplier on the published failure rates of components.",
-    ),
-]
-Background = Annotated[
-    bool,
-    typer.Option(
-        "--background/--blocking",
-        help="Write checkpoints while training goes on, or stop training for them.",
-    ),
-]
-Interval = Annotated[
-    float | None,
-    typer.Option(
-        "--interval",
-        metavar="TIME",
-        parser=quantity("TIME"),
-        help="Time between checkpoints, e.g. '30 min'; left out: Daly's optimum, within 15 to 60 minutes.",
-    ),
-]
+def quantity_option(words: str, dimension: str, text: str) -> OptionInfo:
+    """An option that is a quantity with a unit."""
+    return option(words, text, parser=quantity(dimension))
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, SI units.")]
+Plot = Annotated[
+    Path | None,
+    option("--plot", "Draw the answer (.png, .svg, .pdf).", callback=check_picture),
+]
+Plots = Annotated[
+    Path | None,
+    option("--plots DIR", "Draw every picture into DIR as PNG.", callback=check_folder),
+]
+Csv = Annotated[Path | None, option("--csv", "Write the table as CSV.", callback=check_file)]
+Trace = Annotated[
+    Path | None,
+    option("--trace", "Write a trace for Perfetto (.json or .json.gz).", callback=check_trace),
+]
+Emit = Annotated[
+    list[str] | None,
+    option(
+        "--emit FORMAT[=FILE]",
+        "Also write the scenario as another tool's configuration (see 'mpsim show formats'); repeatable.",
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    option(
+        "--resume",
+        "Keep finished rows in this file, and start from those it holds.",
+        callback=check_file,
+    ),
+]
 _COUNTS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -206,6 +184,13 @@ def pairs(texts: Sequence[str] | None, *, option: str, needed: str) -> dict[str,
     return values
 
 
+def refuse(given: Mapping[str, object], why: str) -> None:
+    """Refuse options, by name, that were given a value."""
+    for name, value in given.items():
+        if value is not None and value is not False and value != []:  # 0 is a value
+            raise typer.BadParameter(why, param_hint=name)
+
+
 def values_over(
     scenario: Scenario, over: Sequence[str] | None, *, option: str = "--over"
 ) -> dict[str, list[object]]:
@@ -217,7 +202,6 @@ def values_over(
         If keys or values fit no scenario; it names all of them, before any is simulated.
     """
     from mpsim.document import parse_scalar
-    from mpsim.errors import ScenarioError
     from mpsim.scenario import wrong_values
 
     needed = "KEY=A,B,C such as parallelism.tp=1,2,4"
@@ -236,23 +220,63 @@ def values_over(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """How checkpoints are written, how often a job fails, and when it goes on."""
+
+    interval: Annotated[
+        float | None,
+        quantity_option(
+            "--interval TIME",
+            "TIME",
+            "Time between checkpoints, e.g. '30 min'; left out: Daly's optimum, within 15 to 60 minutes.",
+        ),
+    ] = None
+    storage: Annotated[
+        float | None,
+        quantity_option(
+            "--storage RATE", "BANDWIDTH", "Bandwidth for all checkpoints, e.g. '200 GB/s'."
+        ),
+    ] = None
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background/--blocking",
+            help="Write checkpoints while training goes on, or stop training for them.",
+        ),
+    ] = True
+    restart: Annotated[
+        float | None,
+        quantity_option(
+            "--restart TIME",
+            "TIME",
+            "Time from an interruption to the first step, e.g. '30 min'; left out: 10 minutes.",
+        ),
+    ] = None
+    failures: Annotated[
+        float,
+        typer.Option(
+            "--failures",
+            callback=finite,
+            help="Multiplier on the published failure rates of components.",
+        ),
+    ] = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How a command reads scenario files: what the command line changes in them, and how large they may be."""
 
     sets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
+        option(
+            "--set KEY=VALUE",
+            "Change one dotted key, e.g. parallelism.tp=4; repeatable.",
             autocompletion=keys,
-            help="Change one dotted key, e.g. parallelism.tp=4; repeatable.",
         ),
     ] = None
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--override", metavar="NAME", help="Apply a named block of `overrides:`; repeatable."
-        ),
+        option("--override NAME", "Apply a named block of `overrides:`; repeatable."),
     ] = None
     allow_include: Annotated[
         bool,
@@ -265,7 +289,6 @@ class Reading:
 
     def load(self, file: Path, *changes: str) -> Scenario:
         """The scenario of `file` with what the command line changes, then `changes`."""
-        from mpsim.limits import set_unlimited
         from mpsim.scenario import load
 
         set_unlimited(self.yes)
@@ -278,8 +301,6 @@ class Reading:
 
     def load_all(self, files: Sequence[Path], *changes: str) -> list[Scenario]:
         """Several scenarios; the mistakes of all of them are reported together."""
-        from mpsim.errors import Problem, ScenarioError
-
         scenarios: list[Scenario] = []
         problems: list[Problem] = []
         for file in files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from pathlib import Path
 from typing import Annotated
@@ -9,19 +10,18 @@ from typing import Annotated
 import typer
 
 from mpsim.cli.complete import keys
+from mpsim.cli.console import draw, end_early, note, print_answer
 from mpsim.cli.options import (
     AsJson,
-    Background,
-    Failures,
-    Interval,
+    Checkpoints,
     Plot,
     Reading,
-    Restart,
-    Storage,
     count,
-    quantity,
+    option,
+    quantity_option,
     values_over,
 )
+from mpsim.cli.progress import progress_bar
 
 __all__ = ["plan"]
 
@@ -42,78 +42,58 @@ def plan(
     file: Annotated[Path, typer.Argument(help="Scenario file.")],
     tokens: Annotated[
         float,
-        typer.Option(
-            "--tokens", metavar="COUNT", parser=count, help="Tokens to train on, e.g. 15.6T."
-        ),
+        option("--tokens COUNT", "Tokens to train on, e.g. 15.6T.", parser=count),
     ],
     over: Annotated[
         list[str] | None,
-        typer.Option(
-            "--over",
+        option(
+            "--over KEY=A,B,C",
+            "Plan every value of a key, e.g. cluster.nodes=64,128,256; repeatable.",
             autocompletion=keys,
-            metavar="KEY=A,B,C",
-            help="Plan every value of a key, e.g. cluster.nodes=64,128,256; repeatable.",
         ),
     ] = None,
     deadline: Annotated[
         float | None,
-        typer.Option(
-            "--deadline",
-            metavar="TIME",
-            parser=quantity("TIME"),
-            help="Choose the fewest accelerators that finish in this time, e.g. '60 d'.",
+        quantity_option(
+            "--deadline TIME",
+            "TIME",
+            "Choose the fewest accelerators that finish in this time, e.g. '60 d'.",
         ),
     ] = None,
     budget_usd: Annotated[
         float | None,
-        typer.Option("--budget-usd", metavar="USD", parser=count, help="Highest cost, e.g. 5M."),
+        option("--budget-usd USD", "Highest cost, e.g. 5M.", parser=count),
     ] = None,
     search: Annotated[
         float | None,
-        typer.Option(
-            "--search",
-            metavar="TIME",
-            parser=quantity("TIME"),
-            help="Search this long for the best layout of each, instead of taking the scenario's own.",
+        quantity_option(
+            "--search TIME",
+            "TIME",
+            "Search this long for the best layout of each, instead of taking the scenario's own.",
         ),
     ] = None,
     offer: Annotated[Offer, typer.Option("--offer", help="Kind of price.")] = Offer.ON_DEMAND,
     prices: Annotated[
         Path | None,
-        typer.Option(
-            "--prices",
-            help="File of your own prices, one line each, such as h100-sxm: 2.10 USD/h.",
-        ),
+        option("--prices", "File of your own prices, one line each, such as h100-sxm: 2.10 USD/h."),
     ] = None,
     region: Annotated[
         str | None,
-        typer.Option(
-            "--region",
-            metavar="NAME",
-            help="Electricity grid, e.g. us-central1 or fra; or its kgCO2/kWh.",
-        ),
+        option("--region NAME", "Electricity grid, e.g. us-central1 or fra; or its kgCO2/kWh."),
     ] = None,
     pue: Annotated[
         str | None,
-        typer.Option(
-            "--pue",
-            metavar="NUMBER",
-            help="Power usage effectiveness (PUE) of the site; or aws, google, industry.",
+        option(
+            "--pue NUMBER", "Power usage effectiveness (PUE) of the site; or aws, google, industry."
         ),
     ] = None,
-    failures: Failures = 1.0,
-    restart: Restart = None,
-    storage: Storage = None,
-    background: Background = True,
-    interval: Interval = None,
     plot: Plot = None,
     *,
+    checkpoints: Checkpoints,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Estimate days, accelerator-hours, dollars, MWh and tonnes of CO2 of a whole training."""
-    from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
-    from mpsim.cli.progress import progress_bar
     from mpsim.study.facility import Facility, read_rates
     from mpsim.study.plan import Assumptions, changed
     from mpsim.study.plan import plan as make_plan
@@ -124,11 +104,7 @@ def plan(
         facility=Facility.of(pue=pue, region=region),
         offer=offer.value,
         rates=read_rates(prices) if prices else {},
-        failures=failures,
-        restart=restart,
-        storage=storage,
-        background=background,
-        interval=interval,
+        **dataclasses.asdict(checkpoints),
     )
     with progress_bar(scenario.name) as report:
         plans = make_plan(
@@ -142,16 +118,11 @@ def plan(
             progress=report,
         )
     if plot is not None:
-        plans.display().save(plot)
-        wrote(plot)
-    if as_json:
-        print_json(plans.to_json())
-        end_early(plans.interrupted)
-        return
-    if plans.rows:
-        print_sheet(plans.sheet())
-    if plans.best is None:
+        draw(plans.display(), plot)
+    if plans.rows or as_json:
+        print_answer(plans, as_json=as_json)
+    if plans.best is None and not as_json:
         note("mpsim plan: no plan fits into memory, the deadline and the budget")
-    for failed, why in plans.failed:
+    for failed, why in plans.failed if not as_json else ():
         note(f"not planned: {changed(failed)}: {why}")
     end_early(plans.interrupted)

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from mpsim.cli.options import AsJson, Reading, values_over
+from mpsim.cli.console import print_json, wrote
+from mpsim.cli.options import AsJson, Reading, option, values_over
 from mpsim.cli.paths import check_page
+from mpsim.cli.progress import progress_bar
+from mpsim.errors import Problem, ScenarioError
+from mpsim.inputs import read_json
+from mpsim.output import write_whole
 
 if TYPE_CHECKING:
     from mpsim.report import AnyResult
@@ -28,7 +33,7 @@ def report(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", callback=check_page, help="Page to write."),
+        option("--output -o", "Page to write.", callback=check_page),
     ] = Path("report.html"),
     title: Annotated[
         str,
@@ -36,10 +41,9 @@ def report(
     ] = "",
     what_if: Annotated[
         list[str] | None,
-        typer.Option(
-            "--what-if",
-            metavar="KEY=A,B,C",
-            help="Values that sliders on the page choose among, every combination simulated; repeatable.",
+        option(
+            "--what-if KEY=A,B,C",
+            "Values that sliders on the page choose among, every combination simulated; repeatable.",
         ),
     ] = None,
     *,
@@ -50,8 +54,6 @@ def report(
 
     The page needs no network and asks for nothing. With --json its document goes to stdout, too.
     """
-    from mpsim.cli.console import print_json, wrote
-    from mpsim.output import write_whole
     from mpsim.report import page
     from mpsim.report import report as document_of
 
@@ -79,8 +81,6 @@ def _result(file: Path, reading: Reading) -> AnyResult | Mapping[str, Any]:
 
 def _stored(file: Path) -> Mapping[str, Any]:
     """The study that a file holds."""
-    from mpsim.errors import Problem, ScenarioError
-    from mpsim.inputs import read_json
     from mpsim.report import is_study
 
     data = read_json(
@@ -98,7 +98,6 @@ def _sweep(
     results: list[AnyResult | Mapping[str, Any]], what_if: list[str]
 ) -> tuple[Scenario, Sweep]:
     """The first scenario at every combination of the values of the sliders."""
-    from mpsim.cli.progress import progress_bar
     from mpsim.study import sweep
 
     scenario = next((each.scenario for each in results if not isinstance(each, Mapping)), None)

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpsim.cli.console import print_json, print_sheet, print_text, wrote
+from mpsim.cli.emit import targets, write_emitted
 from mpsim.cli.options import AsJson, Emit, Engine, Plots, Reading, Trace
+from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
 from mpsim.output import safe_name
 
@@ -48,8 +51,6 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
-    from mpsim.cli.console import print_json, print_sheet, print_text
-    from mpsim.cli.emit import targets, write_emitted
     from mpsim.result.words import summary_sheet
     from mpsim.simulate import simulate
 
@@ -83,8 +84,6 @@ def run(
 
 def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]:
     """The folder that each scenario is drawn into: `plots` itself, or one in it for each of several."""
-    from mpsim.errors import ScenarioError
-
     if plots is None or len(scenarios) == 1:
         return [plots] * len(scenarios)
     names: dict[str, str] = {}
@@ -113,8 +112,6 @@ def _write(
     plots: Path | None,
     trace: Path | None,
 ) -> None:
-    from mpsim.cli.console import wrote
-
     if plots is not None:
         for path in result.save_plots(plots):
             wrote(path)

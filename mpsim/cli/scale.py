@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Plot, Reading
+from mpsim.cli.console import draw, end_early, note, print_answer
+from mpsim.cli.options import AsJson, Plot, Reading, option
+from mpsim.cli.progress import progress_bar
 
 __all__ = ["scale"]
 
@@ -42,7 +44,7 @@ def scale(
     file: Annotated[Path, typer.Argument(help="Scenario file.")],
     gpus: Annotated[
         str,
-        typer.Option("--gpus", metavar="A..B", help="Every doubling from A to B, or A,B,C."),
+        option("--gpus A..B", "Every doubling from A to B, or A,B,C."),
     ],
     mode: Annotated[
         Mode,
@@ -54,8 +56,6 @@ def scale(
     as_json: AsJson = False,
 ) -> None:
     """Show how throughput, MFU and the parts of the step change on more accelerators."""
-    from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
-    from mpsim.cli.progress import progress_bar
     from mpsim.study.scaling import MODES
     from mpsim.study.scaling import scale as run_scale
 
@@ -69,12 +69,8 @@ def scale(
         )
     if plot is not None:
         title = f"{scenario.name}: throughput and parts of the step from {gpus} accelerators"
-        scaled.display().titled(title).save(plot)
-        wrote(plot)
-    if as_json:
-        print_json(scaled.to_json())
-    else:
-        print_sheet(scaled.sheet())
+        draw(scaled.display().titled(title), plot)
+    print_answer(scaled, as_json=as_json)
     for row in scaled.rows:
         if row.summary is None:
             note(f"{row.mode}, {row.accelerators:,} accelerators: {row.reason}")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Csv, Plot, finite, pairs
+from mpsim.cli.console import draw, print_json, print_table, print_text, wrote
+from mpsim.cli.options import AsJson, Csv, Plot, finite, option, pairs, refuse
+from mpsim.errors import ScheduleError, nearest
+from mpsim.table import plural
+from mpsim.units import percent
 
 if TYPE_CHECKING:
     from mpsim.schedule import Orders
@@ -22,6 +26,10 @@ MOST_RANKS = 4096
 MOST_CHUNKS = 1024
 MOST_ACTIONS = 10_000_000  # forwards of one schedule: what arrays here can hold
 LONGEST = 1e15  # of a time: what adds up exactly beside 1
+COMPARED = (
+    *("schedule", "chunks", "makespan", "longest rank"),
+    *("bubble", "activations", "weights", ""),
+)
 
 
 class Overlap(enum.StrEnum):
@@ -32,6 +40,60 @@ class Overlap(enum.StrEnum):
     FUSED = "fused"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the ranks of a pipeline have to do, and how long each part of it takes."""
+
+    pp: Annotated[
+        int | None, typer.Option("--pp", min=1, max=MOST_RANKS, help="Pipeline ranks.")
+    ] = None
+    microbatches: Annotated[
+        int | None, typer.Option("--microbatches", min=1, help="Microbatches per step.")
+    ] = None
+    times: Annotated[
+        str,
+        option(
+            "--times F,B,W",
+            "Forward, input gradient and weight gradient of one chunk, in any unit of time; a full backward costs B + W.",
+        ),
+    ] = "1,1,1"
+    virtual: Annotated[
+        int | None,
+        typer.Option("--virtual", min=1, max=MOST_CHUNKS, help="Chunks (virtual stages) per rank."),
+    ] = None
+    p2p: Annotated[str, option("--p2p C", "Latency of a transfer between stages.")] = "0"
+
+    def exact(self) -> Times:
+        """Times as exact numbers, so that 0.1 adds up."""
+        from mpsim.study import Times
+
+        each = _numbers(self.times, count=3, name="--times")
+        return Times(*each, *_numbers(self.p2p, count=1, name="--p2p"))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing says how many ranks and microbatches there are."""
+        return self.pp is None and self.microbatches is None and self.virtual is None
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks, which were given."""
+        if self.pp is None:
+            raise typer.BadParameter("needed to build a schedule", param_hint="--pp")
+        return self.pp
+
+    @property
+    def count(self) -> int:
+        """Microbatches, which were given and are no more than can be held."""
+        most = MOST_ACTIONS // (self.ranks * (self.virtual or 1))
+        if self.microbatches is None:
+            raise typer.BadParameter("needed to build a schedule", param_hint="--microbatches")
+        if self.microbatches > most:
+            message = f"got {self.microbatches}; needed at most {most} on {self.pp} ranks"
+            raise typer.BadParameter(message, param_hint="--microbatches")
+        return self.microbatches
+
+
 def schedule(
     name: Annotated[
         str,
@@ -39,115 +101,63 @@ def schedule(
             metavar="NAME", help="Schedule (see: mpsim show schedule), a CSV file, or 'all'."
         ),
     ],
-    pp: Annotated[
-        int | None, typer.Option("--pp", min=1, max=MOST_RANKS, help="Pipeline ranks.")
-    ] = None,
-    microbatches: Annotated[
-        int | None, typer.Option("--microbatches", min=1, help="Microbatches per step.")
-    ] = None,
-    times: Annotated[
-        str,
-        typer.Option(
-            "--times",
-            metavar="F,B,W",
-            help="Forward, input gradient and weight gradient of one chunk, in any unit of time; "
-            "a full backward costs B + W.",
-        ),
-    ] = "1,1,1",
-    virtual: Annotated[
-        int | None,
-        typer.Option("--virtual", min=1, max=MOST_CHUNKS, help="Chunks (virtual stages) per rank."),
-    ] = None,
-    p2p: Annotated[
-        str, typer.Option("--p2p", metavar="C", help="Latency of a transfer between stages.")
-    ] = "0",
+    work: Work,
     plot: Plot = None,
     csv: Csv = None,
     memory: Annotated[
         float | None,
-        typer.Option(
-            "--memory",
-            metavar="COUNT",
+        option(
+            "--memory COUNT",
+            "Activations that fit on a rank, for 'all' and 'auto'.",
             callback=finite,
-            help="Activations that fit on a rank, for 'all' and 'auto'.",
         ),
     ] = None,
     overlap: Annotated[
         Overlap | None,
         typer.Option(
-            "--overlap",
-            help="How fused forward-backward blocks run; left out: late-send.",
+            "--overlap", help="How fused forward-backward blocks run; left out: late-send."
         ),
     ] = None,
-    option: Annotated[
+    options: Annotated[
         list[str] | None,
-        typer.Option(
-            "--option",
-            metavar="KEY=NUMBER",
-            help="Option of this schedule alone, such as segments=4 of seq-1f1b; repeatable.",
+        option(
+            "--option KEY=NUMBER",
+            "Option of this schedule alone, such as segments=4 of seq-1f1b; repeatable.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time one pipeline schedule, or all of them side by side."""
-    from mpsim.study import Times, synthesise_schedule, time_schedule
+    from mpsim.study import synthesise_schedule, time_schedule
 
-    chunk, transfer = (
-        _numbers(times, count=3, option="--times"),
-        _numbers(p2p, count=1, option="--p2p"),
-    )
-    given = Times(*chunk, *transfer)
+    times = work.exact()
     _check_name(name)
-    _refuse_unused(
-        name,
-        {
-            "--virtual": virtual,
-            "--plot": plot,
-            "--csv": csv,
-            "--overlap": overlap,
-            "--option": option,
-            "--memory": memory,
-        },
-    )
     if name == "all":
-        _compare(
-            pp=pp,
-            microbatches=microbatches,
-            times=given,
-            memory=memory,
-            plot=plot,
-            as_json=as_json,
+        refuse(
+            {"--virtual": work.virtual, "--csv": csv, "--overlap": overlap, "--option": options},
+            "'all' compares schedules as they are; leave it out, or name one schedule",
         )
+        _compare(work, times, memory, plot, as_json=as_json)
         return
-    options, synthesis = _options(option or []), None
+    if name.endswith(".csv"):
+        mend = "a CSV file holds the orders as they are; leave it out"
+        refuse({"--option": options, "--memory": memory}, mend)
+    own, synthesis = _own_options(options), None
     if _synthesises(name):
-        ranks, count = _required(pp, microbatches, virtual)
         synthesis = synthesise_schedule(
-            pp=ranks,
-            microbatches=count,
-            virtual_stages=virtual,
-            times=given,
+            pp=work.ranks,
+            microbatches=work.count,
+            virtual_stages=work.virtual,
+            times=times,
             memory=memory,
-            **options,
+            **own,
         )
         orders = synthesis.best.orders
     else:
-        orders = _orders(name, pp, microbatches, virtual, given, options)
-    timed = time_schedule(orders, given, overlap=(overlap or Overlap.LATE_SEND).value)
-    _write(timed, csv=csv, plot=plot)
-    if as_json:
-        from mpsim.cli.console import print_json
-
-        # exactly the keys that others read
-        quality = synthesis.to_json() if synthesis else {}
-        print_json({**timed.to_json(), **quality}, stamped=False)
-    else:
-        _print(timed, synthesis)
-
-
-def _write(timed: TimedSchedule, *, csv: Path | None, plot: Path | None) -> None:
-    from mpsim.cli.console import wrote
-
+        mend = f"{name} holds what it holds; leave it out, or take 'all' or 'auto'"
+        refuse({"--memory": memory}, mend)
+        orders = _orders(name, work, times, own)
+    timed = time_schedule(orders, times, overlap=(overlap or Overlap.LATE_SEND).value)
     if csv is not None:
         from mpsim.schedule import write_csv
 
@@ -156,13 +166,15 @@ def _write(timed: TimedSchedule, *, csv: Path | None, plot: Path | None) -> None
     if plot is not None:
         from mpsim.plot import timeline_chart
 
-        tick = 1 / timed.scale
-        timeline_chart(timed.timeline, tick=tick, unit="unit of --times").save(plot)
-        wrote(plot)
+        draw(timeline_chart(timed.timeline, tick=1 / timed.scale, unit="unit of --times"), plot)
+    if as_json:  # exactly the keys that others read
+        quality = synthesis.to_json() if synthesis else {}
+        print_json({**timed.to_json(), **quality}, stamped=False)
+    else:
+        _print(timed, synthesis)
 
 
-def _numbers(text: str, *, count: int, option: str) -> list[Fraction]:
-    """Exact numbers, so that 0.1 adds up."""
+def _numbers(text: str, *, count: int, name: str) -> list[Fraction]:
     try:
         numbers = [Fraction(part.strip()) for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -171,38 +183,29 @@ def _numbers(text: str, *, count: int, option: str) -> list[Fraction]:
         wanted = "three numbers such as 1,1,1" if count == 3 else "one number such as 0.5"
         raise typer.BadParameter(
             f"got {text[:60]!r}; needed {wanted}, none negative or above {LONGEST:g}",
-            param_hint=option,
+            param_hint=name,
         )
     return numbers
 
 
-def _orders(
-    name: str,
-    pp: int | None,
-    microbatches: int | None,
-    virtual: int | None,
-    times: Times,
-    options: dict[str, int],
-) -> Orders:
+def _orders(name: str, work: Work, times: Times, own: dict[str, int]) -> Orders:
     from mpsim.schedule import read_csv
     from mpsim.study import named_orders
 
-    if name.endswith(".csv") and pp is None and microbatches is None and virtual is None:
+    if name.endswith(".csv") and work.is_open:
         return read_csv(name)
-    ranks, count = _required(pp, microbatches, virtual)
     return named_orders(
         name,
-        pp=ranks,
-        microbatches=count,
-        virtual_stages=virtual,
+        pp=work.ranks,
+        microbatches=work.count,
+        virtual_stages=work.virtual,
         times=times,
-        **options,
+        **own,
     )
 
 
 def _check_name(name: str) -> None:
     """There is such a schedule, said before what else it would need."""
-    from mpsim.errors import ScheduleError, nearest
     from mpsim.schedule import schedule_names
 
     known = (*schedule_names(), "all")
@@ -219,25 +222,7 @@ def _synthesises(name: str) -> bool:
     return not name.endswith(".csv") and schedule(name).synthesises
 
 
-def _refuse_unused(name: str, given: Mapping[str, object]) -> None:
-    """Refuse options that schedule `name` would not heed."""
-    if name == "all":
-        unused = {*given} - {"--memory", "--plot"}
-        mend = "'all' compares schedules as they are; leave it out, or name one schedule"
-    elif name.endswith(".csv"):
-        unused = {"--option", "--memory"}
-        mend = "a CSV file holds the orders as they are; leave it out"
-    elif not _synthesises(name):
-        unused = {"--memory"}
-        mend = f"{name} holds what it holds; leave it out, or take 'all' or 'auto'"
-    else:
-        return
-    for option, value in given.items():
-        if option in unused and value not in (None, []):
-            raise typer.BadParameter(mend, param_hint=option)
-
-
-def _options(given: list[str]) -> dict[str, int]:
+def _own_options(given: list[str] | None) -> dict[str, int]:
     """Whole numbers by name."""
     needed = "NAME=NUMBER such as segments=4"
     texts = pairs(given, option="--option", needed=needed)
@@ -247,63 +232,24 @@ def _options(given: list[str]) -> dict[str, int]:
         raise typer.BadParameter(f"got {given}; needed {needed}", param_hint="--option") from None
 
 
-def _required(
-    pp: int | None, microbatches: int | None, virtual: int | None = None
-) -> tuple[int, int]:
-    """Both, if they are there and no more than can be held."""
-    if pp is None or microbatches is None:
-        missing = "--pp" if pp is None else "--microbatches"
-        raise typer.BadParameter("needed to build a schedule", param_hint=missing)
-    most = MOST_ACTIONS // (pp * (virtual or 1))
-    if microbatches > most:
-        raise typer.BadParameter(
-            f"got {microbatches}; needed at most {most} on {pp} ranks", param_hint="--microbatches"
-        )
-    return pp, microbatches
-
-
 def _compare(
-    *,
-    pp: int | None,
-    microbatches: int | None,
-    times: Times,
-    memory: float | None,
-    plot: Path | None,
-    as_json: bool,
+    work: Work, times: Times, memory: float | None, plot: Path | None, *, as_json: bool
 ) -> None:
-    from mpsim.cli.console import print_json, print_table, wrote
     from mpsim.study import compare_schedules
-    from mpsim.units import percent
 
-    ranks, count = _required(pp, microbatches)
+    ranks, count = work.ranks, work.count
     comparison = compare_schedules(pp=ranks, microbatches=count, times=times, memory=memory)
     if plot is not None:
         from mpsim.plot import schedules_chart
 
         title = f"schedules of {ranks} ranks and {count} microbatches: bubble against memory"
-        schedules_chart(comparison, memory=memory).titled(title).save(plot)
-        wrote(plot)
+        draw(schedules_chart(comparison, memory=memory).titled(title), plot)
     if as_json:
-        print_json(
-            {
-                "pp": ranks,
-                "microbatches": count,
-                "schedules": [candidate.to_json() for candidate in comparison],
-            }
-        )
+        each = [candidate.to_json() for candidate in comparison]
+        print_json({"pp": ranks, "microbatches": count, "schedules": each})
         return
-    header = (
-        "schedule",
-        "chunks",
-        "makespan",
-        "longest rank",
-        "bubble",
-        "activations",
-        "weights",
-        "",
-    )
     rows = [
-        (candidate.name, "", "", "", "", "", "", candidate.reason)
+        (candidate.name, *[""] * 6, candidate.reason)
         if candidate.timed is None
         else (
             candidate.name,
@@ -317,14 +263,10 @@ def _compare(
         )
         for candidate in comparison
     ]
-    print_table(rows, header=header, right=(1, 2, 3, 4, 5, 6))
+    print_table(rows, header=COMPARED, right=range(1, 7))
 
 
 def _print(timed: TimedSchedule, synthesis: SynthesisedSchedule | None) -> None:
-    from mpsim.cli.console import print_table, print_text
-    from mpsim.table import plural
-    from mpsim.units import percent
-
     orders = timed.orders
     print_text(
         f"{orders.schedule}: pp {orders.pp}, {plural(orders.microbatches, 'microbatch', 'microbatches')}, "
@@ -334,14 +276,9 @@ def _print(timed: TimedSchedule, synthesis: SynthesisedSchedule | None) -> None:
     )
     if synthesis is not None:
         print_text("\n".join(synthesis.verdict()))
-    peaks = zip(
-        orders.peak_inflight(), orders.peak_until_input_grad(), orders.tokens(), strict=True
-    )
-    print_table(
-        [
-            (str(rank), str(held), str(until), " ".join(order))
-            for rank, (held, until, order) in enumerate(peaks)
-        ],
-        header=("rank", "peak (chunks)", "peak until I", "order"),
-        right=(0, 1, 2),
-    )
+    held, until = orders.peak_inflight(), orders.peak_until_input_grad()
+    rows = [
+        (str(rank), str(held[rank]), str(until[rank]), " ".join(order))
+        for rank, order in enumerate(orders.tokens())
+    ]
+    print_table(rows, header=("rank", "peak (chunks)", "peak until I", "order"), right=(0, 1, 2))

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.options import AsJson, Csv, Emit, Plot, Reading, Resume, quantity, share, values_over
+from mpsim.cli.console import draw, end_early, note, print_json, print_sheet, wrote
+from mpsim.cli.emit import refuse_unwritable, targets, write_emitted
+from mpsim.cli.options import (
+    AsJson,
+    Csv,
+    Emit,
+    Plot,
+    Reading,
+    Resume,
+    option,
+    quantity_option,
+    refuse,
+    share,
+    values_over,
+)
+from mpsim.cli.progress import phases_bar
 
 if TYPE_CHECKING:
     from mpsim.study.search import Search, ServiceSearch
@@ -35,19 +49,17 @@ def search(
     ],
     over: Annotated[
         list[str] | None,
-        typer.Option(
-            "--over",
-            metavar="KEY=A,B,C",
+        option(
+            "--over KEY=A,B,C",
+            "Search only these values of a key; repeatable.",
             autocompletion=keys,
-            help="Search only these values of a key; repeatable.",
         ),
     ] = None,
     also: Annotated[
         str | None,
-        typer.Option(
-            "--also",
-            metavar="WORDS",
-            help="Also search these settings: order, recompute-modules, offload, schedules, placement, expert-overlap, or all.",
+        option(
+            "--also WORDS",
+            "Also search these settings: order, recompute-modules, offload, schedules, placement, expert-overlap, or all.",
         ),
     ] = None,
     objective: Annotated[
@@ -69,48 +81,33 @@ def search(
     ] = None,
     max_memory: Annotated[
         float | None,
-        typer.Option(
-            "--max-memory",
-            metavar="SIZE",
-            parser=quantity("BYTES"),
-            help="Memory limit per GPU, e.g. '70 GB'.",
-        ),
+        quantity_option("--max-memory SIZE", "BYTES", "Memory limit per GPU, e.g. '70 GB'."),
     ] = None,
     max_price: Annotated[
         float | None,
-        typer.Option(
-            "--max-price",
-            metavar="PRICE",
-            parser=quantity("PRICE_RATE"),
-            help="Price limit of all accelerators together, e.g. '2000 USD/h'.",
+        quantity_option(
+            "--max-price PRICE",
+            "PRICE_RATE",
+            "Price limit of all accelerators together, e.g. '2000 USD/h'.",
         ),
     ] = None,
     max_power: Annotated[
         float | None,
-        typer.Option(
-            "--max-power",
-            metavar="POWER",
-            parser=quantity("POWER"),
-            help="Power limit of all nodes together, e.g. '1.2 MW'.",
+        quantity_option(
+            "--max-power POWER", "POWER", "Power limit of all nodes together, e.g. '1.2 MW'."
         ),
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option(
-            "--margin",
-            metavar="SHARE",
+        option(
+            "--margin SHARE",
+            "Share of each GPU's memory to keep free; left out: 0.05.",
             callback=share,
-            help="Share of each GPU's memory to keep free; left out: 0.05.",
         ),
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(
-            "--budget",
-            metavar="TIME",
-            parser=quantity("TIME"),
-            help="Stop after this time, e.g. 60s.",
-        ),
+        quantity_option("--budget TIME", "TIME", "Stop after this time, e.g. 60s."),
     ] = None,
     front: Annotated[
         bool,
@@ -136,9 +133,6 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find the best layouts of a model on a cluster, and say why the others lose."""
-    from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
-    from mpsim.cli.emit import refuse_unwritable, targets, write_emitted
-    from mpsim.cli.progress import phases_bar
     from mpsim.study import search as run_search
 
     scenario = reading.load(file)
@@ -146,21 +140,19 @@ def search(
     refuse_unwritable(wanted, scenario)
     values = values_over(scenario, over)
     if scenario.serves:
-        if objective is Objective.TIME:
-            raise typer.BadParameter(
-                "ranks training steps; give goodput, throughput, cost or rate",
-                param_hint="--objective",
-            )
+        why = "ranks training steps; give goodput, throughput, cost or rate"
+        refuse({"--objective": objective is Objective.TIME}, why)
         given = {
+            "--emit": emit,
             "--margin": margin is not None,
-            "--also": also is not None,
+            "--also": also,
             "--explain": explain,
         }
-        _refuse(given, "is for training steps, and the scenario serves; leave it out")
+        refuse(given, "is for training steps, and the scenario serves; leave it out")
     else:
         of_services = objective not in (None, Objective.TIME, Objective.COST)
         given = {"--pools": pools, "--objective": of_services}
-        _refuse(given, "is for services, and the scenario trains; leave it out")
+        refuse(given, "is for services, and the scenario trains; leave it out")
     with phases_bar(scenario.name) as report:
         outcome = run_search(
             scenario,
@@ -184,7 +176,6 @@ def search(
         wrote(csv)
     if plot is not None and outcome.rows:
         _draw(outcome, plot)
-        wrote(plot)
     elif plot is not None:
         note(f"nothing was simulated, so there is nothing to draw in {plot}")
     files = []
@@ -202,20 +193,13 @@ def search(
     end_early(outcome.interrupted)
 
 
-def _refuse(given: Mapping[str, bool], why: str) -> None:
-    """Refuse options of the other job."""
-    for option, there in given.items():
-        if there:
-            raise typer.BadParameter(why, param_hint=option)
-
-
 def _draw(outcome: Search | ServiceSearch, path: Path) -> None:
     from mpsim.plot import search_chart, service_front_chart
     from mpsim.study.search import Search
 
     if isinstance(outcome, Search):
         title = f"{outcome.scenario}: step time against memory of {len(outcome.rows):,} layouts"
-        search_chart(outcome).titled(title).save(path)
+        draw(search_chart(outcome).titled(title), path)
         return
     title = f"{outcome.scenario}: tokens/s of a user against tokens/s of an accelerator"
-    service_front_chart(outcome).titled(title).save(path)
+    draw(service_front_chart(outcome).titled(title), path)

@@ -14,6 +14,9 @@ from mpsim.cli.complete import catalogs, entries
 from mpsim.cli.console import print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson
 from mpsim.cli.show_cost import Asked, answer
+from mpsim.description import Figure
+from mpsim.errors import ScheduleError, nearest
+from mpsim.units import Dimension, format_quantity
 
 if TYPE_CHECKING:
     from mpsim.description import Description
@@ -150,15 +153,12 @@ def _described(kind: Catalog, name: str) -> Description:
     MpsimError
         If there is none; it names the nearest.
     """
-    from mpsim.errors import ScheduleError, nearest
-
     names, noun = shelf(kind)
     if kind is Catalog.SCHEDULE and name not in names():
         raise ScheduleError(f"got schedule {name!r}; {nearest(name, names())}")
     described = noun(name).describe()
     if kind is not Catalog.MODEL:
         return described
-    from mpsim.description import Figure
     from mpsim.workload import model_year
 
     year = Figure("year", model_year(name), str(model_year(name)))
@@ -280,8 +280,6 @@ def _chosen(word: str | None) -> list[Catalog]:
         return [Catalog.ACCELERATOR, Catalog.LINK, Catalog.SYSTEM]
     singular = word.removesuffix("s")
     if singular not in set(Catalog):
-        from mpsim.errors import nearest
-
         raise typer.BadParameter(
             f"got {word[:60]!r}; {nearest(word, [*Catalog, 'engine', 'hardware', *HEEDED, 'formats'])}",
             param_hint="CATALOG",
@@ -326,8 +324,6 @@ def _cluster(name: str, nodes: int | None) -> Cluster:
 
 
 def _print_fabric(cluster: Cluster, counted: Inventory) -> None:
-    from mpsim.units import Dimension, format_quantity
-
     _print_parts(cluster)
     if counted.tiers:
         rows = [
@@ -340,7 +336,6 @@ def _print_fabric(cluster: Cluster, counted: Inventory) -> None:
 
 
 def _print_parts(cluster: Cluster) -> None:
-
     print_table(((f"  {name}", text) for name, text in cluster.parts.items()), title=cluster.size)
 
 

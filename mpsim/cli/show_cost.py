@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.catalogs import HEEDED, KERNEL
+from mpsim.cli.console import print_json, print_table, print_text
 from mpsim.cli.options import Plot, quantity
+from mpsim.errors import CalibrationError, WorkloadError, nearest
 
 if TYPE_CHECKING:
     from mpsim.cost.questions import Answer
@@ -102,7 +104,6 @@ class Asked:
 
 def answer(question: str, text: str | None, asked: Asked, *, as_json: bool) -> None:
     """Print time, rates and constants of one kernel or collective."""
-    from mpsim.cli.console import print_json, print_table, print_text
     from mpsim.cost.questions import figure_text
 
     figures, constants = (_kernel if question == "kernel" else _collective)(text, asked)
@@ -130,7 +131,6 @@ def _split(text: str | None, forms: str) -> tuple[str, str]:
 
 def _kernel(text: str | None, asked: Asked) -> Answer:
     from mpsim.cost.questions import FORMS, KernelQuestion, answer_kernel, form_of
-    from mpsim.errors import WorkloadError
     from mpsim.hardware import accelerator
 
     name, value = _split(text, ", ".join(map(form_of, FORMS)))
@@ -147,7 +147,6 @@ def _kernel(text: str | None, asked: Asked) -> Answer:
 def _collective(text: str | None, asked: Asked) -> Answer:
     from mpsim.cost import COLLECTIVES, CollectiveModel, load_curves
     from mpsim.cost.questions import answer_collective
-    from mpsim.errors import CalibrationError, nearest
     from mpsim.hardware import system
     from mpsim.parallel import GroupShape
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from mpsim.cli.console import print_json, print_table
+from mpsim.errors import FormatError
+
 __all__ = ["show_formats"]
 
 TRACE = ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)")
@@ -21,7 +24,6 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
     FormatError
         If there is no such format.
     """
-    from mpsim.cli.console import print_json, print_table
     from mpsim.formats import WRITERS
     from mpsim.formats.registry import ALIASES, FORMATS, named
 
@@ -49,7 +51,6 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
 
 def _is_read(name: str) -> bool:
     """Whether a format of this name is read, not written alone."""
-    from mpsim.errors import FormatError
     from mpsim.formats.registry import named
 
     try:

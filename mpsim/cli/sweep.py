@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.options import AsJson, Csv, Plot, Reading, Resume, values_over
+from mpsim.cli.console import draw, end_early, note, print_answer, wrote
+from mpsim.cli.options import AsJson, Csv, Plot, Reading, Resume, option, values_over
+from mpsim.cli.progress import progress_bar
+from mpsim.errors import ScenarioError
+from mpsim.table import plural
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
@@ -24,11 +30,8 @@ def sweep(
     ],
     over: Annotated[
         list[str] | None,
-        typer.Option(
-            "--over",
-            metavar="KEY=A,B,C",
-            autocompletion=keys,
-            help="Values of one dotted key to try; repeatable.",
+        option(
+            "--over KEY=A,B,C", "Values of one dotted key to try; repeatable.", autocompletion=keys
         ),
     ] = None,
     csv: Csv = None,
@@ -37,26 +40,17 @@ def sweep(
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; left out: one per core.")
     ] = None,
     resume: Resume = None,
-    shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Run only the I-th of N parts.")
-    ] = None,
+    shard: Annotated[str | None, option("--shard I/N", "Run only the I-th of N parts.")] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
-            "--cluster",
-            metavar="ADDRESS",
-            help="Run on the workers of this dask scheduler, tcp://host:8786.",
-        ),
+        option("--cluster ADDRESS", "Run on the workers of this dask scheduler, tcp://host:8786."),
     ] = None,
     *,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
-    from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
-    from mpsim.cli.progress import progress_bar
     from mpsim.study import sweep as run_sweep
-    from mpsim.table import plural
 
     scenario = reading.load(file)
     values = values_over(scenario, over) if over else _block(scenario)
@@ -80,11 +74,7 @@ def sweep(
         wrote(csv)
     if plot is not None:
         _draw(result, plot, scenario.name)
-        wrote(plot)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        print_sheet(result.sheet())
+    print_answer(result, as_json=as_json)
     for remark in result.remarks:
         note(remark)
     lost = sum(row.summary is None for row in result)
@@ -104,8 +94,6 @@ def _shard(text: str | None) -> tuple[int, int] | None:
 
 
 def _block(scenario: Scenario) -> dict[str, list[object]]:
-    from mpsim.errors import ScenarioError
-
     if not scenario.sweep:
         raise ScenarioError(
             f"{scenario.name}: nothing to sweep over; add a `sweep:` block or --over parallelism.tp=1,2,4"
@@ -115,9 +103,6 @@ def _block(scenario: Scenario) -> dict[str, list[object]]:
 
 def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
     """Processes as asked for; else one a core, but none for a table that is done before a process starts."""
-    import math
-    import os
-
     if jobs is not None:
         return jobs
     rows = math.prod(len(choices) for choices in values.values())
@@ -126,10 +111,9 @@ def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
 
 def _draw(result: Sweep, path: Path, name: str) -> None:
     from mpsim.plot import sweep_chart
-    from mpsim.table import plural
 
     serves = any(row.serves for row in result)
     metric = f"{'output_' if serves else ''}tokens_per_s_per_accelerator"
     keys = ", ".join(key.rpartition(".")[2] for key in result.keys)
     title = f"{name}: {plural(len(result), 'point')} over {keys}"
-    sweep_chart(result, metric=metric).titled(title).save(path)
+    draw(sweep_chart(result, metric=metric).titled(title), path)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Plots, Reading, Trace, pairs
+from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
+from mpsim.cli.options import AsJson, Plots, Reading, Trace, option, pairs
+from mpsim.cli.progress import progress_bar
+from mpsim.errors import CalibrationError, HardwareError
 
 if TYPE_CHECKING:
     from mpsim.plot import Chart
@@ -27,15 +30,14 @@ def validate(
     ],
     runs: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
             "--runs",
-            metavar="FILE",
-            help="Training steps of 'mpsim measure', predicted on the machine file; repeatable.",
+            "Training steps of 'mpsim measure', predicted on the machine file; repeatable.",
         ),
     ] = None,
     scenario: Annotated[
         Path | None,
-        typer.Option("--scenario", help="Scenario for rows that name none."),
+        option("--scenario", "Scenario for rows that name none."),
     ] = None,
     trace: Trace = None,
     plots: Plots = None,
@@ -51,9 +53,6 @@ def validate(
         return
     if trace is not None:
         raise typer.BadParameter("needs --runs: CSV rows have no timeline", param_hint="--trace")
-    from mpsim.cli.console import end_early, note, print_json, print_sheet
-    from mpsim.cli.progress import progress_bar
-    from mpsim.errors import CalibrationError
     from mpsim.validate import validate_files
 
     base = None if scenario is None else reading.load(scenario)
@@ -96,8 +95,6 @@ def draw(validation: Validation, folder: Path) -> None:
 
 
 def _save(chart: Chart, file: Path) -> None:
-    from mpsim.cli.console import wrote
-
     file.parent.mkdir(parents=True, exist_ok=True)
     wrote(chart.save(file))
 
@@ -111,9 +108,6 @@ def _validate_runs(
     as_json: bool,
 ) -> None:
     """Predict every measured step on the machine file, and print how far off that is."""
-    from mpsim.cli.console import note, print_json, print_sheet, wrote
-    from mpsim.cli.progress import progress_bar
-    from mpsim.errors import CalibrationError, HardwareError
     from mpsim.hardware import read_machine
     from mpsim.validate import compare_runs
 
