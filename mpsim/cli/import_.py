@@ -295,7 +295,7 @@ def _data(read: Imported) -> dict[str, Any]:
             {"from": item.source, "to": item.to, "value": item.value} for item in read.mapped
         ],
         "assumed": [{"to": item.to, "value": item.value, "why": item.why} for item in read.assumed],
-        "ignored": [{"from": key, "why": why} for key, why in read.ignored.items()],
+        "ignored": [{"from": key, "why": "not mapped"} for key in read.ignored],
         "missing": list(read.missing),
         "warnings": list(read.warnings),
     }

@@ -51,10 +51,7 @@ def _read_config(head: Head, options: Options) -> Imported:
     auto = [key for key, value in stated.items() if value == "auto"]
     ledger = Ledger(str(head.path), {**stated, **dict.fromkeys(auto)}, lines)
     for key in auto:
-        to = next((row.to for row in keys(_NAME) if row.name == key and row.ask), "")
-        asked = f"; asked for as {to}" if to else ""
-        ledger.ignore(key, f"auto: the trainer fills it in{asked}")
-        if to:
+        for to in [row.to for row in keys(_NAME) if row.name == key and row.ask]:
             ledger.ask(to)
     tp = ledger.integer("tensor_parallel.autotp_size", least=1) or 1
     if tp > 1:
@@ -169,11 +166,7 @@ def _read_habits(ledger: Ledger, stage: int) -> None:
     for row, field in _habits(stage):
         usual = getattr(habits[field], "value", habits[field])
         value = _habit(ledger, row, usual)
-        if value is None:
-            continue
-        if value == usual:
-            ledger.ignore(row.name, f"the preset {preset} has it")
-        else:
+        if value not in (None, usual):
             ledger.put(row.name, row.to, f"{value:.0f} B" if row.kind == "elements" else value)
 
 

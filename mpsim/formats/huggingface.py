@@ -163,7 +163,6 @@ class _Reader:
         key = self._key(role)
         words = table(DATA, "huggingface")["spellings"].get(role, [role])
         if key is None:
-            self.ledger.ignore(self._there(*words), "null: the default of the class")
             return default, ()
         return self.ledger.integer(key, least=least), tuple(self._there(*words))
 
@@ -247,22 +246,23 @@ class _Reader:
             sizes[role] = value
             self._put(f"model.{role}", value, keys)
         self._kv_heads(entry, defaults, sizes)
-        width, keys = self._value("head_dim", defaults.get("head_dim"))
-        if "mla" in entry:
-            self.ledger.ignore(keys, "with latent attention it is the rotary part only")
-        elif width is not None:
-            sizes["head_dim"] = width
-            self._put("model.head_dim", width, keys)
-        elif sizes["hidden"] % sizes["heads"] and not entry.get("floor"):
-            self.ledger.refuse(
-                f"hidden {sizes['hidden']} does not divide among {sizes['heads']} heads, and no head_dim is given"
-            )
-            return None
-        else:
-            sizes["head_dim"] = sizes["hidden"] // sizes["heads"]
-            self._put("model.head_dim", sizes["head_dim"], (), "hidden / heads")
+        if "mla" not in entry:  # there it is the rotary part only
+            self._head_dim(entry, defaults, sizes)
         self._ffn(entry, defaults, sizes)
         return sizes
+
+    def _head_dim(
+        self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> None:
+        width, keys = self._value("head_dim", defaults.get("head_dim"))
+        hidden, heads = sizes["hidden"], sizes["heads"]
+        if width is not None:
+            self._put("model.head_dim", width, keys)
+        elif hidden % heads and not entry.get("floor"):
+            why = f"hidden {hidden} does not divide among {heads} heads, and no head_dim is given"
+            self.ledger.refuse(why)
+        else:
+            self._put("model.head_dim", hidden // heads, (), "hidden / heads")
 
     def _kv_heads(
         self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]
@@ -270,21 +270,14 @@ class _Reader:
         value, keys = self._value("kv_heads", defaults.get("kv_heads") or sizes["heads"])
         why = "" if defaults.get("kv_heads") else "as many as heads"
         if "mla" in entry:
-            self.ledger.ignore(keys, "latent attention has a key and a value a head")
             value, keys, why = sizes["heads"], (), "latent attention has a key and a value a head"
         elif entry.get("multi_query") or self.kind == "falcon":
             many = self.ledger.switch(self.head + "multi_query")
             new = self.ledger.switch(self.head + "new_decoder_architecture") or False
             if (True if many is None else many) and not new:
-                self.ledger.ignore(keys, "multi_query: all heads share one key and value")
                 value, keys, why = 1, (self.head + "multi_query",), "multi_query is the default"
             elif not new:
-                self.ledger.ignore(keys, "only the new decoder architecture reads it")
                 value, keys, why = sizes["heads"], (self.head + "multi_query",), "as many as heads"
-            else:
-                self.ledger.ignore(
-                    self.head + "multi_query", "the new decoder architecture has num_kv_heads"
-                )
         if value is not None:
             sizes["kv_heads"] = value
             self._put("model.kv_heads", value, keys, why)
@@ -400,8 +393,6 @@ class _Reader:
             name = names.get(role, role)
             if values[role]:
                 self._put(f"model.moe.{name}", values[role], keys[role])
-            else:
-                self.ledger.ignore(keys[role], "none")
         self._put(
             "model.moe.ffn_hidden",
             values["width"] or sizes.get("ffn", sizes["hidden"]),

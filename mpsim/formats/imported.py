@@ -111,8 +111,8 @@ class Imported:
         As a scenario file would hold it; sections that the source says nothing about are absent.
     assumed : tuple of Assumed
         What the source leaves open, or asks for and is not simulated.
-    ignored : mapping of str to str
-        Keys of the source that change nothing here, and why.
+    ignored : tuple of str
+        Keys of the source that change nothing here.
     refused : tuple of str
         What cannot be simulated, one sentence each; with any the scenario cannot be built.
     lines : mapping of str to str
@@ -131,7 +131,7 @@ class Imported:
 
     scenario: Mapping[str, Any]
     assumed: tuple[Assumed, ...] = ()
-    ignored: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
     format: str = ""

@@ -1,6 +1,6 @@
 """Ledger: what becomes of every key of a configuration, each in exactly one list.
 
-A reader takes the keys of a file out of it, says which key of the scenario each became, and closes it: what nobody took is ignored, and said to be unknown.
+A reader takes the keys of a file out of it, says which key of the scenario each became, and closes it: what nobody took is ignored.
 Values of keys that are not mapped are never kept: files of others hold paths, hosts and tokens.
 """
 
@@ -39,9 +39,8 @@ class Ledger:
     --------
     >>> ledger = Ledger("config.json", {"hidden_size": 64, "use_cache": True}, {"hidden_size": 3})
     >>> ledger.put("hidden_size", "model.hidden", 64)
-    >>> ledger.ignore("use_cache", "inference only")
-    >>> ledger.close("hf").lines
-    {'model.hidden': 'config.json:3 hidden_size'}
+    >>> ledger.close("hf").lines, ledger.close("hf").ignored
+    ({'model.hidden': 'config.json:3 hidden_size'}, ('use_cache',))
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Ledger:
         self._origin: dict[str, str] = {}
         self._mapped: dict[tuple[str, str], Mapped] = {}
         self._assumed: dict[str, Assumed] = {}
-        self._ignored: dict[str, str] = {}
         self._missing: dict[str, None] = {}
         self._refused: list[str] = []
 
@@ -84,7 +82,6 @@ class Ledger:
         self._origin[to] = ", ".join([self.place(first), *others]) if first else ""
         for key in keys:
             self._mapped[key, to] = Mapped(key, to, value)
-            self._ignored.pop(key, None)
 
     def assume(self, to: str, value: object, why: str) -> None:
         """Give a key of the scenario a value that the file does not state."""
@@ -95,15 +92,6 @@ class Ledger:
     def note(self, to: str, why: str, value: object = "") -> None:
         """Say what was taken for granted about something that is no value of the scenario."""
         self._assumed[to] = Assumed(to, value, why)
-
-    def ignore(self, source: str | Iterable[str], why: str, *, matters: bool = False) -> None:
-        """Say why keys of the file change nothing here; with `matters` it is a warning too, since time or memory depend on them."""
-        keys = [key for key in ((source,) if isinstance(source, str) else source) if key in self]
-        taken = {key for key, _ in self._mapped}
-        new = [key for key in keys if key not in taken and key not in self._ignored]
-        self._ignored |= dict.fromkeys(new, why)
-        if matters and new:
-            self.warn(f"{self.place(new[0])}: {why}")
 
     def drop(self, to: str) -> None:
         """Take back a value of the scenario that something else says better; its keys of the file stay mapped."""
@@ -185,9 +173,8 @@ class Ledger:
                     for why in self._refused
                 )
             )
-        taken = {key for key, _ in self._mapped} | self._ignored.keys()
+        taken = {key for key, _ in self._mapped}
         left = [key for key in self.values if key not in taken]
-        self._ignored |= dict.fromkeys(left, "not mapped")
         felt = [key for key in left if moves(key) and self.get(key) not in _OFF]
         if felt:
             named = ", ".join(felt[:20]) + (", ..." if len(felt) > 20 else "")
@@ -199,7 +186,7 @@ class Ledger:
         return Imported(
             scenario=nested(self.scenario),
             assumed=tuple(self._assumed.values()),
-            ignored=dict(self._ignored),
+            ignored=tuple(left),
             lines={to: place for to, place in self._origin.items() if to in self.scenario},
             format=format,
             tool=tool,

@@ -57,10 +57,7 @@ def read_habits(given: Reading) -> None:
     usual = _plain(framework(preset, {}).fields())
     _read_buffers(given, usual)
     for change in _changes(given):
-        if usual[change.field] == change.value:
-            listed = [given.keys[name] for name in change.names if name in given.keys]
-            given.ledger.ignore(listed, f"the preset {preset} has it")
-        else:
+        if usual[change.field] != change.value:
             given.put(change.names, f"{_FRAMEWORK}{change.field}", change.value)
 
 

@@ -122,7 +122,7 @@ def _read_window(given: Reading) -> None:
         given.put(name, "model.full_every", every)
     elif name in given.keys:
         why = "which layers have a window is not simulated in this spelling; all have it"
-        given.ledger.ignore(given.keys[name], why, matters=True)
+        given.ledger.warn(f"{given.place(name)}: {why}")
 
 
 def _read_vocabulary(given: Reading) -> None:
@@ -145,7 +145,7 @@ def _read_vocabulary(given: Reading) -> None:
     multiple = "make-vocab-size-divisible-by"
     if given.integer(multiple) not in (None, 128):
         why = "the simulated table is padded to 128 x tp"
-        given.ledger.ignore(given.keys[multiple], why, matters=True)
+        given.ledger.warn(f"{given.place(multiple)}: {why}")
 
 
 def _read_experts(given: Reading, layers: int | None) -> None:

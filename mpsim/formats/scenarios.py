@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -172,16 +172,8 @@ def written(imported: Imported) -> str:
     if notes:
         lines += ["# Assumed:", *(f"#   {_plain(str(item))}" for item in notes)]
     if imported.ignored:
-        lines += ["# Ignored:", *(f"#   {words}" for words in _grouped(imported.ignored))]
+        lines += ["# Ignored:", f"#   {', '.join(map(_plain, imported.ignored))}: not mapped"]
     return "\n".join(lines) + "\n"
-
-
-def _grouped(ignored: Mapping[str, str]) -> Iterator[str]:
-    """Ignored keys by the reason, each on its line."""
-    reasons: dict[str, list[str]] = {}
-    for key, why in ignored.items():
-        reasons.setdefault(why, []).append(_plain(key))
-    return (f"{', '.join(keys)}: {_plain(why)}" for why, keys in reasons.items())
 
 
 def _plain(text: str) -> str:

@@ -135,7 +135,7 @@ class _Reader:
             return
         self.ledger.ask("model")
         why = f"flavor {shortened(flavor)} of {shortened(name)} is in no table here"
-        self.ledger.ignore(rows, why, matters=True)
+        self.ledger.warn(f"{self.ledger.place(rows[0])}: {why}")
 
     def parallelism(self, options: Options) -> None:
         """Degrees, what is sharded, and the number of accelerators."""

@@ -67,7 +67,6 @@ def put_ranks(ledger: Ledger, ranks: int, options: Options, *keys: str) -> int:
             f"{ranks} accelerators ({', '.join(keys)}); nodes follow from the cluster",
             ranks,
         )
-        ledger.ignore(stated, "needs --cluster to become nodes")
     elif ranks <= each:
         sized = {"cluster.nodes": 1, "cluster.accelerators_per_node": ranks}
     elif ranks % each:
