@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from mpsim.errors import FormatError, ScenarioError
-from mpsim.formats.source import Head, read_text
+from mpsim.formats.source import Head
 from mpsim.inputs import DEEPEST, parse_json
 
 __all__ = ["json_config", "json_lines", "toml_config", "yaml_config"]
@@ -124,7 +124,7 @@ def _toml_lines(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _bounded(head: Head, needed: str) -> str:
-    text = read_text(head.path, needed=needed, largest=LARGEST)
+    text = head.read(needed, LARGEST)
     if "\0" in text:
         raise FormatError(f"{head.path}: is a binary file; needed {needed}")
     return text

@@ -19,7 +19,7 @@ from mpsim.formats.configs import json_config, yaml_config
 from mpsim.formats.imported import Imported
 from mpsim.formats.keys import Key, keys, keys_to
 from mpsim.formats.ledger import Ledger, flat, nested, shortened
-from mpsim.formats.outgoing import Exported, Outgoing
+from mpsim.formats.outgoing import Exported, check_trains, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
 from mpsim.formats.world import put_ranks
@@ -195,63 +195,36 @@ def export_deepspeed(scenario: Scenario) -> Exported:
     FormatError
         If it serves.
     """
-    out = Outgoing(scenario)
+    check_trains(scenario)
     training, p = scenario.training_step, scenario.parallelism
     steps, left = divmod(training.global_batch, training.micro_batch * scenario.dp)
     data: dict[str, Any] = {_TOTAL: training.global_batch, _MICRO: training.micro_batch}
     if not left:
         data[_STEPS] = steps
-    out.hold("training.global_batch", _TOTAL)
-    out.hold("training.micro_batch", _MICRO)
-    stage = keys_to(_NAME, "parallelism.zero")[0].name
-    data[stage] = p.zero
-    out.hold("parallelism.zero", stage)
+    data[keys_to(_NAME, "parallelism.zero")[0].name] = p.zero
     if p.offload != "none":
         rows = [row for row in keys_to(_NAME, "parallelism.offload") if row.values]
         for row in rows[: 2 if p.offload == "parameters" else 1]:
             data[row.name] = "nvme" if p.offload_to == "nvme" else "cpu"
-        out.hold(["parallelism.offload", "parallelism.offload_to"], rows[0].name)
-    _write_precision(out, data)
-    _write_habits(out, data)
-    out.lose_section("model", "a ds_config holds no model")
-    out.lose_section("schedule", "the order of a pipeline is the engine's")
-    out.lose(["training.sequence_length", "training.recompute"], "said by the program")
-    for axis in ("tp", "pp", "cp", "ep"):
-        out.lose(f"parallelism.{axis}", "a degree is a flag of the program, not of its ds_config")
-    out.lose_cluster("the launcher and its hosts decide")
-    out.lose("parallelism.dp", "follows from the accelerators")
-    return out.close(_NAME, tool="DeepSpeed", text=json.dumps(nested(data), indent=2) + "\n")
-
-
-def _write_precision(out: Outgoing, data: dict[str, Any]) -> None:
-    precision = out.scenario.training_step.precision
-    rows = keys_to(_NAME, "training.precision")
-    row = next((row for row in rows if row.says == precision), None)
-    if precision == "fp32":
-        out.hold("training.precision", "without bf16 and fp16")
-    elif row is not None:
+    rows = list(keys_to(_NAME, "training.precision"))
+    row = next((row for row in rows if row.says == training.precision), rows[0])
+    if training.precision != "fp32":
         data[row.name] = True
-        out.hold("training.precision", row.name)
-    else:
-        data[rows[0].name] = True
-        out.lose("training.precision", "DeepSpeed has no such format; bf16 is written")
+    _write_habits(scenario, data)
+    text = json.dumps(nested(data), indent=2) + "\n"
+    return read_back(scenario, DEEPSPEED, text, tool="DeepSpeed", habits="zero_optimization.stage")
 
 
-def _write_habits(out: Outgoing, data: dict[str, Any]) -> None:
-    chosen, stage = out.scenario.framework, out.scenario.parallelism.zero
-    precision = out.scenario.training_step.precision
+def _write_habits(scenario: Scenario, data: dict[str, Any]) -> None:
+    chosen, stage = scenario.framework, scenario.parallelism.zero
     wanted = framework(chosen.preset, chosen.overrides).fields()
-    preset = table(DATA, _NAME)["presets"][str(stage)]
-    usual = framework(preset, {}).fields()
-    changes: dict[str, object] = {}
+    usual = framework(table(DATA, _NAME)["presets"][str(stage)], {}).fields()
     for row, field in _habits(stage):
         value = getattr(wanted[field], "value", wanted[field])
         rest = getattr(usual[field], "value", usual[field])
-        word = _word(row, value, rest, precision)
+        word = _word(row, value, rest, scenario.training_step.precision)
         if word is not None:
             data[row.name] = word
-            changes[field] = f"{value:.0f} B" if row.kind == "elements" else value
-    out.behave(preset, changes, tool="zero_optimization.stage")
 
 
 def _word(row: Key, value: Any, usual: object, precision: str) -> Any:

@@ -7,7 +7,7 @@ others, a list in a spelling of its own) is worked out by the format's module, a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpsim.formats.words import DATA, table
@@ -43,6 +43,10 @@ class Key:
         Value that a switch stands for.
     when : str
         Condition under which the key counts.
+    tries : list
+        Values that a writer tries, where they are no words.
+    always : str
+        Where a writer says it although it is the usual value: ``file``, or ``dataclass`` alone; ``flag``: no dataclass has it.
     """
 
     name: str
@@ -55,6 +59,8 @@ class Key:
     ask: bool = False
     says: Any = None
     when: str = ""
+    tries: Sequence[Any] = ()
+    always: str = ""
 
     def word(self, value: object) -> str | None:
         """The tool's word for a value of the scenario; None where it has none."""

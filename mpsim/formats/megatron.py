@@ -34,10 +34,10 @@ from mpsim.formats.megatron_layout import (  # fmt: skip
 )
 from mpsim.formats.megatron_model import read_model, write_model
 from mpsim.formats.megatron_settings import Reading, Writing
-from mpsim.formats.outgoing import Exported
+from mpsim.formats.outgoing import Exported, read_back
 from mpsim.formats.outgoing import header as headed
 from mpsim.formats.shell import Word, commands
-from mpsim.formats.source import Format, Head, Options, read_text
+from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
 from mpsim.formats.world import put_cluster
 from mpsim.framework import framework_aliases
@@ -58,6 +58,7 @@ _TELLING = re.compile(
     r"--?(num-layers|hidden-size|((tensor-|pipeline-)?model-parallel-size))(=.*)?"
 )
 """Flags of which a training command of Megatron has at least one."""
+_DECIDED = ("model", "parallelism", "schedule", "training")
 _FLAG = re.compile(r"--?[A-Za-z]")
 
 
@@ -83,7 +84,7 @@ def _read_script(head: Head, options: Options) -> Imported:
     FormatError
         If there is none or more than one, something it needs is unknown, flags contradict each other or belong to no one version.
     """
-    text = read_text(head.path, needed="a launch script", largest=LARGEST)
+    text = head.read("a launch script", LARGEST)
     file = str(head.path)
     named = _named_tag(text)
     launch = _training(text, file)
@@ -128,7 +129,7 @@ def _read_batch_script(head: Head, options: Options) -> Imported:
     FormatError
         As for any launch script.
     """
-    text = read_text(head.path, needed="a batch script", largest=LARGEST)
+    text = head.read("a batch script", LARGEST)
     if _MENTIONED.search(text):
         return _read_script(head, options)
     lines = header(text)
@@ -303,21 +304,35 @@ def export_megatron(scenario: Scenario) -> Exported:
     own = NEWEST if chosen == "megatron-fsdp" else newest_tag(chosen)
     eras = [newest_tag(preset) for _, preset in table(DATA, "megatron")["eras"]]
     later = eras[eras.index(own) :] if own in eras else [NEWEST]
-    tried = [
-        _filled(Writing(scenario, tag, preset_of(tag), is_dataclass=False))
-        for tag in dict.fromkeys((*later, NEWEST))
-        if tag is not None
-    ]
-    # losses of the layout or the model; the framework's preset is none
-    put = min(tried, key=lambda each: sum(key[:9] != "framework" for key in each.out.losses))
+    tried: dict[int, Exported] = {}  # the first with so many losses of the layout or the model
+    refused_by: FormatError | None = None
+    for tag in dict.fromkeys((*later, NEWEST)):
+        try:
+            put = Writing(scenario, tag or NEWEST, preset_of(tag or NEWEST), is_dataclass=False)
+            exported = _exported(_filled(put))
+        except FormatError as error:  # what a version cannot say may contradict what it can
+            refused_by = error
+            continue
+        lost = sum(loss.key.startswith(_DECIDED) for loss in exported.lost)
+        tried.setdefault(lost, exported)
+        if not lost:
+            break
+    if refused_by is not None and not tried:
+        raise refused_by
+    return tried[min(tried)]
+
+
+def _exported(put: Writing) -> Exported:
     tool = f"Megatron-LM {put.tag}"
-    mine = "data and the schedule of the learning rate are yours: MORE_ARGS in the script"
-    put.out.notes.append(mine)
-    if scenario.hardware.nodes > 1:
-        put.out.notes.append(
+    put.notes.append(
+        "data and the schedule of the learning rate are yours: MORE_ARGS in the script"
+    )
+    if put.run.hardware.nodes > 1:
+        put.notes.append(
             "start it on every node, with MASTER_ADDR and (without Slurm) NODE_RANK set"
         )
-    return put.out.close("megatron", tool=tool, text="\n".join(_lines(put, tool)) + "\n")
+    text = "\n".join(_lines(put, tool)) + "\n"
+    return read_back(put.run, MEGATRON, text, tool=tool, notes=put.notes, why=put.why)
 
 
 def settings_for(scenario: Scenario, preset: str, tag: str = NEWEST) -> Writing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpsim.formats.keys import Key, keys
@@ -22,6 +22,7 @@ class _Change(NamedTuple):
     names: list[str]
     field: str
     value: object
+    why: str = "Megatron's default"
 
 
 def _counts(row: Key, scenario: Mapping[str, Any]) -> bool:
@@ -47,47 +48,47 @@ def _plain(habits: Mapping[str, Any]) -> dict[str, Any]:
     return {field: getattr(value, "value", value) for field, value in habits.items()}
 
 
+def _preset(given: Reading) -> str:
+    """The preset of the era, or that of Megatron-FSDP, which shards all states."""
+    fsdp = given.on("use-megatron-fsdp") and given.since("core_v0.14.0")
+    return "megatron-fsdp" if fsdp and given.scenario("parallelism.zero") == 3 else given.preset
+
+
 def read_habits(given: Reading) -> None:
     """Put the preset of the era, and the switches that differ from its habits, into the ledger."""
-    fsdp = given.on("use-megatron-fsdp") and given.since("core_v0.14.0")
-    fsdp = fsdp and given.scenario("parallelism.zero") == 3
-    preset = "megatron-fsdp" if fsdp else given.preset
-    stated = ["use-megatron-fsdp"] if fsdp else []
+    preset = _preset(given)
+    stated = [] if preset == given.preset else ["use-megatron-fsdp"]
     given.put(stated, "framework.preset", preset, "the preset of the version")
     usual = _plain(framework(preset, {}).fields())
-    _read_buffers(given, usual)
-    for change in _changes(given):
+    for change in _changes(given, usual):
         if usual[change.field] != change.value:
-            given.put(change.names, f"{_FRAMEWORK}{change.field}", change.value)
+            given.put(change.names, f"{_FRAMEWORK}{change.field}", change.value, change.why)
 
 
-def _read_buffers(given: Reading, usual: Mapping[str, Any]) -> None:
+def _buffers(given: Reading, usual: Mapping[str, Any]) -> Iterator[_Change]:
     """User buffers of tensor parallelism, which a preset may have and a run may lack."""
-    tp, name = given.scenario("parallelism.tp", 1), "tp-comm-overlap"
-    if usual["tensor_overlap"] != "decomposed" or tp == 1 or given.on(name):
-        return
-    if name in given.values:
-        given.put(name, "framework.tensor_overlap", "weight-gradient")
-    elif not given.scenario("parallelism.sequence_parallel"):
-        why = "user buffers need sequence parallelism"
-        given.ledger.assume("framework.tensor_overlap", "weight-gradient", why)
+    tp, name, to = given.scenario("parallelism.tp", 1), "tp-comm-overlap", "tensor_overlap"
+    divided = given.scenario("parallelism.sequence_parallel")
+    if given.on(name) and tp > 1:
+        if divided:
+            yield _Change([name], to, "decomposed")
+        else:
+            given.refuse(name, "needs --sequence-parallel")
+    elif usual[to] == "decomposed" and tp > 1 and (name in given.values or not divided):
+        yield _Change([name], to, "weight-gradient", "user buffers need sequence parallelism")
 
 
-def _changes(given: Reading) -> Iterator[_Change]:
+def _changes(given: Reading, usual: Mapping[str, Any]) -> Iterator[_Change]:
     """Fields of the framework that the settings decide."""
     yield from _data_changes(given)
-    if given.on("tp-comm-overlap") and given.scenario("parallelism.tp", 1) > 1:
-        if given.scenario("parallelism.sequence_parallel"):
-            yield _Change(["tp-comm-overlap"], "tensor_overlap", "decomposed")
-        else:
-            given.refuse("tp-comm-overlap", "needs --sequence-parallel")
+    yield from _buffers(given, usual)
     yield from _gradient_changes(given)
     yield from _attention_changes(given)
     decided = {"tensor_overlap"} if given.on("tp-comm-overlap") else set()
     for row, field in _rows(given.ledger.scenario):
         if row.values:
-            usual = "allgather" if row.when == "experts" and not given.is_dataclass else None
-            value = given.meant(row.name, usual)
+            word = "allgather" if row.when == "experts" and not given.is_dataclass else None
+            value = given.meant(row.name, word)
         else:
             value = row.says if given.on(row.name) else None
         if value is not None and field not in decided:
@@ -147,98 +148,41 @@ def _attention_changes(given: Reading) -> Iterator[_Change]:
 
 
 def write_habits(put: Writing) -> None:
-    """Put switches by which the run differs from what a reader takes for its version into the settings."""
-    fsdp = put.given.get("use-megatron-fsdp") and put.since("core_v0.14.0")
-    if fsdp and put.scenario("parallelism.zero") == 3:
-        put.preset = "megatron-fsdp"
-    usual = _plain(framework(put.preset, {}).fields())
-    _write_data(put, usual)
-    _write_gradients(put, usual)
-    _write_attention(put, usual)
-    _write_buffers(put, usual)
-    for row, field in _rows(put.out.values):
-        value = put.habit(field)
-        if row.when == "experts" and row.values:  # always written: its default is not the preset's
-            if not put.is_dataclass:
-                put.changes[field] = "all-gather"
-            put.change(row.name, row.word(value), **{field: value})
-        elif row.values and value != usual[field]:
-            put.change(row.name, row.word(value), **{field: value})
-        elif not row.values and value == row.says not in (usual[field], put.changes.get(field)):
-            put.change(row.name, True, **{field: value})
-    put.out.behave(put.preset, put.changes, tool=f"Megatron-LM {put.tag}")
+    """Put switches into the settings: each value that a row may have is tried, and kept where it brings what a reader takes nearer to the run's habits."""
+    chosen = put.run.framework
+    wanted = framework(chosen.preset, chosen.overrides).fields()
+    missed = _missed(put, put.given, wanted)
+    for row in keys("megatron"):
+        field = row.to.removeprefix(_FRAMEWORK)
+        if field == row.to or not put.has(row.name) or not _counts(row, put.values):
+            continue
+        if put.is_dataclass and row.always == "flag":
+            continue
+        says = row.always == "file" or (row.always == "dataclass" and put.is_dataclass)
+        for value in _tries(row, wanted, is_dataclass=put.is_dataclass):
+            tried = {**put.given, row.name: value}
+            left = _missed(put, tried, wanted)
+            if (field not in left and (len(left) < len(missed) or says)) or (
+                says and value is False
+            ):
+                put.given, missed = tried, left
+                break
 
 
-def _write_data(put: Writing, usual: Mapping[str, Any]) -> None:
-    overlap = put.habit("gradient_overlap")
-    if put.since("core_v0.4.0"):
-        put.changes["gradient_overlap"] = "never"
-        if overlap == "always":
-            put.change("overlap-grad-reduce", True, gradient_overlap="always")
-        if put.scenario("parallelism.zero"):
-            gathers = bool(put.habit("parameter_gather_overlap"))
-            put.changes["parameter_gather_overlap"] = gathers
-            if gathers:
-                put.change("overlap-param-gather", True)
-    elif overlap != usual["gradient_overlap"]:
-        local = "without-pipeline" if put.since("v2.0") else "never"
-        word = {"always": "torch", local: "local"}.get(overlap)
-        put.change("DDP-impl", word, gradient_overlap=overlap)
+def _tries(row: Key, wanted: Mapping[str, Any], *, is_dataclass: bool) -> Sequence[Any]:
+    """Values of a setting that may say a field of the framework."""
+    if row.kind == "elements":  # a flag says one size for any number of replicas
+        size = 0 if wanted["bucket_bytes_per_replica"] else wanted["bucket_bytes"]
+        return [int(size // each) for each in (4, 2) if size and size % each == 0]
+    tries = row.tries or list(row.values) or [True]
+    return [value for value in tries if value is not False or is_dataclass]
 
 
-def _write_gradients(put: Writing, usual: Mapping[str, Any]) -> None:
-    wide = put.habit("gradient_bytes") == 4
-    if put.is_dataclass:
-        put.given["accumulate-allreduce-grads-in-fp32"] = wide
-        put.changes |= _WIDE if wide else {}
-    elif put.given.get("bf16") and put.since("v2.5"):
-        if wide or not put.has("grad-reduce-in-bf16"):
-            put.changes |= _WIDE
-        else:
-            put.change("grad-reduce-in-bf16", True, **_NARROW)
-    elif wide:
-        put.change("accumulate-allreduce-grads-in-fp32", True, **_WIDE)
-    # what the reader makes of these switches: an era without grad-reduce-in-bf16 reduces bf16's gradients in 32 bits
-    read = {**usual, **put.changes}
-    unfused = 8.0 if read["gradient_bytes"] == 4 else 4.0
-    if put.habit("accumulation_traffic") == unfused != read["accumulation_traffic"]:
-        name = "no-gradient-accumulation-fusion"
-        put.change(name, True, accumulation_traffic=unfused)
-    bucket, size = put.habit("bucket_bytes"), 4 if wide else 2
-    whole = bucket % size == 0 and not put.habit("bucket_bytes_per_replica")
-    if bucket != usual["bucket_bytes"] and whole:
-        changes = {"bucket_bytes": f"{bucket:.0f} B", "bucket_bytes_per_replica": "0 B"}
-        put.change("ddp-bucket-size", int(bucket // size), **changes)
-    clips = bool(put.habit("gradient_norm"))
-    put.change("clip-grad", 1.0 if clips else 0.0, gradient_norm=clips)
-
-
-def _write_attention(put: Writing, usual: Mapping[str, Any]) -> None:
-    fused, core = bool(put.habit("fused_attention")), put.since("core_v0.4.0")
-    if core and not put.since("core_v0.6.0") and not put.is_dataclass:
-        put.changes["fused_attention"] = False
-        if fused:
-            put.change("transformer-impl", "transformer_engine", fused_attention=True)
-    elif fused == usual["fused_attention"]:
-        return
-    elif fused:
-        kernel = {} if core else {"attention_kernel": "flash2" if put.since("23.06") else "flash1"}
-        put.change("use-flash-attn", True, fused_attention=True, **kernel)
-    elif put.has("attention-backend"):
-        put.change("attention-backend", "unfused", fused_attention=False)
-    else:
-        put.change("transformer-impl", "local", fused_attention=False)
-
-
-def _write_buffers(put: Writing, usual: Mapping[str, Any]) -> None:
-    p, overlap, name = put.run.parallelism, put.habit("tensor_overlap"), "tp-comm-overlap"
-    if p.tp == 1:
-        return
-    if usual["tensor_overlap"] == "decomposed" and not p.sequence_parallel:
-        put.changes["tensor_overlap"] = "weight-gradient"  # a reader knows that buffers need it
-    elif overlap == usual["tensor_overlap"] or not p.sequence_parallel:
-        return
-    elif overlap == "decomposed":
-        put.change(name, True, tensor_overlap="decomposed")
-    elif overlap == "weight-gradient" and put.is_dataclass:
-        put.change(name, False, tensor_overlap="weight-gradient")
+def _missed(put: Writing, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> set[str]:
+    """Fields of the framework that a reader of these settings takes otherwise."""
+    reading = put.reading(given)
+    preset = _preset(reading)
+    usual = _plain(framework(preset, {}).fields())
+    changes = {change.field: change.value for change in _changes(reading, usual)}
+    found = framework(preset, changes).fields()
+    return {field for field, value in wanted.items() if value != found[field]}

@@ -272,76 +272,54 @@ def write_layout(put: Writing) -> None:
     p = put.run.parallelism
     put.write("parallelism.tp", "parallelism.pp")
     put.write(*(f"parallelism.{axis}" for axis in ("cp", "ep") if getattr(p, axis) > 1))
-    put.out.hold("parallelism.dp", "the launcher")
     if put.run.transformer.moe is not None and p.etp is not None:
         put.write("parallelism.etp")
-    elif p.etp is not None:
-        put.out.hold("parallelism.etp", "without experts it does nothing")
     if p.sequence_parallel and p.tp > 1:
-        put.put("sequence-parallel", True, "parallelism.sequence_parallel")
-    elif p.sequence_parallel:
-        why = "Megatron switches it off without tensor parallelism"
-        put.out.lose("parallelism.sequence_parallel", why)
+        put.put("sequence-parallel", True)
     _write_sharding(put)
     if p.order == "tp-cp-ep-pp-dp":
-        put.put("use-tp-pp-dp-mapping", True, "parallelism.order")
-    else:
-        why = "Megatron lays ranks tp-cp-ep-dp-pp, or pp before dp"
-        put.out.lose("parallelism.order", why)
+        put.put("use-tp-pp-dp-mapping", True)
     _write_schedule(put)
-    name = put.run.hardware.name
-    why = f"no setting names accelerators, links and NICs: import it with --cluster {name}"
-    put.out.lose_cluster(why)
 
 
 def _write_sharding(put: Writing) -> None:
     p = put.run.parallelism
     if p.zero == 1:
-        put.put("use-distributed-optimizer", True, "parallelism.zero")
+        put.put("use-distributed-optimizer", True)
     elif p.zero > 1:
         fsdp = "use-megatron-fsdp" if put.has("use-megatron-fsdp") else "use-custom-fsdp"
-        if put.put(fsdp, True, "parallelism.zero"):
+        if put.put(fsdp, True):
             row = next(row for row in keys_to("megatron", "parallelism.zero") if row.values)
-            put.put(row.name, row.word(p.zero), "parallelism.zero")
+            put.put(row.name, row.word(p.zero))
             put.given["use-distributed-optimizer"] = True
-    put.out.lose("parallelism.shard", "which ranks share one copy is not read from a setting")
     if p.offload == "optimizer" and p.offload_to == "host":
-        put.put("optimizer-cpu-offload", True, "parallelism.offload")
-    else:
-        both = ["parallelism.offload", "parallelism.offload_to"]
-        put.out.lose(both, "Megatron offloads the optimizer, to the host")
+        put.put("optimizer-cpu-offload", True)
 
 
 def _write_schedule(put: Writing) -> None:
     p, schedule, model = put.run.parallelism, put.run.schedule, put.run.transformer
     usual = schedule.name in ("1f1b", "interleaved-1f1b")
     chunks = put.run.virtual_stages if usual else 1
-    if usual and (p.pp > 1 or schedule.name == "1f1b"):
-        both = ["schedule.name", "schedule.virtual_stages"]
-        put.out.hold(both, "--pipeline-model-parallel-size")
-    else:
-        put.out.lose_section("schedule", "Megatron runs 1F1B, plain or interleaved")
     if put.run.stage_layers is not None:
         _write_stages(put, list(put.run.stage_layers), chunks)
         return
     if p.embedding_counts_as_layer:
-        put.put(_EMBEDDING, True, "parallelism.embedding_counts_as_layer")
+        put.put(_EMBEDDING, True)
     if p.loss_counts_as_layer:
-        put.put(_LOSS, True, "parallelism.loss_counts_as_layer")
+        put.put(_LOSS, True)
     if chunks == 1 or p.pp == 1:
         return
     if put.is_dataclass:
         put.given[_CHUNKS[1]] = chunks
     elif put.has(_CHUNKS[0]):
-        put.put(_CHUNKS[0], chunks, "schedule.virtual_stages")
+        put.put(_CHUNKS[0], chunks)
     else:
         layers = model.layers + p.embedding_counts_as_layer + p.loss_counts_as_layer
-        put.put(_CHUNKS[2], layers // p.pp // chunks, "schedule.virtual_stages")
+        put.put(_CHUNKS[2], layers // p.pp // chunks)
 
 
 def _write_stages(put: Writing, counts: list[int], chunks: int) -> None:
     """Layers of every stage as a layout string, or by the two ends where that says it."""
-    key, pp = "parallelism.layers_per_stage", put.run.parallelism.pp
     further = put.run.transformer.mtp_layers
     if put.has(_LAYOUT):
         stages = ["t" * count for count in counts]
@@ -349,74 +327,60 @@ def _write_stages(put: Writing, counts: list[int], chunks: int) -> None:
         if further:
             stages[-1] = stages[-1].removesuffix("t" * further) + "m" * further
         stages[-1] += "L"
-        put.put(_LAYOUT, "|".join(stages), key, "schedule.virtual_stages")
-    elif chunks == 1 and pp > 2 and len(set(counts[1:-1])) == 1:
-        put.put(_FIRST[0], counts[0], key)
-        put.put(_LAST[0], counts[-1], key)
+        put.put(_LAYOUT, "|".join(stages))
+    elif chunks == 1 and put.run.parallelism.pp > 2 and len(set(counts[1:-1])) == 1:
+        put.put(_FIRST[0], counts[0])
+        put.put(_LAST[0], counts[-1])
     else:
-        put.out.lose(key, f"--{_LAYOUT} came with core_v0.13.0")
+        put.why["parallelism.layers_per_stage"] = f"--{_LAYOUT} came with core_v0.13.0"
 
 
 def write_training(put: Writing) -> None:
     """Put batches, precision and recomputation into the settings."""
-    training = put.run.training_step
     put.write("training.micro_batch")
     if put.has_any("training.global_batch"):
         put.write("training.global_batch")
-    elif training.global_batch == training.micro_batch * put.run.dp:
-        put.out.hold("training.global_batch", "--batch-size")
     else:
-        put.out.lose("training.global_batch", "this version has one microbatch a step")
+        put.why["training.global_batch"] = "this version has one microbatch a step"
     put.write("training.sequence_length")
-    put.out.lose("training.batch_per_replica", "every replica has as many sequences")
-    _write_precision(put, training.precision)
+    _write_precision(put, put.run.training_step.precision)
     _write_recompute(put)
 
 
 def _write_precision(put: Writing, precision: str) -> None:
-    key = "training.precision"
-    if precision == "fp32":
-        put.out.hold(key, "without --bf16 and --fp16")
-        return
     if precision in ("bf16", "fp16"):
-        put.put(precision, True, key)
+        put.put(precision, True)
+    if precision in ("bf16", "fp16", "fp32"):
         return
     put.given["bf16"] = True
-    row = keys_to("megatron", key)
+    row = keys_to("megatron", "training.precision")
     recipe = next((item.word(precision) for item in row if item.values), None)
     if recipe is not None:
         # before --fp8-recipe came, scaling was delayed and nothing else
-        if put.put("fp8-format", "hybrid", key) and (
+        if put.put("fp8-format", "hybrid") and (
             recipe != "delayed" or put.has("fp8-recipe") or put.is_dataclass
         ):
-            put.put("fp8-recipe", recipe, key)
+            put.put("fp8-recipe", recipe)
     elif precision == "nvfp4":
-        put.put("fp4-format", "e2m1", key)
-    else:
-        put.out.lose(key, "Megatron has no such format")
+        put.put("fp4-format", "e2m1")
 
 
 def _write_recompute(put: Writing) -> None:
     training = put.run.training_step
     how, modules = training.recompute, training.recompute_modules
-    to, method, layers = (f"training.recompute{end}" for end in ("", "_method", "_layers"))
+    method, layers = "training.recompute_method", "training.recompute_layers"
     if how == "full":
         if put.has("recompute-granularity"):
-            put.put("recompute-granularity", how, to)
-        elif put.has_any(method):
-            put.out.hold(to, "--activations-checkpoint-method")
-        else:
-            put.put("checkpoint-activations", True, to)
+            put.put("recompute-granularity", how)
+        elif not put.has_any(method):
+            put.put("checkpoint-activations", True)
         if put.has_any(method):
             put.write(method, usual="uniform")
             put.write(layers, usual=1)
         elif training.recompute_method in (None, "uniform"):
             put.write(layers, usual=1)
-            put.out.hold(method, "--checkpoint-num-layers")
     elif how == "selective":
-        put.put("recompute-granularity", how, to)
+        put.put("recompute-granularity", how)
         if modules:
             text = list(modules) if put.is_dataclass else " ".join(modules)
-            put.put("recompute-modules", text, "training.recompute_modules")
-    elif how != "none":
-        put.out.lose(to, "Megatron recomputes all of a layer, or named modules")
+            put.put("recompute-modules", text)

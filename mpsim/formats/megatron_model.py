@@ -219,8 +219,8 @@ def write_model(put: Writing) -> None:
             f"model {model.name}: has an encoder and a decoder; Megatron's GPT settings describe one stack of layers"
         )
     further = model.mtp_layers
-    has_further = further and put.put("mtp-num-layers", further, "model.mtp_layers")
-    put.put("num-layers", model.layers - (further if has_further else 0), "model.layers")
+    has_further = further and put.put("mtp-num-layers", further)
+    put.put("num-layers", model.layers - (further if has_further else 0))
     put.write("model.hidden", "model.heads")
     _write_latent(put) if model.mla is not None else _write_heads(put)
     put.write("model.ffn_hidden")
@@ -228,23 +228,19 @@ def write_model(put: Writing) -> None:
     put.write("model.gated_mlp", "model.tied_embeddings")
     if model.norm == "rmsnorm" or put.has_any("model.norm"):
         put.write("model.norm")
-    else:
-        put.out.hold("model.norm", "without --normalization")
     put.write("model.bias")
     if model.qkv_bias and not model.bias:
-        put.put("add-qkv-bias", True, "model.qkv_bias")
+        put.put("add-qkv-bias", True)
     put.write("model.dropout")
-    put.put("attention-dropout", model.dropout, "model.dropout")
+    put.put("attention-dropout", model.dropout)
     if model.qk_norm and model.mla is None:
-        put.put("qk-layernorm", True, "model.qk_norm")
+        put.put("qk-layernorm", True)
     _write_positions(put)
     if model.attention == "sliding":
         width = [model.window, 0] if put.is_dataclass else f"{model.window},0"
-        put.put("window-size", width, "model.window", "model.attention")
+        put.put("window-size", width)
         if model.full_every:
-            put.put("window-attn-skip-freq", model.full_every, "model.full_every")
-    elif model.attention == "full":
-        put.out.lose("model.attention", "Megatron's GPT layers are causal")
+            put.put("window-attn-skip-freq", model.full_every)
     if model.moe is not None:
         _write_experts(put)
 
@@ -255,22 +251,16 @@ def _write_latent(put: Writing) -> None:
     latent = put.run.transformer.mla
     if put.is_dataclass or (latent is not None and latent.q_lora_rank):
         put.write("model.mla.q_lora_rank")
-    own = ["model.mla.q_lora_rank", "model.kv_heads", "model.head_dim"]
-    put.out.hold(own, "--multi-latent-attention")
-    put.out.lose("model.qk_norm", "latent attention has norms of its own")
 
 
 def _write_heads(put: Writing) -> None:
     model = put.run.transformer
     if model.kv_heads != model.heads or put.is_dataclass:
-        if put.put("num-query-groups", model.kv_heads, "model.kv_heads") and not put.is_dataclass:
-            put.put("group-query-attention", True, "model.kv_heads")
-    else:
-        put.out.hold("model.kv_heads", "without --group-query-attention")
+        put.put("num-query-groups", model.kv_heads)
+        if put.has("group-query-attention") and not put.is_dataclass:
+            put.put("group-query-attention", True)
     if model.heads * model.head_dim != model.hidden:
-        put.put("kv-channels", model.head_dim, "model.head_dim")
-    else:
-        put.out.hold("model.head_dim", "--num-attention-heads")
+        put.put("kv-channels", model.head_dim)
 
 
 def _write_vocabulary(put: Writing) -> None:
@@ -278,15 +268,12 @@ def _write_vocabulary(put: Writing) -> None:
     if put.has("vocab-size"):
         if not put.is_dataclass:
             put.given["tokenizer-type"] = "NullTokenizer"
-        put.put("vocab-size", rows, "model.vocab")
+        put.put("vocab-size", rows)
         return
     known = table(DATA, "megatron")["tokenizers"]
     named = next((name for name, size in known.items() if size == rows), None)
-    if named is not None:
-        put.put("tokenizer-type", named, "model.vocab")
-        return
-    put.given["tokenizer-type"] = "GPT2BPETokenizer"
-    put.out.lose("model.vocab", "the size of the table is the tokenizer's in this version")
+    put.given["tokenizer-type"] = named or "GPT2BPETokenizer"
+    put.why["model.vocab"] = "the size of the table is the tokenizer's in this version"
 
 
 def _write_positions(put: Writing) -> None:
@@ -295,22 +282,16 @@ def _write_positions(put: Writing) -> None:
     learned = model.positions == "learned"
     rows = max(model.max_positions, length) if learned else length
     put.given["max-position-embeddings"] = rows
-    if learned:
-        put.out.hold("model.positions", "--position-embedding-type")
-        if rows == model.max_positions:
-            put.out.hold("model.max_positions", "--max-position-embeddings")
-        else:
-            put.out.force("model.max_positions", "learned positions need a row for every token")
-    elif model.positions == "relative":
-        put.put("relative-attention-num-buckets", model.max_positions, "model.max_positions")
+    if model.positions == "relative":
+        put.put("relative-attention-num-buckets", model.max_positions)
     if put.has("position-embedding-type"):
         put.write("model.positions")
         put.given.setdefault("position-embedding-type", "none")
     elif model.positions == "rotary" and put.has("use-rotary-position-embeddings"):
-        put.put("use-rotary-position-embeddings", True, "model.positions")
+        put.put("use-rotary-position-embeddings", True)
     elif not learned:
-        put.out.lose("model.positions", "positions are learned in this version")
-        put.out.force("model.max_positions", "positions are learned in this version")
+        both = ("model.positions", "model.max_positions")
+        put.why |= dict.fromkeys(both, "positions are learned in this version")
 
 
 def _write_experts(put: Writing) -> None:
@@ -320,34 +301,25 @@ def _write_experts(put: Writing) -> None:
     put.write("model.moe.experts", "model.moe.top_k", "model.moe.ffn_hidden")
     shared = experts.shared_experts * (experts.shared_ffn_hidden or experts.ffn_hidden)
     if shared:
-        held = ("model.moe.shared_experts", "model.moe.shared_ffn_hidden")
-        put.put("moe-shared-expert-intermediate-size", shared, *held)
+        put.put("moe-shared-expert-intermediate-size", shared)
         if experts.shared_experts > 1:
             words = f"{experts.shared_experts} shared experts are one, as wide as all of them"
-            put.out.notes.append(words)
+            put.notes.append(words)
     _write_expert_layers(put, experts.dense_layers, experts.every, model.layers - model.mtp_layers)
     if experts.capacity_factor:
-        factor = experts.capacity_factor
-        put.put("moe-expert-capacity-factor", factor, "model.moe.capacity_factor")
-    uneven = ["model.moe.imbalance", "model.moe.spread"]
-    put.out.lose(uneven, "how evenly tokens reach experts is the data's, no setting's")
+        put.put("moe-expert-capacity-factor", experts.capacity_factor)
     if put.has("moe-grouped-gemm"):
         put.given["moe-grouped-gemm"] = True
-    if experts.gated_mlp in (None, model.gated_mlp):
-        put.out.hold("model.moe.gated_mlp", "--swiglu")
 
 
 def _write_expert_layers(put: Writing, dense: int, every: int, layers: int) -> None:
     """Which layers have experts."""
-    both = ("model.moe.every", "model.moe.dense_layers")
     where = [int(layer >= dense and (layer - dense + 1) % every == 0) for layer in range(layers)]
     if all(where):
-        put.out.hold(both, "--num-experts")
-    elif every == 1 and dense:
+        return
+    if every == 1 and dense:
         text = where if put.is_dataclass else f"([0]*{dense}+[1]*{layers - dense})"
-        put.put("moe-layer-freq", text, *both)
+        put.put("moe-layer-freq", text)
     elif not dense and layers % every == 0:
         # experts in the first of each n layers there, in the last here: as many
-        put.put("moe-layer-freq", every, *both)
-    else:
-        put.out.lose(both, "experts in every n-th layer after dense ones")
+        put.put("moe-layer-freq", every)

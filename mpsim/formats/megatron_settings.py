@@ -13,8 +13,7 @@ from typing import Any, Final
 from mpsim.formats.keys import Key, keys, keys_to
 from mpsim.formats.ledger import Ledger, shortened
 from mpsim.formats.megatron_flags import flags, tags
-from mpsim.formats.outgoing import Outgoing
-from mpsim.framework import framework
+from mpsim.formats.outgoing import check_trains, scenario_values
 from mpsim.scenario import Scenario
 
 __all__ = ["Reading", "Writing"]
@@ -157,7 +156,7 @@ class Reading:
 
 
 class Writing:
-    """Settings of one run of one version of Megatron, and what became of the scenario's values.
+    """Settings of one run of one version of Megatron.
 
     Parameters
     ----------
@@ -170,15 +169,22 @@ class Writing:
     """
 
     def __init__(self, scenario: Scenario, tag: str, preset: str, *, is_dataclass: bool) -> None:
-        self.out = Outgoing(scenario)
+        check_trains(scenario)
         self.run = scenario
+        self.values = scenario_values(scenario)
         self.tag = tag
         self.preset = preset
         self.is_dataclass = is_dataclass
         self.given: dict[str, Any] = {}
-        self.changes: dict[str, object] = {}
-        chosen = scenario.framework
-        self.wanted = framework(chosen.preset, chosen.overrides).fields()
+        self.why: dict[str, str] = {}  # reasons why values are lost, by key of the scenario
+        self.notes: list[str] = []
+
+    def reading(self, given: Mapping[str, Any]) -> Reading:
+        """These settings as a reader has them, whose layout and model are those of the run."""
+        ledger = Ledger("", {})
+        ledger.scenario = self.values
+        names = {name: name for name in given}
+        return Reading(ledger, names, given, self.preset, self.tag, self.is_dataclass)
 
     def has(self, name: str) -> bool:
         """Whether the version has a flag."""
@@ -192,22 +198,18 @@ class Writing:
         """Whether the version has a flag for a value of the scenario."""
         return any(self.has(row.name) for row in keys_to(_KEYS, to))
 
-    def since(self, tag: str) -> bool:
-        """Whether the version is this one or a later one."""
-        return tags().index(self.tag) >= tags().index(tag)
-
     def scenario(self, key: str, usual: Any = None) -> Any:
         """Value of the scenario by dotted key."""
-        return self.out.values.get(key, usual)
+        return self.values.get(key, usual)
 
-    def put(self, name: str, value: object, *holds: str) -> bool:
-        """Write a setting that holds values of the scenario; where the version lacks it they are lost."""
+    def put(self, name: str, value: object) -> bool:
+        """Write a setting; where the version lacks it, what it says is lost."""
         if self.has(name):
             self.given[name] = value
-            self.out.hold(holds, f"--{name}")
             return True
         first = flags()[name].first if name in flags() else ""
-        self.out.lose(holds, f"--{name} came with {first}" if first else f"there is no --{name}")
+        why = f"--{name} came with {first}" if first else f"there is no --{name}"
+        self.why |= {row.to: why for row in keys(_KEYS) if row.name == name}
         return False
 
     def write(self, *targets: str, usual: object = None) -> None:
@@ -217,28 +219,11 @@ class Writing:
             row = next((row for row in rows if self.has(row.name)), rows[0])
             value = usual if self.scenario(to) is None else self.scenario(to)
             if row.kind in ("switch", "off"):
-                self.switch(row.name, bool(value) == (row.kind == "switch"), to)
+                if bool(value) == (row.kind == "switch"):
+                    self.put(row.name, True)
             elif not row.values:
-                self.put(row.name, value, to)
+                self.put(row.name, value)
             elif (word := row.word(value)) is not None:
-                self.put(row.name, word, to)
+                self.put(row.name, word)
             else:
-                self.out.lose(to, f"--{row.name} has no word for it")
-
-    def switch(self, name: str, on: bool, *holds: str) -> None:
-        """Write a switch where it is on; where it is off its absence says so."""
-        if on:
-            self.put(name, True, *holds)
-        else:
-            self.out.hold(holds, f"without --{name}")
-
-    def change(self, name: str, value: object, **changes: object) -> None:
-        """Write a switch of the software where the version has it, with what a reader takes from it."""
-        if self.has(name) and value is not None:  # None: the tool has no word for it
-            self.given[name] = value
-            self.changes |= changes
-
-    def habit(self, field: str) -> Any:
-        """A field of the scenario's framework as a plain value."""
-        value = self.wanted[field]
-        return getattr(value, "value", value)
+                self.why[to] = f"--{row.name} has no word for it"

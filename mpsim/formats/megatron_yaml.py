@@ -24,7 +24,7 @@ from mpsim.formats.ledger import Ledger, flat, shortened
 from mpsim.formats.megatron import put_scenario, settings_for
 from mpsim.formats.megatron_flags import flags, moves, refused
 from mpsim.formats.megatron_settings import Reading, Writing
-from mpsim.formats.outgoing import Exported, header
+from mpsim.formats.outgoing import Exported, header, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
 from mpsim.formats.written import yaml_text
@@ -183,8 +183,8 @@ def export_bridge(scenario: Scenario) -> Exported:
         If it has an encoder, or serves.
     """
     put = settings_for(scenario, "megatron-bridge")
-    put.out.notes.append("the number of accelerators is the launcher's: import it with --ranks")
-    return _exported(put, "megatron-bridge", "Megatron-Bridge", {})
+    put.notes.append("the number of accelerators is the launcher's: import it with --ranks")
+    return _exported(put, MEGATRON_BRIDGE, "Megatron-Bridge", {})
 
 
 def export_nemo(scenario: Scenario) -> Exported:
@@ -199,12 +199,12 @@ def export_nemo(scenario: Scenario) -> Exported:
     launch = {"devices": cluster.node.accelerators, "num_nodes": cluster.nodes}
     strategy = {"_target_": "nemo.lightning.pytorch.strategies.MegatronStrategy"}
     start = {"trainer": {"_target_": "nemo.lightning.Trainer", **launch, "strategy": strategy}}
-    return _exported(settings_for(scenario, "nemo-2", "core_v0.9.0"), "nemo", "NeMo 2", start)
+    return _exported(settings_for(scenario, "nemo-2", "core_v0.9.0"), NEMO, "NeMo 2", start)
 
 
-def _exported(put: Writing, name: str, tool: str, start: Mapping[str, Any]) -> Exported:
+def _exported(put: Writing, form: Format, tool: str, start: Mapping[str, Any]) -> Exported:
     data: dict[str, Any] = dict(start)
-    written = table(DATA, _NAME)["written"][name]
+    written = table(DATA, _NAME)["written"][form.name]
     blocks = {setting: block for block, names in written.items() for setting in names}
     rest = "model.config" if "model.config" in written else "model"
     for setting, value in put.given.items():
@@ -214,7 +214,15 @@ def _exported(put: Writing, name: str, tool: str, start: Mapping[str, Any]) -> E
         field, held = _field(setting, value)
         place[field] = held
     text = "".join(f"# {line}\n" for line in header(put.run, tool)) + yaml_text(data)
-    return put.out.close(name, tool=tool, text=text)
+    return read_back(
+        put.run,
+        form,
+        text,
+        tool=tool,
+        habits=f"Megatron-LM {put.tag}",
+        notes=put.notes,
+        why=put.why,
+    )
 
 
 def _field(setting: str, value: object) -> tuple[str, object]:

@@ -1,15 +1,19 @@
-"""Outgoing ledger: what becomes of every value of a scenario on its way into a file of another tool, held or lost and never dropped in silence."""
+"""Files written for other tools, and what becomes of every value of the scenario: a written file is read back by its own reader, which says what it holds and what is lost."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mpsim.errors import FormatError
+from mpsim.formats.imported import Imported
 from mpsim.formats.ledger import flat, nested
+from mpsim.formats.source import HEAD, Format, Head, Options
+from mpsim.formats.words import DATA, table
 from mpsim.framework import framework, framework_aliases, mark_of
 from mpsim.nouns import Quantity
 from mpsim.output import write_whole
@@ -19,9 +23,7 @@ from mpsim.units import format_exact
 from mpsim.version import __version__
 from mpsim.workload import Transformer
 
-__all__ = ["Exported", "Held", "Lost", "Outgoing", "check_trains", "header"]
-
-_COSMETIC = frozenset({"schema", "name", "model.name"})
+__all__ = ["Exported", "Held", "Lost", "check_trains", "header", "read_back", "scenario_values"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Lost:
         value = self.value
         if isinstance(value, Mapping):
             value = value.get("preset") or value.get("name") or f"{len(value)} values"
-        return f"{self.key} ({_plain(value)}): {self.why}"
+        return f"{self.key} ({_short(value)}): {self.why}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,126 +109,123 @@ class Exported:
         return tuple(place / name for name in self.files)
 
 
-class Outgoing:
-    """Values of one scenario, and what became of them.
+def read_back(
+    scenario: Scenario,
+    form: Format,
+    text: str,
+    *,
+    tool: str,
+    habits: str = "",
+    notes: Iterable[str] = (),
+    why: Mapping[str, str] = MappingProxyType({}),
+) -> Exported:
+    """A written file and the fate of every value: what its own reader makes of the text is held, what it makes otherwise or not at all is lost.
 
-    Raises
-    ------
-    FormatError
-        If it serves.
+    Parameters
+    ----------
+    form : Format
+        Which reads it.
+    habits : str
+        Part of the file that stands for the framework's preset, in words; the tool by default.
+    why : mapping of str to str
+        Reasons by key of the scenario, beside those of the format's table.
     """
-
-    def __init__(self, scenario: Scenario) -> None:
-        check_trains(scenario)
-        self.scenario = scenario
-        resolved = (
-            scenario.resolved()
-        )  # every preset spelled out, and what it holds beside one step
-        del resolved["framework"]
-        self.values = flat(resolved, whole=("sweep", "variation"))
-        self.notes: list[str] = []
-        self._held: dict[tuple[str, str], Held] = {}
-        self._lost: dict[str, Lost] = {}
-
-    def hold(self, keys: str | Iterable[str], *words: str) -> None:
-        """Say that the file holds values of the scenario, and under which of its keys."""
-        for key in (keys,) if isinstance(keys, str) else keys:
-            for word in words:
-                self._held[key, word] = Held(key, word)
-
-    def lose(self, keys: str | Iterable[str], why: str) -> None:
-        """Say that the format has no word for values of the scenario; those that are at rest are no loss."""
-        for key in (keys,) if isinstance(keys, str) else keys:
-            if key in self.values and self.values[key] != _REST.get(key, ...):
-                self._lost[key] = Lost(key, self.values[key], why)
-
-    def force(self, key: str, why: str) -> None:
-        """Say that a value is lost also where it is at rest, because the file says otherwise."""
-        self._lost[key] = Lost(key, self.values.get(key, _REST.get(key)), why)
-
-    def lose_section(self, section: str, why: str) -> None:
-        """Say that the format has no word for a whole section, such as ``model`` or ``model.moe``."""
-        head = f"{section}."
-        own = {
-            key.removeprefix(head): value
-            for key, value in self.values.items()
-            if key.startswith(head) and value is not None
-        }
-        if own:
-            self._lost = {key: loss for key, loss in self._lost.items() if not key.startswith(head)}
-            self._lost[section] = Lost(section, nested(own), why)
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        """Keys that are lost so far."""
-        return tuple(self._lost)
-
-    def lose_cluster(self, why: str) -> None:
-        """Say that no file of this format names the accelerators and links that it runs on."""
-        self._lost["cluster"] = Lost("cluster", self.scenario.resolved()["cluster"], why)
-
-    def behave(self, preset: str, changes: Mapping[str, object], *, tool: str) -> None:
-        """Account for the framework: what the file's readers take, against what the scenario has.
-
-        Parameters
-        ----------
-        preset : str
-            Preset whose habits the file stands for.
-        changes : mapping of str to object
-            Fields that the file states otherwise, as a scenario would write them.
-        tool : str
-            In words, for the reason of a loss.
-        """
-        chosen = self.scenario.framework
-        wanted = framework(chosen.preset, chosen.overrides).fields()
-        aliases = framework_aliases()
-        same = aliases.get(chosen.preset, chosen.preset) == aliases.get(preset, preset)
-        read = framework(preset, changes).fields()
-        if same:
-            self.hold("framework.preset", tool)
-        else:
-            differ = sum(wanted[field] != read[field] for field in wanted)
-            why = f"the file stands for {preset}, {differ} of whose habits differ"
-            self._lost["framework.preset"] = Lost("framework.preset", chosen.preset, why)
-            # a reader writes no override for what its own preset has; with another preset laid over it that is lost too
-            usual = framework(preset, {}).fields()
-            stated = {
-                field: value for field, value in changes.items() if read[field] != usual[field]
-            }
-            read = framework(chosen.preset, stated).fields()
-        for field, value in wanted.items():
-            if value != read[field]:
-                key = f"framework.{field}"
-                self._lost[key] = Lost(key, _habit(field, value), "no key of the file says it")
-
-    def close(self, name: str, *, tool: str, text: str) -> Exported:
-        """The file and the fate of every value; what nobody spoke of is lost, unless it is at rest."""
-        told = {key for key, _ in self._held}
-        sections = tuple(f"{key}." for key in self._lost)
-        for key, value in self.values.items():
-            if (
-                key in told
-                or key in self._lost
-                or key.startswith(sections)
-                or key in _COSMETIC
-                or key.startswith(("cluster.", "framework."))
-            ):
-                continue
-            if value != _REST.get(key, ...) and value is not None:
-                self._lost[key] = Lost(key, value, "the format has no key for it")
-        order = ["model", "cluster", "parallelism", "schedule", "training", "framework"]
-        places = {section: place for place, section in enumerate(order)}
-        lost = sorted(
-            self._lost.values(), key=lambda loss: places.get(loss.key.partition(".")[0], len(order))
+    assert form.read is not None
+    imported = form.read(Head(Path(form.name), text[:HEAD], text), Options())
+    assert isinstance(imported, Imported)
+    reasons = {**table(DATA, "lost")[form.name], **why}
+    wanted = _compared(scenario_values(scenario), scenario.transformer)
+    found = _compared(flat(imported.scenario), scenario.transformer)
+    if "model.preset" in found:  # a writer names only a model that is the scenario's
+        wanted = {key: value for key, value in wanted.items() if not key.startswith("model.")}
+    lost = {
+        key: Lost(key, wanted.get(key, _REST.get(key)), _reason(key, found, reasons))
+        for key in {**wanted, **found}
+        if not key.startswith(("cluster.", "framework.", "model.preset"))
+        and _plain(wanted.get(key), key) != _plain(found.get(key), key)
+    }
+    whole = ["cluster", *(["model"] if "model" in imported.missing else [])]
+    whole += ["schedule"] if "schedule.name" in lost else []
+    for section in whole:
+        lost = {key: loss for key, loss in lost.items() if not key.startswith(f"{section}.")}
+        value = scenario.resolved()[section]
+        lost[section] = Lost(section, _stated(value), _reason(section, found, reasons, scenario))
+    if lost.keys() & {"parallelism.tp", "parallelism.pp", "parallelism.cp"}:
+        lost["parallelism.dp"] = Lost(
+            "parallelism.dp", scenario.dp, "follows from the accelerators"
         )
-        return Exported(
-            format=name,
-            tool=tool,
-            text=text,
-            held=tuple(self._held.values()),
-            lost=tuple(lost),
-            notes=tuple(self.notes),
-        )
+    lost |= {loss.key: loss for loss in _lost_habits(scenario, imported, habits or tool)}
+    order = ["model", "cluster", "parallelism", "schedule", "training", "framework"]
+    places = {section: place for place, section in enumerate(order)}
+    return Exported(
+        format=form.name,
+        tool=tool,
+        text=text,
+        held=tuple(Held(item.to, item.source) for item in imported.mapped if item.to not in lost),
+        lost=tuple(
+            sorted(lost.values(), key=lambda loss: places.get(loss.key.partition(".")[0], 9))
+        ),
+        notes=tuple(notes),
+    )
+
+
+def scenario_values(scenario: Scenario) -> dict[str, Any]:
+    """Values of a scenario by dotted key, every preset spelled out; the framework's stand apart."""
+    resolved = scenario.resolved()
+    del resolved["framework"]
+    return flat(resolved, whole=("sweep", "variation"))
+
+
+def _compared(values: Mapping[str, Any], model: Transformer) -> dict[str, Any]:
+    """Values without those that say nothing of the step or follow from others."""
+    idle = {"schema", "name", "model.name", "parallelism.dp"}
+    if model.mla is not None:  # latent attention has widths of its own
+        idle |= {"model.kv_heads", "model.head_dim"}
+    if model.moe is None:
+        idle.add("parallelism.etp")
+    elif model.moe.gated_mlp in (None, model.gated_mlp):
+        idle.add("model.moe.gated_mlp")
+    kept = {key: value for key, value in values.items() if key not in idle}
+    if shared := kept.pop("model.moe.shared_experts", 0):  # one as wide as all of them is the same
+        width = kept.get("model.moe.shared_ffn_hidden") or kept["model.moe.ffn_hidden"]
+        kept["model.moe.shared_ffn_hidden"] = shared * width
+    return kept
+
+
+def _plain(value: object, key: str) -> object:
+    """A value as it is compared; what is left out has the value at rest."""
+    value = _REST.get(key) if value is None else value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _stated(section: Mapping[str, Any]) -> dict[str, Any]:
+    return nested({key: value for key, value in flat(section).items() if value is not None})
+
+
+def _reason(
+    key: str, found: Mapping[str, Any], reasons: Mapping[str, str], scenario: Scenario | None = None
+) -> str:
+    usual = (
+        f"the file says {_short(found[key])}" if key in found else "the format has no key for it"
+    )
+    name = "" if scenario is None else scenario.hardware.name
+    return reasons.get(key, usual).format(read=found.get(key), cluster=name)
+
+
+def _lost_habits(scenario: Scenario, imported: Imported, tool: str) -> Iterator[Lost]:
+    """Fields of the framework that a reader of the file takes otherwise."""
+    read: dict[str, object] = dict(imported.scenario["framework"])
+    preset, chosen, aliases = str(read.pop("preset")), scenario.framework, framework_aliases()
+    wanted = framework(chosen.preset, chosen.overrides).fields()
+    if aliases.get(chosen.preset, chosen.preset) != aliases.get(preset, preset):
+        found = framework(preset, read).fields()
+        differ = sum(wanted[field] != found[field] for field in wanted)
+        why = f"the file stands for {preset}, {differ} of whose habits differ"
+        yield Lost("framework.preset", chosen.preset, why)
+    found = framework(chosen.preset, read).fields()
+    for field, value in wanted.items():
+        if value != found[field]:
+            yield Lost(f"framework.{field}", _habit(field, value), "no key of the file says it")
 
 
 def check_trains(scenario: Scenario) -> None:
@@ -253,7 +252,9 @@ def _habit(field: str, value: object) -> object:
     return value
 
 
-def _plain(value: object) -> str:
+def _short(value: object) -> str:
+    if value is None:
+        return "left out"
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
@@ -272,7 +273,8 @@ def _defaults() -> dict[str, Any]:
         | {f"model.moe.{key}": value for key, value in experts.items()}
         | {f"parallelism.{key}": value for key, value in Parallelism().model_dump().items()}
         | {f"simulation.{key}": value for key, value in Simulation().model_dump().items()}
-        | {"training.recompute": "none", "schedule.virtual_stages": 1}
+        | {"training.recompute": "none", "schedule.name": "1f1b", "schedule.virtual_stages": 1}
+        | {"training.recompute_method": "uniform", "training.recompute_layers": 1}
     )
 
 

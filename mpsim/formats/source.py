@@ -12,9 +12,10 @@ from mpsim import inputs
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import Imported, Points, Recorded
 
-__all__ = ["Format", "Head", "Options", "open_text", "read_head", "read_text"]
+__all__ = ["HEAD", "Format", "Head", "Options", "open_text", "read_head", "read_text"]
 
-_HEAD = 1 << 16
+HEAD = 1 << 16
+"""Characters from which formats recognise their own."""
 
 
 open_text = functools.partial(inputs.open_text, error=CalibrationError)
@@ -33,10 +34,19 @@ class Head:
     ----------
     text : str
         Its first 65,536 characters.
+    content : str, optional
+        All of it, where it stands in no file.
     """
 
     path: Path
     text: str
+    content: str | None = None
+
+    def read(self, needed: str, largest: int) -> str:
+        """The whole text."""
+        if self.content is not None:
+            return self.content
+        return read_text(self.path, needed=needed, largest=largest)
 
     @property
     def first_line(self) -> str:
@@ -81,7 +91,7 @@ def read_head(path: Path, *, binary: bool = False) -> Head:
     with inputs.open_input(
         path, needed="measurements", error=CalibrationError, largest=inputs.RECORDING
     ) as stream:
-        text = stream.read(_HEAD).decode("utf-8-sig", errors="replace")
+        text = stream.read(HEAD).decode("utf-8-sig", errors="replace")
     if not text.strip():
         raise CalibrationError(f"{path}: is empty; needed measurements")
     if "\0" in text and not binary:

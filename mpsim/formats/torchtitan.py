@@ -18,7 +18,7 @@ from mpsim.formats.configs import json_config, toml_config
 from mpsim.formats.imported import Imported
 from mpsim.formats.keys import keys_to
 from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, shortened
-from mpsim.formats.outgoing import Exported, Outgoing, header
+from mpsim.formats.outgoing import Exported, check_trains, header, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
 from mpsim.formats.world import put_ranks
@@ -404,14 +404,15 @@ def export_torchtitan(scenario: Scenario) -> Exported:
     writer = _Writer(scenario)
     tool = f"torchtitan, spelling of {writer.era}"
     head = "".join(f"# {line}\n" for line in header(scenario, tool))
-    return writer.out.close(_NAME, tool=tool, text=f"{head}\n{toml_text(writer.data)}")
+    text = f"{head}\n{toml_text(writer.data)}"
+    return read_back(scenario, TORCHTITAN, text, tool=tool, habits="the spelling of the file")
 
 
 class _Writer:
     """One configuration on its way out."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.out = Outgoing(scenario)
+        check_trains(scenario)
         self.scenario = scenario
         eras: Mapping[str, str] = dict(_rules()["eras"])
         name = framework_aliases().get(scenario.framework.preset, scenario.framework.preset)
@@ -426,17 +427,14 @@ class _Writer:
         self._precision()
         self._recompute()
         self._framework()
-        why = "no key names accelerators, links and NICs: import it with --cluster"
-        self.out.lose_cluster(f"{why} {scenario.hardware.name}")
 
-    def _write(self, key: str, value: object, *holds: str) -> None:
+    def _write(self, key: str, value: object) -> None:
         section, _, word = key.partition(".")
         self.data[section][word] = value
-        self.out.hold(holds, key)
 
-    def _pipeline(self, word: str, value: object, *holds: str) -> None:
+    def _pipeline(self, word: str, value: object) -> None:
         section = "experimental" if self.is_first else "parallelism"
-        self._write(f"{section}.pipeline_parallel_{word}", value, *holds)
+        self._write(f"{section}.pipeline_parallel_{word}", value)
 
     def _model(self) -> None:
         wanted = self.scenario.transformer
@@ -447,11 +445,8 @@ class _Writer:
                 named = {field: getattr(wanted, field) for field in ("name", "source", "as_of")}
                 if wanted == dataclasses.replace(other, **named):
                     self._write(rows[0].name, name)
-                    held = [key for key in self.out.values if key.startswith("model.")]
-                    self._write(rows[1].name, flavor, *held)
+                    self._write(rows[1].name, flavor)
                     return
-        why = "is none of torchtitan's flavors; its models are Python tables"
-        self.out.lose_section("model", why)
 
     def _degrees(self) -> None:
         p = self.scenario.parallelism
@@ -463,15 +458,11 @@ class _Writer:
             word = keys_to(_NAME, to)[0].name.partition(".")[2]
             counts = {"tp": True, "pp": True, "etp": p.ep > 1 and degree is not None}
             if counts.get(axis, bool(degree and degree > 1)):
-                self._write(f"{moved.get(axis, 'parallelism')}.{word}", degree, to)
+                self._write(f"{moved.get(axis, 'parallelism')}.{word}", degree)
         self._data_parallel()
-        to = "parallelism.sequence_parallel"
-        if p.tp == 1 or (p.sequence_parallel and self.era != "2026-08"):
-            self.out.hold(to, "tensor parallelism brings it")
-        elif self.era == "2026-08":
-            self._write(keys_to(_NAME, to)[0].name, p.sequence_parallel, to)
-        else:
-            self.out.force(to, "comes with tensor parallelism in this era")
+        if p.tp > 1 and self.era == "2026-08":
+            row = keys_to(_NAME, "parallelism.sequence_parallel")[0]
+            self._write(row.name, p.sequence_parallel)
 
     def _data_parallel(self) -> None:
         """Ranks that share one copy of the parameters, and how many copies there are."""
@@ -480,47 +471,32 @@ class _Writer:
         group = (p.shard or dp * p.cp) if p.zero or p.cp > 1 else 1
         shard = group // p.cp
         if self.is_first:
-            self._write("training.data_parallel_degree", dp, "parallelism.dp")
+            self._write("training.data_parallel_degree", dp)
             if p.zero == 0:
                 self._write("training.data_parallel_type", "ddp")
-            self.out.lose("parallelism.shard", "all ranks share one copy in 2024")
-        else:
-            copies = dp * p.cp // group
-            self._write("parallelism.data_parallel_replicate_degree", copies, "parallelism.dp")
-            held = ("parallelism.dp", "parallelism.shard")
-            self._write("parallelism.data_parallel_shard_degree", shard, *held)
-        is_sharded = (shard > 1 or p.cp > 1) and not (self.is_first and p.zero == 0)
-        stays = p.zero == 2 and not self.is_first
-        if stays and is_sharded:
+            return
+        self._write("parallelism.data_parallel_replicate_degree", dp * p.cp // group)
+        self._write("parallelism.data_parallel_shard_degree", shard)
+        if p.zero == 2 and (shard > 1 or p.cp > 1):
             self._write("parallelism.fsdp_reshard_after_forward", "never")
-        read = 0 if not is_sharded else 2 if stays else 3
-        if read == p.zero:
-            self.out.hold("parallelism.zero", "parallelism.data_parallel_shard_degree")
-        else:
-            why = f"torchtitan's FSDP is {read} here, and it has no other"
-            self.out.force("parallelism.zero", why)
 
     def _schedule(self) -> None:
         schedule, p = self.scenario.schedule, self.scenario.parallelism
         known = _rules()["schedules"]
         words = {name: (word, chunks) for word, (name, chunks) in reversed(known.items())}
         if p.pp == 1:
-            if schedule.name == "1f1b":
-                self.out.hold(["schedule.name", "schedule.virtual_stages"], "one stage")
             return
         chunks = self.scenario.virtual_stages
         if schedule.name not in words:
-            why = "torchtitan has no such schedule; 1F1B is written"
-            self.out.lose_section("schedule", why)
             self._pipeline("schedule", "1F1B")
             chunks = 1
         else:
             word, usual = words[schedule.name]
-            self._pipeline("schedule", word, "schedule.name")
-            self.out.hold("schedule.virtual_stages", word)
+            self._pipeline("schedule", word)
             if usual == 2 and schedule.name not in _V_SHAPED:
                 self._chunks(chunks)
-        self._ends(chunks)
+        for end, ends in _ENDS.items() if not self.is_first else ():
+            self._write(f"parallelism.{ends}", int(getattr(p, f"{end}_counts_as_layer")))
 
     @property
     def _layers(self) -> int:
@@ -534,23 +510,6 @@ class _Writer:
         each = -(-layers // (pp * chunks))
         if -(-layers // each) // pp == chunks and self.data["model"]:
             self._pipeline("layers_per_stage", each)
-        elif chunks != 2:
-            why = "layers of a stage need a flavor of the model"
-            self.out.force("schedule.virtual_stages", why)
-
-    def _ends(self, chunks: int) -> None:
-        p = self.scenario.parallelism
-        for end, word in _ENDS.items():
-            to = f"parallelism.{end}_counts_as_layer"
-            if self.is_first:
-                self.out.lose(to, "a split by layers came in 2025")
-            else:
-                self._write(f"parallelism.{word}", int(getattr(p, f"{end}_counts_as_layer")), to)
-        why, to = "torchtitan divides layers itself", "parallelism.layers_per_stage"
-        if p.layers_per_stage is not None:
-            self.out.lose(to, why)
-        elif self.data["model"] and self._layers % (p.pp * chunks):
-            self.out.force(to, why)
 
     def _batches(self) -> None:
         training, pp, dp = (
@@ -559,57 +518,47 @@ class _Writer:
             self.scenario.dp,
         )
         micro, total, length = training.micro_batch, training.global_batch, training.sequence_length
-        both = ("training.micro_batch", "training.global_batch")
         if self.era == "2026-08":
-            self._write("training.max_context_length", length, "training.sequence_length")
-            self._write("training.num_tokens_per_microbatch_per_dp_rank", micro * length, both[0])
-            self._write("training.num_tokens_per_train_step", total * length, both[1])
+            self._write("training.max_context_length", length)
+            self._write("training.num_tokens_per_microbatch_per_dp_rank", micro * length)
+            self._write("training.num_tokens_per_train_step", total * length)
             if pp > 1:
                 self._write("parallelism.num_pp_microbatches", self.scenario.microbatches)
             return
-        self._write("training.seq_len", length, "training.sequence_length")
+        self._write("training.seq_len", length)
         local = total // dp if pp > 1 else micro
         if self.era == "2025-12":
-            self._write("training.local_batch_size", local, both[0])
-            self._write("training.global_batch_size", total, both[1])
+            self._write("training.local_batch_size", local)
+            self._write("training.global_batch_size", total)
         else:
-            whole = total == micro * dp or pp > 1
-            self._write("training.batch_size", local, *(both if whole else both[:1]))
-            if not whole:
-                self.out.force(both[1], "gradients are not accumulated in this era")
+            self._write("training.batch_size", local)
         if pp > 1 and self.is_first:
             self._pipeline("microbatches", self.scenario.microbatches)
         elif pp > 1:
-            self._pipeline("microbatch_size", micro, both[0])
+            self._pipeline("microbatch_size", micro)
 
     def _precision(self) -> None:
-        precision, to = self.scenario.training_step.precision, "training.precision"
-        row = keys_to(_NAME, to)[0]
+        precision = self.scenario.training_step.precision
+        row = keys_to(_NAME, "training.precision")[0]
         word = row.word(precision)
         if word is not None:
-            self._write(row.name, word, to)
+            self._write(row.name, word)
         elif precision in ("fp8", "fp8_rowwise"):
             if self.is_first:
-                self._write("float8.enable_float8_linear", True, to)
+                self._write("float8.enable_float8_linear", True)
             else:
-                self._write("model.converters", ["float8"], to)
+                self._write("model.converters", ["float8"])
             if precision == "fp8_rowwise":
-                self._write("float8.recipe_name", "rowwise", to)
+                self._write("float8.recipe_name", "rowwise")
         elif precision == "mxfp8" and not self.is_first:
-            self._write("model.converters", ["mx"], to)
+            self._write("model.converters", ["mx"])
         else:
             self._write(row.name, "bfloat16")
-            self.out.lose(to, "torchtitan has no such format")
 
     def _recompute(self) -> None:
-        how, to = self.scenario.training_step.recompute, "training.recompute"
-        rows = keys_to(_NAME, to)
-        word = rows[0].word(how)
-        if word is None:
-            self._write(rows[0].name, "none")
-            self.out.lose(to, "torchtitan recomputes none, all, or every second product")
-            return
-        self._write(rows[0].name, word, to)
+        how = self.scenario.training_step.recompute
+        rows = keys_to(_NAME, "training.recompute")
+        self._write(rows[0].name, rows[0].word(how) or "none")
         if how == "per-op":
             self._write(rows[1].name, "op")
 
@@ -618,27 +567,17 @@ class _Writer:
         wanted = framework(chosen.preset, chosen.overrides).fields()
         usual = framework(self.preset, {}).fields()
         eager = uncompiled(self.preset)
-        changes: dict[str, object] = {}
         compiled = sum(wanted[field] == usual[field] for field in eager)
         is_compiled = compiled >= sum(wanted[field] == value for field, value in eager.items())
         name = "training.compile" if self.era in ("2024", "2025") else "compile.enable"
         self._write(name, is_compiled)
-        if not is_compiled:
-            changes |= eager
         if wanted["tensor_overlap"] == "micro-pipeline" and self.scenario.parallelism.tp > 1:
             section = "experimental" if self.is_first else "parallelism"
             self._write(f"{section}.enable_async_tensor_parallel", True)
-            changes["tensor_overlap"] = "micro-pipeline"
         precision = self.scenario.training_step.precision
-        if precision.startswith("fp8") and (
-            "converters" in self.data["model"] or self.data["float8"]
-        ):
-            if wanted["gathered_bytes"] == 1:
-                self._write("float8.enable_fsdp_float8_all_gather", True)
-                changes["gathered_bytes"] = 1
-            if precision == "fp8_rowwise":
-                changes |= dict.fromkeys(_ROWWISE, False)
-        self.out.behave(self.preset, changes, tool="the spelling of the file")
+        scaled = "converters" in self.data["model"] or self.data["float8"]
+        if precision.startswith("fp8") and scaled and wanted["gathered_bytes"] == 1:
+            self._write("float8.enable_fsdp_float8_all_gather", True)
 
 
 TORCHTITAN: Final = Format(

@@ -133,6 +133,29 @@ def test_every_switch_comes_back_or_is_told(place, tmp_path):
             assert step_time(again) == pytest.approx(step, rel=1e-12), writer.name
 
 
+@pytest.mark.parametrize("name", [writer.name for writer in TEXTS])
+def test_what_a_file_holds_is_what_its_reader_takes(name, tmp_path):
+    """Every value that is told as held is mapped from that key when the file is imported, and none of them is lost."""
+    scenario = mpsim.load(TRAINING[0].parent / "quickstart.yaml")
+    exported = export(scenario, name)
+    path = tmp_path / f"file{next(writer.ending for writer in TEXTS if writer.name == name)}"
+    path.write_text(exported.text)
+    mapped = {(item.to, item.source) for item in read(path, format=name).mapped}
+    held = {(item.source, item.to) for item in exported.held}
+    assert held <= mapped
+    assert "training.micro_batch" in {key for key, _ in held}
+    assert not {key for key, _ in held} & {loss.key for loss in exported.lost}
+
+
+def test_a_value_that_the_file_says_otherwise_is_lost(tmp_path):
+    """Experts of torchtitan are whole on a rank unless the file divides them: told, not silent."""
+    model = {"preset": "mixtral-8x7b", "name": "mixtral"}
+    mesh = {"tp": 2, "pp": 1, "ep": 2, "zero": 3, "sequence_parallel": True}
+    scenario = Scenario.from_mapping({**SMALL, "model": model, "parallelism": mesh, "framework": "torchtitan-2025-12"})  # fmt: skip
+    lost = {loss.key: str(loss) for loss in export(scenario, "torchtitan").lost}
+    assert lost["parallelism.etp"] == "parallelism.etp (left out): the file says 1"
+
+
 def drawn(dice):
     """Values of a layout, which may or may not go together."""
     degrees = {"tp": [1, 2, 4], "pp": [1, 1, 2, 4], "cp": [1, 1, 2], "zero": [0, 1, 2, 3]}
