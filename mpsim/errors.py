@@ -182,7 +182,7 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
     """
     names = sorted(set(known))
     cutoff = 0.5 if len(name) < 4 else 0.6  # one slip in two letters is half of them
-    close = difflib.get_close_matches(name, names, n=count, cutoff=cutoff)
+    close = difflib.get_close_matches(name.rpartition("/")[2], names, n=count, cutoff=cutoff)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     more = len(names) - LONGEST_LIST

@@ -183,8 +183,7 @@ class ClusterChoice(Section):
     placement: Annotated[
         Literal["packed", "strided", "by-rail", "by-rack"] | tuple[int, ...] | None, *PLACED
     ] = None
-    """Accelerator that each rank runs on: packed (node after node; of a domain of several nodes as many as hold groups whole), strided (one to every
-    node in turn), by-rail, by-rack (one node of every rack in turn), or a list."""
+    """Order of ranks on nodes: packed (node by node), strided (by turns), by-rail, by-rack, or a list."""
     library: Literal["nccl", "rccl", "hccl", "gloo", "openmpi", "mpich"] | None = None
     """Communication library; left out, the one that the accelerators' vendor ships."""
     node_power: Power | None = None

@@ -130,8 +130,10 @@ class Layers:
             if not isinstance(node, dict) or part not in node:
                 return False
             key = join(*parts[: depth + 1])
-            if key in SHORTHANDS:
+            if key in SHORTHANDS and isinstance(node[part], str):
                 node[part] = expand_shorthand(key, node[part])
+                for name in node[part] if key in self.files else ():  # RIVALS asks whose they are
+                    self.files[join(key, name)] = self.files[key]
             node = node[part]
         return isinstance(node, dict)
 

@@ -169,8 +169,7 @@ class Training(Section):
     precision: Precision = "bf16"
     """Number format of matrix products."""
     recompute: Literal["none", "selective", "full", "per-op"] = "none"
-    """Activation recomputation in the backward pass: none, some modules (selective), all (full), or all but every second matrix product (per-op); selective
-    without modules is what the framework calls so (`recompute_selective`)."""
+    """Recomputed in the backward pass: nothing, some modules, all, or all but every second product."""
     recompute_method: Literal["uniform", "block"] | None = None
     """Unit of full recomputation: chunks of recompute_layers layers, or the first recompute_layers of every stage; left out, uniform."""
     recompute_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None

@@ -125,7 +125,7 @@ class Goodput(Shown, Tabular):
             f"{_span(told['young_interval_s'])}, by Daly {_span(told['daly_interval_s'])})."
         )
         lead = f"{name}: " if name else ""
-        title = f"{lead}{told['days']:g} days, {plural(told['trials'], 'trial')}"
+        title = f"{lead}{told['days']:g} day{'s' * (told['days'] != 1)}, {plural(told['trials'], 'trial')}"
         section = Section(rows, ("where the time goes", "share"), (1,), lines=(progress, saved))
         return Sheet(title, (section,))
 

@@ -26,10 +26,12 @@ def base(tmp_path):
     return file
 
 
+@pytest.mark.parametrize("name", ["{name: interleaved-1f1b, virtual_stages: 2}", "1f1b"])
 @pytest.mark.parametrize("own", ["schedule: {file: own.csv}", "schedule: own.csv"])
-def test_an_own_schedule_takes_the_place_of_an_included_name(own, base):
+def test_an_own_schedule_takes_the_place_of_an_included_name(own, name, base):
     """With its virtual stages; and a name set on top takes that of the file."""
     inside = base.with_name("own.yaml")
+    base.write_text(BASE.replace("{name: interleaved-1f1b, virtual_stages: 2}", name))
     inside.write_text(f"include: base.yaml\n{own}\n", encoding="utf-8")
     schedule = mpsim.load(inside).schedule
     assert schedule.file.endswith("own.csv")
@@ -66,6 +68,7 @@ def test_a_preset_runs_without_its_compiler(base):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
+        ("model=meta-llama/Llama-3.1-8B", "did you mean 'llama3.1-8b'"),
         ("model.experts=8", "did you mean 'model.moe.experts'"),
         ("framework.compile=3", "needed true or false"),
         ("framework={preset: torch-fsdp2, compile: false}", "which torch-fsdp2 is not"),
