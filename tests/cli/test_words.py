@@ -33,7 +33,7 @@ OURS = (
 FIGURE = re.compile(r"\b[Ff]igures?\b")
 NAMED = {"figure", "figures", "Figure", "Figures"}  # keys, names and tags
 DRAWN = re.compile(
-    r'</?figure|class="figures"|`figures`|figures:|, figure \d'
+    r'</?figure|class="figures"|`figures`|figures:|, figure \d|figure of its own'
 )  # no quantity is meant
 OPENINGS = re.compile(r"(Of|Whether|Times|Until|Only) ")
 SUBJECTLESS = re.compile(r"(Of|The same|Per|More of|What) ")
