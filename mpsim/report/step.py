@@ -176,13 +176,11 @@ def _sensitivity(result: Result) -> Sequence[Block]:
 
 def _varied(result: Result) -> str:
     varied = result.summary["variation"]
-    return (
-        f"Mean {_time(varied['mean_s'])}, {varied['slowdown']:.4f} of the undisturbed step above."
-    )
+    return f"Mean {_time(varied['mean_s'])}, {varied['slowdown']:.4f} of the undisturbed step."
 
 
 def _variation(result: Result) -> Iterator[Block]:
-    """Steps under the scenario's variation, which the figures above leave out; nothing where none is given."""
+    """Steps under the scenario's variation; nothing where none is given."""
     varied = result.summary.get("variation")
     if not varied:
         return

@@ -52,8 +52,8 @@ class Energy:
         return math.fsum(self.meter.values())
 
 
-def measure_energy(result: Result) -> Energy:
-    """Account for the energy of a finished job.
+def measure_energy(result: Result, seconds: float | None = None) -> Energy:
+    """Account for the energy of a finished job, over more `seconds` where it waits beyond its timeline.
 
     Notes
     -----
@@ -63,25 +63,24 @@ def measure_energy(result: Result) -> Energy:
     Hosts draw ``host`` of the limit of their boards and NICs and switches what they are, whatever the accelerators do: a slower step pays longer for them. Switches
     count where there is more than one node. The facility takes ``PUE - 1`` of all that.
     """
-    seconds = _seconds_by_load(result)
+    step = result.timeline.step_time_s if seconds is None else seconds
+    loads = _seconds_by_load(result, step)
     size = result.timeline.program.class_size
     clusters = result.class_clusters
     boards = [Board(cluster.accelerator) for cluster in clusters]
-    step = float(result.timeline.step_time_s)
     idle = np.array([board.chip.idle_w for board in boards])
     parts = {IDLE: float((idle * size).sum() * step)}
-    for load, spent in seconds.items():
+    for load, spent in loads.items():
         watts = np.array([board.watts(load) for board in boards])
         parts[load.value] = float(((watts - idle) * spent * size).sum())
     seconds_of = [step * ranks for ranks in size.tolist()]
     return Energy(parts, _to_the_meter(math.fsum(parts.values()), clusters, seconds_of))
 
 
-def _seconds_by_load(result: Result) -> dict[Load, NDArray[np.float64]]:
+def _seconds_by_load(result: Result, step: float) -> dict[Load, NDArray[np.float64]]:
     """Time of a rank of each class by what it draws power for; with what is left they sum to the step [s]."""
-    step = result.timeline.step_time_s
-    alone_RK = _alone(result)
-    busy = np.clip(np.asarray(result.utilisation.compute, dtype=np.float64), 0.0, 1.0) * step
+    alone_RK, own = _alone(result), result.timeline.step_time_s
+    busy = np.clip(np.asarray(result.utilisation.compute, dtype=np.float64), 0.0, 1.0) * own
     sums = alone_RK.sum(axis=1)
     # kernels nobody described are taken as bound by memory, which most of what is no product is
     unknown = np.zeros_like(alone_RK)

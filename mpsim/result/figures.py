@@ -65,22 +65,23 @@ def communication(result: Result) -> dict[str, dict[str, float]]:
     }
 
 
-def utilisation(result: Result) -> dict[str, float]:
-    """Mean over ranks of the share of the time in which each resource works."""
+def utilisation(result: Result, seconds: float) -> dict[str, float]:
+    """Mean over ranks of the share of `seconds` in which each resource works."""
+    share = result.timeline.step_time_s / seconds
     return {
-        name: float(mean_over_ranks(result, getattr(result.utilisation, name)))
+        name: float(mean_over_ranks(result, getattr(result.utilisation, name))) * share
         for name in ("compute", "scale_up", "scale_out")
     }
 
 
-def price(result: Result) -> float | None:
-    """Price of all accelerators for the time [USD]; None where the catalog has none for one of them."""
+def price(result: Result, seconds: float) -> float | None:
+    """Price of all accelerators for `seconds` [USD]; None where the catalog has none for one of them."""
     chips = [cluster.accelerator for cluster in result.class_clusters]
     if any(chip.price_per_hour is None for chip in chips):
         return None
     each = mean_over_accelerators(result, lambda chip: chip.price_per_hour or 0.0)
     ranks = int(result.timeline.program.class_size.sum())
-    return each * ranks * result.timeline.step_time_s / 3600
+    return each * ranks * seconds / 3600
 
 
 def calibration(constants: Sequence[Constant]) -> dict[str, Any]:

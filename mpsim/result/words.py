@@ -143,7 +143,7 @@ def _validated(nearest: Mapping[str, Any] | None) -> str:
 
 
 def _variation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Step times under the scenario's variation, which the figures above leave out, and who is to blame for waiting."""
+    """Step times under the scenario's variation, and who is to blame for waiting."""
     varied = summary.get("variation")
     if not varied:
         return []
@@ -151,12 +151,10 @@ def _variation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     mean, middle, high = (
         format_quantity(time, Dimension.TIME) for time in (varied["mean_s"], times[50], times[95])
     )
-    drawn = f"mean {mean}, median {middle}, 95th percentile {high} of {varied['samples']} steps"
+    drawn = f"mean {mean}, median {middle}, 95th percentile {high} of {plural(varied['samples'], 'step')}"
     caused = {name: time for name, time in varied["blame"]["caused_rank_s"].items() if time > 0}
     worst = max(caused, key=lambda name: caused[name], default="nobody")
-    text = (
-        f"{drawn}; {varied['slowdown']:.4f} of the undisturbed step above; most waiting for {worst}"
-    )
+    text = f"{drawn}; {varied['slowdown']:.4f} of the undisturbed step; most waiting for {worst}"
     return [("with variation", text)]
 
 

@@ -25,7 +25,9 @@ _FULL = 1.001  # of a floor: what ticks round is not told
 
 def summarise(result: Result, plan: Plan) -> dict[str, object]:
     """Build the summary of a training step; every key is defined in docs/reference/metrics.md."""
-    step = result.timeline.step_time_s
+    undisturbed = result.timeline.step_time_s
+    varied = result.variation.to_json() if result.scenario.variation else None
+    step = varied["mean_s"] if varied else undisturbed
     accelerators = plan.layout.mesh.world
     precision = plan.layout.precision
     peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(precision))
@@ -33,10 +35,12 @@ def summarise(result: Result, plan: Plan) -> dict[str, object]:
     hardware, executed, at_peak = _work(result)
     mean = figures.mean_over_ranks(result, result.parts) * TICK
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
+    if varied:  # what ranks wait longer, or less, than without it
+        breakdown["variation"] = step - undisturbed
     tokens = plan.tokens_per_step / step
     each = accelerators * step
     setting, floors = setting_of(plan), _floors(result, plan)
-    energy = measure_energy(result)
+    energy = measure_energy(result, step)
     straddles = straddling_words(plan, result.program)
     summary = {
         "scenario": plan.name,
@@ -70,14 +74,14 @@ def summarise(result: Result, plan: Plan) -> dict[str, object]:
         "meter_energy_j_per_token": energy.at_meter / plan.tokens_per_step,
         "meter_parts_j": dict(energy.meter),
         "meter_power_w": energy.at_meter / step,
-        "cost_per_step": figures.price(result),
-        "utilisation": figures.utilisation(result),
+        "cost_per_step": figures.price(result, step),
+        "utilisation": figures.utilisation(result, step),
         "calibration": figures.calibration(result.constants),
         "validated": nearest_measured(setting),
         "warnings": _warnings(result, plan, floors, straddles)
         + figures.unsure(result, precision, breakdown, interference=plan.interference),
         **({"straddling": straddles} if straddles else {}),
-        **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
+        **({"variation": varied} if varied else {}),
     }
     return {**summary, "interval": intervals(setting, summary)}
 

@@ -65,6 +65,11 @@ class Trainings(Space[Candidate]):
                 f"{scenario.name}: got replicas that differ or uneven batches, which belong to one layout; "
                 "search with nodes that are alike, or that differ along the pipeline (cluster.stages)"
             )
+        if scenario.variation is not None:
+            raise ScenarioError(
+                f"{scenario.name}: got a variation, which a search does not draw for each layout; "
+                "leave it out (--set variation=null) and run what is found with it"
+            )
         usual = defaults("search")
         free = float(usual["margin"]) if self.margin is None else self.margin
         if not 0.0 <= free < 1.0:

@@ -175,6 +175,36 @@ def test_run_reports_it_and_draws_it(tmp_path, capsys):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_study_takes_the_varied_step():
+    """A rank at half its speed costs the same in the headline, a row, a size, a plan and a comparison; the account still sums."""
+    plain = mpsim.Scenario.from_mapping(DATA)
+    slow = mpsim.Scenario.from_mapping(
+        {**DATA, "variation": {"slow": [{"ranks": [5], "speed": 0.5}]}}
+    )
+    result, undisturbed = mpsim.simulate(slow), mpsim.simulate(plain).summary
+    summary = result.summary
+    step = summary["step_time_s"]
+    assert step == summary["variation"]["mean_s"] > 1.2 * undisturbed["step_time_s"]
+    assert sum(summary["breakdown_s"].values()) == pytest.approx(step)
+    assert summary["mfu"] == pytest.approx(undisturbed["mfu"] * undisturbed["step_time_s"] / step)
+    assert summary["meter_energy_j_per_step"] > undisturbed["meter_energy_j_per_step"]
+    low, high = summary["interval"]["step_time_s"]
+    assert low <= step <= high
+    (row,) = mpsim.sweep(slow, {"training.global_batch": [32]}).rows
+    assert row.summary["step_time_s"] == step
+    assert mpsim.scale(slow, [32], modes=["strong"]).rows[0].figure("step_time_s") == step
+    assert mpsim.plan(slow, 1e9).rows[0].step_time_s == step
+    ratio = mpsim.compare(mpsim.simulate(plain), result).ratio
+    assert ratio.value == pytest.approx(step / undisturbed["step_time_s"], rel=1e-6)
+
+
+def test_a_search_refuses_a_variation():
+    """What would be drawn for no layout is not left out in silence."""
+    slow = mpsim.Scenario.from_mapping({**DATA, "variation": {"jitter": 0.05}})
+    with pytest.raises(ScenarioError, match="does not draw for each layout; leave it out"):
+        mpsim.search(slow)
+
+
 def test_variation_shows_in_the_summary_under_flow():
     """Steps whose transfers share links vary as those whose transfers do not."""
     data = {
