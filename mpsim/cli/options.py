@@ -180,6 +180,8 @@ def pairs(texts: Sequence[str] | None, *, option: str, needed: str) -> dict[str,
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
             raise typer.BadParameter(f"got {text!r}; needed {needed}", param_hint=option)
+        if key in values:
+            raise typer.BadParameter(f"got {key} twice; needed each key once", param_hint=option)
         values[key] = value
     return values
 

@@ -19,6 +19,7 @@ from mpsim.cost.network import group_bandwidth
 from mpsim.cost.traffic import ring_passes
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
+from mpsim.hardware.lookup import shift_of
 from mpsim.memo import remembered
 
 __all__ = ["RING_LIMIT", "DomainCurve", "latency_growth"]
@@ -171,6 +172,7 @@ class DomainCurve:
     def _rate(self, what: str, kind: str, members: int, label: int) -> float:
         curve = _CURVE_OF.get(kind, kind)
         share = self._device("device_p2p" if curve == "all_to_all" else "device_rate")
+        share *= shift_of(self.cluster.node.scale_up).rate
         return group_bandwidth(self.cluster, members) * self._leaf(what, kind, label) * share
 
     def _leaf(self, what: str, kind: str, label: int) -> float:

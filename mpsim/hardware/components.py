@@ -136,6 +136,10 @@ class Accelerator(Sourced):
         _check_not_negative(
             self.name, idle_w=self.idle_w, price_per_hour=self.price_per_hour or 0.0
         )
+        if self.tdp_w < self.idle_w:
+            raise HardwareError(
+                f"{self.name}: tdp is {self.tdp_w:g} W, needed at least the {self.idle_w:g} W that it draws when idle"
+            )
         self._check_clocks()
         if not self.peak_flops:
             raise HardwareError(
@@ -206,7 +210,7 @@ class Link(Sourced):
     efficiency: Number = 1.0
     """Share of `bandwidth` that large messages reach."""
     switch_latency: Seconds = 0.0
-    """What one switch of this network adds [s]; scale-out only."""
+    """What one switch of this network adds [s]."""
     switch_ports: Whole = 0
     """Ports of one switch of this network; 0 where it does not matter."""
     max_domain: Whole | None = None
@@ -221,6 +225,11 @@ class Link(Sourced):
         _check_not_negative(self.name, latency=self.latency, switch_latency=self.switch_latency)
         if self.efficiency > 1:
             raise HardwareError(f"{self.name}: efficiency is {self.efficiency:g}, needed at most 1")
+
+    @property
+    def hop_latency(self) -> float:
+        """One hop inside a scale-up domain, its switch included where there is one [s]."""
+        return self.latency + (self.switch_latency if self.shape is LinkShape.SWITCH else 0.0)
 
     def __str__(self) -> str:
         return (

@@ -32,6 +32,7 @@ __all__ = [
     "build_cluster",
     "link",
     "link_names",
+    "shift_of",
     "system",
     "system_names",
     "with_overrides",
@@ -84,6 +85,30 @@ def link(name: str) -> Link:
     450.0
     """
     return parse_link(name, catalog_entry("links", name))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shift:
+    """Difference of a link from that of its name in the catalog, on which curves were fitted.
+
+    Parameters
+    ----------
+    latency : float
+        Of one hop, less that of the catalog [s].
+    rate : float
+        Share of the bandwidth that large messages reach, over that of the catalog.
+    """
+
+    latency: float
+    rate: float
+
+
+def shift_of(given: Link) -> Shift:
+    """How `given` differs from the catalog's link of its name; not at all where there is none."""
+    if given.name not in link_names():
+        return Shift(0.0, 1.0)
+    usual = link(given.name)
+    return Shift(given.hop_latency - usual.hop_latency, given.efficiency / usual.efficiency)
 
 
 def system(name: str, *, nodes: int | None = None) -> Cluster:

@@ -27,6 +27,7 @@ from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.result.waits import Waits
 from mpsim.result.words import summary_sheet
 from mpsim.scenario import Scenario
+from mpsim.scenario.unused import unused
 from mpsim.sheet import Sheet, Shown
 
 __all__ = ["JobResult", "Pictures", "Result", "Summary"]
@@ -72,7 +73,11 @@ class JobResult(Shown, abc.ABC):
     @functools.cached_property
     def summary(self) -> Summary:
         """The figures of the outside contract, SI units."""
-        return Summary(self._figures() if self.saved_summary is None else self.saved_summary)
+        if self.saved_summary is not None:
+            return Summary(self.saved_summary)
+        figures = self._figures()
+        told = [*figures["warnings"], *unused(self.scenario)]
+        return Summary({**figures, "warnings": told})
 
     @property
     @abc.abstractmethod

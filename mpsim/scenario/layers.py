@@ -191,7 +191,12 @@ def read_layers(
     for name in overrides:
         layers.lay_override(name, before)
     _root_schedule_file(layers.data, path.parent)
+    given: list[str] = []
     for setting in set:
+        key = setting.partition("=")[0].strip()
+        if key in given:
+            layers.problems.append(Problem(f"got {key[:60]} twice; give it once", file="--set"))
+        given.append(key)
         layers.lay_setting(setting)
     _root_schedule_file(layers.data, Path())
     return layers.document()

@@ -138,6 +138,8 @@ def network_of(fabric: FabricChoice, folder: Folder) -> Fields:
 
 def _graph(fabric: FabricChoice, folder: Folder) -> tuple[tuple[str, str, float], ...]:
     if fabric.links is not None:
+        if fabric.graph is not None:
+            raise HardwareError("fabric: got graph and links; needed one of them: leave one out")
         return fabric.links
     if fabric.graph is None:
         raise HardwareError("fabric: kind graph needs a file; give graph: FILE.graphml")

@@ -60,6 +60,15 @@ class LengthChoice(Section):
     def _from_number(cls, data: object) -> object:
         return {"tokens": data} if isinstance(data, int) and not isinstance(data, bool) else data
 
+    @pydantic.model_validator(mode="after")
+    def _check_kind(self) -> LengthChoice:
+        for key, kind, usual in (("shortest", "uniform", 1.0), ("spread", "lognormal", 0.0)):
+            if getattr(self, key) != usual and self.kind != kind:
+                raise ValueError(
+                    f"got {key} with kind: {self.kind}, which does not use it; leave it out, or set kind to {kind}"
+                )
+        return self
+
 
 class Workload(Section):
     """The stream of requests."""
@@ -103,6 +112,10 @@ class Workload(Section):
                 raise ValueError(
                     f"got {key} with arrival: {self.arrival}, which does not use it; leave it out, or set arrival to {_USES[key]}"
                 )
+        if self.burstiness != 1.0 and self.arrival != "gamma":
+            raise ValueError(
+                f"got a burstiness of {self.burstiness:g} with arrival: {self.arrival}, which does not use it; leave it out, or set arrival to gamma"
+            )
         return self
 
     @pydantic.model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpsim.hardware import Cluster
+from mpsim.hardware import Cluster, shift_of
 from mpsim.serving.work import RankWork
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
@@ -32,11 +32,14 @@ class Exchange:
         self._width = work.hidden
         self._bytes = float(rates["dispatch_bytes"]), float(rates["combine_bytes"])
         reach = "inside" if ranks <= domain else "outside"
-        self._fixed = parse_quantity(rates[f"{reach}_latency"], Dimension.TIME)
-        up = cluster.node.scale_up
-        self._paces = [(domain - 1) / ranks / (float(rates["inside_share"]) * up.bandwidth)]
+        up, nic = cluster.node.scale_up, cluster.node.nic
+        shift = shift_of(up if reach == "inside" else nic).latency
+        self._fixed = max(0.0, parse_quantity(rates[f"{reach}_latency"], Dimension.TIME) + shift)
+        share = float(rates["inside_share"]) * shift_of(up).rate
+        self._paces = [(domain - 1) / ranks / (share * up.bandwidth)]
         if ranks > domain:
-            rate = float(rates["outside_share"]) * cluster.node.nic_bandwidth_per_accelerator
+            share = float(rates["outside_share"]) * shift_of(nic).rate
+            rate = share * cluster.node.nic_bandwidth_per_accelerator
             self._paces.append((ranks - domain) / ranks / rate)
 
     def seconds(self, tokens: float) -> float:

@@ -255,7 +255,7 @@ class ServicePlan:
             self.engine,
             reductions,
             CACHE_BYTES[self.kv],
-            send_seconds=link.latency,
+            send_seconds=link.hop_latency,
             send_rate=link.bandwidth * link.efficiency,
             draft=self.draft,
             exchange=Exchange(cluster, self.work)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpsim.cost import Board, CollectiveModel, Load
-from mpsim.hardware import Calibration, Cluster
+from mpsim.hardware import Calibration, Cluster, shift_of
 from mpsim.parallel import GroupShape
 from mpsim.serving.engines import EnginePreset
 from mpsim.shipped import read_shipped
@@ -169,8 +169,9 @@ class Reductions:
         self._own: Callable[[float], float] | None = None
         inside = self._group.domains == 1
         if engine.reduction == "custom" and inside and ranks > 1:
-            fixed = rates.reduction_latency * (0.75 + ranks / 16)
-            rate = rates.reduction_share * link.bandwidth
+            shift = shift_of(link)
+            fixed = max(0.0, rates.reduction_latency * (0.75 + ranks / 16) + shift.latency)
+            rate = rates.reduction_share * shift.rate * link.bandwidth
             self._own = lambda size: min(
                 fixed + (ranks - 1) * size / rate,
                 _SECOND_BARRIER * fixed + 2 * (ranks - 1) / ranks * size / rate,

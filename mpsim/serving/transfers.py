@@ -105,7 +105,7 @@ class CacheNetwork:
             uses |= _fabric(cluster, *ranks, self._fabric)
         alike = min(source.holders, target.holders)
         span = int(np.ptp(cluster.node_of(np.concatenate(ranks)))) + 1
-        latency = node.scale_up.latency if inside else cluster.network_latency(span)
+        latency = node.scale_up.hop_latency if inside else cluster.network_latency(span)
         return CachePath(uses, alike * self._ports[0 if inside else 1], latency)
 
 

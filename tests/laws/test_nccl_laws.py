@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mpsim.cost import CollectiveModel
 from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import Link
 from mpsim.hardware.lookup import system
 from mpsim.parallel.crossing import GroupShape
 
@@ -140,3 +141,36 @@ def test_an_all_to_all_copies_a_ranks_own_part_at_the_rate_of_its_memory() -> No
         for name in ("dgx-h100", "dgx-h200")
     ]
     assert times == pytest.approx([966e-6, 898e-6], rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "hops"), [("all_gather", 8, 7), ("all_reduce", 4, 6), ("all_reduce", 8, 1)]
+)
+@pytest.mark.parametrize("key", ["latency", "switch_latency"])
+def test_a_given_latency_counts_for_every_hop_of_a_domain(
+    kind: str, ranks: int, hops: int, key: str
+) -> None:
+    """A microsecond more a hop: n - 1 hops of a ring, twice for an all-reduce, one where switches sum."""
+    cluster = CLUSTERS["dgx-h100"]
+    link = cluster.node.scale_up
+    slower = _joined_by(dataclasses.replace(link, **{key: getattr(link, key) + 1e-6}))
+    group = GroupShape(ranks, ranks, 1)
+    before, after = (CollectiveModel(each).seconds(kind, 1e6, group) for each in (cluster, slower))
+    assert after - before == pytest.approx(hops * 1e-6)
+
+
+def test_a_given_efficiency_scales_the_rate_of_a_large_collective() -> None:
+    """Half the share of the bandwidth: twice the time of 16 GiB, less latencies."""
+    cluster, group = CLUSTERS["dgx-h100"], GroupShape(8, 8, 1)
+    link = cluster.node.scale_up
+    halved = _joined_by(dataclasses.replace(link, efficiency=link.efficiency / 2))
+    before, after = (
+        CollectiveModel(each).seconds("all_gather", 16 * GIB, group) for each in (cluster, halved)
+    )
+    assert after / before == pytest.approx(2.0, rel=0.01)
+
+
+def _joined_by(link: Link) -> Cluster:
+    """The cluster of H100 with another link in its domains."""
+    cluster = CLUSTERS["dgx-h100"]
+    return dataclasses.replace(cluster, node=dataclasses.replace(cluster.node, scale_up=link))

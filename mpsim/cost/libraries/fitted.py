@@ -25,6 +25,7 @@ from mpsim.cost.network import (
 from mpsim.cost.traffic import ring_passes, sent_bytes
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
+from mpsim.hardware.lookup import shift_of
 from mpsim.parallel.crossing import GroupShape
 
 __all__ = ["FittedLibrary", "NcclLibrary"]
@@ -93,7 +94,8 @@ class FittedLibrary:
             alpha = self._use(self.network, "send_latency") + self.cluster.network_latency(span)
         else:
             rate = pair_bandwidth(self.cluster) * node.scale_up.efficiency
-            alpha = self._use(self.inside, "send_latency")
+            shift = shift_of(node.scale_up).latency
+            alpha = max(0.0, self._use(self.inside, "send_latency") + shift)
         return alpha + size * share / rate
 
     def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
@@ -149,7 +151,11 @@ class FittedLibrary:
         return cross_rail_span(self.cluster, span) if strays else span
 
     def _within(self, kind: str, size: Floats, members: int) -> Floats:
-        return self._curve.seconds(kind, size, members)
+        summed = kind == "all_reduce" and self._sums_in_switch(members)
+        shape = "pairwise" if kind == "all_to_all" else "nvls" if summed else "ring"
+        hops, _ = _hops(shape, kind, GroupShape(members, members, 1))
+        shift = hops * shift_of(self.cluster.node.scale_up).latency
+        return self._curve.seconds(kind, size, members) + shift
 
     def _bus(self, kind: str, members: int) -> float:
         """Bus bandwidth of a large collective inside a domain [B/s]."""
@@ -208,8 +214,9 @@ class FittedLibrary:
         An all-to-all between whole domains reaches less than a ring: its messages meet at the NICs.
         """
         efficiency = self._use(self.network, "nic_fraction")
-        if "measured" not in self.network.words:
-            efficiency = min(self.cluster.node.nic.efficiency, efficiency)
+        nic, is_measured = self.cluster.node.nic, "measured" in self.network.words
+        shifted = efficiency * shift_of(nic).rate
+        efficiency = shifted if is_measured else min(nic.efficiency, efficiency)
         congestion = 1.0 + self._use(self.network, "congestion") * math.log2(group.domains)
         raw = group_nic_bandwidth(self.cluster, group, kind, span)
         if span != nodes_spanned(self.cluster, group.domains):  # strays from its rails
@@ -236,7 +243,7 @@ class FittedLibrary:
     def _latency(self, algorithm: ConstantGroup, kind: str, group: GroupShape, span: int) -> float:
         """Fixed time of an algorithm: its hops inside and between domains."""
         near, far = _hops(algorithm.words["shape"][0], kind, group)
-        inside_hop = self.cluster.node.scale_up.latency + self._use(algorithm, "inside_extra")
+        inside_hop = self.cluster.node.scale_up.hop_latency + self._use(algorithm, "inside_extra")
         network_hop = self.cluster.network_latency(span) + self._use(algorithm, "network_extra")
         network_hop += self._use(self.network, "hop_extra")
         return self._use(algorithm, "base") + near * inside_hop + far * network_hop

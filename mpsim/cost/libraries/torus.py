@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mpsim.cost.libraries.fitted import FittedLibrary
 from mpsim.cost.network import TorusExtent, group_bandwidth, pair_bandwidth, torus_extents
 from mpsim.cost.traffic import ring_passes
+from mpsim.hardware.lookup import shift_of
 
 __all__ = ["TorusLibrary"]
 
@@ -45,7 +46,9 @@ class TorusLibrary(FittedLibrary):
         return latency + moved
 
     def _bus(self, kind: str, members: int) -> float:
-        return group_bandwidth(self.cluster, members) * self._use(self.inside, "torus_fraction")
+        shift = shift_of(self.cluster.node.scale_up)
+        fraction = self._use(self.inside, "torus_fraction") * shift.rate
+        return group_bandwidth(self.cluster, members) * fraction
 
 
 def _bisection_load(extents: Sequence[TorusExtent]) -> float:

@@ -86,7 +86,7 @@ def wires_of(
     members = max(2, group.per_domain)
     rate = min(use["near_bandwidth"], group_bandwidth(cluster, members) * link.efficiency)
     pair_rate = min(use["near_bandwidth"], pair_bandwidth(cluster) * link.efficiency)
-    near = Hop(use["near_latency"] + link.latency, 1 / rate)
+    near = Hop(use["near_latency"] + link.hop_latency, 1 / rate)
     far, alone = near, 1 / pair_rate
     if group.crosses:
         span = nodes_spanned(cluster, group.domains)

@@ -21,7 +21,7 @@ _COMPUTE: Final = {
     "int8": "int8",
 }
 _TRAINING_KEYS: Final = (
-    "dp cp etp zero shard offload offload_to sequence_parallel layers_per_stage "
+    "dp cp etp zero shard offload offload_to order sequence_parallel layers_per_stage "
     "embedding_counts_as_layer loss_counts_as_layer"
 ).split()
 _DRAWN: Final = ("jitter", "network_jitter", "experts", "links")
@@ -76,6 +76,14 @@ def _pools(scenario: Written) -> list[_Instances]:
         own = (pool.attention_dp, pool.replicas, weights, pool.kv_blocks)
         found.append(_Instances(pool.tp, pool.pp, pool.ep, *own, key, key))
     return found
+
+
+def check_service_parts(scenario: Written) -> Iterator[Problem]:
+    """Refuse nodes that differ, which instances of a service are not told apart by."""
+    for key in ("stages", "replicas"):
+        if getattr(scenario.cluster, key) is not None:
+            message = "got nodes that differ, which is not simulated for services; leave it out, or simulate a service of each kind"
+            yield Problem(message, f"cluster.{key}")
 
 
 def check_service_variation(scenario: Written) -> Iterator[Problem]:
