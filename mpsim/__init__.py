@@ -114,7 +114,7 @@ _offer("result.plot", "mpsim.plot", "Plots")
 _offer("result.sensitivity", "mpsim.study", "measure_sensitivity")
 _offer("result.variation", "mpsim.study", "simulate_variation")
 _offer("result.write_trace", "mpsim.formats.step_trace", "write_step_trace")
-for _name in ("blame", "goodput", "plan", "scaling", "sensitivity"):
+for _name in ("goodput", "plan", "scaling", "sensitivity"):
     _offer(f"chart.{_name}", "mpsim.plot", f"{_name}_chart")
 _offer("chart.display", "mpsim.plot.pen", "Display")
 _offer("service.plot", "mpsim.plot", "ServicePlots")

@@ -97,8 +97,6 @@ class Comparison(Shown, Tabular):
         The figure that the parts sum to.
     changes : mapping of str to tuple
         What both scenarios say of each dotted key in which they differ; None where one says nothing.
-    warnings : tuple of str
-        Of both results.
     peaks : str
         Which peaks MFU is a share of, where not both are those of 16 bits.
     """

@@ -99,8 +99,6 @@ class Steps:
         Row of the folded program (`Prepared.program`) that each row stems from.
     coarse : int64[X]
         The same, counted in rows of the unfolded program with actions as rows.
-    links : Links or None
-        Of the unfolded program.
     """
 
     def __init__(

@@ -39,11 +39,6 @@ class Change:
 def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
     """Find changes of a scenario that does not fit after which it does.
 
-    Parameters
-    ----------
-    most : int
-        Changes to return.
-
     Returns
     -------
     list of Change

@@ -56,8 +56,6 @@ class Goodput(Shown, Tabular):
 
     Parameters
     ----------
-    days : float
-        Simulated in each trial.
     interval : float
         Work between checkpoints [s].
     shares : float64[K, len(PARTS)]

@@ -96,10 +96,6 @@ class Points:
 
     Parameters
     ----------
-    scenario : Scenario
-        That is varied.
-    values : sequence of mapping
-        Of each point.
     names : list of str
         The same for points that are the same scenario.
     wrong : mapping of int to str
@@ -126,8 +122,6 @@ class Points:
 
         Parameters
         ----------
-        values : sequence of mapping
-            Of each point.
         shard : (int, int), optional
             Which part of how many is asked for.
         known : mapping of str to str

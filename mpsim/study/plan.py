@@ -104,8 +104,6 @@ class Training(Shown):
         Where the spread comes from.
     computing_spread : tuple of float
         Low and high hours of the steps over the predicted ones.
-    warnings : tuple of str
-        Of the step.
     """
 
     scenario: str
@@ -201,10 +199,6 @@ def plan_training(
 
     Parameters
     ----------
-    result : Result
-        Of the step.
-    tokens : float
-        To train on.
     setting : Setting, optional
         What the interval of the step depends on, where less is known of it than a scenario says; the scenario's own when left out.
     without : str
@@ -410,8 +404,6 @@ def plan(
 
     Parameters
     ----------
-    tokens : float
-        To train on.
     over : mapping of str to sequence, optional
         Values by dotted key; every combination is planned.
     deadline : float, optional

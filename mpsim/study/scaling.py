@@ -16,6 +16,7 @@ from mpsim.units import percent
 
 __all__ = ["MODES", "Scale", "Scaled", "doublings", "scale"]
 
+_FIGURES = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")
 _GROWN = 3  # parts that are told
 _LEAST = 0.0005  # share of the step
 MODES = ("strong", "weak")
@@ -93,18 +94,19 @@ class Scale(Shown, Tabular):
 
     def table(self) -> list[dict[str, object]]:
         """One mapping a size that can run: figures, and parts of the step as shares."""
-        names = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")
         return [
-            {
-                "mode": row.mode,
-                "accelerators": row.accelerators,
-                **{name: row.figure(name) for name in names},
-                "efficiency": self.efficiency(row),
-                **{f"{name}_share": share for name, share in row.shares.items()},
-            }
+            {**self._plain(row), **{f"{name}_share": share for name, share in row.shares.items()}}
             for row in self.rows
             if row.summary is not None
         ]
+
+    def _plain(self, row: Scaled) -> dict[str, object]:
+        """Figures of a size; what it is and why it cannot run where it cannot."""
+        known = {"mode": row.mode, "accelerators": row.accelerators}
+        if row.summary is None:
+            return {**known, "reason": row.reason}
+        figures = {name: row.figure(name) for name in _FIGURES}
+        return {**known, **figures, "efficiency": self.efficiency(row)}
 
     def sheet(self) -> Sheet:
         """One line a size, as ``mpsim scale`` prints them."""
@@ -150,30 +152,23 @@ class Scale(Shown, Tabular):
 
     def to_json(self) -> dict[str, object]:
         """Plain data, SI units."""
-        names = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")
-        rows: list[dict[str, object]] = []
-        for row in self.rows:
-            known: dict[str, object] = {"mode": row.mode, "accelerators": row.accelerators}
-            if row.summary is None:
-                rows.append({**known, "reason": row.reason})
-                continue
-            rows.append(
-                {
-                    **known,
-                    **{name: row.figure(name) for name in names},
-                    "efficiency": self.efficiency(row),
-                    "shares": row.shares,
-                    "eaten_by": dict(self.eaters(row)),
-                    "fits_memory": row.summary["fits_memory"],
-                    "interval": row.summary.get("interval"),
-                }
-            )
-        warnings = list(self.warnings)
+        rows = [
+            self._plain(row)
+            if row.summary is None
+            else {
+                **self._plain(row),
+                "shares": row.shares,
+                "eaten_by": dict(self.eaters(row)),
+                "fits_memory": row.summary["fits_memory"],
+                "interval": row.summary.get("interval"),
+            }
+            for row in self.rows
+        ]
         return {
             "scenario": self.scenario,
             "rows": rows,
             "interrupted": self.interrupted,
-            "warnings": warnings,
+            "warnings": list(self.warnings),
         }
 
 

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from mpsim.limits import unlimited
 from mpsim.memo import Memo
 from mpsim.parallel import Communication, Item, Waits
 from mpsim.program.program import Program
-from mpsim.result import Memory, Result
+from mpsim.result import JobResult, Memory, Result
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, prepare, simulate, simulate_step
 from mpsim.study.journal import Entry
@@ -241,7 +241,8 @@ class Together:
         try:
             timelines = self._graphs.timelines([prepared.program for prepared in ready.values()])
         except MpsimError:  # one of them cannot run: find out which
-            return [outcomes[i] if i in outcomes else _outcome(s) for i, s in enumerate(scenarios)]
+            each = enumerate(scenarios)
+            return [outcomes[i] if i in outcomes else _outcome(simulate_step, s) for i, s in each]
         for (place, prepared), timeline in zip(ready.items(), timelines, strict=True):
             outcomes[place] = prepared.result(timeline)
         return [outcomes[place] for place in range(len(scenarios))]
@@ -260,9 +261,9 @@ class Together:
         return dataclasses.replace(prepare(scenario, build=build), known_memory=memory)
 
 
-def _outcome(scenario: Scenario) -> Result | MpsimError:
+def _outcome(run: Callable[[Scenario], T], scenario: Scenario) -> T | MpsimError:
     try:
-        return simulate_step(scenario)
+        return run(scenario)
     except MpsimError as error:
         return error
 
@@ -298,39 +299,29 @@ def compute_rows(
     list of dict
         ``summary`` and ``reason`` of each.
     """
-    with unlimited() if any_size else contextlib.nullcontext():
-        return _rows(scenario, points)
-
-
-def _rows(
-    scenario: Scenario, points: Sequence[tuple[Mapping[str, object], str | None]]
-) -> list[Entry]:
-    chosen = [values for values, wrong in points if wrong is None]
-    scenarios = [scenario.with_values(values) for values in chosen]
-    if any(point.serves for point in scenarios):
-        return [_served(scenario, values, wrong) for values, wrong in points]
-    together = _of_thread(scenario.digest)
-    outcomes = iter(together.simulate(scenarios, [kind_of(values) for values in chosen]))
     rows: list[Entry] = []
-    for _, wrong in points:
-        outcome = None if wrong is not None else next(outcomes)
-        if outcome is None or isinstance(outcome, MpsimError):
-            reason = wrong if outcome is None else reason_of(outcome)
-            rows.append({"summary": None, "reason": reason})
+    with unlimited() if any_size else contextlib.nullcontext():
+        chosen = [values for values, wrong in points if wrong is None]
+        scenarios = [scenario.with_values(values) for values in chosen]
+        serves = any(point.serves for point in scenarios)
+        kinds = [kind_of(values) for values in chosen]
+        if serves:
+            outcomes: Iterator[JobResult | MpsimError] = (
+                _outcome(simulate, point) for point in scenarios
+            )
         else:
-            summary = _figures(outcome.summary)
-            rows.append({"summary": summary, "reason": _does_not_fit(summary)})
+            outcomes = iter(_of_thread(scenario.digest).simulate(scenarios, kinds))
+        for _, wrong in points:
+            outcome = None if wrong is not None else next(outcomes)
+            if outcome is None or isinstance(outcome, MpsimError):
+                reason = wrong if outcome is None else reason_of(outcome)
+                rows.append({"summary": None, "reason": reason})
+            elif serves:
+                rows.append({"summary": outcome.summary, "reason": None})
+            else:
+                summary = _figures(outcome.summary)
+                rows.append({"summary": summary, "reason": _does_not_fit(summary)})
     return rows
-
-
-def _served(scenario: Scenario, values: Mapping[str, object], wrong: str | None) -> Entry:
-    """Simulate one point of a sweep that has services among its points."""
-    if wrong is not None:
-        return {"summary": None, "reason": wrong}
-    try:
-        return {"summary": simulate(scenario.with_values(values)).summary, "reason": None}
-    except MpsimError as error:
-        return {"summary": None, "reason": reason_of(error)}
 
 
 class _Own(threading.local):

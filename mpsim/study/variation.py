@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.accessors import Drawn, chart
 from mpsim.engine import Structure, Timeline, reduce_template
 from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
@@ -82,12 +81,6 @@ class VariedSteps(Shown):
 
     Parameters
     ----------
-    scenario : str
-        Its name.
-    variation : Variation
-        What was drawn from.
-    seed : int
-        Of the draws.
     undisturbed_s : float
         Step time of a machine without variation [s].
     step_times_s : float64[K]
@@ -148,10 +141,6 @@ class VariedSteps(Shown):
             "percentiles": [dataclasses.asdict(percentile) for percentile in self.percentiles()],
             "blame": self.blame.to_json(),
         }
-
-    def plot_blame(self) -> Drawn:
-        """Draw who waited for whom."""
-        return chart("blame", self.blame).plot()
 
     def sheet(self) -> Sheet:
         """Percentiles of the step time, and who made others wait most."""

@@ -58,8 +58,6 @@ class Space(ABC, Generic[C]):
 
     Parameters
     ----------
-    clock : Clock
-        Of the whole search.
     counts : Counter of str
         What became of what was looked at, by reason; the machine adds what it simulated and left.
     keys : tuple of str
@@ -128,8 +126,6 @@ class BranchAndBound(Generic[C]):
 
     Parameters
     ----------
-    space : Space
-        What is searched.
     top : int
         How many of the best are wanted.
     journal : Journal

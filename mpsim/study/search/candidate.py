@@ -33,8 +33,6 @@ class Timer:
     ----------
     bounder : Bounder
         Whose cost models and templates serve here too.
-    scenario : Scenario
-        With all but the layouts.
     """
 
     def __init__(self, bounder: Bounder, scenario: Scenario) -> None:
@@ -69,6 +67,7 @@ class Timer:
 
 
 def _tokens(scenario: Scenario) -> int:
+    """Tokens of a step."""
     training, model = scenario.training_step, scenario.transformer
     return training.global_batch * (training.sequence_length + model.decoder_length)
 
@@ -91,11 +90,6 @@ class Machine:
     digest: str
     price: float | None
     setting: Setting
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a step."""
-        return _tokens(self.scenario)
 
     def weight(self, objective: str) -> float:
         """Objective of a second of a step: seconds, or dollars, a token."""
@@ -145,7 +139,7 @@ class Candidate:
             bound_s=self.bound,
             memory_bytes=self.memory,
             accelerators=self.machine.scenario.world_size,
-            tokens=self.machine.tokens,
+            tokens=_tokens(self.machine.scenario),
             price_per_hour=self.machine.price,
             setting=of_layout(
                 self.machine.setting,
@@ -167,8 +161,6 @@ class WaitingFrame(Waiting):
         Number of the combination of keys that are no axes.
     machine : callable
         Gives the machine of any of the layouts; None where a limit refuses it.
-    layouts : list of Layout
-        At least one.
     """
 
     def __init__(

@@ -61,20 +61,14 @@ class Outcome(Shown, Tabular, Generic[R]):
 
     Parameters
     ----------
-    scenario : str
-        Its name.
     objective : str
         What the rows are ranked by.
-    top : int
-        How many were asked for.
     rows : tuple
         Everything simulated, the best first; the first `top` are the best of all if `complete`.
     counts : mapping of str to int
         What became of everything that was looked at, by reason.
     complete : bool
         Whether everything was simulated or ruled out, so that nothing else can be among the best.
-    interrupted : bool
-        Whether somebody interrupted it.
     remarks : tuple of str
         Entries of a resumed file that were simulated again, and why.
     """
