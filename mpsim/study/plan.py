@@ -434,14 +434,16 @@ def plan(
         for chosen in combinations:
             values = dict(zip(keys, chosen, strict=True))
             try:
-                step, laid = _step(scenario, values, search)
-                row = plan_training(step, tokens, assumed)
+                base = _base(scenario, values, checked=search is None)
+                laid, cut = ({}, ()) if search is None else _searched(base, search)
+                row = plan_training(simulate_step(base.with_values(laid)), tokens, assumed)
             except MpsimError as error:
                 if len(combinations) == 1:
                     raise
                 failed.append((values, str(error).partition("\n")[0]))
             else:
-                rows.append(dataclasses.replace(row, values={**values, **laid}))
+                said = (*cut, *row.warnings)
+                rows.append(dataclasses.replace(row, values={**values, **laid}, warnings=said))
             if progress:
                 progress(len(rows) + len(failed), len(combinations))
     except KeyboardInterrupt:
@@ -456,22 +458,28 @@ def plan(
     return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted, words)
 
 
-def _step(
-    scenario: Scenario, values: Mapping[str, object], search: float | None
-) -> tuple[Result, Mapping[str, object]]:
-    """The step of a combination, and the layout that was searched for it."""
+def _base(scenario: Scenario, values: Mapping[str, object], *, checked: bool) -> Scenario:
+    """A combination; another cluster has room for other replicas."""
     free = any(key.startswith("cluster.") for key in values) and "parallelism.dp" not in values
-    # another cluster has room for other replicas
     laid = {"parallelism.dp": None, **values} if free else values
-    base = scenario.with_values(laid, checked=search is None) if values else scenario
-    if search is None:
-        return simulate_step(base), {}
-    from mpsim.study.search import search as run_search
+    return scenario.with_values(laid, checked=checked) if values else scenario
 
-    best = run_search(base, top=1, front=False, budget=search).best
-    if best is None:
-        raise ScenarioError(f"{base.name}: no layout fits")
-    return simulate_step(base.with_values(best.values)), best.values
+
+def _searched(base: Scenario, seconds: float) -> tuple[Mapping[str, object], tuple[str, ...]]:
+    """The best layout that a search of so many seconds finds, and a warning where it was cut short."""
+    from mpsim.study.search import search
+    from mpsim.study.search.outcome import REASONS
+
+    outcome = search(base, top=1, front=False, budget=seconds)
+    if outcome.interrupted:  # what was not looked at may be better than what was found
+        raise KeyboardInterrupt
+    if outcome.best is None:
+        counted = outcome.counted(REASONS)
+        raise ScenarioError(f"{base.name}: {outcome.why_nothing} ({counted})")
+    if outcome.complete:
+        return outcome.best.values, ()
+    cut = f"the search for a layout ended after {seconds:g} s; a longer one may find a better"
+    return outcome.best.values, (cut,)
 
 
 def changed(values: Mapping[str, object]) -> str:

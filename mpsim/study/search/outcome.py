@@ -108,6 +108,13 @@ class Outcome(Shown, Tabular, Generic[R]):
         """Write every row as CSV, units in the column names; return the text."""
         return write_csv(self.table(), path)
 
+    @property
+    def why_nothing(self) -> str:
+        """Why there is no row: nothing is within the limits, or nobody looked."""
+        if {"unseen", "unsimulated"} & self.counts.keys():
+            return "nothing was simulated: the search ended before the first layout was; give it longer"
+        return "nothing was simulated: no layout is within the limits"
+
     def counted(self, reasons: Mapping[str, str]) -> str:
         """Everything looked at by what became of it, in one line."""
         return "; ".join(f"{count:,} {reasons[name]}" for name, count in self.counts.items())
@@ -620,9 +627,7 @@ def _left(search: Search) -> tuple[str, ...]:
         )
     if not search.rows:
         lean = "; '--also recompute-modules,offload' has layouts that hold less"
-        lines.append(
-            f"nothing was simulated: no layout is within the limits{lean if search.counts.get('memory') else ''}"
-        )
+        lines.append(f"{search.why_nothing}{lean if search.counts.get('memory') else ''}")
     return tuple(lines)
 
 

@@ -183,7 +183,7 @@ class ServiceSearch(Outcome[FoundService]):
         others = self.tally(
             SERVICE_REASONS,
             title if self.complete else f"{title}; not all were looked at",
-            () if self.leaders else ("nothing was simulated: no layout is within the limits",),
+            () if self.leaders else (self.why_nothing,),
         )
         several = front and len(self.front) > 1
         sections = (

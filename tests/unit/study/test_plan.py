@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+import sys
 
 import pytest
 
 import mpsim
+from mpsim.errors import ScenarioError
 from mpsim.study.facility import Facility, rate_of, read_rates
 from mpsim.study.plan import Assumptions, plan, plan_training
 from mpsim.study.reliability import Reliability, expected_share
@@ -32,6 +34,38 @@ def test_steps_cover_the_tokens_and_not_a_step_more(scenario, training):
     tokens = step.global_batch * step.sequence_length
     assert training.steps == math.ceil(TOKENS / tokens)
     assert plan(scenario, 7.0 * tokens).rows[0].steps == 7
+
+
+@pytest.fixture
+def searches(scenario, monkeypatch):
+    """Outcomes that searches for layouts give one after the other, made of one real one by what is changed of it."""
+    over = {"parallelism.tp": [2], "parallelism.pp": [1], "training.micro_batch": [1]}
+    found = mpsim.search(scenario, over, top=1)
+    changes = []
+
+    def search(*args, **options):
+        return dataclasses.replace(found, **changes.pop(0))
+
+    # the package offers the function by the name of the module
+    monkeypatch.setattr(sys.modules["mpsim.study.search"], "search", search)
+    return changes
+
+
+def test_an_interrupt_in_the_search_of_a_plan_ends_the_plan(scenario, searches):
+    """What was planned before is returned and called interrupted; the search that was cut short has no row."""
+    searches += [{"complete": True}, {"interrupted": True}]
+    plans = plan(scenario, TOKENS, {"cluster.nodes": [2, 3]}, search=20.0)
+    assert plans.interrupted
+    assert [row.values["cluster.nodes"] for row in plans.rows] == [2]
+
+
+def test_a_search_that_ends_early_is_said_in_the_plan(scenario, searches):
+    """Its layout comes with a warning; without any layout the reason is the time, not the limits."""
+    searches += [{"complete": False}, {"rows": (), "counts": {"unseen": 7}}]
+    (row,) = plan(scenario, TOKENS, search=5.0).rows
+    assert "search for a layout ended after 5 s" in row.warnings[0]
+    with pytest.raises(ScenarioError, match="ended before the first layout was; give it longer"):
+        plan(scenario, TOKENS, search=5.0)
 
 
 def test_days_are_steps_over_goodput(scenario, training):
