@@ -312,31 +312,22 @@ class Layouts:
 
     def scenario(self, values: Values) -> Scenario:
         """The scenario with axes replaced, not checked."""
-        base = self._base
-        parallel = {
-            axis: values[axis]
-            for axis in (*_DEGREES, "sequence_parallel", "zero", "order", "offload")
-            if values.get(axis) is not None
+        base, own = self._base, self._base.training_step
+        changed: dict[str, dict[str, Any]] = {
+            "parallelism": {"dp": None},
+            "schedule": {"virtual_stages": None, "file": None},
+            "training": {},
         }
+        if values.get("recompute", own.recompute) != own.recompute:
+            changed["training"] |= dict.fromkeys(_OF_RECOMPUTE)
         if not self._divided:
-            parallel["layers_per_stage"] = values.get("layers_per_stage")
-        schedule = {
-            "name": values.get("schedule", base.schedule.name),
-            "virtual_stages": values.get("virtual_stages", None),
-            "file": None,
-        }
-        training = {axis: values[axis] for axis in ("micro_batch", "recompute") if axis in values}
-        if values.get("recompute", base.training_step.recompute) != base.training_step.recompute:
-            training |= dict.fromkeys(_OF_RECOMPUTE)
-        if values.get("modules") is not None:
-            training["recompute_modules"] = values["modules"]
-        return base.model_copy(
-            update={
-                "parallelism": base.parallelism.model_copy(update={**parallel, "dp": None}),
-                "schedule": base.schedule.model_copy(update=schedule),
-                "training": base.training_step.model_copy(update=training),
-            }
-        )
+            changed["parallelism"]["layers_per_stage"] = None
+        for axis, value in values.items():
+            section, _, name = AXES[axis].partition(".")
+            if value is not None and not (axis == "layers_per_stage" and self._divided):
+                changed[section][name] = value
+        update = {name: getattr(base, name).model_copy(update=new) for name, new in changed.items()}
+        return base.model_copy(update=update)
 
     def _grow(self, values: Values, rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
         depth = len(values)

@@ -273,7 +273,11 @@ def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
     if (own := search.own.row) is not None:
         limits = ", which misses the limits" if own.misses else ""
         against = percent(own.objective / best.objective - 1, signed=True)
-        yield f"the file's own layout: {_figure(own)} {_UNITS[search.objective]}{limits}, {against} against the best"
+        ahead = score_of(search.objective, own.objective) < score_of(
+            search.objective, best.objective
+        )
+        of = " of what was searched" if ahead else ""
+        yield f"the file's own layout: {_figure(own)} {_UNITS[search.objective]}{limits}, {against} against the best{of}"
     elif search.own.reason:
         yield f"the file's own layout: {search.own.reason}"
     others = [row for row in search.rows if row is not best]

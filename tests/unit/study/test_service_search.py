@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -252,6 +253,9 @@ def test_the_answer_has_ten_lines_and_the_file_s_own_layout():
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert data["own"]["row"]["objective"] == whole["goodput_per_s"]
     assert "TTFT p99" in found.sheet(long=True).text().splitlines()[1]
+    faster = dataclasses.replace(found.own.row, objective=2 * found.best.objective)
+    outside = dataclasses.replace(found, own=dataclasses.replace(found.own, row=faster))
+    assert "+100.0 % against the best of what was searched" in outside.sheet().text()
 
 
 def test_the_front_is_drawn():
