@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import subprocess
@@ -28,6 +29,7 @@ NOT_ASKED_FOR = [
 ]
 
 
+@functools.cache
 def modules_of(*arguments):
     """Exit code and modules of a fresh process that ran a command."""
     script = (

@@ -9,27 +9,30 @@ import sys
 import pytest
 
 import mpsim
+from mpsim.cli import main
 
 
-def completed(line, *, shell="bash"):
-    """Words that a shell is offered for the last one of a line."""
-    words = line.split(" ")
-    environment = {
-        **os.environ,
-        "_MPSIM_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
-    }
+def asked(line):
+    """Environment in which bash asks for the last word of a line."""
+    place = str(len(line.split(" ")) - 1)
+    return {"_MPSIM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": place}
+
+
+def test_a_shell_asks_in_a_process_of_its_own():
+    """As bash does: words on stdout, exit code 0."""
     done = subprocess.run(
-        [sys.executable, "-m", "mpsim"], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "mpsim"],
+        env={**os.environ, **asked("mpsim sear")},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    return done.stdout.split()
+    assert done.stdout.split() == ["search"]
 
 
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("mpsim sear", "search"),
         ("mpsim run --sens", "--sensitivity"),
         ("mpsim run a.yaml --set parallelism.seq", "parallelism.sequence_parallel="),
         ("mpsim sweep a.yaml --over cluster.nic.band", "cluster.nic.bandwidth="),
@@ -40,9 +43,13 @@ def completed(line, *, shell="bash"):
         ("mpsim new my.yaml --template nem", "nemo-70b"),
     ],
 )
-def test_a_word_is_completed(line, offered):
-    """Commands, options, keys of a scenario, names of catalogs and templates."""
-    assert offered in completed(line)
+def test_a_word_is_completed(line, offered, monkeypatch, capsys):
+    """Options, keys of a scenario, names of catalogs and templates."""
+    for name, value in asked(line).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([])
+    assert offered in capsys.readouterr().out.split()
 
 
 def test_every_key_that_is_offered_is_one():
@@ -66,28 +73,15 @@ def test_every_key_that_is_offered_is_one():
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_can_be_shown_and_installed(tmp_path, shell):
+def test_a_script_can_be_shown_and_installed(tmp_path, monkeypatch, capsys, shell):
     """`--show-completion` prints it for the shell that runs, `--install-completion` puts it where that shell reads it."""
-    pytest.importorskip("shellingham")
-    code = (
-        f"import shellingham; shellingham.detect_shell = lambda *a, **k: ({shell!r}, '/bin/{shell}')\n"
-        "import sys; from mpsim.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    environment = {**os.environ, "HOME": str(tmp_path)}
-
-    def run(option):
-        return subprocess.run(
-            [sys.executable, "-c", code, option],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    shown = run("--show-completion")
-    assert shown.returncode == 0, shown.stderr
-    assert "_MPSIM_COMPLETE" in shown.stdout
-    installed = run("--install-completion")
-    assert installed.returncode == 0, installed.stderr
+    shellingham = pytest.importorskip("shellingham")
+    monkeypatch.setattr(shellingham, "detect_shell", lambda *_, **__: (shell, f"/bin/{shell}"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--show-completion"])
+    assert "_MPSIM_COMPLETE" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--install-completion"])
     texts = [file.read_text() for file in tmp_path.rglob("*") if file.is_file()]
     assert any("_MPSIM_COMPLETE" in text for text in texts)

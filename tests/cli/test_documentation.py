@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -120,9 +122,15 @@ def test_there_is_something_to_check():
     assert len(PROGRAMS) > 5
 
 
+@functools.cache
+def commands() -> Any:
+    """All commands with their options."""
+    return typer.main.get_command(application())
+
+
 def parsed(line: str) -> None:
     """Let the application read a line without doing anything."""
-    group = typer.main.get_command(application())
+    group = commands()
     context = group.make_context("mpsim", ["show"], resilient_parsing=True)
     name, command, rest = group.resolve_command(context, words(line))
     assert command is not None, line

@@ -166,7 +166,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("name", ["run --trace", "sweep --csv"])
+@pytest.mark.parametrize("name", some(["run --trace", "sweep --csv"], 1))
 def test_a_kill_at_the_last_moment_leaves_the_file_of_before(name, tmp_path):
     """SIGKILL just before a file takes its name: what stood there stands there."""
     (tmp_path / "small.yaml").write_text(SMALL)

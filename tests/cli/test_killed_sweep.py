@@ -12,19 +12,17 @@ KILLS = 2
 AXES = ("parallelism.tp=1,2", "parallelism.pp=1,2", "training.micro_batch=1,2,4")
 
 
+def arguments(root, journal):
+    """Words of a sweep."""
+    over = [part for axis in AXES for part in ("--over", axis)]
+    scenario = root / "scenarios" / "quickstart.yaml"
+    return ["sweep", scenario, "--resume", journal, "--jobs", "1", *over]
+
+
 def start(root, journal):
     """A sweep in a process of its own."""
-    arguments = [
-        "sweep",
-        root / "scenarios" / "quickstart.yaml",
-        "--resume",
-        journal,
-        "--jobs",
-        "1",
-    ]
-    over = [part for axis in AXES for part in ("--over", axis)]
     return subprocess.Popen(
-        [sys.executable, "-m", "mpsim", *arguments, *over],
+        [sys.executable, "-m", "mpsim", *arguments(root, journal)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -35,11 +33,11 @@ def lines(journal):
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-def test_killed_twice_it_ends_with_the_same_bytes(request, tmp_path):
+def test_killed_twice_it_ends_with_the_same_bytes(request, tmp_path, mpsim_cli):
     """SIGKILL asks nobody; the third run finishes what two began."""
     root = request.config.rootpath
     whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
-    assert start(root, whole).wait() == 0
+    assert mpsim_cli(*arguments(root, whole)).code == 0
     total = lines(whole)
     draw = random.Random(6)
     for kill in range(KILLS):
@@ -54,5 +52,5 @@ def test_killed_twice_it_ends_with_the_same_bytes(request, tmp_path):
             with killed.open("ab") as file:
                 file.write(b'{"digest": "0123')
     assert lines(killed) < total or process.returncode == -signal.SIGKILL
-    assert start(root, killed).wait() == 0
+    assert mpsim_cli(*arguments(root, killed)).code == 0
     assert killed.read_bytes() == whole.read_bytes()

@@ -21,6 +21,7 @@ from mpsim.workload import (
     make_attention,
     make_gemm,
 )
+from tests.nightly import examples
 
 CHIPS = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x", "tpu-v5p", "h20", "trainium2")
 SYSTEMS = {  # name: nodes, so that groups can leave their scale-up domain
@@ -69,7 +70,7 @@ def placed(draw: st.DrawFn) -> tuple[str, GroupShape]:
 
 
 @given(chip=st.sampled_from(CHIPS), m=dims, n=dims, k=dims, batch=st.integers(1, 64))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_no_product_beats_the_peak_or_the_memory(
     chip: str, m: int, n: int, k: int, batch: int
 ) -> None:
@@ -87,7 +88,7 @@ def test_no_product_beats_the_peak_or_the_memory(
     axis=st.integers(0, 2),
     more=dims,
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_a_larger_product_is_never_faster(
     chip: str, shape: tuple[int, int, int], axis: int, more: int
 ) -> None:
@@ -108,7 +109,7 @@ def test_a_larger_product_is_never_faster(
     causal=st.booleans(),
     phase=st.sampled_from((Phase.FORWARD, Phase.INPUT_GRADIENT)),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_attention_is_bounded_by_the_peak_and_grows_with_the_sequence(
     chip: str, kernel: str, sequence: int, more: int, head_dim: int, causal: bool, phase: Phase
 ) -> None:
@@ -147,7 +148,7 @@ def test_every_precision_of_every_accelerator_has_finite_positive_times(name: st
 
 
 @given(where=placed(), kind=st.sampled_from(COLLECTIVES), size=sizes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 def test_no_collective_beats_its_floor(
     where: tuple[str, GroupShape], kind: str, size: float
 ) -> None:
@@ -162,7 +163,7 @@ def test_no_collective_beats_its_floor(
 
 
 @given(where=placed(), kind=st.sampled_from(MOVING), size=sizes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 def test_no_link_carries_more_than_its_rate(
     where: tuple[str, GroupShape], kind: str, size: float
 ) -> None:
@@ -178,7 +179,7 @@ def test_no_link_carries_more_than_its_rate(
 
 
 @given(where=placed(), kind=st.sampled_from(MOVING), size=sizes, factor=st.floats(1, 100))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 def test_more_bytes_are_never_faster(
     where: tuple[str, GroupShape], kind: str, size: float, factor: float
 ) -> None:
@@ -197,7 +198,7 @@ def test_more_bytes_are_never_faster(
     factor=st.floats(1, 10),
     which=st.sampled_from(("nic", "scale_up")),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 def test_more_bandwidth_is_never_slower(
     where: tuple[str, GroupShape], kind: str, size: float, factor: float, which: str
 ) -> None:
@@ -216,7 +217,7 @@ def test_more_bandwidth_is_never_slower(
 @given(
     where=placed(), kind=st.sampled_from(COLLECTIVES), many=st.lists(sizes, min_size=1, max_size=6)
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_an_array_of_sizes_equals_the_sizes_one_by_one(
     where: tuple[str, GroupShape], kind: str, many: list[float]
 ) -> None:
@@ -231,7 +232,7 @@ def test_an_array_of_sizes_equals_the_sizes_one_by_one(
 
 
 @given(where=placed(), size=sizes)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_an_all_reduce_is_at_most_a_reduce_scatter_and_an_all_gather_of_traffic(
     where: tuple[str, GroupShape], size: float
 ) -> None:

@@ -15,6 +15,7 @@ from mpsim.training import build_program
 from mpsim.training.account import attribute
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
+from tests.nightly import examples
 from tests.plans import small_plan
 
 habits = st.fixed_dictionaries(
@@ -77,7 +78,7 @@ def plan_of(layout: dict[str, Any], overrides: dict[str, Any]) -> Plan:
     return small_plan(**one, preset="torch-ddp", overrides=overrides)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 @given(layouts, habits)
 def test_every_step_ends_and_both_engines_agree_when(
     layout: dict[str, Any], overrides: dict[str, Any]
@@ -87,7 +88,7 @@ def test_every_step_ends_and_both_engines_agree_when(
     assert np.array_equal(run(program, "simpy").end, run(program, "replay").end)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 @given(layouts, habits)
 def test_the_account_of_every_rank_sums_to_the_step(
     layout: dict[str, Any], overrides: dict[str, Any]
@@ -99,7 +100,7 @@ def test_the_account_of_every_rank_sums_to_the_step(
     assert (parts >= 0).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(layouts, habits)
 def test_kernels_by_themselves_take_as_long_as_their_action(
     layout: dict[str, Any], overrides: dict[str, Any]
@@ -109,7 +110,7 @@ def test_kernels_by_themselves_take_as_long_as_their_action(
     assert run(expand(program), "replay").makespan == run(program, "replay").makespan
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 @given(layouts, habits)
 def test_all_gradients_are_reduced_once_a_step_or_once_a_microbatch(
     layout: dict[str, Any], overrides: dict[str, Any]
@@ -149,7 +150,7 @@ def _close(expected: np.ndarray) -> Any:
     return pytest.approx(expected.tolist(), rel=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12, 30), deadline=None)
 @given(layouts, habits)
 def test_more_gathered_units_in_flight_never_slow_a_step(
     layout: dict[str, Any], overrides: dict[str, Any]

@@ -19,6 +19,7 @@ from mpsim.training import Plan, build_program
 from mpsim.training.account import attribute
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import Experts
+from tests.nightly import examples
 from tests.plans import small_plan
 
 MOE = Experts(experts=8, top_k=2, ffn_hidden=1024, shared_experts=1)
@@ -78,7 +79,7 @@ def _step(**overrides: str) -> Timeline:
     return run(build_program(plan), "replay")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(16, 40), deadline=None)
 @given(layouts)
 def test_the_account_of_every_rank_sums_to_the_step(layout: dict[str, Any]) -> None:
     """Whole ticks, no part negative, and nothing travels without expert parallelism."""
@@ -158,7 +159,7 @@ def test_the_busiest_expert_is_what_a_step_waits_for() -> None:
     assert makespan(1.0) < makespan(1.5) < 1.5 * makespan(1.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12, 30), deadline=None)
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.floats(0.0, 1.0))
 def test_more_experts_on_a_rank_even_out(ranks: int, spread: float) -> None:
     """The busiest rank has at least the mean, and no more with four times the experts; half the excess, as deviations go by the root."""

@@ -27,7 +27,7 @@ from mpsim.program.links import links_of
 from mpsim.program.program import TICK
 from mpsim.program.rows import Rows
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
-from tests.nightly import some
+from tests.nightly import examples, some
 from tests.plans import small_plan
 
 KINDS = [kind for kind in FabricKind if kind is not FabricKind.GRAPH]
@@ -157,7 +157,7 @@ def test_graphs_that_make_no_sense_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("rule", list(Placement))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(nodes=st.integers(1, 40))
 def test_every_accelerator_gets_one_rank(rule, nodes):
     """A placement is a permutation, whatever the last rack is short of."""

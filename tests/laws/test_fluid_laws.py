@@ -16,6 +16,7 @@ from scipy.optimize import linprog
 
 from mpsim.engine.fluid import Fluid
 from mpsim.errors import HardwareError
+from tests.nightly import examples
 
 SLACK = 1e-6
 """Share of a link by which rounding may exceed its capacity."""
@@ -169,7 +170,7 @@ def test_work_is_conserved(seed: int) -> None:
         assert ends[key] >= alone
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12, 30), deadline=None)
 @given(st.integers(0, 10**6))
 def test_total_rate_between_two_hosts_is_within_the_maximum_flow(seed: int) -> None:
     """Flows over several paths between two vertices of a random graph never exceed the cut."""

@@ -22,7 +22,7 @@ from mpsim.simulate import prepare
 from mpsim.training import from_orders
 from mpsim.training.build import build_program
 from mpsim.training.vocabulary import TRAINING, Kind
-from tests.nightly import some
+from tests.nightly import examples, some
 from tests.plans import small_plan
 
 degrees = st.fixed_dictionaries(
@@ -51,7 +51,7 @@ def _uniform(seed: int, *, rows: int = 60, ranks: int = 3) -> Program:
     return made.finish(rank_name=[f"pp {r}" for r in range(ranks)], class_size=[1] * ranks)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 200))
 @given(st.integers(0, 2**31), degrees)
 def test_every_copy_does_what_the_folded_rank_does(seed: int, degree: dict[str, int]) -> None:
     """Uniform durations: each unfolded row starts and ends when its folded one does, bit for bit."""
@@ -92,7 +92,7 @@ def _slowed(program: Program, rank: str, factor: float) -> Program:
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(st.integers(0, 2**31), degrees, st.integers(0, 2**31), st.sampled_from([0.5, 1.1, 3.0]))
 def test_partly_folded_equals_fully_unfolded(
     seed: int, degree: dict[str, int], choice: int, factor: float
@@ -157,7 +157,7 @@ def test_a_touched_rank_unfolds_exactly_what_it_touches() -> None:
         unfold(folded, {"tp": 8, "dp": 16}, touched={"tp": [8]})
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(10, 25))
 @given(
     st.sampled_from([1, 2, 4]),
     st.sampled_from([1, 2]),

@@ -20,6 +20,7 @@ from mpsim.workload import (
     make_elementwise,
     make_gemm,
 )
+from tests.nightly import examples
 
 CHIPS = ("a100-sxm-80", "h100-sxm", "b200-sxm", "l40s", "mi300x", "v100-sxm2-32", "tpu-v5p")
 NARROW = [("h100-sxm", "fp8"), ("h100-sxm", "fp8_block"), ("b200-sxm", "nvfp4"), ("l40s", "fp8")]
@@ -54,7 +55,7 @@ def half(chip: str) -> str:
     axis=st.integers(0, 2),
     more=sizes,
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_a_larger_product_is_never_faster_in_a_burst(
     chip: str, shape: tuple[int, int, int], axis: int, more: int
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_larger_product_is_never_faster_in_a_burst(
     shape=st.tuples(sizes, sizes, sizes),
     clocks=st.sampled_from(("burst", "sustained")),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_no_narrow_product_beats_its_peak_or_the_memory(
     case: tuple[str, str], shape: tuple[int, int, int], clocks: str
 ) -> None:
@@ -94,7 +95,7 @@ def test_no_narrow_product_beats_its_peak_or_the_memory(
     what=st.sampled_from(("memory_bandwidth", "peak_flops")),
     clocks=st.sampled_from(("burst", "sustained")),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_a_faster_board_is_never_slower(
     chip: str, shape: tuple[int, int, int], faster: float, what: str, clocks: str
 ) -> None:
@@ -128,7 +129,7 @@ def test_a_faster_board_is_never_slower(
     phase=st.sampled_from((Phase.FORWARD, Phase.INPUT_GRADIENT)),
     few=st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_attention_in_a_burst_is_bounded_by_the_peak_and_grows(
     chip: str, kernel: str, sequence: int, heads: int, more: int, phase: Phase, few: bool
 ) -> None:
@@ -152,7 +153,7 @@ def test_attention_in_a_burst_is_bounded_by_the_peak_and_grows(
 @given(
     narrow=st.sampled_from(sorted(FORMATS)), elements=st.floats(0, 1e12), more=st.floats(0, 1e12)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12, 30), deadline=None)
 def test_casting_more_is_never_faster_and_more_bandwidth_never_slower(
     narrow: str, elements: float, more: float
 ) -> None:

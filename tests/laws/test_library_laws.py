@@ -19,6 +19,7 @@ from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import system
 from mpsim.parallel.crossing import GroupShape
+from tests.nightly import examples
 
 SYSTEMS = {
     "dgx-h100": 64,
@@ -69,7 +70,7 @@ def test_every_library_is_held_to_the_laws() -> None:
 
 
 @given(where=placed(), kind=kinds, size=sizes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 def test_no_library_beats_the_floor_and_one_rank_is_free(where, kind: str, size: float) -> None:
     """Time is finite, at least the floor, and 0 only for a group of one."""
     place, group = where
@@ -84,7 +85,7 @@ def test_no_library_beats_the_floor_and_one_rank_is_free(where, kind: str, size:
 
 
 @given(where=placed(), kind=st.sampled_from(MOVING), size=sizes, factor=st.floats(1, 100))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 def test_more_bytes_are_never_faster(where, kind: str, size: float, factor: float) -> None:
     """Whatever algorithms the library switches between."""
     place, group = where
@@ -100,7 +101,7 @@ def test_more_bytes_are_never_faster(where, kind: str, size: float, factor: floa
     which=st.sampled_from(("nic", "scale_up")),
     figure=st.sampled_from(("bandwidth", "latency")),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 def test_better_links_are_never_slower(
     where, kind: str, size: float, factor: float, which: str, figure: str
 ) -> None:
@@ -116,7 +117,7 @@ def test_better_links_are_never_slower(
 
 
 @given(where=placed(), kind=kinds, size=sizes, extra=st.floats(0, 1e-4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_slower_switches_are_never_faster(where, kind: str, size: float, extra: float) -> None:
     """Latency of the fabric's hops."""
     place, group = where
@@ -128,7 +129,7 @@ def test_slower_switches_are_never_faster(where, kind: str, size: float, extra: 
 
 
 @given(where=placed(), kind=st.sampled_from(MOVING), size=st.floats(1, LONGEST))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 def test_bus_bandwidth_is_never_above_the_links(where, kind: str, size: float) -> None:
     """busbw <= what a rank can send inside and outside; where switches sum an all-reduce, algbw is."""
     place, group = where
@@ -144,7 +145,7 @@ def test_bus_bandwidth_is_never_above_the_links(where, kind: str, size: float) -
 
 
 @given(where=placed(), kind=st.sampled_from(MOVING), size=sizes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 def test_no_link_carries_more_than_its_rate(where, kind: str, size: float) -> None:
     """What a rank is said to send fits through its links in the time that the library takes."""
     place, group = where
@@ -158,7 +159,7 @@ def test_no_link_carries_more_than_its_rate(where, kind: str, size: float) -> No
 
 
 @given(where=placed(), kind=kinds, many=st.lists(sizes, min_size=1, max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_an_array_of_sizes_equals_the_sizes_one_by_one(where, kind: str, many) -> None:
     """Vector equals scalar."""
     place, group = where
@@ -223,7 +224,7 @@ def test_the_steps_of_the_tables_as_they_are() -> None:
 
 
 @given(name=st.sampled_from(sorted(CLUSTERS)), library=st.sampled_from(library_names()))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_a_library_runs_where_it_can_or_says_which_do(name: str, library: str) -> None:
     """Never a wrong library in silence."""
     cluster = CLUSTERS[name]

@@ -19,6 +19,7 @@ from mpsim.study.search.layouts import Layouts
 from mpsim.training.memory import COMPONENTS, account_memory, memory_curve
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.planning import make_plan
+from tests.nightly import examples
 from tests.plans import small_plan
 
 STACKS = (
@@ -51,7 +52,7 @@ def step(sizes: dict[str, Any], **more: Any) -> Plan:
 
 
 @given(sizes=st.fixed_dictionaries(STEPS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 def test_kinds_sum_to_the_total_and_none_is_negative(sizes: dict[str, Any]) -> None:
     """Of every rank: parameters, gradients, optimizer, activations, logits, buffers and overhead, in this order."""
     memory = account_memory(step(sizes))
@@ -62,7 +63,7 @@ def test_kinds_sum_to_the_total_and_none_is_negative(sizes: dict[str, Any]) -> N
 
 
 @given(sizes=st.fixed_dictionaries(STEPS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 def test_more_tokens_never_take_less(sizes: dict[str, Any]) -> None:
     """Twice the sequences of a microbatch, and twice the tokens of a sequence, on every rank."""
     small = account_memory(step(sizes)).total
@@ -71,7 +72,7 @@ def test_more_tokens_never_take_less(sizes: dict[str, Any]) -> None:
 
 
 @given(sizes=st.fixed_dictionaries(STEPS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 def test_what_is_freed_divided_or_made_again_is_never_more_than_what_is_kept(
     sizes: dict[str, Any],
 ) -> None:
@@ -102,7 +103,7 @@ def test_what_is_freed_divided_or_made_again_is_never_more_than_what_is_kept(
 
 
 @given(sizes=st.fixed_dictionaries(STEPS), apart=st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 def test_replicas_held_apart_take_what_they_take_together(
     sizes: dict[str, Any], apart: int
 ) -> None:

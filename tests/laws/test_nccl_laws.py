@@ -14,6 +14,7 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Link
 from mpsim.hardware.lookup import system
 from mpsim.parallel.crossing import GroupShape
+from tests.nightly import examples
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 CLUSTERS = {
@@ -45,7 +46,7 @@ def placed(draw: st.DrawFn) -> tuple[Cluster, GroupShape, bool]:
     factor=st.floats(1, 10),
     link=st.sampled_from(("nic", "scale_up")),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_a_longer_hop_is_never_faster(
     where: tuple[Cluster, GroupShape, bool], kind: str, size: float, factor: float, link: str
 ) -> None:
@@ -60,7 +61,7 @@ def test_a_longer_hop_is_never_faster(
 
 
 @given(where=placed(), kind=kinds)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_time_grows_with_size_without_jumps_and_bandwidth_never_falls(
     where: tuple[Cluster, GroupShape, bool], kind: str
 ) -> None:

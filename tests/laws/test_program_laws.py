@@ -22,6 +22,7 @@ from mpsim.training.account import attribute
 from mpsim.training.build import build_program
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
+from tests.nightly import examples
 from tests.plans import small_plan
 
 layouts = st.fixed_dictionaries(
@@ -61,7 +62,7 @@ def _step(plan: Plan) -> Timeline:
     return run(build_program(plan), "replay")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(16, 40), deadline=None)
 @given(layouts)
 def test_the_account_of_every_rank_sums_to_the_step_and_no_part_is_negative(
     layout: dict[str, Any],
@@ -73,7 +74,7 @@ def test_the_account_of_every_rank_sums_to_the_step_and_no_part_is_negative(
     assert (parts >= 0).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(layouts)
 def test_one_operation_a_stream_at_a_time(layout: dict[str, Any]) -> None:
     """Rows that share a slot never overlap, kernels included."""
@@ -86,7 +87,7 @@ def test_one_operation_a_stream_at_a_time(layout: dict[str, Any]) -> None:
     assert (timeline.start[row[1:][same]] >= timeline.end[row[:-1][same]]).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(layouts)
 def test_engines_and_grains_agree_bit_for_bit(layout: dict[str, Any]) -> None:
     """simpy and replay, an action a row or a kernel a row: one step time."""
@@ -98,7 +99,7 @@ def test_engines_and_grains_agree_bit_for_bit(layout: dict[str, Any]) -> None:
     assert run(fine, "simpy").makespan == coarse.makespan
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(layouts)
 def test_nothing_starts_before_what_it_waits_for_has_ended(layout: dict[str, Any]) -> None:
     """Dependencies hold in the timeline."""
@@ -125,7 +126,7 @@ def _faster(cluster: Cluster, what: str, factor: float) -> Cluster:
     return dataclasses.replace(cluster, node=dataclasses.replace(node, accelerator=chip, **changed))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(
     layouts,
     st.sampled_from(["flops", "memory", "scale_up", "nic"]),
@@ -141,7 +142,7 @@ def test_faster_hardware_never_slows_a_step(
     assert _step(better).makespan <= _step(plan).makespan
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(layouts)
 def test_no_link_carries_more_than_its_bandwidth(layout: dict[str, Any]) -> None:
     """Every collective and message takes at least its bytes over the link's rate in one direction."""
@@ -153,7 +154,7 @@ def test_no_link_carries_more_than_its_bandwidth(layout: dict[str, Any]) -> None
     assert (program.duration * 1e-12 >= np.maximum(up, out) * (1 - 1e-9) - 1e-12).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(layouts)
 def test_the_same_plan_gives_the_same_program(layout: dict[str, Any]) -> None:
     """Building twice gives equal columns."""
@@ -163,7 +164,7 @@ def test_the_same_plan_gives_the_same_program(layout: dict[str, Any]) -> None:
             assert np.array_equal(getattr(one, field.name), getattr(other, field.name)), field.name
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(layouts)
 def test_tensor_parallelism_divides_the_work_and_never_loses_any(layout: dict[str, Any]) -> None:
     """FLOPs summed over all ranks do not depend on tp (same padded vocabulary)."""

@@ -22,6 +22,7 @@ from mpsim.workload import (
     make_elementwise,
     model,
 )
+from tests.nightly import examples
 from tests.plans import small_plan
 
 LAYERS = 12  # of a stage: gpt-1.7b has 24 on 2 ranks
@@ -55,7 +56,7 @@ modules = st.sets(st.sampled_from(sorted(MODULES)), min_size=1).map(lambda one: 
 
 
 @given(name=st.sampled_from(["llama", "dense", "moe"]), chosen=modules, more=modules)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_more_modules_keep_less_and_run_more_again(
     name: str, chosen: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
@@ -71,7 +72,7 @@ def test_more_modules_keep_less_and_run_more_again(
 
 
 @given(chosen=modules, name=st.sampled_from(["llama", "dense", "moe"]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 def test_no_kernel_runs_again_twice(chosen: tuple[str, ...], name: str) -> None:
     """Modules inside one another, as an activation in a mixture, run once."""
     parts = rerun(_layer(name), Recompute("selective", chosen)).parts

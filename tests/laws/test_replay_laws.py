@@ -15,6 +15,7 @@ from mpsim.program import Program, Rows, Stream
 from mpsim.schedule import make_orders, schedule_names
 from mpsim.training import from_orders
 from mpsim.training.vocabulary import TRAINING, Kind
+from tests.nightly import examples
 
 RANKS = 4
 
@@ -60,14 +61,14 @@ def _assert_same(program: Program) -> None:
         assert np.array_equal(end, simpy.end)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 200))
 @given(st.integers(0, 2**31), st.integers(2, 120), st.booleans())
 def test_any_program_replays_as_simpy_simulates_it(seed: int, rows: int, whole: bool) -> None:
     """Random graphs over random streams; whole ticks or not."""
     _assert_same(_program(seed, rows=rows, whole=whole))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(24, 60))
 @given(st.integers(0, 2**31), st.integers(2, 12))
 def test_both_engines_agree_on_what_can_never_finish(seed: int, rows: int) -> None:
     """Dependencies in any direction: the same deadlock in the same words, or the same times."""
@@ -108,7 +109,7 @@ def test_every_schedule_replays_as_simpy_simulates_it(name: str) -> None:
             _assert_same(dataclasses.replace(program, duration=jitter))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(st.integers(0, 2**31), st.integers(2, 80), st.sampled_from([1, 3, 130]))
 def test_a_batch_is_its_vectors_one_by_one(seed: int, rows: int, vectors: int) -> None:
     """K duration vectors at once, across the borders of blocks of lanes."""

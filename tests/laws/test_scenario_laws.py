@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpsim
+from tests.nightly import examples
 
 BASE: dict[str, Any] = {
     "schema": 1,
@@ -55,7 +56,7 @@ def test_the_name_changes_nothing_but_the_name() -> None:
     assert one == other
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(16, 40), deadline=None)
 @given(*(st.sampled_from([1, 2, 3, 4, 8]) for _ in range(4)))
 def test_degrees_that_do_not_multiply_to_the_cluster_are_refused(
     tp: int, pp: int, dp: int, cp: int

@@ -16,6 +16,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScheduleError
 from mpsim.schedule import Orders, make_orders, schedule_names
 from mpsim.training import from_orders
+from tests.nightly import examples
 
 Times = tuple[int, int, int]
 EQUAL = (1, 1, 1)
@@ -50,7 +51,7 @@ def _latency(name: str, pp: int, microbatches: int, *, overlap: str = "fused", *
     return (slow - _run(orders, EQUAL, overlap=overlap).makespan) / send
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, m=st.integers(1, 20), times=ANY, lifo=st.booleans())
 def test_gpipe_1f1b_and_eager_take_m_plus_p_minus_1_rounds(
     pp: int, m: int, times: Times, lifo: bool
@@ -62,7 +63,7 @@ def test_gpipe_1f1b_and_eager_take_m_plus_p_minus_1_rounds(
         assert _run(orders, times).makespan == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, groups=st.integers(1, 3), v=st.integers(1, 4), times=ANY, extra=st.booleans())
 def test_chunks_divide_the_bubble_by_v(
     pp: int, groups: int, v: int, times: Times, extra: bool
@@ -76,7 +77,7 @@ def test_chunks_divide_the_bubble_by_v(
     assert _run(orders, times).makespan == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, groups=st.integers(1, 3), v=st.integers(1, 4), times=SHORT_W)
 def test_interleaved_zero_bubble_makespan(pp: int, groups: int, v: int, times: Times) -> None:
     """For tW <= tB: v m S + (p - 1) (tB + max(tF - tW, 0)); every rank holds (v - 1) p + p chunks until W, less r until I."""
@@ -89,7 +90,7 @@ def test_interleaved_zero_bubble_makespan(pp: int, groups: int, v: int, times: T
     assert orders.peak_until_input_grad() == [v * pp - rank for rank in range(pp)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, more=st.integers(0, 12), times=SHORT_W)
 def test_zb_h1_makespan(pp: int, more: int, times: Times) -> None:
     """For tW <= tB and m >= p: m S + (p - 1) (tB + max(tF - tW, 0)), with p held on every rank."""
@@ -101,7 +102,7 @@ def test_zb_h1_makespan(pp: int, more: int, times: Times) -> None:
     assert orders.peak_inflight() == [pp] * pp
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, more=st.integers(0, 12), times=SORTED)
 def test_zb_h2_span_and_makespan(pp: int, more: int, times: Times) -> None:
     """For tW <= tF <= tB and m >= 2p - 1: span m S + (p - 1)(tF + tB - 2 tW), which is m S at equal times (paper, Table 2).
@@ -119,7 +120,7 @@ def test_zb_h2_span_and_makespan(pp: int, more: int, times: Times) -> None:
     assert orders.peak_until_input_grad() == [2 * (pp - rank) - 1 for rank in range(pp)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, more=st.integers(0, 12), times=SORTED)
 def test_zb_v_span_and_makespan(pp: int, more: int, times: Times) -> None:
     """For tW <= tF <= tB and m >= 2p - 1: span 2 m S + 2 (p - 1)(tB - tW); 2p chunks on every rank."""
@@ -133,7 +134,7 @@ def test_zb_v_span_and_makespan(pp: int, more: int, times: Times) -> None:
     assert orders.peak_inflight() == [2 * pp] * pp
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(half=st.integers(1, 4), more=st.integers(0, 6), times=SORTED)
 def test_dualpipe_bubble(half: int, more: int, times: Times) -> None:
     """(PP/2 - 1)(F&B + B - 3W), PP stages: exact at equal times, at most that for tW <= tF <= tB (DualPipe README).
@@ -153,7 +154,7 @@ def test_dualpipe_bubble(half: int, more: int, times: Times) -> None:
             assert bubble == stated if exact else 0 <= bubble <= stated
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(half=st.integers(1, 5), units=st.integers(1, 4), time=st.integers(1, 9))
 def test_chimera_takes_2m_plus_p_minus_2_slots(half: int, units: int, time: int) -> None:
     """Where a forward takes as long as a full backward; rank r holds from p/2 + 1 at the ends to p in the middle."""
@@ -164,7 +165,7 @@ def test_chimera_takes_2m_plus_p_minus_2_slots(half: int, units: int, time: int)
     assert orders.peak_inflight() == [half + 1 + min(r, pp - 1 - r) for r in range(pp)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, m=st.integers(1, 8), segments=st.integers(1, 5), times=ANY)
 def test_seq_1f1b_fills_with_segments(pp: int, m: int, segments: int, times: Times) -> None:
     """(m k + p - 1) S with S of one segment, which is m S' + (p - 1) S'/k of whole microbatches; p - 1 - r + k held."""
@@ -175,7 +176,7 @@ def test_seq_1f1b_fills_with_segments(pp: int, m: int, segments: int, times: Tim
     assert _run(orders, times).makespan == (m * segments + pp - 1) * sum(times)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, m=st.integers(1, 16), times=ANY)
 def test_forward_only_takes_m_plus_p_minus_1_forwards(pp: int, m: int, times: Times) -> None:
     """(m + p - 1) tF."""

@@ -12,6 +12,7 @@ from mpsim.scenario import Scenario
 from mpsim.serving.bounds import bound_service
 from mpsim.serving.planning import make_service
 from mpsim.serving.summary import latencies
+from tests.nightly import examples
 
 MODELS = ["llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b"]
 ENGINES = [
@@ -46,7 +47,7 @@ def _service(model, engine, layout, load, **more):
     return Scenario.from_mapping({**data, "parallelism": {"tp": tp, "pp": pp}, "serving": serving})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(
     model=st.sampled_from(MODELS),
     engine=st.sampled_from(ENGINES),

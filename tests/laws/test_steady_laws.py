@@ -17,6 +17,7 @@ from mpsim.schedule import make_orders, schedule_names
 from mpsim.training import from_orders
 from mpsim.training.build import build_program
 from mpsim.training.vocabulary import TRAINING, Kind
+from tests.nightly import examples
 from tests.plans import small_plan
 
 STEADY = ("1f1b", "interleaved-1f1b", "seq-1f1b", "zb-1p", "zb-h1", "interleaved-zb", "zb-v")
@@ -38,7 +39,7 @@ def _left_out(program: Program) -> int:
     return found.periods if found and found.ends() is not None else 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20, 50), deadline=None)
 @given(st.sampled_from(schedule_names()), st.integers(0, 2**31), st.booleans(), st.data())
 def test_no_time_of_any_schedule_changes(name: str, seed: int, blocking: bool, data) -> None:
     """Stages as unequal as they like, whole ticks or not: what did not become steady is walked."""

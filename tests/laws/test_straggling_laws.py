@@ -21,6 +21,7 @@ from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
+from tests.nightly import examples
 from tests.plans import small_plan
 
 STRAGGLING = PARTS.index("straggling")
@@ -55,7 +56,7 @@ def straggling_of(case: Scenario) -> float:
     return mpsim.simulate(case).breakdown["straggling"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(LAYOUTS)
 def test_a_step_is_longer_by_what_it_loses_and_the_account_says_so(layout: dict[str, Any]) -> None:
     """On every rank the part is the loss, all parts sum to the step, and where ranks wait for a norm first the others are what they were."""
@@ -99,7 +100,7 @@ def test_a_narrow_format_loses_the_same_time() -> None:
     assert straggling_of(scenario(training=training)) == straggling_of(scenario())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8, 20), deadline=None)
 @given(st.integers(0, 12))
 def test_more_of_the_same_never_loses_less(doublings: int) -> None:
     """At constant work an accelerator the loss grows by as much with every doubling beyond 8, and is nothing up to 8."""

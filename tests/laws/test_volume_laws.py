@@ -31,6 +31,7 @@ from mpsim.parallel import (
 from mpsim.training import build_program
 from mpsim.training.recompute import Recompute, repeats
 from mpsim.workload import Expansion, Experts, Lowering, expand_layer, model
+from tests.nightly import examples
 from tests.plans import routing, sharding, small_plan
 
 TOKENS = 512  # of a sequence
@@ -150,7 +151,7 @@ def _message(
 CLUSTER = system("dgx-a100-80gb", nodes=8)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(100, 500), deadline=None)
 @given(layouts())
 def test_every_byte_sent_is_received_and_priced(layout: Layout) -> None:
     """Rank by rank sent equals received; all ranks together send what the cost model counts."""

@@ -15,6 +15,7 @@ from mpsim.scenario import Scenario
 from mpsim.serving.planning import make_service
 from mpsim.simulate import resolve
 from mpsim.study.search import search
+from tests.nightly import examples
 
 _EXPERTS = {
     "schema": 1,
@@ -40,7 +41,7 @@ def _experts(nodes: int, batch: int, *, ep: int = 32, **cluster: Any) -> Scenari
     st.sampled_from([1, 2, 3, 4]),
     st.integers(1, 6),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(24, 60))
 def test_nothing_straddles_where_ranks_are_free(tp: int, ep: int, pp: int, groups: int) -> None:
     """Blocks of powers of two fill 64 of 72 or more; an even number of whole nodes is all that is asked."""
     stage = max(tp, ep) * groups

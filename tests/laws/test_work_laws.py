@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import mpsim
 from mpsim.scenario import Scenario
+from tests.nightly import examples
 
 # a chip of each kind, and formats that it runs
 CHIPS = [
@@ -71,7 +72,7 @@ def _scenario(drawn: dict[str, Any]) -> Scenario:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(scenarios)
 def test_matrix_units_never_do_more_than_they_could(drawn: dict[str, Any]) -> None:
     """Executed FLOPs are at most those that papers count, and take at most the step at the peaks; unmasked they are the same."""

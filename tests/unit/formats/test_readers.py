@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import tracemalloc
@@ -9,7 +10,9 @@ import tracemalloc
 import pytest
 
 from mpsim.errors import CalibrationError
+from mpsim.formats import read
 from mpsim.formats.kineto import stream_events
+from mpsim.formats.tables import table_of
 from mpsim.measured.sources import read_source
 
 TABLE = """\
@@ -272,6 +275,49 @@ def test_csv_of_kernels_keeps_rows_with_shape_and_time(tmp_path):
     assert found[2].median == pytest.approx(2 * 4096 * 4096 * 1024 / 600e12)
 
 
+def test_csv_of_kernels_tells_causal_attention_from_full(tmp_path):
+    """The column decides, and a row that leaves it open is left out."""
+    head, _, row, *_ = KERNELS.splitlines()
+    path = tmp_path / "kernels.csv"
+    whole, open_ = (row.replace("128,1,fwd", f"128,{word},fwd") for word in ("0", "not stated"))
+    path.write_text(f"{head}\n{row}\n{whole}\n{open_}")
+    assert [one.variant["causal"] for one in read(path).points] == [True, False]
+
+
+COLLECTIVES = """\
+system,collective,bytes,time_us,gpus,nodes
+dgx-h100,all_reduce,1048576,55,16,2
+dgx-h100,all_gather,4096,20.5,8,1
+"""
+
+
+def test_csv_of_collectives_says_how_many_ranks_on_how_many_nodes(tmp_path):
+    """Two of a table: name, bytes, time, ranks and nodes; the table that is written of them reads back as the same points."""
+    path, again = tmp_path / "collectives.csv", tmp_path / "again.csv"
+    path.write_text(COLLECTIVES)
+    found = read(path)
+    points = [
+        (one.op, one.bytes, one.seconds, one.ranks, one.domains, one.shape) for one in found.points
+    ]
+    assert points == [
+        ("all_reduce", 1048576.0, (pytest.approx(55e-6),), 16, 2, {"bytes": 1048576}),
+        ("all_gather", 4096.0, (pytest.approx(20.5e-6),), 8, 1, {"bytes": 4096}),
+    ]
+    again.write_text(table_of(found))
+    assert table_of(read(again)) == table_of(found)
+    assert [one.domains for one in read(again).points] == [2, 1]
+
+
+def test_the_fastest_of_several_times_is_written(tmp_path):
+    """What is slower waited for something else."""
+    path = tmp_path / "collectives.csv"
+    path.write_text(COLLECTIVES)
+    found = read(path)
+    noisy = dataclasses.replace(found.points[0], seconds=(70e-6, 55e-6, 60e-6))
+    text = table_of(dataclasses.replace(found, points=(noisy, *found.points[1:])))
+    assert text == table_of(found)
+
+
 def test_csv_of_several_machines_asks_for_one(tmp_path):
     """Constants of a mixture are those of no machine; --only picks one."""
     path = tmp_path / "kernels.csv"
@@ -289,6 +335,7 @@ def test_csv_of_several_machines_asks_for_one(tmp_path):
         ("a.txt", b"hello\n", "nothing known wrote this"),
         ("a.json", b'{"some": "thing"}', "neither nccl-tests -J nor torch.profiler"),
         ("a.csv", KERNELS.replace("210", "NaN").encode(), "time_us is 'NaN'"),
+        ("a.csv", KERNELS.replace("210", "-210").encode(), "time_us is '-210'"),
     ],
 )
 def test_files_of_nobody_are_refused(tmp_path, name, content, message):
