@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -24,6 +25,7 @@ __all__ = [
     "RECORDING",
     "TEXT",
     "check_regular",
+    "hash_file",
     "open_input",
     "open_regular",
     "open_text",
@@ -254,6 +256,12 @@ def read_bytes(
     """All bytes of a file; see `open_input`."""
     with open_input(path, needed=needed, error=error, largest=largest) as stream:
         return stream.read()
+
+
+def hash_file(path: str | Path, *, needed: str, error: type[MpsimError]) -> str:
+    """sha256 of a file as it lies on disk; see `open_regular`."""
+    with open_regular(path, needed=needed, error=error) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type] # it seeks
 
 
 def read_text(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ from mpsim.errors import CalibrationError, HardwareError
 from mpsim.formats.words import gpu
 from mpsim.hardware import Accelerator, Cluster, Link, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration
-from mpsim.inputs import open_regular
+from mpsim.inputs import hash_file
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
 from mpsim.measured.sources import Source, quietest, read_source
 from mpsim.output import write_whole
@@ -45,7 +44,6 @@ from mpsim.serving.result import ServedPoint
 
 __all__ = ["Calibrated", "calibrate", "calibrate_serving"]
 
-_BLOCK = 1 << 20
 _MAIN = ("bf16", "fp16", "fp32", "tf32")
 
 
@@ -114,7 +112,7 @@ def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str =
         per_node=_per_node(header, collectives),
         nodes=max([1, *(curve.domains for curve in collectives)]),
         library=library,
-        inputs=[input_of(source, _digest(source.file)) for source in sources],
+        inputs=[input_of(source, _hashed(source.file)) for source in sources],
     )
     fit, frame = _fitted(frame, points, collectives, measurements, header)
     if not fit.constants and not fit.collectives:
@@ -163,7 +161,7 @@ def calibrate_serving(
         nodes=1,
         library="",
         inputs=[
-            {"file": Path(f).name, "tool": "table of measured services", "sha256": _digest(str(f))}
+            {"file": Path(f).name, "tool": "table of measured services", "sha256": _hashed(f)}
             for f in files
         ],
     )
@@ -314,9 +312,5 @@ def _as_of(header: Header | None) -> str:
     return dt.datetime.now(dt.UTC).date().isoformat()
 
 
-def _digest(file: str) -> str:
-    digest = hashlib.sha256()
-    with open_regular(file, needed="measurements", error=CalibrationError) as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+def _hashed(file: str | Path) -> str:
+    return hash_file(file, needed="measurements", error=CalibrationError)

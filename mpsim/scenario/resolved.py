@@ -7,14 +7,15 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
-from mpsim.errors import ScheduleError
+from mpsim.errors import ScenarioError
 from mpsim.framework import Framework
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
-from mpsim.inputs import read_bytes
+from mpsim.inputs import check_regular, hash_file
 from mpsim.memo import remembered
 from mpsim.scenario.balance import stage_layers
 from mpsim.scenario.cluster import AcceleratorChoice, ClusterChoice, LinkChoice
@@ -30,7 +31,7 @@ __all__ = ["digest_of", "resolved_data"]
 S = TypeVar("S", bound=pydantic.BaseModel)
 
 _PROVENANCE = ("source", "as_of", "title")
-_PRESETS = 16  # models and frameworks that stay ready
+_PRESETS = 16  # models, frameworks and hashes of files that stay ready
 
 
 def resolved_data(scenario: Written) -> Fields:
@@ -56,16 +57,31 @@ def resolved_data(scenario: Written) -> Fields:
 
 
 def digest_of(scenario: Written) -> str:
-    """sha256 of all that decides the result: not of names of files, nor of the order of keys."""
+    """sha256 of all that decides the result: of what files hold, not of their names, nor of the order of keys."""
     content = resolved_data(scenario)
     del content["name"]
     content.pop("sweep", None)
     content["framework"] = _behaviour(scenario.software)
     if scenario.schedule.file is not None:
-        orders = read_bytes(scenario.schedule.file, needed="a schedule", error=ScheduleError)
-        content["schedule"]["file"] = hashlib.sha256(orders).hexdigest()
+        content["schedule"]["file"] = _hashed(scenario, scenario.schedule.file, "a schedule")
+    if scenario.serving is not None and (trace := scenario.serving.workload.trace) is not None:
+        content["serving"]["workload"]["trace"] = _hashed(scenario, trace, "a trace of requests")
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hashed(scenario: Written, file: str, needed: str) -> str:
+    """What stands for a file: its content, which is hashed once for each of its versions."""
+    path = scenario.folder / file
+    status = check_regular(path, needed=needed, error=ScenarioError)
+    return _content(path, status.st_mtime_ns, status.st_size, needed)
+
+
+@remembered(_PRESETS)
+def _content(path: Path, changed_ns: int, size: int, needed: str) -> str:
+    """sha256 of a file as it was at one moment."""
+    del changed_ns, size
+    return hash_file(path, needed=needed, error=ScenarioError)
 
 
 def _dumped(section: Section) -> Fields:

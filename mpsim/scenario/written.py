@@ -126,6 +126,11 @@ class Written(Section):
         """The data it was made from, with the place of every key that was read from a file."""
         return self._source
 
+    @property
+    def folder(self) -> Path:
+        """Folder of the file it was read from, to which files that it names are relative; the working directory without one."""
+        return Path(self._source.file).parent
+
     @functools.cached_property
     def ground(self) -> Layers:
         """Layers of the scenario, on which `with_values` lays its values."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.scenario import Scenario, check
@@ -66,7 +65,7 @@ def _plan(scenario: Scenario, tp: int, pp: int, ep: int) -> ServicePlan:
         speculation=serving.speculation,
         variation=scenario.variation,
         seed=scenario.simulation.seed,
-        folder=str(Path(scenario.source.file).parent) if scenario.source.file else ".",
+        folder=str(scenario.folder),
     )
 
 

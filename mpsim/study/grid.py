@@ -145,11 +145,10 @@ class Points:
             try:
                 point = scenario.with_values(assignment)
                 refuse_large_scenario(point)
+                name, likeness = name_of(point.digest), _likeness(point)
             except MpsimError as error:
                 wrong[place] = reason_of(error)
                 name = name_of("wrong", base, list(assignment.items()))
-            else:
-                name, likeness = name_of(point.digest), _likeness(point)
             names.append(name)
             first.setdefault(name, (likeness, place))
         order = [place for _, place in sorted(first.values())]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -219,7 +218,7 @@ def _orders(scenario: Scenario, microbatches: int) -> Orders:
     name: str | None = schedule.name
     try:
         if schedule.file is not None:
-            name = str(Path(scenario.source.file).parent / schedule.file)
+            name = str(scenario.folder / schedule.file)
         assert name is not None, "the schema wants a name or a file"
         orders = step_orders(
             name,
