@@ -38,7 +38,7 @@ _LOOKS = 120  # at the requests in the service, evenly spread
 _PARTS = 12  # of these looks, four to a third of the stream
 
 
-def distribution(values: Floats) -> dict[str, float | list[float]] | None:
+def distribution(values: Floats) -> dict[str, float | list[float] | None] | None:
     """Mean and percentiles of a latency, each with an 80 % interval.
 
     Parameters
@@ -49,30 +49,37 @@ def distribution(values: Floats) -> dict[str, float | list[float]] | None:
     Returns
     -------
     dict, or None
-        ``mean``, ``mean_interval``, ``p50``, ``p50_interval`` and so on; None without values.
+        ``mean``, ``mean_interval``, ``p50``, ``p50_interval`` and so on; None without values. The
+        interval of a percentile is None where the values are too few to have its ends among them.
     """
     finite = values[np.isfinite(values)]
     count = len(finite)
     if not count:
         return None
     ordered, mean = np.sort(finite), float(finite.mean())
+    least = min(0.0, float(ordered[0]))  # no latency is below it
     if count >= _LEAST:
         half = _half_width(np.array([batch.mean() for batch in _batches(finite)]))
     else:
         half = _Z * float(finite.std()) / math.sqrt(count)
-    figures: dict[str, float | list[float]] = {
+    figures: dict[str, float | list[float] | None] = {
         "mean": mean,
-        "mean_interval": [mean - half, mean + half],
+        "mean_interval": [max(least, mean - half), mean + half] if count > 1 else None,
     }
     for name, share in QUANTILES.items():
         value = figures[name] = float(np.quantile(ordered, share))
         reach = _Z * math.sqrt(share * (1 - share) * count)
-        places = (round(share * count + sign * reach) for sign in (-1, 1))
-        low, high = (float(ordered[min(count - 1, max(0, place))]) for place in places)
+        # about the place of the quantile itself, so that it lies between them
+        place = share * (count - 1)
+        first, last = math.floor(place - reach), math.ceil(place + reach)
+        if first < 0 or last >= count:
+            figures[f"{name}_interval"] = None
+            continue
+        low, high = float(ordered[first]), float(ordered[last])
         if count / _BATCHES >= 1.0 / min(share, 1.0 - share):  # batches long enough to have it
             batches = [float(np.quantile(batch, share)) for batch in _batches(finite)]
             half = _half_width(np.array(batches))
-            low, high = min(low, value - half), max(high, value + half)
+            low, high = min(low, max(least, value - half)), max(high, value + half)
         figures[f"{name}_interval"] = [low, high]
     return figures
 

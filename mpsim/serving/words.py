@@ -90,7 +90,7 @@ def _latency(figures: Figures | None) -> str:
     if figures is None:
         return "none"
     text = ", ".join(f"{name} {_time(figures[name])}" for name in ("mean", "p50", "p90", "p99"))
-    if "p99_interval" in figures:
+    if figures.get("p99_interval"):
         text += " ({} to {})".format(*map(_time, figures["p99_interval"]))
     return text
 

@@ -55,10 +55,24 @@ def test_intervals_of_correlated_means_hold_the_truth_as_often_as_they_say():
         assert 0.72 <= inside <= 0.9
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_every_interval_holds_its_figure_and_no_end_is_below_zero(seed):
+    """Whatever the number of requests and the tail; too few have no interval rather than a short one."""
+    random = np.random.default_rng(seed)
+    for count in (1, 2, 5, 11, 19, 20, 37, 99, 100, 101, 250, 1000):
+        figures = distribution(random.lognormal(sigma=random.uniform(0.1, 3), size=count))
+        for name in ("mean", "p50", "p90", "p99"):
+            ends = figures[f"{name}_interval"]
+            assert ends is None or 0 <= ends[0] <= figures[name] <= ends[1]
+        assert (figures["p99_interval"] is None) == (count < 250)
+        assert (figures["p50_interval"] is None) == (count < 5)
+
+
 def test_intervals_hold_their_figure_and_narrow_with_the_run():
+    """Each interval of ten thousand requests is narrower than that of 250."""
     random = np.random.default_rng(1)
     widths = []
-    for count in (100, 10_000):
+    for count in (250, 10_000):
         figures = distribution(random.exponential(size=count))
         for name in ("mean", "p50", "p90", "p99"):
             low, high = figures[f"{name}_interval"]
