@@ -113,8 +113,6 @@ class Imported:
         What the source leaves open, or asks for and is not simulated.
     ignored : tuple of str
         Keys of the source that change nothing here.
-    refused : tuple of str
-        What cannot be simulated, one sentence each; with any the scenario cannot be built.
     lines : mapping of str to str
         Where each value comes from: dotted key of the scenario to a place such as ``config.json:12 hidden_size``.
     format : str
@@ -132,7 +130,6 @@ class Imported:
     scenario: Mapping[str, Any]
     assumed: tuple[Assumed, ...] = ()
     ignored: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
     format: str = ""
     tool: str = ""
@@ -148,13 +145,9 @@ class Imported:
 
         Raises
         ------
-        CalibrationError
-            If something was refused.
         ScenarioError
             If a section is missing, or values contradict each other.
         """
-        if self.refused:
-            raise CalibrationError("; ".join(self.refused))
         return Scenario.from_mapping(dict(self.scenario))
 
 

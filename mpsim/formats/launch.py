@@ -68,8 +68,6 @@ class Launch:
         Nodes, processes on each, and all of them.
     options : mapping of str to Word
         Every option of the launchers, such as ``torchrun --nnodes``, with its value.
-    environment : mapping of str to str
-        Variables set before the command.
     """
 
     program: str

@@ -6,20 +6,23 @@ Values of keys that are not mapped are never kept: files of others hold paths, h
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Assumed, Imported, Mapped
+from mpsim.formats.keys import keys, keys_to
 
-__all__ = ["MOST_LAYERS", "Ledger", "flat", "laid", "nested", "shortened"]
+__all__ = ["MOST_LAYERS", "Ledger", "Settings", "flat", "laid", "nested", "shortened"]
 
 MOST_LAYERS: Final = 4096
 """Layers, stages and experts that a configuration may state: lists are made of them, and no model has so many."""
 
 _NEEDED = ("model", "cluster", "training.global_batch", "training.sequence_length")
 _OFF: Final = (None, False, 0, "", "0", "none", "None", "false", "False", "off")
+_UNSET: Final = (None, False, "False", "false", "None", "none", "null")
 LONGEST = 60  # characters of a value of somebody's file that a message repeats
 
 
@@ -197,6 +200,95 @@ class Ledger:
             warnings=tuple(self.warnings),
             model_parameters=self.model_parameters,
         )
+
+
+@dataclasses.dataclass(slots=True)
+class Settings:
+    """Settings of a configuration by one name each, whichever key of the file states them, and the ledger they go into.
+
+    Parameters
+    ----------
+    keys : mapping of str to str
+        Key of the file that states each setting.
+    values : mapping of str to object
+        What each says: a switch true or false, text, or a list.
+    """
+
+    table: ClassVar[str]
+    usual: ClassVar[str]
+    ledger: Ledger
+    keys: Mapping[str, str]
+    values: Mapping[str, Any]
+
+    def stated(self, *names: str) -> list[str]:
+        """Settings that have a value."""
+        return [name for name in names if self.values.get(name) not in _UNSET]
+
+    def first(self, *names: str) -> str:
+        """The first of these settings that is there; the first of all where none is."""
+        return next((name for name in names if name in self.keys), names[0])
+
+    def text(self, name: str) -> str | None:
+        """Text of a setting; None where it is absent or off."""
+        value = self.values.get(name)
+        return None if value in _UNSET or value is True else str(value)
+
+    def integer(self, *names: str, least: int = 1, most: int = 10**12) -> int | None:
+        """A whole number of the first of these settings; None where it is absent, refused by name where it is none."""
+        name = self.first(*names)
+        if name not in self.keys:
+            return None
+        return self.ledger.integer(self.keys[name], least=least, most=most, value=self.values[name])
+
+    def number(self, name: str) -> float | None:
+        """A number; None where it is absent, refused by name where it is none."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not abs(number) < 1e15:
+            self.ledger.refuse(f"{self.place(name)}: got {shortened(value)}; needed a number")
+            return None
+        return number
+
+    def meant(self, name: str, usual: str | None = None) -> Any:
+        """Value of the scenario that the word of a setting stands for, or `usual` where it is absent; refused by name where nobody knows the word."""
+        value = self.values.get(name)
+        given = value[0] if isinstance(value, list) and value else value
+        word = usual if given is None or given is True else str(given)
+        if word is None:
+            return None
+        known = next(row.values for row in keys(self.table) if row.name == name)
+        if word not in known:
+            needed = ", ".join(known)
+            self.ledger.refuse(f"{self.place(name)}: got {shortened(word)}; needed one of {needed}")
+        return known.get(word)
+
+    def place(self, name: str) -> str:
+        """Where a setting stands in the file."""
+        return self.ledger.place(self.keys.get(name, name))
+
+    def refuse(self, name: str, why: str) -> None:
+        """Refuse the file for a setting, or for the one that says a value of the scenario (dotted)."""
+        if "." in name and name not in self.keys:
+            name = self.first(*(row.name for row in keys_to(self.table, name)))
+        self.ledger.refuse(f"{self.place(name)}: {why}")
+
+    def put(self, names: str | Iterable[str], to: str, value: object, why: str = "") -> None:
+        """Give a key of the scenario its value, mapped from those settings that are stated, else assumed."""
+        listed = [names] if isinstance(names, str) else names
+        stated = [self.keys[name] for name in listed if name in self.keys]
+        if stated:
+            self.ledger.put(stated, to, value)
+        else:
+            self.ledger.assume(to, value, why or self.usual)
+
+    def scenario(self, to: str, usual: Any = None) -> Any:
+        """Value that the scenario has so far."""
+        return self.ledger.scenario.get(to, usual)
 
 
 def _whole(value: object) -> int | None:

@@ -7,11 +7,11 @@ dataclasses that YAML files fill. Plain rows of the table are read and written h
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from mpsim.formats.keys import Key, keys, keys_to
-from mpsim.formats.ledger import Ledger, shortened
+from mpsim.formats.ledger import Ledger, Settings
 from mpsim.formats.megatron_flags import flags, tags
 from mpsim.formats.outgoing import check_trains, scenario_values
 from mpsim.scenario import Scenario
@@ -19,19 +19,14 @@ from mpsim.scenario import Scenario
 __all__ = ["Reading", "Writing"]
 
 _KEYS: Final = "megatron"
-_OFF: Final = (None, False, "False", "false", "None", "none", "null")
 
 
 @dataclasses.dataclass(slots=True)
-class Reading:
-    """Settings of one run, and the ledger they go into.
+class Reading(Settings):
+    """Settings of one run of Megatron on their way in.
 
     Parameters
     ----------
-    keys : mapping of str to str
-        Key of the file that states each setting.
-    values : mapping of str to object
-        What each says: a switch true or false, text, or a list.
     preset : str
         Framework preset of the era.
     tag : str
@@ -40,9 +35,8 @@ class Reading:
         Whether absent settings take the defaults of the dataclasses instead of those of the command line.
     """
 
-    ledger: Ledger
-    keys: Mapping[str, str]
-    values: Mapping[str, Any]
+    table: ClassVar[str] = _KEYS
+    usual: ClassVar[str] = "Megatron's default"
     preset: str
     tag: str
     is_dataclass: bool
@@ -51,73 +45,6 @@ class Reading:
         """Whether one of these switches is set."""
         values = (self.values.get(name) for name in names)
         return any(value is True or str(value).strip().lower() in ("true", "1", "yes") for value in values)  # fmt: skip
-
-    def stated(self, *names: str) -> list[str]:
-        """Settings that have a value."""
-        return [name for name in names if self.values.get(name) not in _OFF]
-
-    def first(self, *names: str) -> str:
-        """The first of these settings that is there; the first of all where none is."""
-        return next((name for name in names if name in self.keys), names[0])
-
-    def text(self, name: str) -> str | None:
-        """Text of a setting; None where it is absent or off."""
-        value = self.values.get(name)
-        return None if value in _OFF or value is True else str(value)
-
-    def integer(self, name: str, *, least: int = 1, most: int = 10**12) -> int | None:
-        """A whole number; None where it is absent, refused by name where it is none."""
-        if name not in self.keys:
-            return None
-        return self.ledger.integer(self.keys[name], least=least, most=most, value=self.values[name])
-
-    def number(self, name: str) -> float | None:
-        """A number; None where it is absent, refused by name where it is none."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if not abs(number) < 1e15:
-            self.ledger.refuse(f"{self.place(name)}: got {shortened(value)}; needed a number")
-            return None
-        return number
-
-    def meant(self, name: str, usual: str | None = None) -> Any:
-        """Value of the scenario that the word of a setting stands for, or `usual` where it is absent; refused by name where nobody knows the word."""
-        value = self.values.get(name)
-        given = value[0] if isinstance(value, list) and value else value
-        word = usual if given is None or given is True else str(given)
-        if word is None:
-            return None
-        known = next(row.values for row in keys(_KEYS) if row.name == name)
-        if word not in known:
-            needed = ", ".join(known)
-            self.ledger.refuse(f"{self.place(name)}: got {shortened(word)}; needed one of {needed}")
-        return known.get(word)
-
-    def place(self, name: str) -> str:
-        """Where a setting stands in the file."""
-        return self.ledger.place(self.keys.get(name, name))
-
-    def refuse(self, name: str, why: str) -> None:
-        """Refuse the file for a setting, or for the one that says a value of the scenario (dotted)."""
-        if "." in name:
-            name = self.first(*(row.name for row in keys_to(_KEYS, name)))
-        self.ledger.refuse(f"{self.place(name)}: {why}")
-
-    def put(
-        self, names: str | Iterable[str], to: str, value: object, why: str = "Megatron's default"
-    ) -> None:
-        """Give a key of the scenario its value, mapped from those settings that are stated, else assumed."""
-        listed = [names] if isinstance(names, str) else names
-        stated = [self.keys[name] for name in listed if name in self.keys]
-        if stated:
-            self.ledger.put(stated, to, value)
-        else:
-            self.ledger.assume(to, value, why)
 
     def read(self, *targets: str) -> None:
         """Read plain rows of the table: a value of the scenario each, from the first of its keys that the file has."""
@@ -145,10 +72,6 @@ class Reading:
         if row.kind == "word":
             return self.meant(row.name)
         return self.on(row.name) == (row.kind == "switch")
-
-    def scenario(self, to: str, usual: Any = None) -> Any:
-        """Value that the scenario has so far."""
-        return self.ledger.scenario.get(to, usual)
 
     def since(self, tag: str) -> bool:
         """Whether the era begins with this tag or a later one."""

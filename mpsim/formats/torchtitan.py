@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from mpsim.formats.configs import json_config, toml_config
 from mpsim.formats.imported import Imported
 from mpsim.formats.keys import keys_to
-from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, shortened
+from mpsim.formats.ledger import MOST_LAYERS, Ledger, Settings, flat, shortened
 from mpsim.formats.outgoing import Exported, check_trains, header, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
@@ -60,7 +60,12 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     ledger = Ledger(str(head.path), flat(data), lines)
     signs: Mapping[str, str] = _rules()["signs"]
     era = next((era for era, sign in signs.items() if any(re.fullmatch(sign, key) for key in ledger.values)), "2025")  # fmt: skip
-    reader = _Reader(ledger, era)
+    names = {key: key for key in ledger.values}
+    for section in reversed(_SECTIONS):  # the first that has a word counts
+        start = f"{section}."
+        names |= {key.removeprefix(start): key for key in ledger.values if key.startswith(start)}
+    values = {name: ledger.get(key) for name, key in names.items()}
+    reader = _Reader(ledger, names, values, era)
     reader.model()
     reader.parallelism(options)
     reader.schedule()
@@ -74,50 +79,20 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
 
 
 @dataclasses.dataclass(slots=True)
-class _Reader:
-    """One configuration of one era on its way into a ledger."""
+class _Reader(Settings):
+    """One configuration of one era on its way into a ledger; settings have the words of `_SECTIONS`, others their whole keys."""
 
-    ledger: Ledger
+    table: ClassVar[str] = _NAME
+    usual: ClassVar[str] = "torchtitan's default"
     era: str
     layers: int | None = None
     ranks: int | None = None
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def key(self, *words: str) -> str | None:
-        """The first of these words that the file has, in whichever section its era keeps it."""
-        names = (f"{section}.{word}" for word in words for section in _SECTIONS)
-        return next((name for name in names if name in self.ledger), None)
-
-    def keys(self, *words: str) -> list[str]:
-        """Keys of these words that the file has."""
-        return [key for word in words if (key := self.key(word))]
-
-    def integer(self, *words: str, least: int = 1) -> int | None:
-        """A whole number of the first of these words."""
-        key = self.key(*words)
-        return None if key is None else self.ledger.integer(key, least=least)
-
-    def on(self, *words: str) -> bool:
+    def on(self, *names: str) -> bool:
         """Whether a switch is on."""
-        key = self.key(*words)
-        return bool(key and self.ledger.switch(key))
-
-    def put(
-        self,
-        names: str | Sequence[str] | None,
-        to: str,
-        value: object,
-        why: str = "torchtitan's default",
-    ) -> None:
-        """Map a value from keys, or assume it."""
-        if names:
-            self.ledger.put(names, to, value)
-        else:
-            self.ledger.assume(to, value, why)
-
-    def refuse(self, key: str | None, why: str) -> None:
-        """Refuse the file for a key."""
-        self.ledger.refuse(f"{self.ledger.place(key or '')}: {why}")
+        name = self.first(*names)
+        return name in self.keys and bool(self.ledger.switch(self.keys[name]))
 
     @property
     def each(self) -> int:
@@ -130,28 +105,26 @@ class _Reader:
         name, flavor = (str(self.ledger.get(row, "")) for row in rows)
         preset = _rules()["flavors"].get(name, {}).get(flavor)
         if preset is not None:
-            self.ledger.put(rows, "model.preset", preset)
+            self.put(rows, "model.preset", preset)
             self.layers = model(preset).layers
             return
         self.ledger.ask("model")
         why = f"flavor {shortened(flavor)} of {shortened(name)} is in no table here"
-        self.ledger.warn(f"{self.ledger.place(rows[0])}: {why}")
+        self.ledger.warn(f"{self.place(rows[0])}: {why}")
 
     def parallelism(self, options: Options) -> None:
         """Degrees, what is sharded, and the number of accelerators."""
         for axis in ("tp", "pp", "cp", "ep", "etp"):
             word = keys_to(_NAME, f"parallelism.{axis}")[0].name.partition(".")[2]
-            degree, key = self.integer(word) or 1, self.key(word)
-            self.mesh[axis] = degree
+            degree = self.mesh[axis] = self.integer(word) or 1
             if axis == "etp" and self.mesh["ep"] > 1:
                 # torchtitan's default: each expert is whole on a rank
-                self.put(key, "parallelism.etp", degree)
-            elif key is not None and (axis in ("tp", "pp") or (degree > 1 and axis != "etp")):
-                self.ledger.put(key, f"parallelism.{axis}", degree)
+                self.put(word, "parallelism.etp", degree)
+            elif word in self.keys and (axis in ("tp", "pp") or (degree > 1 and axis != "etp")):
+                self.put(word, f"parallelism.{axis}", degree)
         replicate = self._ranks(options)
-        switch = self.key("enable_sequence_parallel")
-        divided = (self.on("enable_sequence_parallel") if switch else True) and self.mesh["tp"] > 1
-        why = "on with tensor parallelism"
+        switch, why = "enable_sequence_parallel", "on with tensor parallelism"
+        divided = (switch not in self.keys or self.on(switch)) and self.mesh["tp"] > 1
         self.put(switch, "parallelism.sequence_parallel", divided, why)
         self._sharding(replicate)
 
@@ -187,12 +160,12 @@ class _Reader:
             return
         kind = str(self.ledger.get("training.data_parallel_type", "fsdp"))
         is_sharded = kind == "fsdp" and (self.mesh["shard"] != 1 or self.mesh["cp"] > 1)
-        names = self.keys("data_parallel_shard_degree", "data_parallel_degree", "data_parallel_type", "fsdp_reshard_after_forward")  # fmt: skip
+        names = ["data_parallel_shard_degree", "data_parallel_degree", "data_parallel_type", "fsdp_reshard_after_forward"]  # fmt: skip
         why = "data_parallel_shard_degree -1: all that is left"
         self.put(names, "parallelism.zero", row.values[stays] if is_sharded else 0, why)
         if replicate > 1 and is_sharded and self.ranks is not None:
-            both = [*self.keys("data_parallel_replicate_degree"), *names[:1]]
-            self.ledger.put(both, "parallelism.shard", self.mesh["shard"] * self.mesh["cp"])
+            both = ["data_parallel_replicate_degree", self.first(*names)]
+            self.put(both, "parallelism.shard", self.mesh["shard"] * self.mesh["cp"])
         elif replicate > 1 and is_sharded:
             self.ledger.ask("parallelism.shard")
 
@@ -200,8 +173,8 @@ class _Reader:
         """The schedule and its virtual stages."""
         if self.mesh["pp"] == 1:
             return
-        key = self.key("pipeline_parallel_schedule")
-        word = str(self.ledger.get(key, "1F1B")) if key else "1F1B"
+        key = "pipeline_parallel_schedule"
+        word = str(self.values.get(key, "1F1B"))
         known = _rules()["schedules"]
         names = {name.lower(): schedule for name, schedule in known.items()}
         if word.lower() not in names:
@@ -217,8 +190,8 @@ class _Reader:
 
     def _chunks(self) -> int:
         """Virtual stages of a rank, of the layers that each is to have."""
-        to = "schedule.virtual_stages"
-        each, key = self.integer("pipeline_parallel_layers_per_stage"), self.key("pipeline_parallel_layers_per_stage")  # fmt: skip
+        to, key = "schedule.virtual_stages", "pipeline_parallel_layers_per_stage"
+        each = self.integer(key)
         if each is None or self.layers is None:
             why = "torchtitan's default of schedules with several stages a rank"
             self.ledger.assume(to, 2, why)
@@ -226,7 +199,7 @@ class _Reader:
         # torchtitan counts the layers that its ends have less (pipeline_parallel.py: ceil of the sum over layers a stage)
         stages = -(-(self.layers + sum(self._less().values())) // each)
         chunks = max(1, stages // self.mesh["pp"])
-        self.ledger.put(key or "", to, chunks)
+        self.put(key, to, chunks)
         return chunks
 
     def _less(self) -> dict[str, int]:
@@ -239,12 +212,12 @@ class _Reader:
         """Fewer layers beside the embedding and the loss, the rest as evenly as they go: earlier stages have one more."""
         less = self._less()
         for end, count in less.items():
-            key = self.key(_ENDS[end])
             if count > 1:
-                self.refuse(key, f"{count} layers fewer on an end; 0 or 1 is simulated")
+                why = f"{count} layers fewer on an end; 0 or 1 is simulated"
+                self.refuse(_ENDS[end], why)
                 return
-            if count or key is not None:
-                self.put(key, f"parallelism.{end}_counts_as_layer", bool(count))
+            if count or _ENDS[end] in self.keys:
+                self.put(_ENDS[end], f"parallelism.{end}_counts_as_layer", bool(count))
         if self.layers is None or stages > MOST_LAYERS:
             return
         base, extra = divmod(self.layers + sum(less.values()), stages)
@@ -260,64 +233,63 @@ class _Reader:
 
     def batches(self) -> None:
         """Sequence length, microbatch and batch of a step."""
-        key = self.key("seq_len", "max_context_length")
-        length = self.ledger.integer(key, least=1) if key else 2048
+        key = self.first("seq_len", "max_context_length")
+        length = self.integer(key) if key in self.keys else 2048
         if length is None:
             return
         self.put(key, "training.sequence_length", length)
         if self.era == "2026-08":
             self._tokens(length)
             return
-        local, key = self.integer("local_batch_size", "batch_size") or 8, self.key("local_batch_size", "batch_size")  # fmt: skip
-        micro, names = local, [key] if key else []
+        key = self.first("local_batch_size", "batch_size")
+        micro = local = self.integer(key) or 8
+        name = key
         if self.mesh["pp"] > 1 and self.era == "2024":
             count = self.integer("pipeline_parallel_microbatches") or self.mesh["pp"]
             if local % count:
                 self.refuse(key, f"{local} sequences do not divide into {count} microbatches")
                 return
             micro = local // count
-            names = self.keys("pipeline_parallel_microbatches") or names
+            name = self.first("pipeline_parallel_microbatches", key)
         elif self.mesh["pp"] > 1:
             micro = self.integer("pipeline_parallel_microbatch_size") or 1
-            names = self.keys("pipeline_parallel_microbatch_size") or names
-        self.put(names, "training.micro_batch", micro)
-        self._total(local, "global_batch_size", [key] if key else [])
+            name = self.first("pipeline_parallel_microbatch_size", key)
+        self.put(name, "training.micro_batch", micro)
+        self._total(local, "global_batch_size", key)
 
-    def _total(self, local: int, word: str, names: list[str], size: int = 1) -> None:
+    def _total(self, local: int, word: str, key: str, size: int = 1) -> None:
         """The batch of a step: as it is stated, else so many sequences for each data-parallel rank."""
-        total, key = self.integer(word, least=-1), self.key(word)
+        total = self.integer(word, least=-1)
         if total is not None and total > 0:
-            self.ledger.put(key or "", "training.global_batch", total // size)
+            self.put(word, "training.global_batch", total // size)
         elif self.ranks is not None:
             why = f"{local} for each data-parallel rank"
             batch = local * (self.ranks // self.each)
-            self.put([*names, *([key] if key else [])], "training.global_batch", batch, why)
+            self.put([key, word], "training.global_batch", batch, why)
         else:
             self.ledger.ask("training.global_batch")
 
     def _tokens(self, length: int) -> None:
         """Batches of 2026 count tokens."""
-        word = "num_tokens_per_microbatch_per_dp_rank"
-        tokens, key = self.integer(word) or 16384, self.key(word)
+        word, count = "num_tokens_per_microbatch_per_dp_rank", "num_pp_microbatches"
+        tokens = self.integer(word) or 16384
         if tokens % length:
-            self.refuse(key, f"{tokens} tokens are no whole sequences of {length}")
+            self.refuse(word, f"{tokens} tokens are no whole sequences of {length}")
             return
         micro = tokens // length
-        self.put(key, "training.micro_batch", micro)
-        count = self.integer("num_pp_microbatches") or 1
-        names = self.keys("num_pp_microbatches")
-        self._total(micro * count, "num_tokens_per_train_step", names, length)
+        self.put(word, "training.micro_batch", micro)
+        local = micro * (self.integer(count) or 1)
+        self._total(local, "num_tokens_per_train_step", count, length)
 
     def precision(self) -> None:
         """Number format of products."""
         names = [name for name in ("model.converters", "quantize.linear", "model.quantization") if name in self.ledger]  # fmt: skip
         words = str(self.ledger.get(names[0])) if names else ""
-        recipe = self.key("recipe_name")
         if re.search(r"\bmx", words):
-            self.ledger.put(names, "training.precision", "mxfp8")
+            self.put(names, "training.precision", "mxfp8")
         elif "float8" in words or self.on("enable_float8_linear"):
-            all_names = [*names, *self.keys("enable_float8_linear", "recipe_name")]
-            is_rowwise = recipe is not None and "rowwise" in str(self.ledger.get(recipe))
+            all_names = [*names, "enable_float8_linear", "recipe_name"]
+            is_rowwise = "rowwise" in str(self.values.get("recipe_name"))
             self.put(all_names, "training.precision", "fp8_rowwise" if is_rowwise else "fp8")
         else:
             row = keys_to(_NAME, "training.precision")[0]
@@ -325,25 +297,23 @@ class _Reader:
             if word not in row.values:
                 self.refuse(row.name, f"got {shortened(word)}; needed one of {', '.join(row.values)}")  # fmt: skip
                 return
-            name = row.name if row.name in self.ledger else None
-            self.put(name, row.to, row.values[word])
+            self.put(row.name, row.to, row.values[word])
 
     def recompute(self) -> None:
         """Activation checkpointing."""
         rows = [row.name for row in keys_to(_NAME, "training.recompute")]
         mode = str(self.ledger.get(rows[0], "selective")).lower()
         option = str(self.ledger.get(rows[1], "2" if self.era in ("2024", "2025") else "op"))
-        name = rows[0] if rows[0] in self.ledger else None
         to = "training.recompute"
         if mode in ("none", "full"):
-            self.put(name, to, mode)
+            self.put(rows[0], to, mode)
         elif mode == "selective" and option == "op":
-            self.put(rows if name else None, to, "per-op")
+            self.put(rows if rows[0] in self.keys else (), to, "per-op")
         elif mode == "selective" and option.isdigit() and int(option) > 0:
-            self.ledger.put(rows, to, "full")
+            self.put(rows, to, "full")
             self._every(rows, int(option))
         elif mode == "memory_budget":
-            self.put(name, to, "per-op")
+            self.put(rows[0], to, "per-op")
             why = (
                 "what runs again under a memory budget is not known; every second product does here"
             )
@@ -357,8 +327,8 @@ class _Reader:
         if every == 1 or self.layers is None:
             return
         count = max(1, self.layers // self.mesh["pp"] // every)
-        self.ledger.put(rows, "training.recompute_method", "block")
-        self.ledger.put(rows, "training.recompute_layers", count)
+        self.put(rows, "training.recompute_method", "block")
+        self.put(rows, "training.recompute_layers", count)
         why = f"every {every}th layer runs again there; here the first {count} of a stage"
         self.ledger.note("training.recompute", why, "full")
 
@@ -367,8 +337,8 @@ class _Reader:
         preset = next(preset for preset, era in _rules()["eras"] if era == self.era)
         self.ledger.assume("framework.preset", preset, "the preset of the spelling")
         habits = framework(preset, {}).fields()
-        compiled = self.key("compile", "enable")
-        changes: dict[str, tuple[str | None, Any]] = {}
+        compiled = self.first("compile", "enable")
+        changes: dict[str, tuple[str, Any]] = {}
         if not self.on("compile", "enable"):
             changes = {name: (compiled, value) for name, value in uncompiled(preset).items()}
         precision = str(self.ledger.scenario.get("training.precision", ""))
@@ -377,9 +347,9 @@ class _Reader:
             ("enable_fsdp_float8_all_gather", "gathered_bytes", 1, precision.startswith("fp8")),
         ):  # fmt: skip
             if counts and self.on(word):
-                changes[to] = (self.key(word), value)
+                changes[to] = (word, value)
         if precision == "fp8_rowwise":
-            changes |= dict.fromkeys(_ROWWISE, (None, False))
+            changes |= dict.fromkeys(_ROWWISE, ("", False))
         for name, (key, value) in changes.items():
             if getattr(habits[name], "value", habits[name]) != value:
                 why = "row-wise scales" if name in _ROWWISE else "torch.compile is off"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import CalibrationError, FormatError
-from mpsim.formats import FORMATS, Assumed, Imported, Points, read, recognise, source
+from mpsim.formats import FORMATS, Assumed, Points, read, recognise, source
 
 RECORDED = Path(__file__).resolve().parents[3] / "validation" / "measured" / "cpu-2-ranks.jsonl"
 COLLECTIVES = (
@@ -75,12 +75,6 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"a": "' + b"0" * (1 << 22) + b'"}'))
     with pytest.raises(CalibrationError, match="is over 1 MiB, unpacked"):
         source.read_text(path, needed="a report", largest=1 << 20)
-
-
-def test_what_is_refused_cannot_be_built() -> None:
-    """A scenario with something that is not simulated says so when it is built."""
-    with pytest.raises(CalibrationError, match="linear attention"):
-        Imported(scenario={}, refused=("linear attention is not simulated",)).build()
 
 
 def test_an_assumption_is_one_sentence() -> None:
