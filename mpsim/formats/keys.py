@@ -34,7 +34,8 @@ class Key:
     note : str
         What the row cannot say.
     kind : str
-        ``int``, ``number``, ``word``, ``switch`` (true where it is on), ``off`` (false where it is on); empty where the row alone does not decide.
+        ``int``, ``number``, ``word``, ``switch`` (true where it is on), ``off`` (false where it is on), ``says`` (that where it is on, else nothing); empty where the row
+        alone does not decide.
     default, dataclass : object
         Value where the key is absent, and where it is absent in a file that fills dataclasses.
     ask : bool

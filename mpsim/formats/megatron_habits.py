@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpsim.formats.keys import Key, keys
+from mpsim.formats.keys import Key, keys, keys_to
 from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.framework import framework
 
@@ -123,10 +123,11 @@ def _gradient_changes(given: Reading) -> Iterator[_Change]:
     if unfused:
         name = "no-gradient-accumulation-fusion"
         yield _Change([name], "accumulation_traffic", 8.0 if wide else 4.0)
-    bucket = given.integer("ddp-bucket-size")
+    size = keys_to("megatron", "framework.bucket_bytes")[0].name
+    bucket = given.integer(size)
     if bucket is not None:
-        yield _Change(["ddp-bucket-size"], "bucket_bytes", f"{bucket * (4 if wide else 2)} B")
-        yield _Change(["ddp-bucket-size"], "bucket_bytes_per_replica", "0 B")
+        yield _Change([size], "bucket_bytes", f"{bucket * (4 if wide else 2)} B")
+        yield _Change([size], "bucket_bytes_per_replica", "0 B")
     clip = given.number("clip-grad")
     if clip is not None:
         yield _Change(["clip-grad"], "gradient_norm", clip > 0)

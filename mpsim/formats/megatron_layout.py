@@ -29,8 +29,7 @@ _LAYOUT: Final = "pipeline-model-parallel-layout"
 _FIRST: Final = ("decoder-first-pipeline-num-layers", "num-layers-in-first-pipeline-stage")
 _LAST: Final = ("decoder-last-pipeline-num-layers", "num-layers-in-last-pipeline-stage")
 _MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj")  # fmt: skip
-_EMBEDDING: Final = "account-for-embedding-in-pipeline-split"
-_LOSS: Final = "account-for-loss-in-pipeline-split"
+_COUNTED: Final = ("parallelism.embedding_counts_as_layer", "parallelism.loss_counts_as_layer")
 
 
 def mesh_of(given: Reading) -> Mapping[str, int]:
@@ -53,8 +52,7 @@ def read_layout(given: Reading, layers: int | None) -> None:
     library = given.meant("distributed-backend", "nccl")
     if library not in ("nccl", None):
         given.put("distributed-backend", "cluster.library", library)
-    if given.on("use-tp-pp-dp-mapping"):
-        given.put("use-tp-pp-dp-mapping", "parallelism.order", "tp-cp-ep-pp-dp")
+    given.read("parallelism.order")
     _read_schedule(given, mesh["pp"], layers)
 
 
@@ -71,17 +69,23 @@ def _read_sharding(given: Reading) -> None:
         given.put(names, "parallelism.zero", max(stage, distributed))
     else:
         given.put("use-distributed-optimizer", "parallelism.zero", distributed)
-    if given.on("optimizer-cpu-offload"):
-        both = ["optimizer-cpu-offload", "optimizer-offload-fraction"]
-        given.put(both, "parallelism.offload", "optimizer")
-        if given.number(both[1]) not in (None, 1.0):
+    given.read("parallelism.offload")
+    share, offloaded = "optimizer-offload-fraction", given.scenario("parallelism.offload")
+    if share in given.keys and offloaded:
+        given.put(
+            [row.name for row in keys_to("megatron", "parallelism.offload")] + [share],
+            "parallelism.offload",
+            offloaded,
+        )
+        if given.number(share) not in (None, 1.0):
             why = "a part of the optimizer is offloaded; all of it is simulated"
-            given.ledger.warn(f"{given.place(both[1])}: {why}")
+            given.ledger.warn(f"{given.place(share)}: {why}")
 
 
 def _read_schedule(given: Reading, pp: int, layers: int | None) -> None:
     """Put the schedule and the layers of every stage into the ledger."""
-    ends = int(given.on(_EMBEDDING)) + int(given.on(_LOSS))
+    given.read(*_COUNTED)
+    ends = sum(bool(given.scenario(end)) for end in _COUNTED)
     layout = given.text(_LAYOUT)
     names = [name for name in _CHUNKS if name in given.keys] or [_LAYOUT]
     if layout is not None:
@@ -96,9 +100,6 @@ def _read_schedule(given: Reading, pp: int, layers: int | None) -> None:
     given.put(names, "schedule.name", "interleaved-1f1b" if chunks > 1 else "1f1b")
     if chunks > 1:
         given.put(names, "schedule.virtual_stages", chunks)
-    for name, end in ((_EMBEDDING, "embedding"), (_LOSS, "loss")):
-        if given.on(name):
-            given.put(name, f"parallelism.{end}_counts_as_layer", True)
     uneven = any(name in given.keys for name in (*_FIRST, *_LAST))
     if uneven and layout is None and layers is not None:
         _read_ends(given, pp, chunks, layers)
@@ -277,8 +278,7 @@ def write_layout(put: Writing) -> None:
     if p.sequence_parallel and p.tp > 1:
         put.put("sequence-parallel", True)
     _write_sharding(put)
-    if p.order == "tp-cp-ep-pp-dp":
-        put.put("use-tp-pp-dp-mapping", True)
+    put.write("parallelism.order")
     _write_schedule(put)
 
 
@@ -292,8 +292,8 @@ def _write_sharding(put: Writing) -> None:
             row = next(row for row in keys_to("megatron", "parallelism.zero") if row.values)
             put.put(row.name, row.word(p.zero))
             put.given["use-distributed-optimizer"] = True
-    if p.offload == "optimizer" and p.offload_to == "host":
-        put.put("optimizer-cpu-offload", True)
+    if p.offload_to == "host":
+        put.write("parallelism.offload")
 
 
 def _write_schedule(put: Writing) -> None:
@@ -303,10 +303,7 @@ def _write_schedule(put: Writing) -> None:
     if put.run.stage_layers is not None:
         _write_stages(put, list(put.run.stage_layers), chunks)
         return
-    if p.embedding_counts_as_layer:
-        put.put(_EMBEDDING, True)
-    if p.loss_counts_as_layer:
-        put.put(_LOSS, True)
+    put.write(*_COUNTED)
     if chunks == 1 or p.pp == 1:
         return
     if put.is_dataclass:

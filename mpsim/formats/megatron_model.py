@@ -54,8 +54,8 @@ def read_model(given: Reading) -> int | None:
         why = "two thirds of 4 x hidden, by 64" if narrow else "4 x hidden"
         given.ledger.assume("model.ffn_hidden", width, why)
     given.read("model.norm", "model.bias")
-    if given.on("add-qkv-bias") and not given.scenario("model.bias"):
-        given.put("add-qkv-bias", "model.qkv_bias", True)
+    if not given.scenario("model.bias"):
+        given.read("model.qkv_bias")
     given.read("model.tied_embeddings", "model.dropout")
     _read_vocabulary(given)
     given.read("model.moe.experts")
@@ -75,10 +75,8 @@ def _read_heads(given: Reading) -> None:
         given.ledger.assume("model.kv_heads", heads, "as many as heads")
     if latent:
         return
-    channels = given.integer("kv-channels")
-    if channels is not None:
-        given.put("kv-channels", "model.head_dim", channels)
-    elif hidden is not None and heads is not None:
+    given.read("model.head_dim")
+    if given.scenario("model.head_dim") is None and hidden is not None and heads is not None:
         if hidden % heads:
             why = f"--hidden-size {hidden} does not divide among {heads} heads; give --kv-channels"
             given.ledger.refuse(why)
@@ -229,8 +227,8 @@ def write_model(put: Writing) -> None:
     if model.norm == "rmsnorm" or put.has_any("model.norm"):
         put.write("model.norm")
     put.write("model.bias")
-    if model.qkv_bias and not model.bias:
-        put.put("add-qkv-bias", True)
+    if not model.bias:
+        put.write("model.qkv_bias")
     put.write("model.dropout")
     put.put("attention-dropout", model.dropout)
     if model.qk_norm and model.mla is None:
@@ -260,7 +258,7 @@ def _write_heads(put: Writing) -> None:
         if put.has("group-query-attention") and not put.is_dataclass:
             put.put("group-query-attention", True)
     if model.heads * model.head_dim != model.hidden:
-        put.put("kv-channels", model.head_dim)
+        put.write("model.head_dim")
 
 
 def _write_vocabulary(put: Writing) -> None:

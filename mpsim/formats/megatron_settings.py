@@ -71,6 +71,8 @@ class Reading(Settings):
             return self.number(row.name)
         if row.kind == "word":
             return self.meant(row.name)
+        if row.kind == "says":
+            return row.says if self.on(row.name) else None
         return self.on(row.name) == (row.kind == "switch")
 
     def since(self, tag: str) -> bool:
@@ -141,8 +143,13 @@ class Writing:
             rows = keys_to(_KEYS, to)
             row = next((row for row in rows if self.has(row.name)), rows[0])
             value = usual if self.scenario(to) is None else self.scenario(to)
-            if row.kind in ("switch", "off"):
-                if bool(value) == (row.kind == "switch"):
+            if row.kind in ("switch", "off", "says"):
+                on = (
+                    value == row.says
+                    if row.kind == "says"
+                    else bool(value) == (row.kind == "switch")
+                )
+                if on:
                     self.put(row.name, True)
             elif not row.values:
                 self.put(row.name, value)

@@ -12,6 +12,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 __all__ = ["DeviceAxes", "device_axes"]
 
 Groups = Sequence[Sequence[int]]
@@ -44,25 +46,11 @@ class DeviceAxes:
         >>> DeviceAxes(("data", "tensor"), (2, 4)).along([[0, 4], [1, 5]])
         'data'
         """
-        moved = [False] * len(self.sizes)
+        moved = np.zeros(len(self.sizes), dtype=bool)
         for group in groups:
-            if not group:
-                continue
-            first = self._place(group[0])
-            for member in group[1:]:
-                for axis, (here, there) in enumerate(zip(first, self._place(member), strict=True)):
-                    moved[axis] |= here != there
-        return (
-            "+".join(name for name, moves in zip(self.names, moved, strict=True) if moves)
-            or "devices"
-        )
-
-    def _place(self, device: int) -> list[int]:
-        places = []
-        for size in reversed(self.sizes):
-            device, place = divmod(device, size)
-            places.append(place)
-        return places[::-1]
+            places = np.array(np.unravel_index(np.array(group, dtype=np.int64), self.sizes))
+            moved |= (places != places[:, :1]).any(axis=1)
+        return "+".join(itertools.compress(self.names, moved)) or "devices"
 
 
 def device_axes(

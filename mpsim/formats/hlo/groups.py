@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.errors import FormatError
 
@@ -59,7 +61,7 @@ def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
     if tiles := _IOTA.search(rest):
         rows, columns = [*_wholes(tiles[1], file), 1][:2]
         ids = _tiled(rows * columns, tiles[2], tiles[3], file, f"replica_groups=[{tiles[1]}]<=")
-        return _rows(ids, columns)
+        return _listed(ids.reshape(-1, columns))
     if mesh := _MESH.search(rest):
         return _along_mesh(mesh, file)
     if "replica_groups=" in rest:
@@ -77,12 +79,13 @@ def _wholes(text: str, file: str) -> list[int]:
     return [int(item) for item in items]
 
 
-def _rows(values: Sequence[int], columns: int) -> list[list[int]]:
-    return [list(values[start : start + columns]) for start in range(0, len(values), columns)]
+def _listed(groups: NDArray[np.int64]) -> list[list[int]]:
+    listed: list[list[int]] = groups.tolist()
+    return listed
 
 
-def _tiled(total: int, tile: str, order: str | None, file: str, what: str) -> list[int]:
-    """Numbers from 0 on as an array of the sizes of a tile, its axes in another order."""
+def _tiled(total: int, tile: str, order: str | None, file: str, what: str) -> NDArray[np.int64]:
+    """Numbers from 0 on as an array of the sizes of a tile, its axes in another order, in row-major order."""
     sizes = _wholes(tile, file)
     axes = _wholes(order, file) if order else list(range(len(sizes)))
     if (
@@ -91,16 +94,7 @@ def _tiled(total: int, tile: str, order: str | None, file: str, what: str) -> li
         or not 0 < total <= MOST_DEVICES
     ):
         raise FormatError(f"{file}: {what}[{tile}] do not multiply to {total} devices")
-    return _transposed(list(range(total)), sizes, axes)
-
-
-def _transposed(values: Sequence[int], sizes: Sequence[int], axes: Sequence[int]) -> list[int]:
-    """Values of an array of these sizes, its axes in another order, in row-major order."""
-    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    result = [0]
-    for axis in axes:
-        result = [base + index * strides[axis] for base in result for index in range(sizes[axis])]
-    return [values[place] for place in result]
+    return np.arange(total).reshape(sizes).transpose(axes).ravel()
 
 
 def named_meshes(rest: str) -> list[list[tuple[str, int]]]:
@@ -133,8 +127,8 @@ def _along_mesh(mesh: re.Match[str], file: str) -> list[list[int]]:
         raise FormatError(
             f"{file}: replica_groups of mesh [{mesh[1][:60]}] along {mesh[4][:60]}: needed axes of the mesh"
         )
-    ids = _tiled(total, mesh[2], mesh[3], file, "device_ids ") if mesh[2] else list(range(total))
+    ids = _tiled(total, mesh[2], mesh[3], file, "device_ids ") if mesh[2] else np.arange(total)
     inner = [names.index(name) for name in wanted]
     outer = [place for place in range(len(names)) if place not in inner]
     columns = math.prod(sizes[place] for place in inner)
-    return _rows(_transposed(ids, sizes, [*outer, *inner]), columns)
+    return _listed(ids.reshape(sizes).transpose([*outer, *inner]).reshape(-1, columns))
