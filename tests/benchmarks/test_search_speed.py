@@ -12,10 +12,9 @@ import time
 import pytest
 
 import mpsim
-from mpsim.study.search.bound import Bounder
-from mpsim.study.search.candidate import Timer
+from mpsim.study.search.bound import Bounder, _flight, _orders
 from mpsim.study.search.layouts import Layouts
-from mpsim.study.search.order import _flight, _orders
+from mpsim.study.search.trainings import Timer
 from mpsim.training.planning import make_plan
 
 pytestmark = pytest.mark.benchmark(group="search")

@@ -12,13 +12,12 @@ import mpsim
 from mpsim.errors import DeadlockError, ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
-from mpsim.study.search.bound import Bounder
-from mpsim.study.search.candidate import Timer
+from mpsim.study.search.bound import Bounder, Order
 from mpsim.study.search.decisions import choices, turned
 from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.given import split_axes
 from mpsim.study.search.layouts import AXES, Layouts
-from mpsim.study.search.order import Order
+from mpsim.study.search.trainings import Timer
 from mpsim.training.memory import Flight, account_memory
 from mpsim.training.planning import Division, make_plan, recompute_of
 from tests.nightly import some

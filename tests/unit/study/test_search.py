@@ -16,9 +16,9 @@ import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.plot import search_chart
 from mpsim.study.search import Found, Search, trainings
-from mpsim.study.search.candidate import WaitingFrame
 from mpsim.study.search.layouts import Layouts
 from mpsim.study.search.queue import Queue
+from mpsim.study.search.trainings import WaitingFrame
 
 OVER = {
     "parallelism.tp": [1, 2, 4],
