@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -70,6 +71,7 @@ def _fields(group: Any) -> Iterator[str]:
             "" if field.default is dataclasses.MISSING else f" (default {_text(field.default)})"
         )
         words = meaning[field.name] or _members(kinds[field.name])
+        words = re.sub(r" \[[^]]+\](?=\.$)", "", words)  # the unit stands beside it
         yield f"| `{field.name}` | {_values(field.name, kinds[field.name])}{default} | {words} |"
 
 

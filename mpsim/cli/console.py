@@ -128,7 +128,7 @@ def _room() -> int:
 
 
 class Answer(Protocol):
-    """What a study found."""
+    """Outcome of a study."""
 
     def to_json(self) -> Mapping[str, object]:
         """Plain data, SI units."""
@@ -138,7 +138,7 @@ class Answer(Protocol):
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> None:
-    """What a study found, on stdout."""
+    """Print the outcome of a study on stdout."""
     if as_json:
         print_json(answer.to_json())
     else:

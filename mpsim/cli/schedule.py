@@ -42,7 +42,7 @@ class Overlap(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What the ranks of a pipeline have to do, and how long each part of it takes."""
+    """Work of the ranks of a pipeline, and how long each part of it takes."""
 
     pp: Annotated[
         int | None, typer.Option("--pp", min=1, max=MOST_RANKS, help="Pipeline ranks.")

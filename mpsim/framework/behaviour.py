@@ -183,9 +183,8 @@ class TensorBehaviour:
     """All-reduces of one float32 a token in the vocabulary-parallel loss."""
     context_exchange: ContextExchange = ContextExchange.RING
     eager_context_sums: Flag = False
-    """Whether the steps of a ring are put together in float32 by kernels of one operation each, and
-    gradients of keys and values travel in it (torch's experimental context parallelism); else
-    one kernel does it in the precision of activations."""
+    """Whether the steps of a ring are summed in float32 by kernels of one operation each (torch's
+    experimental context parallelism), or by one kernel in the precision of activations."""
     norm_reductions: Whole = 0
     """All-reduces of a norm's weight or bias over tensor parallelism in each forward of a layer
     (BLOOM)."""
@@ -243,8 +242,8 @@ class DataBehaviour:
     gathered_bytes: ElementBytes = 0
     """Bytes of a parameter element as it is gathered; 0 for as it is computed with."""
     owned_tensors: Whole = 0
-    """Tensors of a layer, where whole tensors are dealt out to owners, so that no more ranks own
-    something than there are tensors (InternEvo); 0 where every rank owns an even share."""
+    """Tensors of a layer that are dealt out whole to owners (InternEvo); 0 where every rank owns an
+    even share."""
     parameter_gather: ParameterGather = ParameterGather.ALL_GATHER
     unit_layers: Count = 1
     """Layers gathered together where parameters are sharded (FSDP unit)."""
@@ -253,7 +252,7 @@ class DataBehaviour:
     before it with 2; 1 exposes every gather."""
     prefetch_backward: Flag = True
     """Whether the gather of the next unit of a backward pass is queued before the reduction of the
-    present one. If not, it waits for that reduction, because both use one communicator."""
+    present one."""
     reshard_after_forward: Flag = True
     """Whether a unit is gathered again for the backward pass."""
     root_unit: Flag = True
@@ -298,9 +297,8 @@ class OptimizerBehaviour:
     gradient_norm: Flag
     """A global gradient norm synchronises all stages before the optimizer."""
     gradient_scratch: ElementBytes = 0
-    """Bytes per element of a buffer that is kept for every distinct shape of a layer's weights
-    (Transformer Engine hands autograd a dummy gradient where weight gradients are accumulated in
-    place); 0 without."""
+    """Bytes per element of a buffer for every distinct shape of a layer's weights (Transformer
+    Engine's dummy gradients); 0 without."""
     microbatch_gradients: ElementBytes = 0
     """Bytes per element of the gradients that a whole backward collects before they are added to
     those kept (DeepSpeed's BF16_Optimizer); 0 where each is added, or is kept, at once."""
@@ -325,17 +323,14 @@ class MemoryBehaviour:
     remade_norms: Flag = False
     """Whether what a norm returns is made again from its input."""
     frees_weights: Flag = False
-    """Whether each gathered weight is freed after its product and each gradient reduced as soon as
-    it is there, two at a time, instead of whole units (XLA; DeepSpeed's ZeRO-3, which gathers
-    parameter by parameter)."""
+    """Whether each gathered weight is freed after its product and each gradient reduced at once,
+    instead of whole units (XLA, DeepSpeed's ZeRO-3)."""
     divides_kept: Flag = False
     """Whether what is kept between products is divided over tensor parallelism without sequence
     parallelism too, as XLA divides it over every axis of its mesh."""
     drops_gradients: Flag = False
-    """Whether gradients are freed after the optimizer (torch's `zero_grad`), so that the only
-    microbatch of a step on one device keeps its activations before there are any. With several
-    replicas they stay: in the buckets of DDP, or in blocks of the stream that reduced them,
-    which no other stream gets from torch's allocator."""
+    """Whether gradients are freed after the optimizer (torch's `zero_grad`), so that on one device
+    a step of one microbatch keeps its activations before there are any."""
     steps_in_backward: Flag = False
     """Whether each parameter is updated as soon as its gradient is there, which is freed then; for
     one microbatch a step on one stage."""
@@ -396,12 +391,11 @@ class ExpertBehaviour:
     grouped_gemm: Flag = True
     """One kernel for all local experts, or one each."""
     expert_launches: Whole = 0
-    """Kernels that router, dispatch and combine launch in each pass of a layer, besides its
-    experts' products; all shorter than their launch, so where a forward waits for the device
-    none of these is hidden."""
+    """Kernels shorter than their launch that router, dispatch and combine launch in each pass of a
+    layer."""
     product_launch_cost: Seconds = 0.0
-    """Host time of one expert's product where each is a launch of its own but all are issued by one
-    call of the framework (a loop in C++); 0 for as any launch [s]."""
+    """Host time of one expert's product where one call of the framework issues all of them (a loop
+    in C++); 0 for as any launch [s]."""
     expert_synchronizations: Whole = 1
     """Times a forward of an expert layer waits for the device to know its token counts."""
     expert_padding: Flag = False

@@ -35,27 +35,23 @@ class Lowering:
     """One kernel each, or one kernel an operation."""
     merged_qkv: Flag = False
     """Whether queries, keys and values are one tensor, all of which is kept because the values are
-    a view of it, also where queries and keys are changed afterwards; else each is a tensor."""
+    a view of it, or three."""
     separate_projections: Flag = False
-    """Whether queries, keys and values, and gate and up, are products of their own, each of which
-    reads the tokens, and whose input gradients are added up by a kernel; else they are one
-    product."""
+    """Whether queries, keys and values, and gate and up, are products of their own, whose input
+    gradients a kernel adds up, or one product."""
     repeated_keys: Flag = False
     """Whether keys and values of grouped heads are copied out to all heads before attention
-    (`repeat_kv`), so that the copies are kept, and travel with context parallelism; else the
-    kernel reads the few."""
+    (`repeat_kv`), and kept and sent so."""
     embedding_product: Flag = False
     """Whether tokens are looked up by a product of the table with one-hot rows, as on TPUs, instead
     of a gather."""
     fused_grouped_mlp: Flag = False
-    """Whether biases, activation and casts between the products of experts ride in the epilogues of
-    those (Transformer Engine's fused grouped MLP), or are kernels of their own; biases are then
-    weighed and added one expert after the other, and a gate beside them is scaled and clamped,
-    one kernel each."""
+    """Whether biases, activation and casts between the products of experts are fused into these
+    (Transformer Engine's fused grouped MLP), or kernels of their own, biases one expert after the
+    other."""
     compiled_experts: Flag = False
     """Without `fused_grouped_mlp`: whether a clamped gate is one compiled kernel and biases are
-    added to all rows at once (AutoModel), or each step and each expert is a kernel of its own
-    (Megatron-Core)."""
+    added to all rows at once (AutoModel)."""
     wide_routing: Flag = True
     """Whether weights of routed experts are float32, which every kernel that they enter is then, or
     as wide as activations."""
@@ -63,9 +59,8 @@ class Lowering:
     """Whether the weights of routed experts enter in their activation, so that their output need
     not be kept, or after the experts."""
     wide_norms: Flag = False
-    """Whether an RMS norm is a chain of float32 kernels, which keeps its input in float32 and what
-    it has normalised, before the weight; else it is one kernel, which keeps its input as it
-    came."""
+    """Whether an RMS norm is a chain of float32 kernels that keeps its input and result in float32,
+    or one kernel that keeps its input as it came."""
     activation_bytes: ElementSize = 2
     """Bytes of an activation element (2 for bf16/fp16, 4 for fp32)."""
     weight_grad_bytes: ElementBytes = 4

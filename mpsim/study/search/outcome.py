@@ -127,7 +127,7 @@ class Outcome(Shown, Tabular, Generic[R]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Own:
-    """What the layout of the scenario itself does.
+    """Result of the scenario's own layout.
 
     Parameters
     ----------
