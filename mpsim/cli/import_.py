@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.console import note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, Trace, option
+from mpsim.accessors import Drawn
+from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
+from mpsim.cli.options import AsJson, Plots, Trace, option, refuse
 from mpsim.cli.paths import check_file
 from mpsim.errors import CalibrationError, FormatError
 from mpsim.output import write_whole
-from mpsim.units import Dimension, format_quantity
+from mpsim.units import Dimension, format_quantity, percent
 
 if TYPE_CHECKING:
     from mpsim.formats import Imported, Points, Recorded
@@ -23,6 +25,44 @@ if TYPE_CHECKING:
 __all__ = ["import_"]
 
 MOST = 10_000_000  # ranks: more is a slip of the keyboard
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Files that what was read is written to."""
+
+    output: Annotated[
+        Path | None,
+        option(
+            "--output -o",
+            "Write the scenario here instead of on stdout, or points as CSV.",
+            callback=check_file,
+        ),
+    ] = None
+    trace: Trace = None
+    plots: Plots = None
+
+    def write(self, text: str) -> None:
+        """Write the text of what was read, where it has a file."""
+        if self.output is not None:
+            write_whole(self.output, text)
+
+    def tell(self) -> None:
+        """Say that it was written."""
+        if self.output is not None:
+            wrote(self.output)
+
+    def draw(self, timeline: Drawn) -> None:
+        """Draw a timeline, where pictures are asked for."""
+        if self.plots is not None:
+            draw(timeline, self.plots / "timeline.png")
+
+    def refuse_pictures(self, programs: int, *, drawn: bool = False) -> None:
+        """Refuse what only a program that runs has; pictures unless something else is `drawn`."""
+        if programs != 1:
+            given = {"--trace": self.trace, "--plots": None if drawn else self.plots}
+            mend = "give one compiled program or execution trace, and --cluster"
+            refuse(given, f"got {programs} programs that run; {mend}")
 
 
 def import_(
@@ -39,14 +79,6 @@ def import_(
             help="Files to read: one configuration, or those of one benchmark or recording.",
         ),
     ],
-    output: Annotated[
-        Path | None,
-        option(
-            "--output -o",
-            "Write the scenario here instead of on stdout, or points as CSV.",
-            callback=check_file,
-        ),
-    ] = None,
     onto: Annotated[
         Path | None,
         option(
@@ -69,108 +101,98 @@ def import_(
             help="Accelerators of the job, or ranks of the benchmark, where the files do not say.",
         ),
     ] = None,
-    trace: Trace = None,
-    plots: Plots = None,
+    *,
+    target: Target,
     as_json: AsJson = False,
 ) -> None:
     """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points, recordings are summed up, programs run."""
-    from mpsim.formats.scenarios import written
+    from mpsim.formats import Imported
+    from mpsim.formats import read as read_file
+    from mpsim.formats.scenarios import checked, over, written
 
+    spans = target.plots is not None or len(files) > 1  # ranks of one job are laid on one clock
     try:
-        read = _read(
-            format, files, onto=onto, cluster=cluster, ranks=ranks, drawn=plots is not None
+        known = _one_kind(
+            [
+                read_file(file, format=format, cluster=cluster, ranks=ranks, spans=spans)
+                for file in files
+            ]
         )
+        if not isinstance(known, Imported):
+            refuse({"--onto": onto}, "measurements make no scenario; leave it out")
+            _measured(known, target, as_json=as_json)
+            return
+        read = checked(known if onto is None else over(known, onto))
     except CalibrationError as error:  # measured data that cannot be used is bad input here
         raise FormatError(str(error)) from error
-    if isinstance(read, tuple):
-        _measured(read, output, onto, trace=trace, plots=plots, as_json=as_json)
-        return
-    _refuse_pictures(0, trace, plots)
+    target.refuse_pictures(0)
     text = written(read)
     for warning in read.warnings:
         note(f"warning: {warning}")
-    if output is not None:
-        write_whole(output, text)
+    target.write(text)
     if as_json:
         print_json(_data(read))
-    elif output is None:
+    elif target.output is None:
         print_text(text)
     else:
         print_text("\n".join(_summary(read)))
-    if output is not None:
-        wrote(output)
+    target.tell()
 
 
-def _read(
-    name: str,
-    files: list[Path],
-    *,
-    onto: Path | None,
-    cluster: str | None,
-    ranks: int | None,
-    drawn: bool,
-) -> Imported | tuple[Points | Recorded, ...]:
+def _one_kind(
+    known: Sequence[Imported | Points | Recorded],
+) -> Imported | list[Points] | list[Recorded]:
     """Contents of the files, all of one format."""
-    from mpsim.formats import Imported, Points, Recorded, read
-    from mpsim.formats.scenarios import checked, over
+    from mpsim.formats import Imported, Points, Recorded
 
-    spans = drawn or len(files) > 1  # ranks of one job are laid on one clock
-    known = [read(file, format=name, cluster=cluster, ranks=ranks, spans=spans) for file in files]
-    recorded = tuple(item for item in known if isinstance(item, Recorded))
+    recorded = [item for item in known if isinstance(item, Recorded)]
     if len(recorded) == len(known) and len({item.format for item in recorded}) == 1:
         return recorded
-    scenarios = [item for item in known if isinstance(item, Imported)]
-    points = tuple(item for item in known if isinstance(item, Points))
+    points = [item for item in known if isinstance(item, Points)]
     if len(points) == len(known):
         return points
-    if len(known) > 1 or not scenarios:
-        words = " and ".join(
-            sorted({getattr(item, "format", "") or "measurements" for item in known})
-        )
+    first, *others = known
+    if others or not isinstance(first, Imported):
+        words = {getattr(item, "format", "") or "measurements" for item in known}
         raise FormatError(
-            f"got {len(known)} files ({words}); a scenario is imported from one. Import one, then lay the next over it with --onto"
+            f"got {len(known)} files ({' and '.join(sorted(words))}); a scenario is imported from one. "
+            "Import one, then lay the next over it with --onto"
         )
-    imported = scenarios[0] if onto is None else over(scenarios[0], onto)
-    return checked(imported)
+    return first
 
 
-def _measured(
-    read: tuple[Points | Recorded, ...],
-    output: Path | None,
-    onto: Path | None,
-    *,
-    trace: Path | None,
-    plots: Path | None,
-    as_json: bool,
-) -> None:
+def _measured(read: list[Points] | list[Recorded], target: Target, *, as_json: bool) -> None:
     """Print points or recordings, and run the programs among them."""
     from mpsim.formats import Points, Recorded
     from mpsim.formats.tables import table_of
 
-    if onto is not None:
-        raise typer.BadParameter("measurements make no scenario; leave it out", param_hint="--onto")
     recordings = [item for item in read if isinstance(item, Recorded)]
-    executions = [item.program.run() for item in recordings if item.program is not None]
     if any(item.spans for item in recordings):
-        _refuse_pictures(0, trace, None)
-        _told_step(recordings, output, plots, as_json=as_json)
+        target.refuse_pictures(0, drawn=True)
+        _told_step(recordings, target, as_json=as_json)
         return
-    _refuse_pictures(len(executions), trace, plots)
+    runs = {
+        place: item.program.run()
+        for place, item in enumerate(recordings)
+        if item.program is not None
+    }
+    target.refuse_pictures(len(runs))
     if recordings:
-        _told(recordings, output, executions, as_json=as_json)
-        for execution in executions:
-            _write(execution, trace, plots)
+        _told(recordings, target, runs, as_json=as_json)
+        for execution in runs.values():
+            if target.trace is not None:
+                execution.write_trace(target.trace)
+                wrote(target.trace)
+            if target.plots is not None:
+                target.draw(execution.plot())
         return
-    points = tuple(item for item in read if isinstance(item, Points))
+    points = [item for item in read if isinstance(item, Points)]
     print_json(_points_data(points)) if as_json else _print_points(points)
-    if output is not None:
-        write_whole(output, "".join(map(table_of, points)))
-        wrote(output)
+    target.write("".join(map(table_of, points)))
+    target.tell()
 
 
-def _told_step(
-    recordings: list[Recorded], output: Path | None, plots: Path | None, *, as_json: bool
-) -> None:
+def _told_step(recordings: list[Recorded], target: Target, *, as_json: bool) -> None:
     """Print what recordings say, each by itself and all ranks together on one clock, and draw them."""
     from mpsim.formats.recorded_step import recorded_step
 
@@ -180,92 +202,57 @@ def _told_step(
         "breakdown_s": step.parts,
         "clock_offsets_s": list(step.offsets_s),
     }
-    _told(recordings, output, [], as_json=as_json, more=together)
+    _told(recordings, target, {}, as_json=as_json, more=together)
     if not as_json:
-        shares = [
-            (
-                name.replace("_", " "),
-                format_quantity(seconds, Dimension.TIME),
-                f"{100 * seconds / step.step_time_s:.1f} %",
-            )
-            for name, seconds in step.parts.items()
-        ]
-        whole = ("step", format_quantity(step.step_time_s, Dimension.TIME), "")
-        print_table([whole, *shares], title=f"{len(step.ranks)} ranks on one clock", right=(1, 2))
-    if plots is not None:
+        rows = [("step", format_quantity(step.step_time_s, Dimension.TIME), "")]
+        for name, seconds in step.parts.items():
+            share = percent(seconds / step.step_time_s)
+            rows.append((name.replace("_", " "), format_quantity(seconds, Dimension.TIME), share))
+        print_table(rows, title=f"{len(step.ranks)} ranks on one clock", right=(1, 2))
+    if target.plots is not None:
         from mpsim.plot import draw_timeline
 
-        plots.mkdir(parents=True, exist_ok=True)
-        wrote(draw_timeline(step.timeline).save(plots / "timeline.png"))
-
-
-def _refuse_pictures(programs: int, trace: Path | None, plots: Path | None) -> None:
-    """Refuse options of a run where nothing, or more than one program, runs."""
-    for name, value in (("--trace", trace), ("--plots", plots)):
-        if value is not None and programs != 1:
-            raise typer.BadParameter(
-                f"got {programs} programs that run; give one compiled program or execution trace, and --cluster",
-                param_hint=name,
-            )
-
-
-def _write(execution: Execution, trace: Path | None, plots: Path | None) -> None:
-    if trace is not None:
-        execution.write_trace(trace)
-        wrote(trace)
-    if plots is not None:
-        plots.mkdir(parents=True, exist_ok=True)
-        wrote(execution.plot().save(plots / "timeline.png"))
+        target.draw(draw_timeline(step.timeline))
 
 
 def _told(
     read: list[Recorded],
-    output: Path | None,
-    executions: list[Execution],
+    target: Target,
+    runs: Mapping[int, Execution],
     *,
     as_json: bool,
-    more: dict[str, Any] | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> None:
-    """Print what a recording says and what its program does, and write it as JSON with `more`."""
-    waiting = iter(executions)  # one a recording that is a program, in their order
-    ran = [None if item.program is None else next(waiting) for item in read]
-    each = []
-    for item, execution in zip(read, ran, strict=True):
-        each.append(
-            {
-                "format": item.format,
-                "tool": item.tool,
-                "version": item.version,
-                "files": list(item.files),
-                **item.facts,
-                **({} if execution is None else execution.summary),
-                "warnings": list(item.warnings),
-            }
-        )
-    data = each[0] if len(each) == 1 else {"format": read[0].format, "recordings": each}
-    data |= more or {}
+    """Print what recordings say and what the programs that `runs` has by place do, and write it as JSON with `more`."""
+    from mpsim.result.words import execution_rows
+
+    each = [
+        {
+            "format": item.format,
+            "tool": item.tool,
+            "version": item.version,
+            "files": list(item.files),
+            **item.facts,
+            **(runs[place].summary if place in runs else {}),
+            "warnings": list(item.warnings),
+        }
+        for place, item in enumerate(read)
+    ]
+    whole = each[0] if len(each) == 1 else {"format": read[0].format, "recordings": each}
+    data: dict[str, object] = {**whole, **(more or {})}
     for item in read:
         for warning in item.warnings:
             note(f"warning: {' '.join(item.files)}: {warning}")
-    if output is not None:
-        write_whole(output, json.dumps(data, indent=1) + "\n")
+    target.write(json.dumps(data, indent=1) + "\n")
     if as_json:
         print_json(data)
-    else:
-        for item, execution in zip(read, ran, strict=True):
-            lines = [f"{key:<16}{_short(value)}" for key, value in item.facts.items()]
-            print_text("\n".join([f"{' '.join(item.files)}: {item.tool}", *lines]))
-            if execution is not None:
-                _print_execution(execution)
-    if output is not None:
-        wrote(output)
-
-
-def _print_execution(execution: Execution) -> None:
-    """Print what a program did, as ``mpsim run`` prints a scenario."""
-    from mpsim.result.words import execution_rows
-
-    print_table(execution_rows(execution.summary), title=execution.summary["scenario"])
+    for place, item in enumerate(() if as_json else read):
+        lines = [f"{key:<16}{_short(value)}" for key, value in item.facts.items()]
+        print_text("\n".join([f"{' '.join(item.files)}: {item.tool}", *lines]))
+        if place in runs:  # as 'mpsim run' prints a scenario
+            summary = runs[place].summary
+            print_table(execution_rows(summary), title=summary["scenario"])
+    target.tell()
 
 
 def _short(value: object) -> str:
@@ -280,8 +267,8 @@ def _short(value: object) -> str:
     return _cell(value)
 
 
-def _data(read: Imported) -> dict[str, Any]:
-    data: dict[str, Any] = {
+def _data(read: Imported) -> dict[str, object]:
+    data: dict[str, object] = {
         "format": read.format,
         "tool": read.tool,
         "version": read.version,
@@ -317,7 +304,7 @@ def _summary(read: Imported) -> Iterator[str]:
     yield f"missing     {', '.join(read.missing) or 'nothing'}"
 
 
-def _points_data(files: tuple[Points, ...]) -> dict[str, Any]:
+def _points_data(files: Sequence[Points]) -> dict[str, object]:
     first = files[0]
     return {
         "format": first.format,
@@ -329,7 +316,7 @@ def _points_data(files: tuple[Points, ...]) -> dict[str, Any]:
     }
 
 
-def _print_points(files: tuple[Points, ...]) -> None:
+def _print_points(files: Sequence[Points]) -> None:
     for points in files:
         columns = list(dict.fromkeys(key for row in points.rows for key in row))
         rows = [[_cell(row.get(key)) for key in columns] for row in points.rows]
