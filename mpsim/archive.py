@@ -18,9 +18,10 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
 from mpsim.inputs import open_regular
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 __all__ = ["Archive", "Saved", "is_archive", "save"]
 
 T = TypeVar("T")
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
+"""Data of the document."""
+Kind: TypeAlias = Any
+"""What a field is declared as: a class, or what typing makes of several."""
+Array: TypeAlias = NDArray[np.generic]
 
 _DOCUMENT, _VALUE = "value.json", "value"
 _FORMAT = 1
@@ -41,18 +47,9 @@ _KINDS = 256  # classes whose fields stay known
 _MOST_BYTES = 2**34  # unpacked: a file of a few kilobytes may claim to be petabytes
 _MOST_WORDS = 2**30  # bytes of the document: arrays are beside it
 _WRONG = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AssertionError,
-    AttributeError,
-    IndexError,
-    RecursionError,
-    MemoryError,
-    EOFError,
-    NotImplementedError,  # a way of packing that zipfile has no word for
-    zlib.error,
+    *(OSError, ValueError, LookupError, TypeError, AssertionError, AttributeError),
+    *(MemoryError, EOFError, zlib.error),
+    RuntimeError,  # nested too deeply, or packed in a way that zipfile has no word for
 )
 """What a file that is damaged or made up can lead to."""
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -91,7 +88,7 @@ def save(path: str | Path, kind: str, parts: Mapping[str, object]) -> None:
     """
     import zipfile
 
-    arrays: list[np.ndarray[Any, Any]] = []
+    arrays: list[Array] = []
     document = {
         "format": _FORMAT,
         "mpsim": stamp(),
@@ -147,7 +144,7 @@ class Archive:
                 raise ValueError(f"its document is over {_MOST_WORDS >> 30} GiB")
             document = json.loads(archive.read(_DOCUMENT))
             self.version, self.kind = str(document["mpsim"]), str(document["kind"])
-            self._parts: Mapping[str, Any] = document["parts"]
+            self._parts: Mapping[str, Plain] = document["parts"]
             if document["format"] != _FORMAT:
                 raise ValueError(f"its format is {document['format']}; needed {_FORMAT}")
 
@@ -178,8 +175,7 @@ class Archive:
     def part(self, name: str, kind: type[T]) -> T:
         """One part, which has to be of the class `kind`; plain data where that is ``object``."""
         with self._opened() as archive:
-            value: T = _Reader(archive).made(self._parts[name], kind)
-        return value
+            return typing.cast(T, _Reader(archive).made(self._parts[name], kind))
 
     def _refused(self, reason: str) -> ScenarioError:
         return ScenarioError(f"{self._path} is not a saved value: {reason}")
@@ -191,11 +187,12 @@ class _Reader:
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
 
-    def made(self, plain: Any, kind: Any) -> Any:
+    def made(self, plain: Plain, kind: Kind) -> object:
         """The value that `plain` stands for where `kind` is declared."""
-        if kind in (Any, object) or typing.get_origin(kind) is typing.Literal:
+        origin: Kind = typing.get_origin(kind)
+        arguments = typing.get_args(kind)
+        if kind in (Any, object) or origin is typing.Literal:
             return _unplain(plain)
-        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin in (typing.Union, types.UnionType):
             kinds = [kind for kind in arguments if (kind is types.NoneType) == (plain is None)]
             return self._of_kinds(plain, kinds)
@@ -206,7 +203,7 @@ class _Reader:
         if dataclasses.is_dataclass(kind):
             return self._dataclass(plain, kind)
         if issubclass(kind, enum.Enum):
-            return kind[plain["enum"]]
+            return kind[str(_inside(plain, "enum"))]
         value = _unplain(plain)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
@@ -214,7 +211,7 @@ class _Reader:
             raise TypeError(f"got {type(value).__name__}; needed {kind.__name__}")
         return value
 
-    def _of_kinds(self, plain: Any, kinds: Sequence[Any]) -> Any:
+    def _of_kinds(self, plain: Plain, kinds: Sequence[Kind]) -> object:
         """The value of the first kind that `plain` can be of; the reasons of the last where of none."""
         *others, last = kinds
         for kind in others:
@@ -222,11 +219,11 @@ class _Reader:
                 return self.made(plain, kind)
         return self.made(plain, last)
 
-    def _collection(self, plain: Any, origin: Any, arguments: tuple[Any, ...]) -> Any:
+    def _collection(self, plain: Plain, origin: Kind, arguments: tuple[Kind, ...]) -> object:
         if issubclass(origin, Mapping):
             key, value = arguments
-            return {self.made(k, key): self.made(v, value) for k, v in plain["pairs"]}
-        items = plain["items"]
+            return {self.made(k, key): self.made(v, value) for k, v in _pairs(plain)}
+        items = _listed(_inside(plain, "items"))
         if origin is tuple and arguments[1:] != (Ellipsis,):
             return tuple(
                 self.made(item, argument) for item, argument in zip(items, arguments, strict=True)
@@ -234,23 +231,41 @@ class _Reader:
         values = (self.made(item, arguments[0]) for item in items)
         return origin(values) if issubclass(origin, frozenset | set) else tuple(values)
 
-    def _dataclass(self, plain: Any, kind: Any) -> Any:
-        ((name, fields),) = plain.items()
-        if name != kind.__name__:
-            raise TypeError(f"got a {name}; needed a {kind.__name__}")
+    def _dataclass(self, plain: Plain, kind: Kind) -> object:
+        fields = _inside(plain, kind.__name__)
+        if not isinstance(fields, dict):
+            raise TypeError(f"got no fields of a {kind.__name__}")
         hints = _hints(kind)
         known = {field.name for field in dataclasses.fields(kind) if field.init}
         return kind(
             **{key: self.made(value, hints[key]) for key, value in fields.items() if key in known}
         )
 
-    def _array(self, plain: Any, arguments: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-        with self._archive.open(f"{int(plain['array'])}.npy") as file:
-            array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False)
+    def _array(self, plain: Plain, arguments: tuple[Kind, ...]) -> Array:
+        with self._archive.open(f"{_inside(plain, 'array')}.npy") as file:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
         declared = typing.get_args(arguments[1])
         if declared and declared[0] is not Any and array.dtype != np.dtype(declared[0]):
             raise TypeError(f"got an array of {array.dtype}; needed {np.dtype(declared[0])}")
         return array
+
+
+def _inside(plain: Plain, form: str) -> Plain:
+    """What stands in a mapping of one form."""
+    if not isinstance(plain, dict) or list(plain) != [form]:
+        got = next(iter(plain), "nothing") if isinstance(plain, dict) else type(plain).__name__
+        raise TypeError(f"got {got}; needed {form}")
+    return plain[form]
+
+
+def _listed(plain: Plain) -> list[Plain]:
+    if not isinstance(plain, list):
+        raise TypeError(f"got {type(plain).__name__}; needed a list")
+    return plain
+
+
+def _pairs(plain: Plain) -> Iterator[list[Plain]]:
+    return map(_listed, _listed(_inside(plain, "pairs")))
 
 
 def _words(error: BaseException) -> str:
@@ -260,11 +275,11 @@ def _words(error: BaseException) -> str:
 
 
 @remembered(_KINDS)
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Kind]:
     return typing.get_type_hints(kind)
 
 
-def _plain(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+def _plain(value: object, arrays: list[Array]) -> Plain:
     """A value as JSON has it; arrays go to `arrays` and leave their number."""
     if isinstance(value, enum.Enum):
         return {"enum": value.name}
@@ -285,22 +300,21 @@ def _plain(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):
-        pairs = [[_plain(key, arrays), _plain(element, arrays)] for key, element in value.items()]
-        return {"pairs": pairs}
+        return {"pairs": [[_plain(part, arrays) for part in pair] for pair in value.items()]}
     if isinstance(value, Sequence | frozenset | set):
         return {"items": [_plain(item, arrays) for item in value]}
     raise TypeError(f"cannot save a {type(value).__name__}")
 
 
-def _unplain(plain: Any) -> Any:
+def _unplain(plain: Plain) -> object:
     """Data without classes: scalars, lists and mappings."""
     if not isinstance(plain, dict):
         return plain
     ((form, content),) = plain.items()
     if form == "float":
-        return _NOT_FINITE[content]
+        return _NOT_FINITE[str(content)]
     if form == "items":
-        return [_unplain(item) for item in content]
+        return [_unplain(item) for item in _listed(content)]
     if form == "pairs":
-        return {_unplain(key): _unplain(value) for key, value in content}
+        return {_unplain(key): _unplain(value) for key, value in _pairs(plain)}
     raise TypeError(f"got {form}; needed data without classes")

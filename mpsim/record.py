@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+import sys
+from typing import Final, TypeVar
 
 from mpsim.errors import MpsimError
 from mpsim.inputs import shown
@@ -13,7 +12,7 @@ __all__ = ["MOST", "Record"]
 
 MOST: Final = 1 << 63
 """Bound of whole numbers in files: what is larger is damage, and fits no array."""
-_ABSENT: Final[Any] = object()
+T = TypeVar("T")
 
 
 class Record:
@@ -45,9 +44,9 @@ class Record:
 
     def __init__(self, data: object, place: str, *, error: type[MpsimError]) -> None:
         self.place, self._error = place, error
-        if not isinstance(data, Mapping):
+        if not isinstance(data, dict):
             raise error(f"{place}: got {shown(data)}; needed an object")
-        self._data: Mapping[str, Any] = data
+        self._data: dict[str, object] = data
 
     def __contains__(self, key: str) -> bool:
         return self._data.get(key) is not None
@@ -65,67 +64,59 @@ class Record:
         """Value as it is; None where it is absent."""
         return self._data.get(key)
 
-    def _read(
-        self, key: str, default: Any, needed: str, fits: Callable[[Any], bool] = lambda _: True
-    ) -> Any:
-        """Value of a key that fits, or the default."""
+    def _read(self, key: str, kind: type[T], default: T | None, needed: str) -> T:
+        """Value of a key, which has to be of a kind, or the default."""
         value = self._data.get(key)
-        if value is None and default is not _ABSENT:
+        if value is None and default is not None:
             return default
-        if value is None or not (value is default or fits(value)):
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise self.wrong(key, needed)
         return value
 
-    def whole(self, key: str, default: Any = _ABSENT, *, least: int = 0, most: int = MOST) -> int:
+    def whole(
+        self, key: str, default: int | None = None, *, least: int = 0, most: int = MOST
+    ) -> int:
         """Whole number within its bounds."""
         needed = f"a whole number of {least} to {most}" if most < MOST else "a whole number"
-        whole: int = self._read(key, default, needed, lambda value: _is_whole(value, least, most))
+        whole = self._read(key, int, default, needed)
+        if key in self and not least <= whole <= most:
+            raise self.wrong(key, needed)
         return whole
 
-    def number(self, key: str, default: Any = _ABSENT, *, least: float = -math.inf) -> float:
-        """Finite number of at least `least`."""
-        needed = "a finite number" + (f" of {least:g} or more" if least > -math.inf else "")
-        value = self._read(key, default, needed, lambda value: _is_finite(value) and value >= least)
-        number: float = value if value is default else float(value)
-        return number
+    def number(self, key: str) -> float:
+        """Finite number."""
+        value = self._data.get(key)
+        kind = int if isinstance(value, int) else float
+        number = self._read(key, kind, None, "a finite number")
+        if not -sys.float_info.max <= number <= sys.float_info.max:
+            raise self.wrong(key, "a finite number")
+        return float(number)
 
-    def text(self, key: str, default: Any = _ABSENT) -> str:
+    def text(self, key: str, default: str | None = None) -> str:
         """Text."""
-        text: str = self._read(key, default, "a text", lambda value: isinstance(value, str))
-        return text
+        return self._read(key, str, default, "a text")
 
-    def record(self, key: str, default: Any = _ABSENT) -> Record:
+    def record(self, key: str, default: dict[str, object] | None = None) -> Record:
         """Object."""
-        value = self._read(key, default, "an object", lambda value: isinstance(value, Mapping))
+        value = self._read(key, dict, default, "an object")
         return Record(value, f"{self.place}: {key}", error=self._error)
 
-    def items(self, key: str, default: Any = _ABSENT) -> list[Any]:
+    def items(self, key: str, default: list[object] | None = None) -> list[object]:
         """List of anything."""
-        return list(self._read(key, default, "a list", lambda value: isinstance(value, list)))
+        return self._read(key, list, default, "a list")
 
-    def records(self, key: str, default: Any = _ABSENT) -> list[Record]:
+    def records(self, key: str, default: list[object] | None = None) -> list[Record]:
         """List of objects."""
         return [
             Record(item, f"{self.place}: {key}.{index}", error=self._error)
             for index, item in enumerate(self.items(key, default))
         ]
 
-    def wholes(self, key: str, default: Any = _ABSENT, *, least: int = 0) -> tuple[int, ...]:
+    def wholes(self, key: str, default: list[object] | None = None) -> tuple[int, ...]:
         """List of whole numbers."""
-        values = self.items(key, default)
-        for value in values:
-            if not _is_whole(value, least, MOST):
+        wholes: list[int] = []
+        for value in self.items(key, default):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
                 raise self._error(f"{self.place}: {key} holds {shown(value)}; needed whole numbers")
-        return tuple(values)
-
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_finite(value: object) -> bool:
-    try:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(cast(float, value))
-    except OverflowError:  # an integer beyond all floats
-        return False
+            wholes.append(value)
+        return tuple(wholes)

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -191,8 +191,7 @@ def _result(
     from mpsim.archive import Archive, is_archive
 
     if is_archive(file):
-        summary: Any = Archive(file).of("Result").part("summary", object)
-        return _checked(file, summary)
+        return _checked(file, Archive(file).of("Result").part("summary", dict))
     if file.suffix == ".json":
         return _stored(file)
     from mpsim.simulate import simulate

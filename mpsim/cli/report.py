@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -66,7 +66,7 @@ def report(
         print_json(document, stamped=False)
 
 
-def _result(file: Path, reading: Reading) -> AnyResult | Mapping[str, Any]:
+def _result(file: Path, reading: Reading) -> AnyResult | Mapping[str, object]:
     """The result or search that a file holds, or that simulating a scenario file gives."""
     from mpsim.archive import is_archive
     from mpsim.result import Result
@@ -79,7 +79,7 @@ def _result(file: Path, reading: Reading) -> AnyResult | Mapping[str, Any]:
     return simulate(reading.load(file))
 
 
-def _stored(file: Path) -> Mapping[str, Any]:
+def _stored(file: Path) -> Mapping[str, object]:
     """The study that a file holds."""
     from mpsim.report import is_study
 
@@ -95,7 +95,7 @@ def _stored(file: Path) -> Mapping[str, Any]:
 
 
 def _sweep(
-    results: list[AnyResult | Mapping[str, Any]], what_if: list[str]
+    results: list[AnyResult | Mapping[str, object]], what_if: list[str]
 ) -> tuple[Scenario, Sweep]:
     """The first scenario at every combination of the values of the sliders."""
     from mpsim.study import sweep

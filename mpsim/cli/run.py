@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.console import print_json, print_sheet, print_text, wrote
+from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
 from mpsim.cli.emit import targets, write_emitted
-from mpsim.cli.options import AsJson, Emit, Engine, Plots, Reading, Trace
+from mpsim.cli.options import AsJson, Emit, Engine, Plots, Reading, Trace, refuse
 from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
 from mpsim.output import safe_name
@@ -51,6 +51,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
+    from mpsim.result import Result
     from mpsim.result.words import summary_sheet
     from mpsim.simulate import simulate
 
@@ -64,10 +65,13 @@ def run(
     folders = _folders(scenarios, plots)
     for scenario, folder, wanted in zip(scenarios, folders, emitting, strict=True):
         if scenario.serves:
-            _refuse_studies(sensitivity=sensitivity, engine=engine)
-        result: Any = simulate(scenario)  # of which only a step has a sensitivity
+            why = "studies a training step, and the scenario serves; leave it out"
+            refuse({"--sensitivity": sensitivity, "--engine": engine}, why)
+        result = simulate(scenario)
         configurations = [item.of(scenario) for item in wanted]
-        answer: Sensitivity | None = result.sensitivity() if sensitivity else None
+        answer: Sensitivity | None = None
+        if sensitivity and isinstance(result, Result):
+            answer = result.sensitivity()
         if as_json:
             studies = {} if answer is None else {"sensitivity": answer.to_json()}
             told = [item.to_json() for item in configurations]
@@ -96,16 +100,6 @@ def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]
     return [plots / folder for folder in names]
 
 
-def _refuse_studies(**options: object) -> None:
-    """Refuse options that only a training step has."""
-    for name, value in options.items():
-        if value not in (None, False):
-            raise typer.BadParameter(
-                "studies a training step, and the scenario serves; leave it out",
-                param_hint=f"--{name}",
-            )
-
-
 def _write(
     result: Result | ServiceResult,
     sensitivity: Sensitivity | None,
@@ -116,7 +110,7 @@ def _write(
         for path in result.save_plots(plots):
             wrote(path)
         if sensitivity is not None:
-            wrote(sensitivity.plot().save(plots / "sensitivity.png"))
+            draw(sensitivity.plot(), plots / "sensitivity.png")
     if trace is not None:
         result.write_trace(trace)
         wrote(trace)

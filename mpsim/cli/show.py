@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -104,27 +104,20 @@ def _show_models(*, as_json: bool) -> None:
     from mpsim.workload import model, model_names, model_year
 
     names = model_names()
-    sizes: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "parameters": model(name).parameters().total,
-            "active_parameters": model(name).active_parameters(lookup=True),
-            "layers": model(name).layers,
-            "year": model_year(name),
+    sizes: list[dict[str, str | int]] = []
+    rows = []
+    for known in map(model, names):
+        name, layers, year = known.name, known.layers, model_year(known.name)
+        counts = {
+            "parameters": known.parameters().total,
+            "active_parameters": known.active_parameters(lookup=True),
         }
-        for name in names
-    ]
+        sizes.append({"name": name, **counts, "layers": layers, "year": year})
+        billions = [f"{count / 1e9:,.4g} B" for count in counts.values()]
+        rows.append((f"model: {name}", *billions, str(layers), str(year)))
     if as_json:
         print_json({"model": list(names), "models": sizes}, stamped=False)
         return
-    billions = [
-        [f"{size[key] / 1e9:,.4g} B" for key in ("parameters", "active_parameters")]
-        for size in sizes
-    ]
-    rows = [
-        (f"model: {size['name']}", *cells, f"{size['layers']}", f"{size['year']}")
-        for size, cells in zip(sizes, billions, strict=True)
-    ]
     print_table(rows, header=("", "parameters", "active", "layers", "year"), right=range(1, 5))
 
 
