@@ -155,12 +155,13 @@ def _decode(raw: bytes, file: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Node:
-    """A value as written: a scalar, a list of nodes, or a list of (key node, node)."""
+    """A value as written: a scalar, a list of nodes, or pairs of a key's node and a value's."""
 
-    value: Any
-    kind: type
     line: int
     column: int
+    value: object = None
+    items: list[_Node] | None = None
+    pairs: list[tuple[_Node, _Node]] | None = None
 
 
 class _Reader:
@@ -218,18 +219,19 @@ class _Reader:
     def _content(self, event: yaml.Event, depth: int) -> _Node:
         line, column = _position(event)
         if isinstance(event, yaml.ScalarEvent):
-            return _Node(_scalar(event), str, line, column)
-        items: list[Any] = []
+            return _Node(line, column, _scalar(event))
         if isinstance(event, yaml.SequenceStartEvent):
+            items: list[_Node] = []
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
                 items.append(self._node(event, depth + 1))
-            return _Node(items, list, line, column)
+            return _Node(line, column, items=items)
+        pairs: list[tuple[_Node, _Node]] = []
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self._node(event, depth + 1)
-            if key.kind is not str:
+            if key.items is not None or key.pairs is not None:
                 raise self._at(event, "a key must be one word, not a list or a mapping")
-            items.append((key, self._node(next(self.events), depth + 1)))
-        return _Node(items, dict, line, column)
+            pairs.append((key, self._node(next(self.events), depth + 1)))
+        return _Node(line, column, pairs=pairs)
 
     def _plain(self, node: _Node, key: str) -> object:
         self.values += 1
@@ -237,10 +239,10 @@ class _Reader:
             message = f"more than {MAX_VALUES} values once its aliases are expanded; needed fewer"
             raise _fatal(message, self.file, node.line, node.column)
         head = f"{key}." if key else ""
-        if node.kind is list:
-            return [self._item(item, f"{head}{index}") for index, item in enumerate(node.value)]
-        if node.kind is dict:
-            return self._mapping(node, head)
+        if node.items is not None:
+            return [self._item(item, f"{head}{index}") for index, item in enumerate(node.items)]
+        if node.pairs is not None:
+            return self._mapping(node.pairs, head)
         value = "<<" if node.value is _MERGE else node.value
         if isinstance(value, int | float) and not abs(value) <= _LARGEST:
             message = f"got {shown(value)}; needed a finite number"
@@ -251,11 +253,11 @@ class _Reader:
         self.places[key] = (node.line, node.column)
         return self._plain(node, key)
 
-    def _mapping(self, node: _Node, head: str) -> dict[Any, Any]:
-        merged: dict[Any, Any] = {}
-        data: dict[Any, Any] = {}
-        lines: dict[Any, int] = {}
-        for name, child in node.value:
+    def _mapping(self, pairs: list[tuple[_Node, _Node]], head: str) -> dict[object, object]:
+        merged: dict[object, object] = {}
+        data: dict[object, object] = {}
+        lines: dict[object, int] = {}
+        for name, child in pairs:
             key = f"{head}{name.value}"
             if name.value is _MERGE:
                 merged = self._merged(child, head)
@@ -269,17 +271,16 @@ class _Reader:
                 data[name.value] = self._plain(child, key)
         return {**merged, **data} if merged else data
 
-    def _merged(self, node: _Node, head: str) -> dict[Any, Any]:
+    def _merged(self, node: _Node, head: str) -> dict[object, object]:
         """Mappings that a merge key brings: the mapping it aliases, or several, of which the first wins."""
-        sources = node.value if node.kind is list else [node]
-        merged: dict[Any, Any] = {}
-        for source in reversed(sources):
-            if source.kind is not dict:
+        merged: dict[object, object] = {}
+        for source in reversed([node] if node.items is None else node.items):
+            if source.pairs is None:
                 message = "'<<' merges a mapping; needed an alias of one, such as '<<: *name'"
                 raise _fatal(message, self.file, node.line, node.column)
             places = self.places
             self.places = {}
-            brought = self._mapping(source, head)
+            brought = self._mapping(source.pairs, head)
             self.places = self.places | places
             merged.update(brought)
         return merged

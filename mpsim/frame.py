@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpsim.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
 __all__ = ["Tabular", "to_frame"]
 
 
-def to_frame(rows: Sequence[Mapping[str, object]] | Mapping[str, Any]) -> pd.DataFrame:
+def to_frame(
+    rows: Sequence[Mapping[str, object]] | Mapping[str, Sequence[object] | NDArray[np.generic]],
+) -> pd.DataFrame:
     """A table of rows, or of columns by name.
 
     Raises

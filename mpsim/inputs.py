@@ -16,9 +16,12 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final, Never
+from typing import IO, TYPE_CHECKING, Final, Never
 
 from mpsim.errors import MpsimError, Problem, ScenarioError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 __all__ = [
     "CONFIGURATION",
@@ -173,7 +176,7 @@ def open_input(
     """
     with open_regular(path, needed=needed, error=error, largest=largest) as raw:
         packed = raw.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[attr-defined] # buffered
-        source: Any = gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw
+        source = gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw
         bounded = _Bounded(source, path, needed, error, largest)
         bounded.packed = os.fstat(raw.fileno()).st_size if packed else 0
         with io.BufferedReader(bounded, _BUFFER) as stream:
@@ -184,7 +187,12 @@ class _Bounded(io.RawIOBase):
     """Bytes of a stream up to a limit; errors of the system and of unpacking become one of the reader's class."""
 
     def __init__(
-        self, source: Any, path: str | Path, needed: str, error: type[MpsimError], largest: int
+        self,
+        source: IO[bytes] | gzip.GzipFile,
+        path: str | Path,
+        needed: str,
+        error: type[MpsimError],
+        largest: int,
     ) -> None:
         self.source, self.path, self.needed = source, path, needed
         self.error, self.largest = error, largest
@@ -197,9 +205,10 @@ class _Bounded(io.RawIOBase):
     def readall(self) -> bytes:
         return b"".join(iter(lambda: self._next(_BUFFER), b""))
 
-    def readinto(self, buffer: Any) -> int:
-        data = self._next(len(buffer))
-        buffer[: len(data)] = data
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        room = memoryview(buffer)
+        data = self._next(len(room))
+        room[: len(data)] = data
         return len(data)
 
     def _next(self, count: int) -> bytes:
@@ -274,13 +283,13 @@ def read_text(
 
 def read_json(
     path: str | Path, *, needed: str, error: type[MpsimError], largest: int = TEXT
-) -> Any:
+) -> object:
     """A JSON document, read as `parse_json` does."""
     text = read_text(path, needed=needed, error=error, largest=largest)
     return parse_json(text, path, error=error)
 
 
-def parse_json(text: str, path: str | Path, *, error: type[MpsimError]) -> Any:
+def parse_json(text: str, path: str | Path, *, error: type[MpsimError]) -> object:
     """A JSON document of which no key is repeated in an object, and which is not nested deeper than documents are.
 
     Parameters
@@ -294,7 +303,7 @@ def parse_json(text: str, path: str | Path, *, error: type[MpsimError]) -> Any:
         Of the class `error`, with the line where it breaks off.
     """
     try:
-        data = json.loads(text, object_pairs_hook=_once)
+        data: object = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as problem:
         reason = f"not whole JSON ({problem.msg}); the file is truncated or not JSON"
         raise refusal(error, path, reason, problem.lineno) from problem
@@ -313,7 +322,7 @@ class _RepeatedError(ValueError):
     """A key that stands twice in one object."""
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     data = dict(pairs)
     if len(data) < len(pairs):
         seen: set[str] = set()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 __all__ = ["Memo", "forget", "remembered", "usage"]
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 K = TypeVar("K")
 V = TypeVar("V")
 
-_CACHES: list[Any] = []
+_CACHES: list[functools._lru_cache_wrapper[object]] = []
 
 
 def remembered(bound: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -113,7 +113,7 @@ class Memo(dict[K, V]):
     setdefault = __ior__ = update  # type: ignore[assignment] # both would go around the bound
 
 
-def usage() -> dict[str, tuple[int, int]]:
+def usage() -> dict[str, tuple[int, int | None]]:
     """Answers that each remembered function keeps, and its bound, by the function's full name."""
     return {
         f"{cache.__module__}.{cache.__qualname__}": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 from mpsim.errors import nearest
 from mpsim.inputs import shown
@@ -106,7 +106,7 @@ class Plain:
     def __get_pydantic_core_schema__(
         self, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        schema: Any = {**handler(source), "strict": True, **self.bounds}
+        schema: object = {**handler(source), "strict": True, **self.bounds}
         return typing.cast("core_schema.CoreSchema", schema)
 
 

@@ -49,17 +49,16 @@ class _Untyped(_Loader):  # type: ignore[misc] # which class depends on PyYAML's
     yaml_implicit_resolvers: ClassVar[dict[str, object]] = {}
 
 
-def _data(node: yaml.Node) -> Any:
+def _data(node: yaml.Node) -> object:
     """The value of a node of a file that ships with mpsim, which has no tag and repeats no key (tested)."""
     if isinstance(node, yaml.ScalarNode):
         return node.value if node.style else resolve(node.value)
     if isinstance(node, yaml.SequenceNode):
         return [_data(item) for item in node.value]
-    merged: dict[Any, Any] = {}
-    data: dict[Any, Any] = {}
+    data: dict[object, object] = {}
     for key, value in node.value:
-        if key.value == "<<":
-            merged = _data(value)
-        else:
+        if key.value != "<<":
             data[_data(key)] = _data(value)
-    return {**merged, **data} if merged else data
+        elif isinstance(merged := _data(value), dict):
+            data = merged | data
+    return data

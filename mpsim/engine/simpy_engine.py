@@ -8,7 +8,6 @@ scheduled, so equal inputs give equal outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import simpy
@@ -59,7 +58,7 @@ def run_simpy(program: Program) -> Timeline:
                 own.row, own.callbacks = successor, ended
                 schedule(own, NORMAL, duration[successor])
 
-    ended: list[Callable[[Any], None]] = [finish]
+    ended: list[Callable[[_Stream], None]] = [finish]
     # one more row ends at the very beginning: what waits for nothing else follows it
     ready = [row for row, left in enumerate(waiting) if not left]
     pointer.append(pointer[-1] + len(ready))

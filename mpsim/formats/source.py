@@ -69,10 +69,8 @@ class Head:
         """
         if not self.is_object:
             return {}
-        document: Mapping[str, Any] = inputs.read_json(
-            self.path, needed="a report in JSON", error=CalibrationError
-        )
-        return document
+        data = inputs.read_json(self.path, needed="a report in JSON", error=CalibrationError)
+        return data if isinstance(data, dict) else {}
 
 
 def read_head(path: Path, *, binary: bool = False) -> Head:

@@ -6,7 +6,6 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from mpsim.description import Description, Figure
 from mpsim.errors import Problem, ScenarioError, nearest
@@ -133,7 +132,7 @@ AREAS: Mapping[str, str] = types.MappingProxyType(
 
 
 @remembered(1)
-def _groups() -> Mapping[str, type[Any]]:
+def _groups() -> Mapping[str, type]:
     """Class of each area, and of what a preset says of itself."""
     return typing.get_type_hints(Framework)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from mpsim.hardware import Cluster, board_power
 from mpsim.hardware.inventory import inventory_of
 from mpsim.program import SEND, TICK
 from mpsim.result.result import Result
+from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
 
 __all__ = ["IDLE", "Energy", "measure_energy", "meter_constants"]
@@ -114,9 +114,9 @@ def _alone(result: Result) -> NDArray[np.float64]:
     return alone
 
 
-def meter_constants() -> Mapping[str, Any]:
+def meter_constants() -> Figures:
     """Constants from accelerators to the meter, with sources: ``host``, ``nic``, ``network``, ``pue``."""
-    constants: Mapping[str, Any] = read_shipped("mpsim.result.data", "meter.yaml")
+    constants: Figures = read_shipped("mpsim.result.data", "meter.yaml")
     return constants
 
 

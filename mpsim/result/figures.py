@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +83,7 @@ def price(result: Result, seconds: float) -> float | None:
     return each * ranks * seconds / 3600
 
 
-def calibration(constants: Sequence[Constant]) -> dict[str, Any]:
+def calibration(constants: Sequence[Constant]) -> dict[str, object]:
     """Constants by status: fitted on measurements, or not."""
     return {
         "calibrated": sum(constant.status is Status.CALIBRATED for constant in constants),

@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mpsim.hardware import SCALED_FORMATS, Accelerator
 from mpsim.memo import Memo, remembered
+from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
 
 __all__ = [
@@ -126,7 +126,7 @@ class Setting:
         return {**labels, "size": self.size, "guessed": self.guessed}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Setting:
+    def from_json(cls, data: Figures) -> Setting:
         """The setting that `to_json` gave."""
         numbers = ("size", "guessed")
         labels = {
@@ -354,7 +354,7 @@ def format_names(precision: str) -> tuple[str, str]:
 @remembered(16)
 def residuals(figure: str) -> Residuals:
     """Residuals of a figure of `FIGURES`, written by ``python validation/intervals.py``."""
-    data: dict[str, Any] = dict(read_shipped(_PACKAGE, f"{figure}.yaml"))
+    data: Figures = read_shipped(_PACKAGE, f"{figure}.yaml")
     names = tuple(data["attributes"])
     apart = read_shipped(_PACKAGE, "differences.yaml")["rows"]
     return Residuals(
@@ -379,7 +379,7 @@ def fastest_measured(setting: Setting) -> float | None:
     return next((1e12 * float(row[-2]) for row in rows if row[: len(kind)] == kind), None)
 
 
-def _runs(entry: Sequence[Any], names: Sequence[str]) -> MeasuredRuns:
+def _runs(entry: Sequence[str], names: Sequence[str]) -> MeasuredRuns:
     """Measured runs of a line of the file: family, labels of each attribute, then figures."""
     family, *labels = entry[: 1 + len(names)]
     smallest, largest, rows, error, bias = entry[1 + len(names) :]

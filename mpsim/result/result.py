@@ -25,7 +25,7 @@ from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.slices import CommunicationSlices, communication_slices
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.result.waits import Waits
-from mpsim.result.words import summary_sheet
+from mpsim.result.words import Figures, summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.scenario.unused import unused
 from mpsim.sheet import Sheet, Shown
@@ -68,7 +68,7 @@ class JobResult(Shown, abc.ABC):
     """
 
     scenario: Scenario
-    saved_summary: Mapping[str, Any] | None = dataclasses.field(default=None, kw_only=True)
+    saved_summary: Figures | None = dataclasses.field(default=None, kw_only=True)
 
     @functools.cached_property
     def summary(self) -> Summary:
@@ -85,7 +85,7 @@ class JobResult(Shown, abc.ABC):
         """Pictures of the job."""
 
     @abc.abstractmethod
-    def _figures(self) -> Mapping[str, Any]:
+    def _figures(self) -> Figures:
         """The summary, worked out."""
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class JobResult(Shown, abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, Any]:
+    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, object]:
         """Fields of a result beside scenario and summary, as its archive holds them."""
 
     def save_plots(self, folder: str | Path) -> list[Path]:
@@ -125,11 +125,13 @@ class JobResult(Shown, abc.ABC):
             If another version of mpsim wrote it; its figures are those of that version.
         """
         saved = archive.Archive(path).of("Result")
-        mapping: Any = saved.part("scenario", object)
-        summary: Any = saved.part("summary", object)
         result: type[JobResult] = accessors.call("result.class", saved.part("kind", str))
-        scenario = Scenario.from_mapping(mapping)
-        return result(scenario, **result._fields(saved, scenario), saved_summary=summary)
+        scenario, summary = (
+            Scenario.from_mapping(saved.part("scenario", dict)),
+            saved.part("summary", dict),
+        )
+        fields = result._fields(saved, scenario)
+        return result(scenario, **fields, saved_summary=summary)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -241,14 +243,13 @@ class Result(JobResult):
         return {**parts, "program": program, "constants": self.constants}
 
     @classmethod
-    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, Any]:
+    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, object]:
         timeline = saved.part("timeline", Timeline)
-        constants: Any = saved.part("constants", tuple[Constant, ...])
-        program: Any = saved.part("program", Program | None)  # type: ignore[arg-type] # a union is no class
+        own: Program | None = saved.part("program", Program | None)  # type: ignore[arg-type] # a union is no class
         return {
             "timeline": timeline,
-            "constants": Constants(constants),
-            "program": timeline.program if program is None else program,
+            "constants": Constants(saved.part("constants", tuple[Constant, ...])),
+            "program": timeline.program if own is None else own,
         }
 
     def sheet(self) -> Sheet:

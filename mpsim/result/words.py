@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent, price
 
-__all__ = ["execution_rows", "of_peak", "shares", "summary_rows", "summary_sheet"]
+__all__ = ["Figures", "execution_rows", "of_peak", "shares", "summary_rows", "summary_sheet"]
 
+Figures: TypeAlias = Mapping[str, Any]
+"""Figures by name as JSON holds them: numbers, texts, lists, further such mappings."""
 _LEAST_SHARE = 0.0005  # that is told
 _EVERYBODY_ASKS = {
     *("step time", "throughput", "utilisation", "where time goes", "memory", "price"),
@@ -27,14 +29,14 @@ def shares(parts: Mapping[str, float], whole: float) -> str:
     )
 
 
-def summary_sheet(summary: Mapping[str, Any], *, long: bool = True) -> Sheet:
+def summary_sheet(summary: Figures, *, long: bool = True) -> Sheet:
     """The results of one scenario, all or those that everybody asks for, then its warnings."""
     warnings = tuple(f"warning: {warning}" for warning in summary["warnings"])
     rows = (row for row in summary_rows(summary) if long or row[0] in _EVERYBODY_ASKS)
     return Sheet(str(summary["scenario"]), (Section(tuple(rows), lines=warnings),))
 
 
-def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(summary: Figures) -> list[tuple[str, str]]:
     """Lines of a summary, one a figure, with units."""
     flops = summary["model_tflops_per_accelerator"], summary["hardware_tflops_per_accelerator"]
     shares = f"MFU {percent(summary['mfu'])}, HFU {percent(summary['hfu'])}{of_peak(summary)}"
@@ -65,13 +67,13 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def of_peak(summary: Mapping[str, Any]) -> str:
+def of_peak(summary: Figures) -> str:
     """Which peak MFU is a share of, where it is not the usual one of 16 bits."""
     peak = summary.get("peak_format", "bf16")  # results that were stored before it was kept lack it
     return "" if peak in ("bf16", "fp16") else f" of the {peak} peak"
 
 
-def _model(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _model(summary: Figures) -> list[tuple[str, str]]:
     """The size of the model; nothing for results that were stored before it was kept."""
     known = summary.get("parameters")
     if known is None:
@@ -85,7 +87,7 @@ def _model(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def execution_rows(summary: Figures) -> list[tuple[str, str]]:
     """Lines of a summary of an imported program, one a figure, with units."""
     rows = [
         (
@@ -112,7 +114,7 @@ def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _step_time(summary: Mapping[str, Any]) -> str:
+def _step_time(summary: Figures) -> str:
     """The step time, and the range that holds a measured one in four cases of five."""
     step = format_quantity(summary["step_time_s"], Dimension.TIME)
     if not (ranges := summary.get("interval")):
@@ -121,7 +123,7 @@ def _step_time(summary: Mapping[str, Any]) -> str:
     return f"{step} (80 % interval {ends})"
 
 
-def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _ranges(summary: Figures) -> list[tuple[str, str]]:
     """Ranges that hold the measured values in four cases of five."""
     if not (ranges := summary.get("interval")):
         return []
@@ -131,7 +133,7 @@ def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("80 % interval", f"{rate} tokens/s, MFU {mfu}, memory {peak}")]
 
 
-def _validated(nearest: Mapping[str, Any] | None) -> str:
+def _validated(nearest: Figures | None) -> str:
     """Measured runs nearest to the scenario, and the error of their predictions with names hidden."""
     if nearest is None:
         return "nothing like it"
@@ -142,7 +144,7 @@ def _validated(nearest: Mapping[str, Any] | None) -> str:
     return f"{runs} {nearest['accelerator']}, {error}{other}"
 
 
-def _variation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _variation(summary: Figures) -> list[tuple[str, str]]:
     """Step times under the scenario's variation, and who is to blame for waiting."""
     varied = summary.get("variation")
     if not varied:
@@ -158,7 +160,7 @@ def _variation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("with variation", text)]
 
 
-def _shares(summary: Mapping[str, Any]) -> str:
+def _shares(summary: Figures) -> str:
     """Parts of the step as percentages, those under a twentieth of a percent left out."""
     parts = {
         f"exposed {name.removeprefix('exposed_')}"
@@ -169,7 +171,7 @@ def _shares(summary: Mapping[str, Any]) -> str:
     return shares(parts, summary["step_time_s"])
 
 
-def _hidden(summary: Mapping[str, Any]) -> str:
+def _hidden(summary: Figures) -> str:
     """Communication that runs beside kernels, by axis, over all of it; both as shares of the step."""
     step = summary["step_time_s"]
     return ", ".join(
@@ -179,7 +181,7 @@ def _hidden(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _memory(summary: Mapping[str, Any]) -> str:
+def _memory(summary: Figures) -> str:
     memory = summary["memory"]
     total, capacity = (
         format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
@@ -188,7 +190,7 @@ def _memory(summary: Mapping[str, Any]) -> str:
     return f"{total} of {capacity} on rank {memory['rank']} (stage {memory['stage']}): {verdict}"
 
 
-def _energy(summary: Mapping[str, Any]) -> str:
+def _energy(summary: Figures) -> str:
     if (energy := summary["energy_j_per_step"]) is None:
         return "unknown"
     text = f"{format_quantity(energy, Dimension.ENERGY)} a step"
@@ -199,7 +201,7 @@ def _energy(summary: Mapping[str, Any]) -> str:
     return f"{text} ({each} a token, {power} an accelerator)"
 
 
-def _energy_parts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _energy_parts(summary: Figures) -> list[tuple[str, str]]:
     """The energy of accelerators by part, and what the meter sees; nothing for results that were stored before it was kept."""
     parts, meter = summary.get("energy_parts_j"), summary.get("meter_parts_j")
     if not parts or not meter:
@@ -213,7 +215,7 @@ def _energy_parts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _calibration(calibration: Mapping[str, Any]) -> str:
+def _calibration(calibration: Figures) -> str:
     """How many constants were fitted on measurements, and how many were not."""
     counts = [(key, calibration[key]) for key in ("calibrated", "family_default", "datasheet")]
     return ", ".join(

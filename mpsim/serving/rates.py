@@ -5,11 +5,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from mpsim.cost import Board, CollectiveModel, Load
 from mpsim.hardware import Calibration, Cluster, shift_of
 from mpsim.parallel import GroupShape
+from mpsim.result.words import Figures
 from mpsim.serving.engines import EnginePreset
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
@@ -129,8 +129,8 @@ def replaced(rates: Rates, measured: Calibration) -> Rates:
     return dataclasses.replace(rates, **fields)  # type: ignore[arg-type]
 
 
-def _group(family: str, name: str) -> Mapping[str, Any]:
-    groups: list[Mapping[str, Any]] = read_shipped("mpsim.serving.data", "rates.yaml")["groups"]
+def _group(family: str, name: str) -> Figures:
+    groups: list[Figures] = read_shipped("mpsim.serving.data", "rates.yaml")["groups"]
     for group in groups:
         named = group.get("names")
         if named is not None and name not in named:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class ServiceResult(JobResult):
         return {"kind": self.kind, "requests": self.requests, "served": self.served}
 
     @classmethod
-    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, Any]:
+    def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, object]:
         return {
             # which follows from the scenario, and its prices are worked out when somebody asks
             "plan": make_service(scenario),

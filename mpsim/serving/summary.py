@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
+from mpsim.result.words import Figures
 from mpsim.serving.batching import Batch
 from mpsim.serving.confidence import (
     QUANTILES,
@@ -30,8 +30,6 @@ from mpsim.serving.served import Served
 __all__ = ["ACCOUNT", "Figures", "account", "itl", "latencies", "pool_accounts", "summarise"]
 
 Floats = NDArray[np.float64]
-Figures: TypeAlias = Mapping[str, Any]
-"""Figures by name as JSON holds them: numbers, lists, further such mappings."""
 
 ACCOUNT = (
     *("decode", "prefill", "exposed_tp", "exposed_ep", "exposed_pp", "exposed_kv"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from mpsim.framework import framework_line
 from mpsim.parallel import AXIS_NAMES
@@ -17,6 +16,7 @@ from mpsim.result.residuals import (
     format_names,
     residuals,
 )
+from mpsim.result.words import Figures
 from mpsim.training.plan import Plan
 
 __all__ = ["intervals", "nearest_measured", "of_layout", "residuals_of", "setting_of"]
@@ -72,7 +72,7 @@ def residuals_of(setting: Setting) -> Residuals:
     return residuals("step-experts" if setting.labels["model"] == ("experts",) else "step")
 
 
-def intervals(setting: Setting, summary: Mapping[str, Any]) -> dict[str, Any]:
+def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
     """Ranges that hold what would be measured.
 
     Parameters
@@ -103,7 +103,7 @@ def intervals(setting: Setting, summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def nearest_measured(setting: Setting) -> dict[str, Any] | None:
+def nearest_measured(setting: Setting) -> dict[str, object] | None:
     """The measured runs nearest to a setting by hardware and software, and how far off their predictions were; None where nothing was measured."""
     known = residuals_of(setting)
     runs = known.nearest(setting)

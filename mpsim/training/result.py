@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from mpsim.program.links import Links, links_of
 from mpsim.program.program import Program
 from mpsim.result import Memory, MemoryCurve, Result
 from mpsim.result.waits import Waits
+from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.training.account import attribute, idle_waits
 from mpsim.training.memory import account_memory, memory_curve
@@ -67,14 +68,14 @@ class TrainingResult(Result):
         """Memory of rank class `rank` (the pipeline rank, where replicas are alike) over time."""
         return memory_curve(self.timeline, self.plan, self.memory, rank)
 
-    def _figures(self) -> Mapping[str, Any]:
+    def _figures(self) -> Figures:
         return summarise(self, self.plan)
 
     def _parts(self) -> Mapping[str, object]:
         return {**super()._parts(), "known_memory": self.known_memory}
 
     @classmethod
-    def _fields(cls, saved: Archive, scenario: Scenario) -> dict[str, Any]:
-        memory: Any = saved.part("known_memory", Memory | None)  # type: ignore[arg-type] # a union is no class
+    def _fields(cls, saved: Archive, scenario: Scenario) -> dict[str, object]:
+        known: Memory | None = saved.part("known_memory", Memory | None)  # type: ignore[arg-type] # a union is no class
         plan = saved.part("plan", Plan)
-        return {**super()._fields(saved, scenario), "plan": plan, "known_memory": memory}
+        return {**super()._fields(saved, scenario), "plan": plan, "known_memory": known}
