@@ -106,9 +106,14 @@ def _step(scenario: Scenario) -> Extent:
         smaller.insert(0, "framework.grouped_gemm: true, fewer model.moe.experts")
     what = f"{microbatches:,} microbatches on {stages} stages, about {_count(runs)} operations"
     drawn = _drawn(scenario)
+    copies = _copies(scenario)
+    apart = copies * scenario.parallelism.pp
+    if scenario.variation is not None and apart**2 * constants["pair"] > MEMORY_LIMIT / 2:
+        memory += apart**2 * constants["pair"]
+        what += f", who waits for whom among {apart:,} ranks"
+        smaller.insert(0, "variation: name slow ranks and links, or fewer replicas")
     if drawn > 1:
         each = constants["sample"] if engine == "replay" else row["time"]
-        copies = _copies(scenario)
         memory += runs * (copies - 1) * row["memory"]
         seconds += drawn * copies * runs * each
         what += f", drawn {drawn:,} times on {copies} replicas of their own"
@@ -178,7 +183,8 @@ def _drawn(scenario: Scenario) -> int:
 def _copies(scenario: Scenario) -> int:
     """Replicas that are followed apart."""
     variation = scenario.variation
-    assert variation is not None, "something is drawn"
+    if variation is None:
+        return 1
     if any((variation.speed, variation.jitter, variation.network_jitter, variation.experts)):
         return scenario.dp
     return min(scenario.dp, 1 + len(variation.slow) + len(variation.links))

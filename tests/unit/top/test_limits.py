@@ -43,6 +43,15 @@ LARGE: dict[str, tuple[dict[str, Any], str]] = {
         {"simulation": {"network": "flow"}, "variation": {"jitter": 0.1, "samples": 1_000_000}},
         r"drawn 1,000,000 times .*variation.samples: at most about",
     ),
+    "pairs": (
+        {
+            "cluster": {"preset": "dgx-h100", "nodes": 2048},
+            "parallelism": {"zero": 1},
+            "training": {"global_batch": 16384, "sequence_length": 4096},
+            "variation": {"jitter": 0.1, "samples": 2},
+        },
+        r"who waits for whom among 16,384 ranks.*name slow ranks and links",
+    ),
     "requests": (
         {"training": None, "parallelism": {}, "serving": {"workload": {"rate": 20, "requests": 10_000_000}}},
         "10,000,000 requests: would take about 30 GB",
