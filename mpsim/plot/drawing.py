@@ -47,6 +47,7 @@ _ENTRY, _PER_LETTER = 0.42, 0.066  # of a legend [inch]
 _NARROWEST_WRITTEN, _MOST_WRITTEN = 0.035, 24  # of the axis; bars
 _NAMES_BELOW, _NAMES_BESIDE = 16, 32
 _ABOVE_PERCENT = 38.0  # points, over the labels of the upper axis
+_THOUSAND, _LONG = 1e3, 1e7  # numbers whose digits are grouped
 _HEAT, _LOADS, _NOTHING = "cividis", "viridis", "#FFFFFF"  # even in lightness, for every eye
 
 
@@ -325,10 +326,8 @@ def _scale(ax: Axes, which: str, axis: Axis, word: str, size: float) -> None:
     )
     if axis.log:
         set_scale("log", base=axis.log)
-        own.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:g}")
-        )
-        own.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+        own.set_major_formatter(_Plain())
+        own.set_minor_formatter(_Plain(minor_thresholds=(1, 0.4)))
     if axis.ticks:
         own.set_ticks([tick / size for tick, _ in axis.ticks], [text for _, text in axis.ticks])
         own.set_minor_locator(NullLocator())
@@ -336,6 +335,15 @@ def _scale(ax: Axes, which: str, axis: Axis, word: str, size: float) -> None:
     if low is not None or high is not None:
         set_limits(low, high)
     set_label(axis.label(word))
+
+
+class _Plain(LogFormatter):
+    """Numbers of a logarithmic axis without powers of ten as long as that is readable; between powers where there is room."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        if not super().__call__(x, pos):
+            return ""
+        return f"{x:,.0f}" if _THOUSAND <= x < _LONG else f"{x:g}"
 
 
 def _shade_bands(ax: Axes, chart: Lines, size: float) -> None:

@@ -176,14 +176,14 @@ def _draw_inside(ax: Axes, chart: Panels) -> None:
 
 
 def _draw_panel(ax: Axes, chart: Chart, *, legend: bool) -> Sequence[Any]:
-    """Draw one of several charts; entries of its legend, which may be drawn elsewhere."""
+    """Draw one of several charts, its title over its legend; entries of a legend that is drawn elsewhere."""
     draw(ax, chart)
-    ax.set_title(chart.title, loc="right" if legend else "left", fontsize=9)
     own = ax.get_legend()
-    if legend or own is None:
-        return ()
-    own.remove()
-    return own.legend_handles
+    if own is not None and not legend:
+        own.remove()
+    above = own.get_window_extent().height * 72 / ax.figure.dpi if own and legend else 0.0
+    ax.set_title(chart.title, loc="left", fontsize=9, pad=above + 5.0)
+    return own.legend_handles if own is not None and not legend else ()
 
 
 def _wrapped(text: str, letters: float) -> str:

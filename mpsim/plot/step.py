@@ -245,7 +245,8 @@ def memory_curve_chart(result: Result) -> Lines:
     """Memory of the first, the fullest and the last rank over time, and thinly what is there all the time."""
     memory = result.memory
     chosen = sorted({0, memory.fullest, len(memory.total) - 1})
-    curves = {f"pp {rank}": result.memory_curve(rank) for rank in chosen}
+    names = result.program.rank_name
+    curves = {names[rank]: result.memory_curve(rank) for rank in chosen}
     last = max(float(curve.time_s[-1]) for curve in curves.values())
     most = max(memory.capacity, *(float(curve.held.max()) for curve in curves.values()))
     series = []

@@ -328,7 +328,7 @@ def scaling_chart(scale: Scale) -> Panels:
         shares = {part: [row.shares[part] for row in rows] for part in rows[0].shares}
         bars.append(
             Bars(
-                title=f"{mode} scaling, line: tokens/s and accelerator",
+                title=f"{mode} scaling; line: tokens/s per accelerator",
                 names=[f"{size:,.0f}" for size in sizes.tolist()],
                 parts=parts_of({part: own for part, own in shares.items() if max(own) > 0.001}),
                 value=Axis(name="share of the step; efficiency", unit="share", limits=(0.0, 1.15)),

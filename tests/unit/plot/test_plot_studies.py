@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from mpsim.plot import Scored, agreement_chart, goodput_chart, scaling_chart, search_chart
 from mpsim.study.goodput import GoodputCurve
@@ -74,6 +75,20 @@ def test_scaling_is_drawn_against_the_straight_line() -> None:
     assert parts.title.startswith("strong scaling")
     assert parts.line.y.tolist() == pytest.approx([1.0, 0.9, 0.8])
     assert len(chart.plot().figure_.axes) == 2
+
+
+def test_titles_of_panels_stand_over_their_legends() -> None:
+    """No legend covers the title of its panel, and plain numbers stand along a logarithmic axis."""
+    figure = scaling_chart(_Scale()).plot().figure_
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        (title,) = (each for each in ax.findobj(Text) if each.get_text() == ax.get_title("left"))
+        title, legend = title.get_window_extent(), ax.get_legend().get_window_extent()
+        assert title.width > 0
+        assert not title.overlaps(legend)
+    labels = [tick.get_text() for tick in figure.axes[0].get_yticklabels(which="both")]
+    assert "1,000" in labels
+    assert not any("e+" in label for label in labels)
 
 
 @dataclasses.dataclass
