@@ -326,8 +326,8 @@ def _scale(ax: Axes, which: str, axis: Axis, word: str, size: float) -> None:
     )
     if axis.log:
         set_scale("log", base=axis.log)
-        own.set_major_formatter(_Plain())
-        own.set_minor_formatter(_Plain(minor_thresholds=(1, 0.4)))
+        own.set_major_formatter(_Plain(axis.log))
+        own.set_minor_formatter(_Plain(axis.log, minor_thresholds=(1, 0.4)))
     if axis.ticks:
         own.set_ticks([tick / size for tick, _ in axis.ticks], [text for _, text in axis.ticks])
         own.set_minor_locator(NullLocator())

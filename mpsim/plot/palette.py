@@ -27,6 +27,7 @@ __all__ = [
     "RESOURCES",
     "SERIES",
     "SERVING",
+    "TABLES",
     "colour_of",
     "event_of_part",
     "rgb",
@@ -109,6 +110,14 @@ BUBBLE: Final[Mapping[str, str]] = {
 }
 """Cause of the bubble to colour."""
 
+TABLES: Final[Mapping[str, Mapping[str, str]]] = {
+    "": EVENTS,
+    "memory": MEMORY,
+    "resource": RESOURCES,
+    "cause": BUBBLE,
+}
+"""Tables of colours by the word before the dot."""
+
 LUMINANCE = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue in how bright a colour looks (ITU-R BT.601)."""
 
@@ -129,8 +138,7 @@ def colour_of(word: str, number: int = 0) -> str:
     if word.startswith("#"):
         return word
     table, _, name = word.rpartition(".")
-    tables = {"memory": MEMORY, "resource": RESOURCES, "cause": BUBBLE, "": EVENTS}
-    return tables[table].get(name, EVENTS["other"]) if word else SERIES[number % len(SERIES)]
+    return TABLES[table].get(name, EVENTS["other"]) if word else SERIES[number % len(SERIES)]
 
 
 def event_of_part(part: str) -> str:

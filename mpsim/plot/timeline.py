@@ -68,6 +68,10 @@ class Actions:
         """Some of them."""
         return Actions(**{f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)})
 
+    def within(self, window: tuple[float, float]) -> Actions:
+        """Those that are seen in a part of the time."""
+        return self.where((self.end > window[0]) & (self.start < window[1]))
+
     @property
     def events(self) -> set[str]:
         """Kinds of event that occur."""
@@ -96,12 +100,6 @@ class Lanes:
     def axes(self) -> list[int]:
         """Axes that communicate, as they are laid out from top to bottom."""
         return np.flatnonzero(self.share.any(axis=(0, 2, 3))).tolist()
-
-    @property
-    def kinds(self) -> tuple[bool, bool]:
-        """Whether anything is exposed, and whether anything is hidden."""
-        exposed, hidden = (bool(self.share[:, :, kind].any()) for kind in (EXPOSED, HIDDEN))
-        return exposed, hidden
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -151,9 +149,9 @@ def timeline_chart(
     communication : bool
         Whether to draw what is communicated under the actions; of a timeline sends (at the sender) and collectives.
     ranks : sequence of int, optional
-        Rank classes of a result from top to bottom; all when left out.
+        Rank classes from top to bottom; all when left out.
     window : tuple of float, optional
-        Part of a result's step to draw [s].
+        Part of the time to draw, in `unit` or seconds.
     tick : float
         Length of a tick in `unit`; in seconds when `unit` is left out.
     unit : str, optional
@@ -161,50 +159,29 @@ def timeline_chart(
     labels : mapping of str to str, optional
         Words of the legend for kinds of event.
     """
-    if isinstance(source, Result) and communication:
-        return _of_result(source, ranks, window)
     times = source.timeline if isinstance(source, Result) else source
-    if unit is None:
-        unit, size = readable("s", times.makespan * tick)
-        tick = tick / size
-    program = times.program
-    drawn = times.end > times.start
-    computes = program.stream == Stream.COMPUTE
-    return Timeline(
-        names=program.rank_name,
-        actions=_bars(times, np.flatnonzero(drawn & computes), tick),
-        communication=_bars(times, np.flatnonzero(drawn & ~computes & communication), tick),
-        unit=unit,
-        labels=labels or {},
-        size=_size(program.ranks, 0),
-    )
-
-
-def _of_result(
-    result: Result, ranks: Sequence[int] | None, window: tuple[float, float] | None
-) -> Timeline:
-    times = result.timeline
     program = times.program
     shown = list(range(program.ranks) if ranks is None else ranks)
-    begin, end = window or (0.0, times.makespan * TICK)
-    unit, seconds = readable("s", end - begin)
-    tick, part = TICK / seconds, (begin / seconds, end / seconds)
-    rows = np.flatnonzero(
-        (times.end > times.start)
-        & (program.stream == Stream.COMPUTE)
-        & np.isin(program.rank, shown)
-    )
-    bars = _placed(_bars(times, rows, tick, across=True), shown)
-    bars = bars.where((bars.end > part[0]) & (bars.start < part[1]))
-    lanes = _lanes_of(result, shown, bars, tick=tick, window=part)
+    begin, end = window or (0.0, times.makespan * tick)
+    size = 1.0
+    if unit is None:
+        unit, size = readable("s", end - begin)
+    tick, part = tick / size, (begin / size, end / size)
+    drawn = (times.end > times.start) & np.isin(program.rank, shown)
+    computes = program.stream == Stream.COMPUTE
+    inside = source if isinstance(source, Result) and communication else None
+    bars = _bars(times, drawn & computes, shown, tick, across=inside is not None).within(part)
+    moved = _bars(times, drawn & ~computes & (communication and inside is None), shown, tick)
+    lanes = _lanes_of(inside, shown, bars, tick=tick, window=part) if inside else None
     return Timeline(
         names=[program.rank_name[rank] for rank in shown],
         actions=bars,
-        communication=_bars(times, rows[:0], tick),
+        communication=moved.within(part),
         unit=unit,
+        labels=labels or {},
         lanes=lanes,
         window=part if window else None,
-        size=_size(len(shown), len(lanes.axes)),
+        size=_size(len(shown), len(lanes.axes) if lanes else 0),
     )
 
 
@@ -245,20 +222,21 @@ def _events(program: Program) -> NDArray[np.int64]:
     return result
 
 
-def _placed(bars: Actions, ranks: Sequence[int]) -> Actions:
-    """Bars of ranks by the row of the picture that each rank has, in order."""
-    place = np.argsort(np.argsort(ranks)) if len(ranks) else np.zeros(0, dtype=np.int64)
-    row = place[np.searchsorted(np.sort(ranks), bars.rank)]
-    order = np.lexsort((bars.start, row))
-    columns = {field.name: getattr(bars, field.name)[order] for field in dataclasses.fields(bars)}
-    return Actions(**columns | {"rank": row[order]})
-
-
 def _bars(
-    timeline: Times, rows: NDArray[np.int64], tick: float, *, across: bool = False
+    timeline: Times,
+    chosen: NDArray[np.bool_],
+    ranks: Sequence[int],
+    tick: float,
+    *,
+    across: bool = False,
 ) -> Actions:
-    """One bar for all rows of an action that follow each other without a gap, or `across` gaps too."""
-    program, start, end = timeline.program, timeline.start, timeline.end
+    """One bar for all chosen rows of an action that follow each other without a gap, or `across` gaps too, by the place of their rank and start."""
+    program, start, end, rows = (
+        timeline.program,
+        timeline.start,
+        timeline.end,
+        np.flatnonzero(chosen),
+    )
     # by rank, stream and then row (the last key counts first), so that rows of a lane are neighbours
     rows = rows[np.lexsort((rows, program.stream[rows], program.rank[rows]))]
     before, after = rows[:-1], rows[1:]
@@ -267,11 +245,13 @@ def _bars(
         joined &= column[before] == column[after]
     first = np.concatenate([[True], ~joined])[: len(rows)]
     last = np.concatenate([~joined, [True]])[: len(rows)]
-    leading = rows[first]
+    place = np.argsort(ranks)[np.searchsorted(np.sort(ranks), program.rank[rows[first]])]
+    order = np.lexsort((start[rows[first]], place))
+    leading, trailing = rows[first][order], rows[last][order]
     return Actions(
-        rank=program.rank[leading].astype(np.int64),
+        rank=place[order],
         start=start[leading] * tick,
-        end=end[rows[last]] * tick,
+        end=end[trailing] * tick,
         event=_events(program)[leading],
         chunk=program.chunk[leading].astype(np.int64),
         microbatch=program.microbatch[leading].astype(np.int64),

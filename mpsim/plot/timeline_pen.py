@@ -73,11 +73,15 @@ def _label(ax: Axes, chart: Timeline) -> None:
     ax.set_yticks(named, [chart.names[row] for row in named])
     ax.tick_params(axis="y", length=0)
     ax.set(xlabel=f"time ({chart.unit})", ylabel="rank")
-    lanes = [chart.lanes] if chart.lanes else []
+    lanes = chart.lanes
     events = chart.actions.events | chart.communication.events
-    events |= {AXIS_NAMES[axis] for each in lanes for axis in each.axes}
+    events |= {AXIS_NAMES[axis] for axis in lanes.axes} if lanes else set()
     handles = event_patches(events, labels=chart.labels) + _chunk_patches(chart.actions)
-    handles += [patch for each in lanes for patch in _key_patch(each.kinds)]
+    if lanes and lanes.share[:, :, EXPOSED].any():
+        hidden = "; pale: hidden" * bool(lanes.share[:, :, HIDDEN].any())
+        words = f"hatched, dark: exposed{hidden}"
+        style: dict[str, Any] = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.3}
+        handles.append(Patch(label=words, hatch=HATCH, **style))
     legend_above(ax, handles)
 
 
@@ -223,12 +227,3 @@ def _add_bands(ax: Axes, waited: Floats, bars: Actions, lane: tuple[float, float
         boxes = _boxes(bars.start[mine], bars.end[mine], bottom - lane[1] * share[mine], bottom)
         _add(ax, boxes, name)
         floor += share
-
-
-def _key_patch(kinds: tuple[bool, bool]) -> list[Any]:
-    """Legend entry that says what hatched and pale mean, of what is drawn; for what is exposed and what is hidden."""
-    exposed, hidden = kinds
-    if not exposed:
-        return []
-    words = "hatched, dark: exposed" + ("; pale: hidden" if hidden else "")
-    return [Patch(facecolor="white", edgecolor="black", hatch=HATCH, linewidth=0.3, label=words)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mpsim.plot.palette import BUBBLE, EVENTS, LABELS, MEMORY, RESOURCES, SERIES, colour_of
+from mpsim.parallel import AXIS_NAMES
+from mpsim.plot import palette
 from mpsim.plot.studies import comparison_chart
 from mpsim.report.assumed import settings_of
 from mpsim.report.blocks import Cell, Column, Quantity, Section, Table, plain, sections_of
@@ -41,13 +42,6 @@ _DARK: Mapping[str, str] = {
     "memory.overhead": "#6A7078",
 }
 """Colours that a dark page lightens or darkens, so that they stay apart from it."""
-
-_CHARTS: Mapping[str, str] = {
-    "exposed": EVENTS["other"],
-    "hidden": EVENTS["bubble"],
-    **{f"cause.{cause}": colour for cause, colour in BUBBLE.items()},
-}
-"""Words that only pages colour, none in the colour of a kind of event that is on the same chart."""
 
 
 def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
@@ -177,15 +171,16 @@ def document(
 
 def _palette() -> dict[str, Any]:
     """Colours by word, for light pages and for dark ones."""
-    dark_of = {colour_of(word): colour for word, colour in _DARK.items()}
+    dark_of = {palette.colour_of(word): colour for word, colour in _DARK.items()}
     light = {
-        **EVENTS,
-        **_CHARTS,
-        **{f"memory.{name}": colour for name, colour in MEMORY.items()},
-        **{f"resource.{name}": colour for name, colour in RESOURCES.items()},
+        f"{table}.{name}".strip("."): colour
+        for table, colours in palette.TABLES.items()
+        for name, colour in colours.items()
     }
     return {
         "colours": {word: [colour, dark_of.get(colour, colour)] for word, colour in light.items()},
-        "series": [[colour, dark_of.get(colour, colour)] for colour in SERIES],
-        "labels": dict(LABELS),
+        "series": [[colour, dark_of.get(colour, colour)] for colour in palette.SERIES],
+        "labels": dict(palette.LABELS),
+        "serving": dict(palette.SERVING),
+        "axes": list(AXIS_NAMES),
     }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpsim.plot.chart import Axis, Bars, Limit, Part
+import numpy as np
+
+from mpsim.plot.chart import Axis, Bars
 from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
-from mpsim.plot.step import parts_of
+from mpsim.plot.step import memory_bars, parts_of
 from mpsim.report.assumed import ASSUMED
 from mpsim.report.blocks import Block, Column, Entry, Figures, Note, Table, at, figure
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import ACCOUNT
-from mpsim.units import Dimension, format_quantity
 
 __all__ = ["HEADLINE", "SERVICE"]
 
@@ -24,12 +25,12 @@ _LATENCIES = {
 }
 _OF_LATENCY = ("mean", "p50", "p90", "p99")
 _MEMORY = {
-    "weights": "parameters",
+    "parameters": "weights",
     "activations": "activations",
-    "reserve": "overhead",
+    "overhead": "reserve",
     "cache": "cache",
 }
-"""Parts of an accelerator's memory, and the words of the palette for them."""
+"""Components of memory, and what a service's summary calls them."""
 
 HEADLINE = (
     *map(figure, ("output_tokens_per_s_per_accelerator", "output_tokens_per_s")),
@@ -100,21 +101,12 @@ def _account(result: ServiceResult) -> Iterator[Block]:
 
 
 def _memory(result: ServiceResult) -> Iterator[Block]:
-    memory, pools = result.summary["memory"], result.summary.get("pools") or {"all": result.summary}
-    cache, capacity = (
-        format_quantity(float(memory[name]), Dimension.BYTES) for name in ("cache", "capacity")
-    )
-    yield Bars(
-        title="Memory of an accelerator",
-        alt=f"The cache takes {cache} of {capacity}.",
-        names=list(pools),
-        parts=[
-            Part(name, [float(pool["memory"][name]) for pool in pools.values()], f"memory.{word}")
-            for name, word in _MEMORY.items()
-        ],
-        value=Axis(name="memory", unit="B"),
-        limits=[Limit(float(memory["capacity"]), f"capacity {capacity}")],
-    )
+    pools = result.summary.get("pools") or {"all": result.summary}
+    components = {
+        word: np.array([float(pool["memory"][name]) for pool in pools.values()])
+        for word, name in _MEMORY.items()
+    }
+    yield memory_bars(list(pools), components, float(result.summary["memory"]["capacity"]))
 
 
 SERVICE: tuple[Entry[ServiceResult], ...] = (

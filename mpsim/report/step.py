@@ -91,8 +91,8 @@ def _parts(result: Result) -> Iterator[Block]:
         alt=f"Most exposed is {worst} with {_time(times[worst]['exposed'])} of a mean rank's step.",
         names=used,
         parts=[
-            Part("exposed", [times[axis]["exposed"] for axis in used], "exposed", hatched=True),
-            Part("hidden beside kernels", [times[axis]["hidden"] for axis in used], "hidden"),
+            Part("exposed", [times[axis]["exposed"] for axis in used], "other", hatched=True),
+            Part("hidden beside kernels", [times[axis]["hidden"] for axis in used], "bubble"),
         ],
         value=Axis(name="time in which transfers run", unit="s"),
     )

@@ -32,12 +32,12 @@ function makeSliders(sliders, chosen) {
 makeSliders.count = 0;
 
 // Bars cut into parts, one a row, each as long as its share of the longest.
-function stacked(rows, serves) {
+function stacked(rows) {
   const sums = rows.map(([, account]) => Object.values(account).reduce((sum, value) => sum + value, 0)), most = Math.max(...sums);
   return rows.flatMap(([name, account]) => [make("span", {}, name), make("div", { class: "stack" }, Object.entries(account).filter(([, value]) => value > 0).map(([part, value]) => {
     const piece = make("span", { title: `${part.replaceAll("_", " ")} ${format(value, "s")}` });
     piece.style.width = `${(100 * value) / most}%`;
-    piece.style.background = `var(${rule(eventOf(part, serves))})`;
+    piece.style.background = `var(${rule(eventOf(part))})`;
     return piece;
   }))]);
 }
@@ -54,7 +54,7 @@ function makeFigure(item, summary) {
 // Sliders over answers that are in the document.
 function fillChoices(figure, block) {
   const known = new Map(block.answers.map((answer) => [answer.places.join(), answer]));
-  const start = known.get(block.sliders.map((slider) => slider.start).join()), serves = block.account === "account_s";
+  const start = known.get(block.sliders.map((slider) => slider.start).join());
   const figures = make("div", { "aria-live": "polite" }), bars = make("div", { class: "stacks" }), legend = make("ul", { class: "legend" });
   let answer = start;
   const show = () => {
@@ -69,9 +69,9 @@ function fillChoices(figure, block) {
     figures.replaceChildren(make("dl", { class: "figures" }, items.map((item) => makeFigure(item, answer.summary))), ...(warned ? [warned] : []));
     const first = start && start.summary && start !== answer ? [["at first", start.summary[block.account] || {}]] : [];
     const rows = [["as chosen", answer.summary[block.account] || {}], ...first];
-    bars.replaceChildren(...stacked(rows, serves));
+    bars.replaceChildren(...stacked(rows));
     const parts = [...new Set(rows.flatMap(([, account]) => Object.keys(account).filter((part) => account[part] > 0)))];
-    fillLegend(legend, parts.map((part) => ({ name: part.replaceAll("_", " "), colour: `var(${rule(eventOf(part, serves))})` })));
+    fillLegend(legend, parts.map((part) => ({ name: part.replaceAll("_", " "), colour: `var(${rule(eventOf(part))})` })));
   };
   // where not every combination has an answer, the nearest one that has what was chosen last
   const nearest = (places, moved) => {
@@ -87,5 +87,8 @@ function fillChoices(figure, block) {
   figure.append(sliders, figures, legend, bars);
 }
 
-const OF_SERVICE = { decode: "forward", prefill: "backward", exposed_kv: "cp", down: "other", idle_cache: "straggling", idle: "bubble" };
-const eventOf = (part, serves) => (serves && OF_SERVICE[part]) || part.replace("exposed_", "");
+// The kind of event that a part of the time is drawn as, in the colours of the palette.
+function eventOf(part) {
+  const { colours, serving } = DOCUMENT.palette, event = part.replace("exposed_", "");
+  return colours[event] ? event : serving[event];
+}

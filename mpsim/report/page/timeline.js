@@ -2,10 +2,11 @@
 // However many bars there are, what is drawn depends on the pixels of the screen.
 
 const FEW = 1200, WIDE = 6; // bars that are drawn one by one, pixels that hatches take
-const EXPOSED = "exposed ", AXES = ["tp", "cp", "ep", "dp", "pp"];
+const EXPOSED = "exposed ";
+const isAxis = (event) => DOCUMENT.palette.axes.includes(event);
 const axisOf = (event) => (event.startsWith(EXPOSED) ? event.slice(EXPOSED.length) : event);
 // Hidden communication is paler than what a rank waits for.
-const colourOf = (event) => (AXES.includes(event) ? mix(css(rule(event)), css("--panel"), 0.55) : css(rule(axisOf(event))));
+const colourOf = (event) => (isAxis(event) ? mix(css(rule(event)), css("--panel"), 0.55) : css(rule(axisOf(event))));
 
 // Whole numbers from differences of int32 in planes of bytes, compressed, in base 64.
 async function unpack(text, count) {
@@ -94,7 +95,7 @@ class Timeline {
     pen.font = "10px system-ui, sans-serif";
     pen.textAlign = "center";
     for (const [lane, since, until] of lanes) for (let i = since; i < until; i++) {
-      const event = events[this.event[i]], moves = AXES.includes(axisOf(event)), high = (moves ? 0.6 : 0.86) * row;
+      const event = events[this.event[i]], moves = isAxis(axisOf(event)), high = (moves ? 0.6 : 0.86) * row;
       const left = x(Math.max(this.start[i], this.from)), wide = Math.max(0.5, x(Math.min(this.start[i] + this.length[i], this.to)) - left), top = y(lane) + (row - high) / 2;
       seen.add(this.event[i]);
       pen.fillStyle = this.chunk[i] > 0 ? mix(css(rule(event)), panel, (0.5 * this.chunk[i]) / (this.chunks - 1)) : colourOf(event);
@@ -163,7 +164,7 @@ class Timeline {
 
   label(event) {
     const axis = axisOf(event), words = DOCUMENT.palette.labels[axis] || axis.replace("_", " ");
-    return event === axis ? (AXES.includes(axis) ? `${words}, hidden` : words) : `${words}, exposed`;
+    return event === axis ? (isAxis(axis) ? `${words}, hidden` : words) : `${words}, exposed`;
   }
 
   // Where lanes and times lie on the canvas.
@@ -186,7 +187,7 @@ class Timeline {
     pen.font = "12px system-ui, sans-serif";
     pen.fillStyle = css("--text");
     pen.textAlign = "right";
-    const ranks = row < 11 ? names.map((name, i) => i).filter((i) => !AXES.includes(names[i].split(" ").pop())) : names.map((name, i) => i);
+    const ranks = row < 11 ? names.map((name, i) => i).filter((i) => !isAxis(names[i].split(" ").pop())) : names.map((name, i) => i);
     const named = ranks.filter((lane) => lane >= top && lane < bottom), step = Math.ceil((named.length * 13) / Math.max(high, 13));
     named.forEach((lane, i) => { if (i % step === 0) pen.fillText(names[lane], left - 6, y(lane) + row / 2 + 4, left - 8); });
     pen.textAlign = "center";

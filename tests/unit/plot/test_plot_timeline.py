@@ -139,6 +139,19 @@ def test_rows_of_one_action_that_follow_each_other_are_one_bar() -> None:
     assert bars.end.tolist() == [2, 4]
 
 
+def test_ranks_stand_in_the_order_asked_for_in_any_window() -> None:
+    """Rows of the picture are ranks 2, 0 and 1; a window drops what lies outside it."""
+    timeline = _timeline(pp=3, microbatches=4)
+    whole, turned = timeline_chart(timeline).actions, timeline_chart(timeline, ranks=[2, 0, 1])
+    assert turned.names == ["pp 2", "pp 0", "pp 1"]
+    for row, rank in enumerate((2, 0, 1)):
+        mine = turned.actions.rank == row
+        assert turned.actions.start[mine].tolist() == whole.start[whole.rank == rank].tolist()
+    early = timeline_chart(timeline, window=(0.0, 0.002))
+    assert early.actions.start.max() < 2
+    assert early.window == (0, 2)
+
+
 def test_rows_without_an_action_are_coloured_by_what_they_count_as() -> None:
     """Launch overhead is host, a gradient reduction is dp, an optimizer step is optimizer."""
     rows = Rows(TRAINING)
