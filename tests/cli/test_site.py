@@ -83,6 +83,17 @@ def test_the_api_describes_every_public_name_once():
     assert len(described) == len(set(described)) > 150
 
 
+def test_a_reader_has_at_most_60_000_words():
+    """README and docs/ together: what reports and help say is not said again."""
+    docs = [
+        path
+        for path in (ROOT / "docs").rglob("*.md")
+        if not MADE & set(path.relative_to(ROOT).parts)
+    ]
+    words = [len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "README.md", *docs)]
+    assert sum(words) <= 60_000
+
+
 def entries() -> list[tuple[str, ...]]:
     """Word, what else it is called and its meaning, of every row of the glossary."""
     rows = re.findall(r"^\| (.+?) \| (.*?) \| (.+?) \|$", GLOSSARY, re.MULTILINE)
