@@ -127,11 +127,17 @@ def _slowness(
 ) -> tuple[float, ...]:
     """Time of the slowest stage, of the fullest rank, and layers by how early they are."""
     times = [load * each for load, each in zip(stage_loads(work, counts), pace, strict=True)]
+    by_rank = _by_rank(stage_rank, times)
+    early = sum(count * (len(counts) - stage) for stage, count in enumerate(counts))
+    return (max(times), max(by_rank.values()), early)
+
+
+def _by_rank(stage_rank: Sequence[int], times: Sequence[float]) -> dict[int, float]:
+    """Time of every rank, of all its stages together."""
     by_rank = dict.fromkeys(stage_rank, 0.0)
     for rank, took in zip(stage_rank, times, strict=True):
         by_rank[rank] += took
-    early = sum(count * (len(counts) - stage) for stage, count in enumerate(counts))
-    return (max(times), max(by_rank.values()), early)
+    return by_rank
 
 
 def _even(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -157,9 +163,8 @@ def _ends(layers: int, stage_rank: Sequence[int]) -> Iterator[tuple[int, ...]]:
         left, odd = divmod(layers - (ranks - 2) * chunks * each, chunks)
         if odd:
             continue
-        least = (
-            1 if chunks > 1 else 0
-        )  # a rank's first chunk may be the embedding alone, its others may not be empty
+        # a rank's first chunk may be the embedding alone, its others may not be empty
+        least = 1 if chunks > 1 else 0
         for first in range(max(least, left // 2 - 2), left // 2 + 3):
             if least <= left - first and (first > 0 or ranks > 1):
                 by_rank = (first, *(each,) * (ranks - 2), left - first)
@@ -182,17 +187,11 @@ def _dealt(work: Work, stage_rank: Sequence[int], pace: Sequence[float]) -> tupl
     mean = sum(work.layers) / layers
     times = [mean * count * each for count, each in zip(counts, pace, strict=True)]
     times[-1] += work.head * pace[-1]
-    by_rank = dict.fromkeys(stage_rank, 0.0)
-    for rank, took in zip(stage_rank, times, strict=True):
-        by_rank[rank] += took
+    by_rank = _by_rank(stage_rank, times)
     for _ in range(left):
         stage = min(
             range(stages),
-            key=lambda s: (
-                times[s] + mean * pace[s],
-                by_rank[stage_rank[s]] + mean * pace[s],
-                -s,
-            ),
+            key=lambda s: (times[s] + mean * pace[s], by_rank[stage_rank[s]] + mean * pace[s], -s),
         )
         counts[stage] += 1
         times[stage] += mean * pace[stage]

@@ -236,7 +236,8 @@ def _check_names(choice: ClusterChoice, machine: Cluster | None) -> list[Problem
         ("cluster.scale_up.preset", choice.scale_up, link_names, "link"),
         ("cluster.nic.preset", choice.nic, link_names, "link"),
     ]
-    own = _own_names(machine) if machine else frozenset()
+    node = machine.node if machine else None
+    own = (node.accelerator.name, node.scale_up.name, node.nic.name) if node else ()
     return [
         Problem(f"unknown {kind} {part.preset[:60]!r}; {nearest(part.preset, names())}", key=key)
         for key, part, names, kind in parts
@@ -246,12 +247,6 @@ def _check_names(choice: ClusterChoice, machine: Cluster | None) -> list[Problem
         and not _is_machine(part)
         and part.preset not in names()
     ]
-
-
-def _own_names(machine: Cluster) -> frozenset[str]:
-    """Names that only a machine file knows."""
-    node = machine.node
-    return frozenset((node.accelerator.name, node.scale_up.name, node.nic.name))
 
 
 def _is_machine(part: object) -> bool:
@@ -367,22 +362,19 @@ def _link(choice: LinkChoice, usual: Link | None) -> Link:
 
 
 def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluster:
-    network = network_of(choice.fabric or FabricChoice(), folder)
+    changed: Fields = {}
+    if network := network_of(choice.fabric or FabricChoice(), folder):
+        changed["fabric"] = dataclasses.replace(cluster.fabric, **network)
     if choice.placement is not None:
         given = choice.placement
-        where = Placement(given) if isinstance(given, str) else given
-        cluster = dataclasses.replace(cluster, placement=where)
-        cluster.node_of(0)  # a given placement is checked when it is first used
-    if network:
-        cluster = dataclasses.replace(
-            cluster, fabric=dataclasses.replace(cluster.fabric, **network)
-        )
+        changed["placement"] = Placement(given) if isinstance(given, str) else given
     if choice.library is not None:
-        cluster = dataclasses.replace(cluster, library=choice.library)
+        changed["library"] = choice.library
     if choice.node_power is not None:
-        node = dataclasses.replace(cluster.node, power_w=choice.node_power)
-        cluster = dataclasses.replace(cluster, node=node)
-    return cluster
+        changed["node"] = dataclasses.replace(cluster.node, power_w=choice.node_power)
+    finished = dataclasses.replace(cluster, **changed) if changed else cluster
+    finished.node_of(0)  # a given placement is checked when it is first used
+    return finished
 
 
 def clusters_of(choice: ClusterChoice, key: str, folder: Folder) -> tuple[Cluster, ...] | None:

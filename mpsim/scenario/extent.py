@@ -77,11 +77,12 @@ def _step(scenario: Scenario) -> Extent:
     kernels = _kernels_a_layer(scenario)
     batches = scenario.training_step.batch_per_replica or (0,)
     microbatches = scenario.microbatches * len(set(batches))
-    actions = microbatches * stages * (3 if _splits(scenario) else 2)
+    name = scenario.schedule.name
+    order = schedule(name) if name is not None else None
+    actions = microbatches * stages * (3 if order and order.splits else 2)
     rows = actions * _segments(scenario) + 2 * microbatches * (stages - 1)
-    if (
-        scenario.replicas > 1
-    ):  # a first forward and a last backward fall apart where parameters and gradients travel
+    if scenario.replicas > 1:
+        # a first forward and a last backward fall apart where parameters and gradients travel
         rows += 4 * layers
     fine = microbatches * layers * kernels + 2 * microbatches * (stages - 1)
     if simulation.interference:
@@ -95,13 +96,13 @@ def _step(scenario: Scenario) -> Extent:
     tiled = 2.0 * kernels * -(-layers // stages)
     memory = runs * row["memory"] + tiled * inside["memory"]
     seconds = runs * row["time"] + tiled * inside["time"]
-    if _is_searched(scenario):
+    if order and "times" in order.options:  # it is searched for the times of its actions
         seconds += actions * constants["order"]
-    smaller: list[str] = []
-    if engine == "interference":
-        smaller.insert(0, "simulation.interference: false")
-    elif engine == "flow":
-        smaller.insert(0, "simulation.network: analytic")
+    ways = {
+        "interference": "simulation.interference: false",
+        "flow": "simulation.network: analytic",
+    }
+    smaller = [ways[engine]] if engine in ways else []
     if tiled * inside["memory"] > runs * row["memory"]:
         smaller.insert(0, "framework.grouped_gemm: true, fewer model.moe.experts")
     what = f"{microbatches:,} microbatches on {stages} stages, about {_count(runs)} operations"
@@ -143,17 +144,6 @@ def _kernels_a_layer(scenario: Scenario) -> float:
     return kernels
 
 
-def _splits(scenario: Scenario) -> bool:
-    name = scenario.schedule.name
-    return name is not None and schedule(name).splits
-
-
-def _is_searched(scenario: Scenario) -> bool:
-    """Whether the order is searched for the times of its actions."""
-    name = scenario.schedule.name
-    return name is not None and "times" in schedule(name).options
-
-
 def _segments(scenario: Scenario) -> float:
     """Rows of an action: one, or one a unit of sharded parameters with its gather and reduction."""
     data, parallelism = scenario.software.data, scenario.parallelism
@@ -175,9 +165,7 @@ def _leaves_domain(scenario: Scenario) -> bool:
 def _drawn(scenario: Scenario) -> int:
     """Steps that a variation draws."""
     variation = scenario.variation
-    if variation is None:
-        return 1
-    return variation.samples if variation.is_random else 1
+    return variation.samples if variation is not None and variation.is_random else 1
 
 
 def _copies(scenario: Scenario) -> int:

@@ -117,9 +117,7 @@ def _wrong_value(scenario: Written, key: str, value: object) -> list[str]:
     own = (key, f"{key}.preset")
     return [
         f"{problem.key}: {problem.message}"
-        for problem in _PRESETS[section](
-            type(scenario).of(lay_values(scenario.ground, {key: value}), like=scenario)
-        )
+        for problem in _PRESETS[section](kind.of(document, like=scenario))
         if problem.key in own and (problem.message.startswith("unknown ") or section == "framework")
     ]
 

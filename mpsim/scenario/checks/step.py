@@ -107,10 +107,10 @@ def _balanced(scenario: Written) -> str:
     """The mend that leaves the split to mpsim."""
     try:
         balanced = balanced_stages(scenario)
-    except (
-        ScenarioError
-    ):  # which splits an unknown framework runs nobody knows; another check names it
-        balanced = None
+    except ScenarioError:
+        balanced = (
+            None  # which splits an unknown framework runs nobody knows: another check names it
+        )
     if balanced is None:
         return f"{scenario.framework.preset} runs no uneven split that holds them"
     listed = ", ".join(map(str, balanced))
