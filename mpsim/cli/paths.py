@@ -1,4 +1,4 @@
-"""Paths that a command is to write to, looked at before it works for them."""
+"""Paths that a command writes to, checked before any work starts."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Facility:
     Parameters
     ----------
     pue : float
-        Energy of the facility over that of its computers, a yearly mean.
+        PUE of the site: energy of the facility over that of its computers, a yearly mean.
     carbon : float
         Of the grid, its location-based mean [kgCO2e/kWh].
     words : str

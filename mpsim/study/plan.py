@@ -507,7 +507,7 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
     yield "CO2", f"{_span(row, 'tco2')} t, embodied carbon left out"
     if facility:
         yield "assumed", facility
-    yield "interval", f"80 %: {row.basis}"
+    yield "interval", row.basis
     yield "trust", _trust(known_trainings("allocation"))
     if not row.fits:
         yield "memory", "does not fit: this plan cannot run"

@@ -79,7 +79,7 @@ class Reliability:
         Parameters
         ----------
         scale : float
-            Times the published rates of components (a young cluster has several times those of a mature one).
+            Multiplier on the published failure rates of components (a young cluster has several times those of a mature one).
         restart, repair : float, optional
             As of the class [s]; assumed when left out.
         spares : int, optional

@@ -20,7 +20,7 @@ _DRAWS: Final = 2000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ratio:
-    """A figure of b over that of a, with the interval that four of five measured ratios lie in."""
+    """A number of b over that of a, with its 80 % interval."""
 
     value: float
     low: float

@@ -2,7 +2,7 @@
 
 Layouts with the same microbatch, the same division of a layer and the same recomputation share these, whatever their pipeline is.
 
-Exchanges of data parallelism are of all stages of a frame; a bound counts those that nothing hides, or that wait in a queue.
+Exchanges of data parallelism are of all stages of a frame; a bound counts those that are exposed, or that wait in a queue.
 
 Shapes: D distinct stages, S stages, P pipeline ranks, A parts of the model.
 """
@@ -201,7 +201,7 @@ class StageParts:
     count: Floats
 
     def exposed(self, plan: Plan, costs: PlanCosts) -> Exposed:
-        """Exchanges of data parallelism that nothing hides, or not wholly."""
+        """Exchanges of data parallelism that are exposed, at least in part."""
         none = np.zeros(plan.layout.mesh.pp)
         if plan.replicas == 1:
             return Exposed(none, none, none)
