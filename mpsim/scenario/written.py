@@ -16,6 +16,7 @@ from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import Framework, framework
 from mpsim.hardware import Cluster
+from mpsim.inputs import shown
 from mpsim.scenario.cluster import ClusterChoice, clusters_of
 from mpsim.scenario.fields import Section, Shorthand
 from mpsim.scenario.layers import Layers, ground
@@ -38,12 +39,19 @@ from mpsim.workload import Transformer
 __all__ = ["Written", "framework_of", "in_order"]
 
 
+def _one_line(name: str) -> str:
+    """Refuse a name that would write lines of its own into a summary."""
+    if not name.isprintable():
+        raise ValueError(f"got {shown(name)}; needed letters, digits and signs in one line")
+    return name
+
+
 class Written(Section):
     """Sections of one run with their presets looked up, unchecked: what checks, balancing and resolving take."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     """Version of this format: 1."""
-    name: Annotated[str, Field(max_length=200)] = ""
+    name: Annotated[str, Field(max_length=200), pydantic.AfterValidator(_one_line)] = ""
     """Name of the run; left out, that of the file."""
     model: Annotated[ModelChoice, Shorthand("model")]
     """The transformer, such as 'model: gpt3-175b'."""

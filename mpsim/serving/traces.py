@@ -6,7 +6,7 @@ import csv
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -48,7 +48,7 @@ class _Columns(NamedTuple):
 
 
 def _azure_seconds(text: str) -> float:
-    return datetime.fromisoformat(text.strip()[:26]).timestamp()
+    return datetime.fromisoformat(text.strip()[:26]).replace(tzinfo=UTC).timestamp()
 
 
 _FORMATS = {

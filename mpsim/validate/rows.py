@@ -40,6 +40,7 @@ _UNITS: Final[Mapping[str, str]] = MappingProxyType(
     {unit.lower(): unit for unit in "s ms us ns B kB MB GB TB KiB MiB GiB TiB".split()}
     | {"bytes": "B", "pct": "%", "%": "%"}
 )
+_LEAST: Final = 1e-30
 _PREFIX: Final = re.compile("measured[._ ]", re.IGNORECASE)
 _UNIT: Final = re.compile(rf"[_ ]?[(\[]?({'|'.join(_UNITS)})[)\]]?", re.IGNORECASE)
 
@@ -94,7 +95,7 @@ class Figure:
                 value = parse_quantity(f"{number} {unit}", Dimension(self.unit))
         except (UnitError, ValueError):
             value = 0.0
-        if not 0 < value < float("inf"):
+        if not _LEAST < value < 1.0 / _LEAST:  # errors relative to it are numbers
             raise CalibrationError(f"got {shown(text)}; needed a number above 0 in {self.unit}")
         return value
 

@@ -133,7 +133,7 @@ def test_units_stand_in_the_cell_or_in_the_name(table, column, cell, measured):
     assert not read.ignored
 
 
-@pytest.mark.parametrize("cell", ["fast", "-1", "0", "nan", "inf", "3 GB", "3 parsecs"])
+@pytest.mark.parametrize("cell", ["fast", "-1", "0", "nan", "inf", "1e-320", "3 GB", "3 parsecs"])
 def test_what_is_no_time_is_the_reason(mpsim_cli, small, table, cell):
     """The row is skipped, its column and cell named; the others are predicted."""
     file = table(f"scenario,step_time\nsmall.yaml,{cell}\nsmall.yaml,1\n")

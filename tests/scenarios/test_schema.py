@@ -751,3 +751,12 @@ def test_reading_a_scenario_imports_nothing_heavy():
         "sys.exit(bool(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["evil\nmemory  1 GB: fits", "a\x1b[2Kb", "a\u202eb"])
+def test_a_name_that_writes_lines_of_its_own_is_refused(name):
+    """The first line of every summary is the name as it stands in the file."""
+    with pytest.raises(
+        ScenarioError, match=r"name: got .*; needed letters, digits and signs in one"
+    ):
+        Scenario.from_mapping({**BASE, "name": name})
