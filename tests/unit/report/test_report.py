@@ -333,7 +333,7 @@ def test_too_many_combinations_are_refused(result):
 
 def test_a_search_shows_its_front_and_best(result):
     """The page of a search has the layouts of its JSON: names, step times, memory, what became of the others."""
-    found = mpsim.search(_small(), top=3)
+    found = mpsim.search(_small(), {"parallelism.tp": [1, 2], "parallelism.cp": [1]}, top=3)
     data = json.loads(json.dumps(found.to_json()))
     part = report([data])["parts"][0]
     blocks = {block["block"]: block for block in _blocks([part])}

@@ -70,15 +70,26 @@ except ValueError as error:
 """
 
 
+_RULE = "=== the next command"
+_COMMANDS = f"""
+from mpsim.cli import main
+for line in {{lines}}:
+    print({_RULE!r})
+    assert main(line) == 0
+"""
+
+
 def test_one_file_and_one_line_make_a_schedule_that_every_command_knows(extended: Path) -> None:
     """The printed commands run, the scenario's step is a little different from that of 1F1B, and the closed forms hold."""
     _, _, claims = _blocks("python")
-    assert "slack-1f1b: got slack = -1" in _python(extended, "-c", claims + _ENDS_OF_SLACK)
     one, every, run = (shlex.split(line[2:]) for line in _blocks("console")[0].splitlines())
     assert one[0] == every[0] == run[0] == "mpsim"
-    assert "slack-1f1b" in _python(extended, "-m", *one)
-    assert "slack-1f1b" in _python(extended, "-m", *every)
-    assert '"step_time_s"' in _python(extended, "-m", *run, "--json")
+    lines = (one[1:], every[1:], [*run[1:], "--json"])
+    program = claims + _ENDS_OF_SLACK + _COMMANDS.format(lines=lines)
+    ends, *told = _python(extended, "-c", program).split(_RULE)
+    assert "slack-1f1b: got slack = -1" in ends
+    assert ["slack-1f1b" in text for text in told[:2]] == [True, True]
+    assert '"step_time_s"' in told[2]
 
 
 @pytest.mark.parametrize("name", schedule_names())

@@ -35,11 +35,12 @@ def test_a_sweep_of_layouts_keeps_its_room() -> None:
     assert "energy_j_per_token" in layouts.to_csv()
 
 
+FEW = {"parallelism.tp": [2], "parallelism.cp": [1], "training.micro_batch": [1, 2]}
+
+
 def test_a_search_over_caps_knows_the_energy_of_the_best_of_each() -> None:
     """The best layout under each cap has its energy, beyond the first of the ranking too."""
-    found = mpsim.search(
-        mpsim.load(SCENARIO), over={TDP: ["700 W", "500 W"], "parallelism.tp": [2]}, top=1
-    )
+    found = mpsim.search(mpsim.load(SCENARIO), over={TDP: ["700 W", "500 W"], **FEW}, top=1)
     best = found.best_by_value[TDP]
     energies = {cap: row.flat()["energy_j_per_token"] for cap, row in best.items()}
     assert energies["500 W"] < energies["700 W"]  # type: ignore[operator]

@@ -105,7 +105,8 @@ def nouns(scenarios):
     prepared = mpsim.prepare(giant)
     result, large = mpsim.simulate(scenario), prepared.run()
     swept = mpsim.sweep(scenario, {"parallelism.tp": [1, 2, 4, 8], "training.micro_batch": [1, 2]})
-    found = mpsim.search(scenario, {"parallelism.tp": [1, 2, 4], "parallelism.pp": [1, 2, 4]})
+    few = {"parallelism.cp": [1], "training.micro_batch": [1, 2]}
+    found = mpsim.search(scenario, {"parallelism.tp": [1, 2], "parallelism.pp": [1, 2], **few})
     lost = simulate_goodput(
         Reliability.of(giant.hardware),
         Checkpoint.of(1e12, giant.hardware.accelerators, in_background=False),
