@@ -68,7 +68,7 @@ def json_lines(text: str) -> dict[str, int]:
     return lines
 
 
-def yaml_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+def yaml_config(head: Head) -> tuple[Mapping[str, object], Mapping[str, int]]:
     """Content of a YAML mapping and the line of every dotted key; tags are refused, none is obeyed.
 
     Raises
@@ -92,7 +92,7 @@ def yaml_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     return document.data, {key: line for key, (line, _) in document.places.items()}
 
 
-def toml_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+def toml_config(head: Head) -> tuple[Mapping[str, object], Mapping[str, int]]:
     """Content of a TOML file and the line of every dotted key.
 
     Raises

@@ -170,7 +170,7 @@ def _read_habits(ledger: Ledger, stage: int) -> None:
             ledger.put(row.name, row.to, f"{value:.0f} B" if row.kind == "elements" else value)
 
 
-def _habit(ledger: Ledger, row: Key, usual: Any) -> Any:
+def _habit(ledger: Ledger, row: Key, usual: object) -> object:
     """Value of a field of the framework that a key of the file states; None where it states none."""
     if row.kind == "elements":
         count = ledger.integer(row.name, least=1)
@@ -198,7 +198,7 @@ def export_deepspeed(scenario: Scenario) -> Exported:
     check_trains(scenario)
     training, p = scenario.training_step, scenario.parallelism
     steps, left = divmod(training.global_batch, training.micro_batch * scenario.dp)
-    data: dict[str, Any] = {_TOTAL: training.global_batch, _MICRO: training.micro_batch}
+    data: dict[str, object] = {_TOTAL: training.global_batch, _MICRO: training.micro_batch}
     if not left:
         data[_STEPS] = steps
     data[keys_to(_NAME, "parallelism.zero")[0].name] = p.zero
@@ -215,7 +215,7 @@ def export_deepspeed(scenario: Scenario) -> Exported:
     return read_back(scenario, DEEPSPEED, text, tool="DeepSpeed", habits="zero_optimization.stage")
 
 
-def _write_habits(scenario: Scenario, data: dict[str, Any]) -> None:
+def _write_habits(scenario: Scenario, data: dict[str, object]) -> None:
     chosen, stage = scenario.framework, scenario.parallelism.zero
     wanted = framework(chosen.preset, chosen.overrides).fields()
     usual = framework(table(DATA, _NAME)["presets"][str(stage)], {}).fields()
@@ -227,7 +227,7 @@ def _write_habits(scenario: Scenario, data: dict[str, Any]) -> None:
             data[row.name] = word
 
 
-def _word(row: Key, value: Any, usual: object, precision: str) -> Any:
+def _word(row: Key, value: Any, usual: object, precision: str) -> object:
     """Value that a key gives a field of the framework; None where it has no word for it."""
     if row.kind == "elements":
         size = 4 if precision == "fp32" else 2  # as the file has it

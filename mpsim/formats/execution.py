@@ -131,7 +131,7 @@ class Execution:
         source, step = self.source, self.timeline.step_time_s
         ranks = int(self.timeline.program.class_size.sum())
         flops = source.flops * ranks
-        summary: dict[str, Any] = {
+        summary: dict[str, object] = {
             "scenario": source.name,
             "engine": self.timeline.engine,
             "accelerators": ranks,

@@ -222,7 +222,7 @@ class _Reader:
         tied = self.ledger.switch(stated[0]) if stated else usual
         self._put("model.tied_embeddings", usual if tied is None else tied, stated)
 
-    def _parallel(self, rule: Any) -> None:
+    def _parallel(self, rule: object) -> None:
         """A block of attention and MLP at once, with what Falcon alone says beside it."""
         parallel, keys = self.flag(rule)
         if self.kind == "falcon":
@@ -235,7 +235,7 @@ class _Reader:
         self._put("model.parallel_block", parallel, keys)
 
     def _sizes(
-        self, entry: Mapping[str, Any], defaults: Mapping[str, Any]
+        self, entry: Mapping[str, object], defaults: Mapping[str, object]
     ) -> dict[str, int] | None:
         """The sizes that every model has, with the defaults of its class."""
         sizes: dict[str, int] = {}
@@ -252,7 +252,7 @@ class _Reader:
         return sizes
 
     def _head_dim(
-        self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: Mapping[str, int]
+        self, entry: Mapping[str, object], defaults: Mapping[str, object], sizes: Mapping[str, int]
     ) -> None:
         width, keys = self._value("head_dim", defaults.get("head_dim"))
         hidden, heads = sizes["hidden"], sizes["heads"]
@@ -265,7 +265,7 @@ class _Reader:
             self._put("model.head_dim", hidden // heads, (), "hidden / heads")
 
     def _kv_heads(
-        self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]
+        self, entry: Mapping[str, object], defaults: Mapping[str, object], sizes: dict[str, int]
     ) -> None:
         value, keys = self._value("kv_heads", defaults.get("kv_heads") or sizes["heads"])
         why = "" if defaults.get("kv_heads") else "as many as heads"
@@ -309,7 +309,7 @@ class _Reader:
         if flags["inputs"][0] and not everywhere:
             self._put("model.qkv_bias", True, flags["inputs"][1])
 
-    def _dropout(self, defaults: Mapping[str, Any]) -> None:
+    def _dropout(self, defaults: Mapping[str, object]) -> None:
         key = self._key("dropout")
         value = self.ledger.get(key) if key else defaults.get("dropout", 0.0)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
@@ -464,7 +464,7 @@ class _Reader:
         why = "as the encoder's in T5's own pretraining; set it to the run's"
         self.ledger.assume("model.decoder_length", 512, why)
 
-    def _count(self, model: Transformer, entry: Mapping[str, Any], is_known: bool) -> None:
+    def _count(self, model: Transformer, entry: Mapping[str, object], is_known: bool) -> None:
         """Parameters of the class's modules: those of the simulated model and what it leaves out."""
         total = model.parameters().total
         left_out = _difference(self, model, entry)

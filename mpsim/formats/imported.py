@@ -219,7 +219,7 @@ class Points:
     warnings: tuple[str, ...] = ()
     format: str = ""
     version: str = ""
-    rows: tuple[Mapping[str, Any], ...] = ()
+    rows: tuple[Mapping[str, object], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class Recorded:
     format: str
     tool: str
     files: tuple[str, ...]
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     version: str = ""
     warnings: tuple[str, ...] = ()
     program: ImportedProgram | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mpsim.formats.words import DATA, table
 from mpsim.memo import remembered
@@ -52,15 +51,15 @@ class Key:
 
     name: str
     to: str
-    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    values: Mapping[str, object] = dataclasses.field(default_factory=dict)
     note: str = ""
     kind: str = ""
-    default: Any = None
-    dataclass: Any = None
+    default: object = None
+    dataclass: object = None
     ask: bool = False
-    says: Any = None
+    says: object = None
     when: str = ""
-    tries: Sequence[Any] = ()
+    tries: Sequence[object] = ()
     always: str = ""
 
     def word(self, value: object) -> str | None:

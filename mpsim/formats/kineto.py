@@ -148,7 +148,7 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
             yield event
 
 
-def _args(event: Event) -> Mapping[str, Any]:
+def _args(event: Event) -> Mapping[str, object]:
     args = event.get("args")
     return args if isinstance(args, dict) else {}
 
@@ -244,7 +244,7 @@ def _read_points(source: Head, options: Options) -> Points:
 
 
 def _timed(
-    event: Event, args: Mapping[str, Any], operators: Mapping[int | str, _Product]
+    event: Event, args: Mapping[str, object], operators: Mapping[int | str, _Product]
 ) -> _Product | _Collective | None:
     """Subject of a kernel's time: a collective, or the product of its operator rather than a copy or a bias on the way."""
     if "Collective name" in args:
@@ -255,7 +255,7 @@ def _timed(
     return None
 
 
-def _external(args: Mapping[str, Any]) -> int | str:
+def _external(args: Mapping[str, object]) -> int | str:
     """Number that joins a kernel to its operator."""
     number = args.get("External id")
     return number if isinstance(number, int | str) else ""
@@ -276,7 +276,7 @@ def _is_shape(value: object) -> bool:
     )
 
 
-def _product(name: str, args: Mapping[str, Any]) -> _Product | None:
+def _product(name: str, args: Mapping[str, object]) -> _Product | None:
     """The product of an operator, of the shapes of its last two operands."""
     dims, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
@@ -290,7 +290,7 @@ def _product(name: str, args: Mapping[str, Any]) -> _Product | None:
     return _Product(_TYPES[named[-1]], batch=batch, m=a[-2], n=b[-1], k=a[-1])
 
 
-def _message(args: Mapping[str, Any]) -> _Collective | None:
+def _message(args: Mapping[str, object]) -> _Collective | None:
     """The collective of a kernel of NCCL; None where it is none of ours or its size is not stated."""
     name = collective_name(str(args["Collective name"]).removeprefix("_"))
     element = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
@@ -364,10 +364,10 @@ def _read_trace(head: Head, options: Options) -> Recorded:
     )
 
 
-def _distributed_info(text: str) -> Mapping[str, Any]:
+def _distributed_info(text: str) -> Mapping[str, object]:
     """Block about the job, of what stands before the events; empty where there is none."""
     block = re.search(r'"distributedInfo"\s*:\s*(\{)', text)
-    info: Any = {}
+    info: object = {}
     if block is not None:
         with contextlib.suppress(ValueError, RecursionError):
             info, _ = json.JSONDecoder().raw_decode(text, block.start(1))
@@ -382,7 +382,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _groups(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _groups(info: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     """Members of every group that the trace lists; lists that were shortened are left out."""
     listed = info.get("pg_config")
     found: dict[str, tuple[int, ...]] = {}
@@ -408,7 +408,7 @@ class _Trace:
 
     def __init__(self, *, keeps: bool) -> None:
         self.keeps = keeps
-        self.devices: dict[Any, Busy] = {}
+        self.devices: dict[object, Busy] = {}
         # of the host, and as the device ran them
         self.ranges: dict[str, list[_Range]] = {"host": [], "device": []}
         self.optimizer: dict[str, list[tuple[float, float]]] = {"host": [], "device": []}
@@ -462,7 +462,7 @@ class _Trace:
         group = args.get("Process Group Description") or args.get("Process Group Name")
         self._call(word, start, end, size, axis=axis_of(_text(group)), ranks=ranks)
 
-    def _collective(self, word: str, args: Mapping[str, Any], start: float, end: float) -> None:
+    def _collective(self, word: str, args: Mapping[str, object], start: float, end: float) -> None:
         dims = args.get("Input Dims")
         count = 0
         for shape in dims if isinstance(dims, list) else []:
@@ -496,10 +496,10 @@ class _Trace:
         """Start and end of every step that is marked [s]."""
         return [(start * _MICRO, end * _MICRO) for start, end in sorted(self.marked)]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Everything that was found, by the names of the output; None for what was not."""
         actions = [item for item in sorted(self._seen) if item.what in ACTIONS]
-        collectives: list[dict[str, Any]] = [
+        collectives: list[dict[str, object]] = [
             {"kind": kind, "times": times, "elements": size, "ranks": ranks}
             for (kind, size, ranks), times in self.collectives.items()
         ]

@@ -47,11 +47,11 @@ class Ledger:
     """
 
     def __init__(
-        self, file: str, values: Mapping[str, Any], lines: Mapping[str, int] | None = None
+        self, file: str, values: Mapping[str, object], lines: Mapping[str, int] | None = None
     ) -> None:
         self.file = file
         self.values = values
-        self.scenario: dict[str, Any] = {}
+        self.scenario: dict[str, object] = {}
         self.warnings: list[str] = []
         self.model_parameters: int | None = None
         self._lines = lines or {}
@@ -64,7 +64,7 @@ class Ledger:
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Value of a key of the file, which decides nothing about what becomes of it."""
         return self.values.get(key, default)
 
@@ -286,7 +286,7 @@ class Settings:
         else:
             self.ledger.assume(to, value, why or self.usual)
 
-    def scenario(self, to: str, usual: Any = None) -> Any:
+    def scenario(self, to: str, usual: object = None) -> Any:
         """Value that the scenario has so far."""
         return self.ledger.scenario.get(to, usual)
 
@@ -312,7 +312,9 @@ def shortened(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def flat(data: Mapping[str, Any], head: str = "", whole: Collection[str] = ()) -> dict[str, Any]:
+def flat(
+    data: Mapping[str, object], head: str = "", whole: Collection[str] = ()
+) -> dict[str, object]:
     """Leaves of nested mappings by dotted key; lists, empty mappings and those named `whole` are leaves.
 
     Examples
@@ -320,7 +322,7 @@ def flat(data: Mapping[str, Any], head: str = "", whole: Collection[str] = ()) -
     >>> flat({"a": {"b": 1, "c": [2]}, "d": {}})
     {'a.b': 1, 'a.c': [2], 'd': {}}
     """
-    leaves: dict[str, Any] = {}
+    leaves: dict[str, object] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value and f"{head}{key}" not in whole:
             leaves |= flat(value, f"{head}{key}.", whole)
@@ -329,7 +331,7 @@ def flat(data: Mapping[str, Any], head: str = "", whole: Collection[str] = ()) -
     return leaves
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nested(values: Mapping[str, object]) -> dict[str, object]:
     """Dotted keys as nested mappings.
 
     Examples
@@ -347,7 +349,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def laid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def laid(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     """One mapping over another, key by key.
 
     Examples

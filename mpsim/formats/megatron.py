@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Imported
@@ -183,7 +183,7 @@ def _training(text: str, file: str) -> Launch:
 
 def _settings(launch: Launch, given: Mapping[str, Sequence[Word]], file: str, tag: str) -> Reading:
     """Options of the launchers and flags of the program, and the ledger that they go into."""
-    told: dict[str, Any] = {key: word.text for key, word in launch.options.items()}
+    told: dict[str, object] = {key: word.text for key, word in launch.options.items()}
     lines = {key: word.line for key, word in launch.options.items()}
     values = {name: _value(name, words) for name, words in given.items()}
     for name, words in given.items():
@@ -195,7 +195,7 @@ def _settings(launch: Launch, given: Mapping[str, Sequence[Word]], file: str, ta
     return Reading(ledger, names, values, preset=preset_of(tag), tag=tag, is_dataclass=False)
 
 
-def _value(name: str, words: Sequence[Word]) -> Any:
+def _value(name: str, words: Sequence[Word]) -> object:
     texts = [word.text for word in words[1:]]
     is_switch = name in flags() and flags()[name].is_switch
     return True if is_switch or not texts else texts[0] if len(texts) == 1 else texts

@@ -36,7 +36,7 @@ def _counts(row: Key, scenario: Mapping[str, Any]) -> bool:
     return row.when != "zero" or bool(scenario.get("parallelism.zero"))
 
 
-def _rows(scenario: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
+def _rows(scenario: Mapping[str, object]) -> Iterator[tuple[Key, str]]:
     """Rows of the table that decide a field of the framework alone, and the field."""
     for row in keys("megatron"):
         decides = row.says is not None or (row.values and row.when)
@@ -44,7 +44,7 @@ def _rows(scenario: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
             yield row, row.to.removeprefix(_FRAMEWORK)
 
 
-def _plain(habits: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(habits: Mapping[str, object]) -> dict[str, object]:
     return {field: getattr(value, "value", value) for field, value in habits.items()}
 
 
@@ -65,7 +65,7 @@ def read_habits(given: Reading) -> None:
             given.put(change.names, f"{_FRAMEWORK}{change.field}", change.value, change.why)
 
 
-def _buffers(given: Reading, usual: Mapping[str, Any]) -> Iterator[_Change]:
+def _buffers(given: Reading, usual: Mapping[str, object]) -> Iterator[_Change]:
     """User buffers of tensor parallelism, which a preset may have and a run may lack."""
     tp, name, to = given.scenario("parallelism.tp", 1), "tp-comm-overlap", "tensor_overlap"
     divided = given.scenario("parallelism.sequence_parallel")
@@ -78,7 +78,7 @@ def _buffers(given: Reading, usual: Mapping[str, Any]) -> Iterator[_Change]:
         yield _Change([name], to, "weight-gradient", "user buffers need sequence parallelism")
 
 
-def _changes(given: Reading, usual: Mapping[str, Any]) -> Iterator[_Change]:
+def _changes(given: Reading, usual: Mapping[str, object]) -> Iterator[_Change]:
     """Fields of the framework that the settings decide."""
     yield from _data_changes(given)
     yield from _buffers(given, usual)
@@ -170,7 +170,7 @@ def write_habits(put: Writing) -> None:
                 break
 
 
-def _tries(row: Key, wanted: Mapping[str, Any], *, is_dataclass: bool) -> Sequence[Any]:
+def _tries(row: Key, wanted: Mapping[str, Any], *, is_dataclass: bool) -> Sequence[object]:
     """Values of a setting that may say a field of the framework."""
     if row.kind == "elements":  # a flag says one size for any number of replicas
         size = 0 if wanted["bucket_bytes_per_replica"] else wanted["bucket_bytes"]
@@ -179,7 +179,7 @@ def _tries(row: Key, wanted: Mapping[str, Any], *, is_dataclass: bool) -> Sequen
     return [value for value in tries if value is not False or is_dataclass]
 
 
-def _missed(put: Writing, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> set[str]:
+def _missed(put: Writing, given: Mapping[str, object], wanted: Mapping[str, object]) -> set[str]:
     """Fields of the framework that a reader of these settings takes otherwise."""
     reading = put.reading(given)
     preset = _preset(reading)

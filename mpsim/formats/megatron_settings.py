@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from mpsim.formats.keys import Key, keys, keys_to
 from mpsim.formats.ledger import Ledger, Settings
@@ -64,7 +64,7 @@ class Reading(Settings):
             elif row.ask:
                 self.ledger.ask(to)
 
-    def _plain(self, row: Key) -> Any:
+    def _plain(self, row: Key) -> object:
         if row.kind == "int":
             return self.integer(row.name)
         if row.kind == "number":
@@ -100,11 +100,11 @@ class Writing:
         self.tag = tag
         self.preset = preset
         self.is_dataclass = is_dataclass
-        self.given: dict[str, Any] = {}
+        self.given: dict[str, object] = {}
         self.why: dict[str, str] = {}  # reasons why values are lost, by key of the scenario
         self.notes: list[str] = []
 
-    def reading(self, given: Mapping[str, Any]) -> Reading:
+    def reading(self, given: Mapping[str, object]) -> Reading:
         """These settings as a reader has them, whose layout and model are those of the run."""
         ledger = Ledger("", {})
         ledger.scenario = self.values
@@ -123,7 +123,7 @@ class Writing:
         """Whether the version has a flag for a value of the scenario."""
         return any(self.has(row.name) for row in keys_to(_KEYS, to))
 
-    def scenario(self, key: str, usual: Any = None) -> Any:
+    def scenario(self, key: str, usual: object = None) -> object:
         """Value of the scenario by dotted key."""
         return self.values.get(key, usual)
 

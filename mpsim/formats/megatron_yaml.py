@@ -81,10 +81,10 @@ def _read_nemo(head: Head, options: Options) -> Imported:
     return _read(head, options, name="nemo", tool=tool, preset=preset, tag=tag)
 
 
-def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(values: Mapping[str, object]) -> dict[str, object]:
     """Values with references to other keys (``${model.hidden_size}``) filled in; those to anything else stay as they are."""
 
-    def value(text: Any, key: str, depth: int) -> Any:
+    def value(text: object, key: str, depth: int) -> object:
         match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
         if match is None or depth > DEEPEST:
             return text
@@ -96,11 +96,11 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value(item, key, 0) for key, item in values.items()}
 
 
-def _settings(ledger: Ledger) -> tuple[dict[str, str], dict[str, Any]]:
+def _settings(ledger: Ledger) -> tuple[dict[str, str], dict[str, object]]:
     """Key and value of every setting, by the name of its flag."""
     sections = table(DATA, _NAME)["sections"]
     keys: dict[str, str] = {}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in ledger.values.items():
         section, _, word = key.rpartition(".")
         if section and section not in sections:
@@ -122,7 +122,7 @@ def _setting_name(word: str) -> str:
     return renamed.get(word, word.replace("_", "-"))
 
 
-def _setting(word: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _setting(word: str, value: object) -> Iterator[tuple[str, object]]:
     """The flag that a key stands for, with its value."""
     rules, name = table(DATA, _NAME), _setting_name(word)
     if value is None:
@@ -138,7 +138,7 @@ def _setting(word: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _put_precision(ledger: Ledger, keys: dict[str, str], values: dict[str, Any]) -> None:
+def _put_precision(ledger: Ledger, keys: dict[str, str], values: dict[str, object]) -> None:
     """Precisions by the name of a recipe, or as a trainer has them."""
     known = table(DATA, _NAME)["precisions"]
     for key in _PRECISIONS:
@@ -202,7 +202,7 @@ def export_nemo(scenario: Scenario) -> Exported:
     return _exported(settings_for(scenario, "nemo-2", "core_v0.9.0"), NEMO, "NeMo 2", start)
 
 
-def _exported(put: Writing, form: Format, tool: str, start: Mapping[str, Any]) -> Exported:
+def _exported(put: Writing, form: Format, tool: str, start: Mapping[str, object]) -> Exported:
     data: dict[str, Any] = dict(start)
     written = table(DATA, _NAME)["written"][form.name]
     blocks = {setting: block for block, names in written.items() for setting in names}

@@ -77,7 +77,7 @@ def _read_text_report(head: Head, options: Options) -> Points:
     else:
         members, hosts, device = options.ranks, 1, ""
     points: dict[int, MeasuredPoint] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for number, line in enumerate(lines, start=1):
         pattern = _OLD_ROW if old else _ROW
         row = None if line.lstrip().startswith("#") else pattern.match(line)
@@ -108,10 +108,10 @@ def _read_text_report(head: Head, options: Options) -> Points:
     return _source(path, tool, points.values(), device, rows=rows, version=version)
 
 
-def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
     """Times and bandwidths of a row in SI units: those of the out-of-place run, or of the in-place one where there is no other."""
     first = "out_of_place" if halves.get("out_of_place") else "in_place"
-    told: dict[str, Any] = {"out_of_place": first == "out_of_place"}
+    told: dict[str, object] = {"out_of_place": first == "out_of_place"}
     for half, figures in halves.items():
         head = "" if half == first else f"{half}_"
         for word, (key, unit) in _FIGURES.items():
@@ -144,7 +144,7 @@ def _read_json_report(head: Head, options: Options) -> Points:
     program = _PROGRAM.search(" ".join(map(str, report.items("args", []))))
     name = _named(path, program[1] if program else "")
     points: dict[int, MeasuredPoint] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for index, row in enumerate(report.records("results")):
         halves = {half: row.record(half, {}) for half in ("out_of_place", "in_place")}
         run = halves["out_of_place"] or halves["in_place"]
@@ -269,7 +269,7 @@ def _source(
     found: Iterable[MeasuredPoint],
     device: str,
     *,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, object]],
     version: str,
 ) -> Points:
     points = tuple(found)

@@ -12,7 +12,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded, collective_name
@@ -91,8 +91,8 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
     device = "deviceId" if "deviceId" in columns else "0"
     has_names = bool(_columns(base, "StringIds"))
     names = dict(base.execute("SELECT id, value FROM StringIds")) if has_names else {}
-    devices: dict[Any, Busy] = {}
-    calls: dict[Any, list[Span]] = {}
+    devices: dict[object, Busy] = {}
+    calls: dict[object, list[Span]] = {}
     count = 0
     for start, end, where, name in base.execute(
         f"SELECT start, end, {device}, {named} FROM {_KERNELS}"
@@ -110,7 +110,7 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
     if not count:
         raise FormatError(f"{path}: holds no kernels; record a step with --trace=cuda")
     actions, steps = _ranges(base)
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "devices": len(devices),
         "kernels": count,
         **devices[min(devices, key=str)].facts(),

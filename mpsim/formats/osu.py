@@ -77,7 +77,7 @@ def _read_report(head: Head, options: Options) -> Points:
         )
     title, version, rows, points = "", "", [], {}
     columns: Sequence[str] = ()
-    dtype, extra = "", dict[str, Any]()
+    dtype, extra = "", dict[str, object]()
     for number, line in enumerate(_lines(head.path, text), start=1):
         stripped = line.strip()
         place = f"{head.path}:{number}"
@@ -134,11 +134,11 @@ def _columns(line: str) -> list[str]:
     return names if len(names) == len(words) else []
 
 
-def _row(place: str, line: str, columns: Sequence[str]) -> dict[str, Any]:
+def _row(place: str, line: str, columns: Sequence[str]) -> dict[str, object]:
     cells = line.split()
     if len(cells) != len(columns):
         raise FormatError(f"{place}: has {len(cells)} of {len(columns)} columns; the file is cut")
-    row: dict[str, Any] = {}
+    row: dict[str, object] = {}
     for name, cell in zip(columns, cells, strict=True):
         if name == "validation":
             if cell.lower() == "fail":
@@ -167,11 +167,11 @@ def _word(title: str) -> str:
     return _WORDS.get(plain, plain)
 
 
-def _told(title: str, row: Mapping[str, Any], ranks: int, dtype: str) -> dict[str, Any]:
+def _told(title: str, row: Mapping[str, Any], ranks: int, dtype: str) -> dict[str, object]:
     """One row as it is printed, in SI units."""
     name = collective_name(_word(title))
     usual = "send_recv" if _word(title) in ("latency", "", "bandwidth") else title
-    told: dict[str, Any] = {"collective": name or usual, "ranks": ranks, **row}
+    told: dict[str, object] = {"collective": name or usual, "ranks": ranks, **row}
     told.setdefault("bytes", 0)
     if name in _COUNTS and row.get("time_s") and row.get("bytes"):
         size = row["bytes"] * (ranks if name in _GATHERED else 1)

@@ -55,7 +55,7 @@ class Lost:
     """
 
     key: str
-    value: Any
+    value: object
     why: str
 
     def __str__(self) -> str:
@@ -169,14 +169,14 @@ def read_back(
     )
 
 
-def scenario_values(scenario: Scenario) -> dict[str, Any]:
+def scenario_values(scenario: Scenario) -> dict[str, object]:
     """Values of a scenario by dotted key, every preset spelled out; the framework's stand apart."""
     resolved = scenario.resolved()
     del resolved["framework"]
     return flat(resolved, whole=("sweep", "variation"))
 
 
-def _compared(values: Mapping[str, Any], model: Transformer) -> dict[str, Any]:
+def _compared(values: Mapping[str, Any], model: Transformer) -> dict[str, object]:
     """Values without those that say nothing of the step or follow from others."""
     idle = {"schema", "name", "model.name", "parallelism.dp"}
     if model.mla is not None:  # latent attention has widths of its own
@@ -198,12 +198,15 @@ def _plain(value: object, key: str) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _stated(section: Mapping[str, Any]) -> dict[str, Any]:
+def _stated(section: Mapping[str, object]) -> dict[str, object]:
     return nested({key: value for key, value in flat(section).items() if value is not None})
 
 
 def _reason(
-    key: str, found: Mapping[str, Any], reasons: Mapping[str, str], scenario: Scenario | None = None
+    key: str,
+    found: Mapping[str, object],
+    reasons: Mapping[str, str],
+    scenario: Scenario | None = None,
 ) -> str:
     usual = (
         f"the file says {_short(found[key])}" if key in found else "the format has no key for it"
@@ -259,7 +262,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults() -> dict[str, object]:
     """Values of keys that a scenario leaves out."""
     model = {
         f"model.{field.name}": field.default
@@ -278,5 +281,5 @@ def _defaults() -> dict[str, Any]:
     )
 
 
-_REST: Mapping[str, Any] = _defaults()
+_REST: Mapping[str, object] = _defaults()
 """Values that say nothing: a format that has no word for them loses nothing."""

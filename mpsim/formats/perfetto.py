@@ -90,7 +90,7 @@ def write_events(
     *,
     separators: tuple[str, str] = (",", ":"),
     compresslevel: int = 6,
-    about: Mapping[str, Any] | None = None,
+    about: Mapping[str, object] | None = None,
 ) -> None:
     """Write events of a trace, one a line; gzipped, with nothing of the clock in it, when `path` ends in ``.gz``.
 

@@ -113,9 +113,9 @@ def over(imported: Imported, base: Path) -> Imported:
     )
 
 
-def _at(scenario: Mapping[str, Any], key: str) -> Any:
+def _at(scenario: Mapping[str, object], key: str) -> object:
     """Value at a dotted key; Ellipsis where nothing does."""
-    node: Any = scenario
+    node: object = scenario
     for part in key.split("."):
         node = node.get(part, ...) if isinstance(node, Mapping) else ...
     return node

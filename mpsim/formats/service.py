@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpsim.formats.perfetto import write_events
 
@@ -21,7 +21,7 @@ _MICRO = 1e-6
 _DIGITS = 3  # whole nanoseconds, the resolution of Perfetto
 _REQUESTS = 0  # process of the requests; engines follow
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 def write_service_trace(result: ServiceResult, path: str | Path) -> None:

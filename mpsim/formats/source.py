@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mpsim import inputs
 from mpsim.errors import CalibrationError
@@ -59,7 +59,7 @@ class Head:
         return self.text.lstrip().startswith("{")
 
     @functools.cached_property
-    def document(self) -> Mapping[str, Any]:
+    def document(self) -> Mapping[str, object]:
         """The whole file as a JSON object; empty where it does not begin as one.
 
         Raises

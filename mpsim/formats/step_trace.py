@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +102,7 @@ class _Tracks:
         # whether the step is small enough to show the use of links
         self.follows_links = int(kernels[program.template].sum()) <= _MOST_KERNELS
         told = sum(len(slices) for slices in self._slices.values())
-        self.about: Mapping[str, Any] = {
+        self.about: Mapping[str, object] = {
             "scenario": result.scenario.name,
             "digest": result.scenario.digest,
             "mpsim": stamp(),

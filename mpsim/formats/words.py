@@ -20,7 +20,7 @@ _LONGEST = 300  # characters of a word: patterns go over it again and again
 @remembered(64)
 def table(package: str, name: str) -> Mapping[str, Any]:
     """Sections of ``<name>.yaml``, which ships in `package`."""
-    sections: Mapping[str, Any] = read_shipped(package, f"{name}.yaml")
+    sections: Mapping[str, object] = read_shipped(package, f"{name}.yaml")
     return sections
 
 
@@ -37,7 +37,7 @@ def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any
         if len(text) <= _LONGEST and re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE):
             if "refused" in entry:
                 raise CalibrationError(entry["refused"])
-            found: Mapping[str, Any] = entry
+            found: Mapping[str, object] = entry
             return found
     what = section.removesuffix("s")
     if not text:

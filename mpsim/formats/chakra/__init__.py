@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 from mpsim.formats.chakra.trace import Node, Trace, is_trace, read_ranks
 from mpsim.formats.imported import Recorded
@@ -41,7 +41,10 @@ def _read_trace(head: Head, options: Options) -> Recorded:
 
 def _facts(trace: Trace) -> Recorded:
     """Counts of nodes, messages and collectives."""
-    messages: dict[str, Counter[tuple[Any, ...]]] = {"COMM_SEND": Counter(), "COMM_RECV": Counter()}
+    messages: dict[str, Counter[tuple[object, ...]]] = {
+        "COMM_SEND": Counter(),
+        "COMM_RECV": Counter(),
+    }
     called: dict[tuple[str, int, str, tuple[int, ...]], Counter[int]] = {}
     for rank, nodes in enumerate(trace.ranks):
         for node in nodes:
@@ -83,7 +86,7 @@ def _facts(trace: Trace) -> Recorded:
     )
 
 
-def _ends(rank: int, node: Node) -> tuple[Any, ...]:
+def _ends(rank: int, node: Node) -> tuple[object, ...]:
     """Sender, receiver, tag and size of a message, of either of its nodes."""
     get = node.attributes.get
     source, target = (

@@ -135,10 +135,10 @@ def chakra_program(
 def _merged(trace: Trace) -> list[_Row]:
     """Rows of all nodes, with what they wait for."""
     rows: list[_Row] = []
-    known: dict[tuple[Any, ...], int] = {}
+    known: dict[tuple[object, ...], int] = {}
     calls: dict[tuple[Any, ...], Counter[int]] = {}
     for rank, nodes in enumerate(trace.ranks):
-        counts: Counter[tuple[Any, ...]] = Counter()
+        counts: Counter[tuple[object, ...]] = Counter()
         here: dict[int, int] = {}
         for node in nodes:
             if node.kind in ("INVALID", "METADATA"):
@@ -163,7 +163,7 @@ def _merged(trace: Trace) -> list[_Row]:
     return rows
 
 
-def _identified(trace: Trace, rank: int, node: Node) -> tuple[_Row, tuple[Any, ...]]:
+def _identified(trace: Trace, rank: int, node: Node) -> tuple[_Row, tuple[object, ...]]:
     """An empty row for a node, and what those of other ranks are matched with it by."""
     if node.kind == "COMM_COLL":
         members = trace.members(node)

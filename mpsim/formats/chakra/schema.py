@@ -146,7 +146,7 @@ def messages(content: bytes) -> Iterator[Any]:
         raise ValueError(str(error) or "the last message breaks off") from error
 
 
-def framed(content: Any) -> bytes:
+def framed(content: object) -> bytes:
     """A message behind its length."""
     from google.protobuf.proto import serialize_length_prefixed
 

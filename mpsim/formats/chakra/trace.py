@@ -135,7 +135,7 @@ def _node(message: Any) -> Node:
     )
 
 
-def _value(attribute: Any) -> Any:
+def _value(attribute: Any) -> object:
     """Read the value of an attribute: a scalar, or a list of them as a tuple."""
     member = attribute.WhichOneof("value")
     if not member:
@@ -241,7 +241,7 @@ def _stated_groups(nodes: list[Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield str(entry.get("pg_name", "")), tuple(entry["ranks"])
 
 
-def _listed(text: str) -> list[Any]:
+def _listed(text: str) -> list[object]:
     """A list as PyTorch writes it: in JSON, and often as the text of the only item of another list."""
     try:
         listed = json.loads(text)

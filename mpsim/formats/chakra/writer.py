@@ -16,7 +16,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +150,7 @@ class _Writer:
                 contents[rank] = b"".join(parts)
         yield from sorted(contents.items())
 
-    def _nodes(self, place: int) -> Iterator[tuple[Any, _Varying | None]]:
+    def _nodes(self, place: int) -> Iterator[tuple[object, _Varying | None]]:
         """Nodes of one rank class: what all its ranks have in common, and what each adds."""
         program = self._program
         kinds, labels = program.vocabulary.kinds, program.labels

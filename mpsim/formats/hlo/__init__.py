@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.hlo.groups import groups_of
@@ -102,7 +102,7 @@ def facts_of(module: Module, path: Path) -> Recorded:
 
 def _collective(
     module: Module, computation: str, line: Instruction, times: int, file: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "kind": line.collective,
         "times": times,
