@@ -16,7 +16,7 @@ from mpsim.cli.app import COMMANDS, GROUPS, application
 ROOT = Path(__file__).resolve().parents[2]
 OURS = (
     "tie: between",
-    "in four of five cases",
+    "of five",
     "like a stranger",
     "half as a stranger",
     "rank with most",
