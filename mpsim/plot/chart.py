@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -50,7 +50,6 @@ _DIMENSIONS = {dimension.value: dimension for dimension in Dimension}
 _FEW, _BETWEEN = 24, 60  # points of a line that names keep off, places between two of them
 _MOST_KEPT_FREE = 300  # points of a series: of more there is no room between them
 _MOST_POINTS = 2000  # of a line
-_LARGE = 8.0  # marks that cover more than their middle
 _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and marks [of the axes]
 
 
@@ -456,9 +455,6 @@ class Name(NamedTuple):
     apart: bool
 
 
-Box: TypeAlias = tuple[float, float, float, float]
-
-
 def names_beside(
     chart: Lines,
     shares: Callable[[Numbers, Numbers], tuple[Floats, Floats]],
@@ -475,78 +471,68 @@ def names_beside(
     """
     marks: list[tuple[float, float]] = []
     texts: list[str] = []
-    others: list[tuple[float, float]] = []
+    taken = [np.zeros((0, 4))]
     for series in chart.series:
         x, y = shares(series.x, series.y)
         marks += [(float(x[int(at)]), float(y[int(at)])) for at in series.written]
         texts += series.written.values()
         if len(x) <= _MOST_KEPT_FREE:
-            others += _along(series, x, y)
-        if series.mark:
-            sizes = np.broadcast_to(np.asarray(series.size, dtype=np.float64), len(x))
-            rims = np.stack([x, y, sizes * point[0], sizes * point[1]], axis=1)[sizes > _LARGE]
-            others += [
-                (a + across * wide, b + up * high)
-                for a, b, wide, high in rims.tolist()
-                for across in (-1, 0, 1)
-                for up in (-1, 0, 1)
-            ]
-    return placed_names(marks, texts, others) if texts else []
+            sizes = np.asarray(series.size if series.mark else 0.0, dtype=np.float64)
+            wide, high = (np.maximum(sizes * each, _MARK) for each in point)
+            taken.append(np.stack([x - wide, y - high, x + wide, y + high], axis=1))
+            taken.append(_around(*_between(series, x, y)))
+    return placed_names(marks, texts, np.concatenate(taken)) if texts else []
 
 
-def _along(series: Series, x: Floats, y: Floats) -> Iterator[tuple[float, float]]:
-    """Points of a series and, of a line of few of them, the way between."""
-    if series.line and 0 < len(x) < _FEW:
-        if series.step:
-            x, y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
-        along = np.arange(0.0, max(len(x) - 1, 0), 1 / _BETWEEN)
-        x, y = (np.interp(along, np.arange(len(each)), each) for each in (x, y))
-    return zip(x.tolist(), y.tolist(), strict=True)
+def _around(x: Floats, y: Floats) -> Floats:
+    """Boxes that small marks take, float64[N, 4]."""
+    return np.stack([x - _MARK, y - _MARK, x + _MARK, y + _MARK], axis=1)
+
+
+def _between(series: Series, x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Points on the way of a line of few points."""
+    if not series.line or not 0 < len(x) < _FEW:
+        return x[:0], y[:0]
+    if series.step:
+        x, y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
+    along = np.arange(0.0, len(x) - 1, 1 / _BETWEEN)
+    return np.interp(along, np.arange(len(x)), x), np.interp(along, np.arange(len(y)), y)
 
 
 def placed_names(
-    marks: Sequence[tuple[float, float]],
-    texts: Sequence[str],
-    others: Sequence[tuple[float, float]] = (),
+    marks: Sequence[tuple[float, float]], texts: Sequence[str], taken: Floats | None = None
 ) -> list[Name]:
     """Places for names beside marks, as near as marks and other names leave room; all in shares of the axes.
 
-    Marks in one place share a line of names. `others` are marks without names.
+    Marks in one place share a line of names. `taken` are boxes of what else is there, float64[N, 4].
     """
     shared: dict[tuple[float, float], list[str]] = {}
-    for (x, y), text in zip(marks, texts, strict=True):
-        at = next((key for key in shared if math.dist(key, (x, y)) < 1e-6), (x, y))
+    for mark, text in zip(marks, texts, strict=True):
+        at = next((key for key in shared if math.dist(key, mark) < 1e-6), mark)
         shared.setdefault(at, []).append(text)
-    taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in [*shared, *others]]
+    own = _around(*np.array([*shared]).reshape(-1, 2).T)
+    taken = own if taken is None else np.concatenate([own, taken])
     names = []
     for (x, y), parts in shared.items():
         text = ", ".join(dict.fromkeys(parts))
-        left, bottom = _free_place(x, y, len(text), taken)
-        taken.append(_box(left, bottom, len(text)))
-        middle = bottom + _LINE / 2
+        box = _free_place(x, y, len(text), taken)
+        taken = np.concatenate([taken, [box]])
+        left, middle = float(box[0]), float(box[1]) + _LINE / 2
         names.append(Name(text, (x, y), left, middle, abs(middle - y) > _LINE or left < x))
     return names
 
 
-def _box(left: float, bottom: float, letters: int) -> Box:
-    return left, bottom, left + letters * _LETTER, bottom + _LINE
-
-
-def _free_place(x: float, y: float, letters: int, taken: Sequence[Box]) -> tuple[float, float]:
-    """Lower left corner of a name: to the right or left of its mark, then line by line away from it."""
-    places = [
-        (side, y - _LINE / 2 + shift * _LINE * sign)
+def _free_place(x: float, y: float, letters: int, taken: Floats) -> Floats:
+    """Box of a name: to the right or left of its mark, then line by line away from it; beside it where nothing is free."""
+    wide = letters * _LETTER
+    boxes = [
+        np.array([left, bottom, left + wide, bottom + _LINE])
         for shift in range(12)
-        for sign in ((1, -1) if shift else (1,))
-        for side in (x + _BESIDE, x - _BESIDE - letters * _LETTER)
+        for bottom in (y - _LINE / 2 + shift * _LINE, y - _LINE / 2 - shift * _LINE)
+        for left in (x + _BESIDE, x - _BESIDE - wide)
     ]
-    for place in places:
-        box = _box(*place, letters)
-        inside = box[0] >= 0 and box[1] >= 0 and box[2] <= 1 and box[3] <= 1
-        if inside and not any(_overlap(box, other) for other in taken):
-            return place
-    return places[0]
-
-
-def _overlap(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+    for box in boxes:
+        covers = ((taken[:, :2] < box[2:]) & (box[:2] < taken[:, 2:])).all(axis=1)
+        if box.min() >= 0 and box.max() <= 1 and not covers.any():
+            return box
+    return boxes[0]

@@ -30,6 +30,7 @@ from mpsim.plot.chart import (
     thin,
 )
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LABELS, LIMIT, LUMINANCE, colour_of, rgb
+from mpsim.units import percent
 
 __all__ = [
     "HATCH",
@@ -206,7 +207,7 @@ def _write_shares(ax: Axes, colour: str, middle: Floats, length: Floats, total: 
     box = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
     style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7, "bbox": box}
     for bar in np.flatnonzero(length > _NARROWEST_WRITTEN * total.max()).tolist():
-        ax.text(middle[bar], bar, f"{100 * length[bar] / total[bar]:.1f} %", color=ink, **style)
+        ax.text(middle[bar], bar, percent(length[bar] / total[bar]), color=ink, **style)
 
 
 def _write_ends(ax: Axes, chart: Bars, place: Floats, ends: Floats, values: Floats) -> None:

@@ -21,6 +21,7 @@ from mpsim.training.account import attribute, idle_waits
 from mpsim.training.bubbles import CAUSES, bubble_causes
 from mpsim.training.roofline import Roofline, roofline
 from mpsim.training.vocabulary import PARTS
+from mpsim.units import Dimension, format_quantity, percent
 
 __all__ = [
     "attribution_chart",
@@ -49,6 +50,10 @@ _LINES = {"compute": "-", "scale_up": "--", "scale_out": ":"}
 _MARKS = {"forward": "o", "backward": "s", "weight_gradient": "^", "recompute": "D"}
 
 
+def _bytes(size: float) -> str:
+    return format_quantity(size, Dimension.BYTES)
+
+
 def part_words(part: str) -> str:
     """A part of the step in words."""
     event = part.removeprefix("exposed_")
@@ -66,19 +71,15 @@ def parts_of(seconds: Mapping[str, Sequence[float] | Floats]) -> list[Part]:
 
 def attribution_chart(result: Result | Timeline, *, ranks: bool = True) -> Bars:
     """Parts of the step [s], of the mean rank and, with `ranks`, of every rank class."""
-    if isinstance(result, Timeline):
-        timeline, parts = result, attribute(result)
-    else:
-        timeline, parts = result.timeline, result.parts
+    timeline = result if isinstance(result, Timeline) else result.timeline
+    parts = attribute(result) if isinstance(result, Timeline) else result.parts
     size = timeline.program.class_size
     each = parts if ranks and len(parts) > 1 else parts[:0]
     table = np.vstack([(size / size.sum()) @ parts, each]) * TICK
     names = ["mean", *timeline.program.rank_name[: len(each)]]
     mean, total = dict(zip(PARTS, table[0].tolist(), strict=True)), float(table[0].sum())
     most = sorted(mean, key=lambda part: -mean[part])[:3]
-    told = ", ".join(
-        f"{part_words(part)} {100 * mean[part] / (total or 1.0):.1f} %" for part in most
-    )
+    told = ", ".join(f"{part_words(part)} {percent(mean[part] / (total or 1.0))}" for part in most)
     return Bars(
         title="Parts of the step",
         alt=f"Most of the time of the mean rank: {told}.",
@@ -92,10 +93,8 @@ def attribution_chart(result: Result | Timeline, *, ranks: bool = True) -> Bars:
 
 def bubble_chart(result: Result | Timeline) -> Bars:
     """Bubble of each rank class in shares of the step, by cause, and the mean over ranks."""
-    if isinstance(result, Timeline):
-        timeline, idle = result, idle_waits(result)
-    else:
-        timeline, idle = result.timeline, result.idle
+    timeline = result if isinstance(result, Timeline) else result.timeline
+    idle = idle_waits(result) if isinstance(result, Timeline) else result.idle
     shares = bubble_causes(timeline, idle).ticks / timeline.makespan
     names, sizes = timeline.program.rank_name, timeline.program.class_size
     mean = (sizes / sizes.sum()) @ shares
@@ -103,7 +102,7 @@ def bubble_chart(result: Result | Timeline) -> Bars:
     whole = float(mean.sum())
     return Bars(
         title="Bubble by cause",
-        alt=f"{100 * mean[lead] / (whole or 1.0):.1f} % of the bubble of the mean rank is {CAUSES[lead]}.",
+        alt=f"{percent(mean[lead] / (whole or 1.0))} of the bubble of the mean rank is {CAUSES[lead]}.",
         names=names,
         parts=[
             Part(cause, shares[:, i], f"cause.{cause}" if cause in BUBBLE else "bubble")
@@ -114,7 +113,7 @@ def bubble_chart(result: Result | Timeline) -> Bars:
         across="rank",
         upright=True,
         written="total",
-        limits=[Limit(whole, f"mean over ranks {100 * whole:.1f} %", "forward")],
+        limits=[Limit(whole, f"mean over ranks {percent(whole)}", "forward")],
         size=(float(np.clip(2.0 + 0.35 * len(names), 6.0, 12.0)), 3.6),
     )
 
@@ -126,14 +125,14 @@ def utilisation_chart(result: Result) -> Lines:
         name: float(np.average(values, weights=width)) for name, values in series.shares.items()
     }
     words = ", ".join(
-        f"{_RESOURCES.get(name, name)} {100 * share:.1f} %" for name, share in means.items()
+        f"{_RESOURCES.get(name, name)} {percent(share)}" for name, share in means.items()
     )
     return Lines(
         title="Compute and links over time",
         alt=f"In use on average: {words} of the time.",
         series=[
             Series(
-                f"{_RESOURCES.get(name, name)} (mean {100 * means[name]:.1f} %)",
+                f"{_RESOURCES.get(name, name)} (mean {percent(means[name])})",
                 series.edges_s,
                 np.append(values, values[-1:]),
                 f"resource.{name}",
@@ -157,7 +156,7 @@ def heat_chart(result: Result) -> Heat:
     use = result.utilisation
     names, share = list(result.timeline.program.rank_name), use.kernels
     least = int(np.argmin(share.mean(axis=1)))
-    alt = f"{names[least]} computes least: {100 * share[least].mean():.1f} % of the time."
+    alt = f"{names[least]} computes least: {percent(share[least].mean())} of the time."
     if len(names) > _MOST_RANKS:
         groups = np.array_split(np.arange(len(names)), _MOST_RANKS)
         share = np.stack([share[group].mean(axis=0) for group in groups])
@@ -196,7 +195,7 @@ def links_chart(result: Result, *, most: int = 12) -> Heat:
     top = busiest[0]
     return Heat(
         title="Links over time",
-        alt=f"Busiest is {use.names[top]}, which carries {100 * use.mean[top]:.1f} % of what it could.",
+        alt=f"Busiest is {use.names[top]}, which carries {percent(use.mean[top])} of what it could.",
         notes=[left_out] if rest else (),
         names=[use.names[link] for link in chosen],
         edges=use.edges_s,
@@ -220,7 +219,7 @@ def memory_bars(names: Sequence[str], components: Mapping[str, Floats], capacity
     full = int(np.argmax(total))
     return Bars(
         title="Memory at its fullest",
-        alt=f"{names[full]} is fullest with {total[full] / 1e9:.4g} GB of {capacity / 1e9:.4g} GB.",
+        alt=f"{names[full]} is fullest with {_bytes(total[full])} of {_bytes(capacity)}.",
         names=names,
         parts=[
             Part(name, sizes, f"memory.{name}" if name in MEMORY else "other")
@@ -238,7 +237,7 @@ def memory_bars(names: Sequence[str], components: Mapping[str, Floats], capacity
 
 def capacity_limit(capacity: float) -> Limit:
     """Memory of an accelerator [B]."""
-    return Limit(capacity, f"capacity {capacity / 1e9:.4g} GB")
+    return Limit(capacity, f"capacity {_bytes(capacity)}")
 
 
 def memory_curve_chart(result: Result) -> Lines:
@@ -290,7 +289,7 @@ def memory_areas(name: str, curve: MemoryCurve, capacity: float) -> Lines:
     most = float(curve.held.max())
     return Lines(
         title=f"Memory of {name} over time",
-        alt=f"{name} holds {most / 1e9:.4g} GB at most, {curve.standing / 1e9:.4g} GB of it all the time.",
+        alt=f"{name} holds {_bytes(most)} at most, {_bytes(curve.standing)} of it all the time.",
         series=[
             Series(kind, curve.time_s[moments], held[moments], f"memory.{kind}", step=True)
             for kind in kinds

@@ -22,6 +22,7 @@ from mpsim.study.figures import FIGURES, SERVICE_FIGURES, title_of, unit_of
 from mpsim.study.goodput import Goodput
 from mpsim.study.rows import Row, column_of
 from mpsim.study.scaling import Scale
+from mpsim.units import percent
 
 __all__ = [
     "answer_chart",
@@ -373,7 +374,7 @@ def goodput_chart(goodput: Goodput) -> Lines:
     mean = goodput.effective
     return Lines(
         title="Goodput",
-        alt=f"{100 * mean:.1f} % of the time is progress, with a checkpoint every {goodput.interval / _MINUTE:.3g} minutes.",
+        alt=f"{percent(mean)} of the time is progress, with a checkpoint every {goodput.interval / _MINUTE:.3g} minutes.",
         notes=[
             "curve: long-run share for interruptions at random (Daly 2006, equation 20), with a node always at hand",
             f"point: mean of {len(goodput.shares):,} simulated runs of {goodput.days:g} days, with spare nodes, their repair and checkpoints that are still being stored",

@@ -13,6 +13,7 @@ from mpsim.report.assumed import ASSUMED
 from mpsim.report.blocks import Block, Column, Entry, Figures, Note, Table, at, figure
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import ACCOUNT
+from mpsim.units import percent
 
 __all__ = ["HEADLINE", "SERVICE"]
 
@@ -54,8 +55,8 @@ def _headline(result: ServiceResult) -> Iterator[Block]:
     if summary["requests_within_slo"] is not None:
         verdict, mood = ("met", "good") if slo["met"] else ("missed", "warning")
         yield Note(
-            f"{100 * summary['requests_within_slo']:.1f} % of the requests are within the limits, "
-            f"{100 * slo['share']:.1f} % needed: {verdict}.",
+            f"{percent(summary['requests_within_slo'])} of the requests are within the limits, "
+            f"{percent(slo['share'])} needed: {verdict}.",
             mood,
         )
     ranges = summary.get("interval") or {}
@@ -91,7 +92,7 @@ def _account(result: ServiceResult) -> Iterator[Block]:
     share = whole[most] / result.summary["duration_s"]
     yield Bars(
         title="Parts of the time of accelerators",
-        alt=f"Most is {most.replace('_', ' ')} with {100 * share:.1f} % of the time.",
+        alt=f"Most is {most.replace('_', ' ')} with {percent(share)} of the time.",
         names=list(accounts),
         parts=parts_of(
             {part: [each.get(part, 0.0) for each in accounts.values()] for part in ACCOUNT}

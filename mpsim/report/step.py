@@ -26,7 +26,7 @@ from mpsim.report.blocks import Block, Column, Entry, Figures, Note, Table, figu
 from mpsim.report.lanes import lanes_of
 from mpsim.result import Result
 from mpsim.training.roofline import roofline
-from mpsim.units import Dimension, format_quantity
+from mpsim.units import Dimension, format_quantity, percent
 
 __all__ = ["HEADLINE", "STEP"]
 
@@ -74,7 +74,7 @@ def _nearest(nearest: Mapping[str, Any]) -> str:
     other = f"; they differ in {', '.join(nearest['differs'])}" if nearest["differs"] else ""
     return (
         f"Nearest measured: {nearest['rows']} runs of {nearest['framework']} on {' to '.join(map(str, sizes))} "
-        f"{nearest['accelerator']}, predicted without knowing which paper they came from; mean error {100 * nearest['mean_abs_error']:.1f} %{other}."
+        f"{nearest['accelerator']}, predicted without knowing which paper they came from; mean error {percent(nearest['mean_abs_error'])}{other}."
     )
 
 
