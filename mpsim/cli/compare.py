@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -191,7 +192,11 @@ def _result(
     from mpsim.archive import Archive, is_archive
 
     if is_archive(file):
-        return _checked(file, Archive(file).of("Result").part("summary", dict))
+        with warnings.catch_warnings(record=True) as said:  # that another mpsim wrote it
+            warnings.simplefilter("always")
+            summary = Archive(file).of("Result").part("summary", dict)
+        told = [*summary.get("warnings", ()), *(str(warning.message) for warning in said)]
+        return {**_checked(file, summary), "warnings": told}
     if file.suffix == ".json":
         return _stored(file)
     from mpsim.simulate import simulate

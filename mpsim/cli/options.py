@@ -259,7 +259,7 @@ class Checkpoints:
         typer.Option(
             "--failures",
             callback=finite,
-            help="Multiplier on the published failure rates of components.",
+            help="Multiplier on the published rates of failures, of components and of software; 0 for none.",
         ),
     ] = 1.0
 

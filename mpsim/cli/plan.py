@@ -126,3 +126,5 @@ def plan(
     for failed, why in plans.failed if not as_json else ():
         note(f"not planned: {changed(failed)}: {why}")
     end_early(plans.interrupted)
+    if plans.best is None:
+        raise typer.Exit(1)

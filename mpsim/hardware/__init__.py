@@ -22,6 +22,7 @@ from mpsim.hardware.fabric import (
 )
 from mpsim.hardware.host import Host, host_of
 from mpsim.hardware.lookup import (
+    GIVEN,
     accelerator,
     accelerator_names,
     board_power,
@@ -37,6 +38,7 @@ from mpsim.hardware.machine import is_machine_path, machine_of, read_machine
 from mpsim.hardware.placement import Placement
 
 __all__ = [
+    "GIVEN",
     "SCALED_FORMATS",
     "Accelerator",
     "Calibration",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
@@ -26,6 +27,7 @@ from mpsim.nouns import Number, Power, PriceRate, Whole
 from mpsim.units import Dimension, format_quantity
 
 __all__ = [
+    "GIVEN",
     "accelerator",
     "accelerator_names",
     "board_power",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 GENERIC_NIC = "generic-nic"
+GIVEN: Final = "given by the user"
+"""Source of figures that are no catalog's."""
 
 
 def accelerator_names() -> tuple[str, ...]:
@@ -245,7 +249,7 @@ def build_cluster(
     return Cluster(
         name=name,
         node=Node(
-            accelerator=_priced(chip, price_per_hour, "given by the user"),
+            accelerator=_priced(chip, price_per_hour, GIVEN),
             accelerators=accelerators_per_node,
             scale_up=joined,
             domain=domain,
@@ -254,7 +258,7 @@ def build_cluster(
         ),
         nodes=nodes,
         fabric=_fabric(fabric_kind, oversubscription, port),
-        sources={"*": "given by the user"},
+        sources={"*": GIVEN},
     )
 
 
@@ -309,7 +313,7 @@ def with_overrides(
         nodes=cluster.nodes if nodes is None else nodes,
         node=dataclasses.replace(
             old,
-            accelerator=_priced(chip, price_per_hour, "given by the user"),
+            accelerator=_priced(chip, price_per_hour, GIVEN),
             accelerators=per_node,
             scale_up=joined,
             domain=kept_domain if domain is None else domain,
@@ -322,7 +326,7 @@ def with_overrides(
             port,
             fabric,
         ),
-        sources={**cluster.sources, **dict.fromkeys(given, "given by the user")},
+        sources={**cluster.sources, **dict.fromkeys(given, GIVEN)},
     )
 
 
@@ -377,7 +381,7 @@ def _nic_of_bandwidth(bandwidth: float) -> Link:
         raise HardwareError(f"nic: bandwidth is {bandwidth:g} B/s, needed a finite number above 0")
     title = f"NIC of {format_quantity(bandwidth, Dimension.BANDWIDTH)}"
     generic = link(GENERIC_NIC)
-    sources = {**generic.sources, "bandwidth": "given by the user"}
+    sources = {**generic.sources, "bandwidth": GIVEN}
     return dataclasses.replace(generic, title=title, bandwidth=bandwidth, sources=sources)
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from mpsim.errors import HardwareError, Problem, ScenarioError, nearest
 from mpsim.hardware import (
+    GIVEN,
     Accelerator,
     Cluster,
     Link,
@@ -46,7 +47,6 @@ from mpsim.scenario.network import FIGURES, FabricChoice, Folder, Nodes, network
 
 __all__ = ["AcceleratorChoice", "ClusterChoice", "LinkChoice", "PartChoice", "alike", "clusters_of"]
 
-GIVEN = "given by the user"
 T = TypeVar("T", Accelerator, Link)
 
 PerNode = Annotated[int, Field(ge=1, le=4096)]

@@ -363,6 +363,14 @@ class ServicePlan:
                     key=self.key,
                 )
             )
+        left = max(0.0, memory.capacity - memory.weights) * self.attention_dp
+        if (self.given_blocks or 0) * memory.block_bytes > left:
+            found.append(
+                Problem(
+                    f"got {self.given_blocks:,} blocks, but beside the weights memory has room for {left // memory.block_bytes:,.0f}; leave kv_blocks out for what the engine leaves",
+                    key=f"{self.key}.kv_blocks",
+                )
+            )
         if problem := self._wrong_draft():
             found.append(problem)
         if self.prefill is not None and self.prefill.engine.block != self.engine.block:
@@ -462,6 +470,21 @@ class ServicePlan:
             raise ScenarioError(
                 f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {engine.max_tokens:,} with chunked: false; "
                 "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
+            )
+        if requests is not None:
+            self._require_room(requests, requests.output + self.rules.drafts, "an instance")
+        if requests is not None and self.prefill is not None:
+            ones = np.ones_like(requests.output)
+            self.prefill._require_room(requests, ones, "an instance of the prefill pool")
+
+    def _require_room(self, requests: Requests, output: NDArray[np.int64], holder: str) -> None:
+        """Refuse requests that the cache of no batch can hold."""
+        tokens, room = requests.prompt + output, self.pool.room
+        too_long = int((tokens > room).sum())
+        if too_long:
+            raise ScenarioError(
+                f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has {tokens.max():,} tokens, {holder} holds {room:,}; "
+                "raise tp or pp, take narrower weights or kv, or shorten the requests"
             )
 
 

@@ -19,7 +19,6 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from mpsim.errors import ScenarioError
 from mpsim.serving.batching import Engine
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
 from mpsim.serving.pools import Handover, Pool
@@ -64,29 +63,8 @@ def serve(
         goes without it.
     until : float, optional
         When the users of a closed loop send no more [s].
-
-    Raises
-    ------
-    ScenarioError
-        If a request does not fit into the cache of an instance.
     """
-    _require_room(requests, pool, requests.output + pool.rules.drafts, "an instance")
-    if handover is not None:
-        ones = np.ones_like(requests.output)
-        _require_room(requests, handover.prefill, ones, "an instance of the prefill pool")
     return _Service(requests, pool, concurrency, routing, handover, turnaround, until).run()
-
-
-def _require_room(requests: Requests, pool: Pool, output: NDArray[np.int64], holder: str) -> None:
-    """Refuse requests that the cache of no batch can hold."""
-    tokens = requests.prompt + output
-    longest = int(tokens.max(initial=0))
-    if longest > pool.room:
-        too_long = int((tokens > pool.room).sum())
-        raise ScenarioError(
-            f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has {longest:,} tokens, {holder} holds {pool.room:,}; "
-            "raise tp or pp, take narrower weights or kv, or shorten the requests"
-        )
 
 
 class _Service:

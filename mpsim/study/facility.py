@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mpsim.document import read_document
 from mpsim.errors import Problem, ScenarioError, UnitError, nearest
-from mpsim.hardware import Cluster
+from mpsim.hardware import GIVEN, Cluster, accelerator_names, source_of
 from mpsim.result.energy import meter_constants
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["OFFERS", "Facility", "Rate", "rate_of", "read_rates"]
+__all__ = ["OFFERS", "Facility", "Rate", "check_rates", "rate_of", "read_rates"]
 
 OFFERS = ("on-demand", "spot", "reserved-1y", "reserved-3y", "block")
 """Kinds of offers: by the hour, withdrawn at any time, committed for one or three years, a block of days."""
@@ -37,6 +37,8 @@ class Rate:
         One of `OFFERS`, or ``scenario`` or ``file`` where a user says it.
     source : str
         Providers and dates, or the file.
+    beside : str
+        Words on what was asked for or stated and does not count; empty where nothing was.
     """
 
     usd_per_hour: float
@@ -44,6 +46,7 @@ class Rate:
     high: float
     offer: str
     source: str
+    beside: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,21 +152,55 @@ def rate_of(
     """
     if offer not in OFFERS:
         raise ScenarioError(f"offer: got {offer!r}; {nearest(offer, OFFERS)}")
-    chip = cluster.accelerator
+    chip, own = cluster.accelerator, cluster.accelerator.price_per_hour
+    stated = own if source_of(chip, "price_per_hour") == GIVEN else None
     if rates and chip.name in rates:
         value = rates[chip.name]
-        return Rate(value, value, value, "file", "your prices")
+        return Rate(value, value, value, "file", "your prices", _passed_over("--prices", stated))
     known = read_shipped(_PACKAGE, "prices.yaml")["offers"].get(chip.name, ())
     offers = [entry for entry in known if entry["offer"] == offer]
     listed = sorted(parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers)
-    own = chip.price_per_hour
     if own is not None and (not offers or offer == "on-demand"):
-        # the catalog's own figure is an on-demand price of one provider, or what a scenario states
-        source = _told(offers) or "cluster.price_per_hour"
-        return Rate(own, min([own, *listed]), max([own, *listed]), "on-demand", source)
+        lacks = f"no {offer} offer of {chip.name} is known: " if offer != "on-demand" else ""
+        if stated is not None:
+            beside = f"{lacks}cluster.price_per_hour counts" if lacks else ""
+            return Rate(own, own, own, "scenario", "cluster.price_per_hour", beside)
+        # the catalog's own figure is an on-demand price of one provider
+        source, beside = _told(offers) or "the catalog", lacks and f"{lacks}on-demand counts"
+        return Rate(own, min([own, *listed]), max([own, *listed]), "on-demand", source, beside)
     if not listed:
         return None
-    return Rate(statistics.median(listed), listed[0], listed[-1], offer, _told(offers))
+    beside = _passed_over(f"--offer {offer}", stated)
+    return Rate(statistics.median(listed), listed[0], listed[-1], offer, _told(offers), beside)
+
+
+def _passed_over(winner: str, stated: float | None) -> str:
+    """Words on a price of the scenario that something of the command line takes the place of."""
+    if stated is None:
+        return ""
+    return f"{winner} counts, not cluster.price_per_hour of {stated:g} USD/h; leave one of them out"
+
+
+def check_rates(rates: Mapping[str, float], used: Iterable[str]) -> None:
+    """Refuse a user's prices of accelerators that do not exist, or of none that is `used`.
+
+    Raises
+    ------
+    ScenarioError
+        With every name that is wrong.
+    """
+    chips = dict.fromkeys(used)
+    known = [*chips, *accelerator_names()]
+    problems = [
+        Problem(f"no accelerator {name[:60]!r}; {nearest(name, known)}", file="--prices")
+        for name in rates
+        if name not in known
+    ]
+    if rates and not problems and not chips.keys() & rates.keys():
+        message = f"has no price of {', '.join(chips)}; it has {', '.join(rates)}"
+        problems.append(Problem(message, file="--prices"))
+    if problems:
+        raise ScenarioError(problems)
 
 
 def _told(offers: list[dict[str, Any]]) -> str:

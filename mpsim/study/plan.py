@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
@@ -15,7 +16,7 @@ from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import simulate_step
-from mpsim.study.facility import Facility, Rate, rate_of
+from mpsim.study.facility import Facility, Rate, check_rates, rate_of
 from mpsim.study.reliability import (
     Checkpoint,
     Reliability,
@@ -241,6 +242,7 @@ def plan_training(
         )
     days = steps * step / goodput / _DAY
     energy = assumed.facility.energy(summary["meter_parts_j"]) * steps / goodput
+    rate = rate_of(cluster, offer=assumed.offer, rates=assumed.rates)
     of = setting_of(result.plan) if setting is None else setting
     known = residuals_of(of).interval(step, of)
     steady = (known.low / step, known.high / step)
@@ -259,14 +261,14 @@ def plan_training(
         interruptions=days * _DAY / between,
         computing_hours=steps * step * int(summary["accelerators"]) / _HOUR,
         days=days,
-        rate=rate_of(cluster, offer=assumed.offer, rates=assumed.rates),
+        rate=rate,
         energy_j=energy,
         carbon_kg=assumed.facility.emitted(energy),
         fits=bool(summary["fits_memory"]),
         spread=_wider(spread, others),
         basis=f"{known.basis}; a third to three times the failures; at least that of {others.trainings} published trainings",
         computing_spread=_wider(steady, known_trainings("computing", without=without)),
-        warnings=tuple(summary["warnings"]),
+        warnings=(*summary["warnings"], *([rate.beside] if rate and rate.beside else [])),
     )
 
 
@@ -428,6 +430,9 @@ def plan(
     assumed = assumed or Assumptions(facility=Facility.of())
     keys = dict(over or {})
     combinations = list(itertools.product(*keys.values()))
+    if assumed.rates:
+        sets = (dict(zip(keys, chosen, strict=True)) for chosen in combinations)
+        check_rates(assumed.rates, _chips(scenario, sets))
     rows: list[Training] = []
     failed: list[tuple[Mapping[str, object], str]] = []
     try:
@@ -465,6 +470,13 @@ def _base(scenario: Scenario, values: Mapping[str, object], *, checked: bool) ->
     return scenario.with_values(laid, checked=checked) if values else scenario
 
 
+def _chips(scenario: Scenario, combinations: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    """The accelerator of each combination that has one; why the others have none is told where they are planned."""
+    for values in combinations:
+        with contextlib.suppress(MpsimError):
+            yield _base(scenario, values, checked=False).hardware.accelerator.name
+
+
 def _searched(base: Scenario, seconds: float) -> tuple[Mapping[str, object], tuple[str, ...]]:
     """The best layout that a search of so many seconds finds, and a warning where it was cut short."""
     from mpsim.study.search import search
@@ -497,7 +509,9 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
     yield "days", f"{_span(row, 'days')} on {accelerators}"
     computing = f"{row.computing_hours:,.0f} of them computing"
     yield "GPU-hours", f"{_span(row, 'gpu_hours')} of the allocation, {computing}"
-    every = f"a checkpoint every {row.checkpoint_interval_s / _MINUTE:.3g} min (best by Daly {row.daly_interval_s / _MINUTE:.3g})"
+    every = f"a checkpoint every {row.checkpoint_interval_s / _MINUTE:.3g} min"
+    if row.interruptions:
+        every += f" (best by Daly {row.daly_interval_s / _MINUTE:.3g})"
     failures = f"{_number(row.interruptions)} interruptions"
     yield "goodput", f"{percent(row.goodput)}, {failures}, {every}"
     yield "price", _price(row)

@@ -79,7 +79,7 @@ class Reliability:
         Parameters
         ----------
         scale : float
-            Multiplier on the published failure rates of components (a young cluster has several times those of a mature one).
+            Multiplier on the published rates of failures, of components and of software (a young cluster has several times those of a mature one); 0 for none.
         restart, repair : float, optional
             As of the class [s]; assumed when left out.
         spares : int, optional
@@ -96,7 +96,7 @@ class Reliability:
         rate = sum(counts[name] * known[name] for name in _HARDWARE) * scale / _HOUR
         return cls(
             hardware_rate=rate,
-            job_rate=known["job"] / _HOUR,
+            job_rate=known["job"] * scale / _HOUR,
             restart=known["restart"] if restart is None else restart,
             repair=known["repair"] if repair is None else repair,
             spares=math.ceil(known["spare_share"] * cluster.nodes) if spares is None else spares,

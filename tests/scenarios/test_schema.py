@@ -461,7 +461,7 @@ def test_overrides_are_chosen_by_name_and_settings_come_last(written):
             **BASE,
             "overrides": {
                 "wide": {"parallelism.pp": 8, "training": {"micro_batch": 2}},
-                "long": {"training.sequence_length": 4096},
+                "long": {"training.sequence_length": 1024},
             },
         }
     )
@@ -470,7 +470,7 @@ def test_overrides_are_chosen_by_name_and_settings_come_last(written):
     both = load(path, overrides=["wide", "long"], set=["training.micro_batch=4", "name=mine"])
     assert both.name == "mine"
     assert both.parallelism.pp == 8
-    assert (both.training.micro_batch, both.training.sequence_length) == (4, 4096)
+    assert (both.training.micro_batch, both.training.sequence_length) == (4, 1024)
     assert both.training.global_batch == 128
 
 

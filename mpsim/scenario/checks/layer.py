@@ -133,6 +133,14 @@ def _ring_problems(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "framework.context_exchange")
 
 
+def check_positions(scenario: Written) -> Iterator[Problem]:
+    """A sequence is no longer than the table of learned positions."""
+    model, length = scenario.transformer, scenario.training_step.sequence_length
+    if model.positions == "learned" and 0 < model.max_positions < length:
+        message = f"got {length}, but {model.name} has learned positions for {model.max_positions} tokens; set model.max_positions to {length}, or take a shorter sequence"
+        yield Problem(message, "training.sequence_length")
+
+
 def check_experts(scenario: Written) -> Iterator[Problem]:
     """Expert parallelism has experts to divide, and divides them."""
     p, moe = scenario.parallelism, scenario.transformer.moe

@@ -145,6 +145,16 @@ def check_instances(scenario: Written) -> Iterator[Problem]:
             yield Problem(message, f"{pool.section}.kv_blocks")
 
 
+def check_service_positions(scenario: Written) -> Iterator[Problem]:
+    """Refuse requests that are longer than the table of learned positions."""
+    model, load = scenario.transformer, scenario.service.workload
+    length = load.prompt.tokens + load.output.tokens
+    is_learned = model.positions == "learned" and model.max_positions > 0
+    if is_learned and load.trace is None and length > model.max_positions:
+        message = f"got {length} tokens of prompt and output, but {model.name} has learned positions for {model.max_positions}; set model.max_positions to {length}, or shorten the requests"
+        yield Problem(message, "serving.workload")
+
+
 def check_service_heads(scenario: Written) -> Iterator[Problem]:
     """Refuse tensor parallelism that does not divide the heads."""
     model, divides = scenario.transformer, True
