@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import os
@@ -20,12 +21,15 @@ __all__ = ["phases_bar", "progress_bar", "working"]
 _LINES: Final = (1.5, 10.0, 30.0, 60.0)
 """Seconds of work after which a line says how far it is; then at every further minute."""
 _KNOWN: Final = 0.1
-"""Share of a phase that has to be done before its rate says how long the rest takes."""
+"""Share of the work that has to be done before its rate says how long the rest takes."""
+_PARTS, _STEADY = 4, 2.0
+"""Parts of what is done that have to take about as long each, the longest over the shortest: then the rate is known."""
+_FEWEST, _MARKS = 2 * _PARTS, 256  # pieces that are remembered
 
 
 @dataclasses.dataclass(slots=True)
 class _Work:
-    """How far a command is; `phase` is a part of it whose pieces take about as long each."""
+    """How far a command is; the pieces of a `phase` of a search take as long as they take, those of other work about as long each."""
 
     what: str
     clock: Callable[[], float] = time.monotonic
@@ -34,25 +38,38 @@ class _Work:
     total: int | None = None
     has_bar: bool = False
     begun: float = dataclasses.field(init=False)
-    _at: float = dataclasses.field(init=False)  # when the first piece of the phase was done
-    _first: int = dataclasses.field(default=0, init=False)
+    _marks: list[tuple[int, float]] = dataclasses.field(default_factory=list, init=False)
+    """How many pieces were done, and when, from the first ones on."""
 
     def __post_init__(self) -> None:
-        self.begun = self._at = self.clock()
+        self.begun = self.clock()
 
     def report(self, phase: str, done: int, total: int | None) -> None:
         """Take how far the phase is; `total` None or 0 where nobody knows how much it is."""
-        if phase != self.phase or not self._first or done < self.done:
-            self._at, self._first = self.clock(), done
+        if phase != self.phase or done < self.done:
+            self._marks.clear()
+        if done > (self._marks[-1][0] if self._marks else 0):
+            self._marks.append((done, self.clock()))
+        if len(self._marks) > _MARKS:
+            del self._marks[1:-1:2]
         self.phase, self.done, self.total = phase, done, total
 
     @property
     def left(self) -> float | None:
-        """Seconds that the phase takes yet; None where its own rate is not known."""
-        fresh = self.done - self._first
-        if not self.total or not fresh or not _KNOWN <= self.done / self.total < 1:
+        """Seconds that the work takes yet; None where its rate is not known."""
+        # layouts that fit take far longer to bound than those that do not, and nobody knows beforehand where they stand
+        if self.phase or not self.total or not _KNOWN <= self.done / self.total < 1:
             return None
-        return (self.clock() - self._at) / fresh * (self.total - self.done)
+        if len(self._marks) < _FEWEST:
+            return None
+        first, now = self._marks[0], self.clock()
+        fresh = self.done - first[0]
+        ends = [first[0] + fresh * part / _PARTS for part in range(1, _PARTS)]
+        times = [self._marks[bisect.bisect_left(self._marks, (end, 0.0))][1] for end in ends]
+        took = [b - a for a, b in itertools.pairwise([first[1], *times, now])]
+        if max(took) > _STEADY * min(took):
+            return None
+        return (now - first[1]) / fresh * (self.total - self.done)
 
     @property
     def name(self) -> str:

@@ -165,7 +165,7 @@ class Comparison(Shown, Tabular):
         serves = self.whole != "step_time_s"
         if not change:
             what = "of an accelerator a token" if serves else "a step"
-            return f"both take {part_text(step.a)} {what}"
+            return self._measured(f"both take {part_text(step.a)} {what}")
         faster = "faster" if change < 0 else "slower"
         largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
         size = f"{part_text(abs(change))} ({percent(abs(change) / step.a)})"
@@ -179,6 +179,10 @@ class Comparison(Shown, Tabular):
             sign = "+" if largest.difference > 0 else ""
             name = largest.name.replace("_", " ")
             text = f"{text}; most of it is {name} ({sign}{part_text(largest.difference)})"
+        return self._measured(text)
+
+    def _measured(self, text: str) -> str:
+        """A sentence with the interval that the measured difference lies in, where it is known."""
         if self.ratio is None:
             return text
         low, high = 100 * (self.ratio.low - 1), 100 * (self.ratio.high - 1)

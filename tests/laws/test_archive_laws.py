@@ -156,7 +156,7 @@ def test_a_stored_result_is_compared(saved: Path, capsys: pytest.CaptureFixture[
     """With a scenario or another stored result; nothing is simulated for it."""
     assert main(["compare", str(saved), str(saved), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["explanation"].startswith("both take")
+    assert "both take" in shown["explanation"]
 
 
 def hostile(path: Path, member: bytes) -> Path:

@@ -16,26 +16,47 @@ class Clock:
         return self.now
 
 
-def test_time_left_is_that_of_the_present_phase_and_within_a_factor_of_two() -> None:
-    """Fast bounding says nothing of slow simulating: nothing is said before a tenth of that, and what is said then is right."""
+def left_of(pieces: list[float], *, told: float = 0.0) -> list[float | None]:
+    """Time left that is told after each piece over that which is left; None where nothing is told."""
+    clock, ratios, end = Clock(), list[float | None](), sum(pieces)
+    work = _Work("sweep", clock)
+    for done, piece in enumerate(pieces, start=1):
+        clock.now += piece
+        work.report("", done, len(pieces))
+        clock.now += told
+        ratios.append(None if work.left is None else work.left / (end - clock.now + told))
+        clock.now -= told
+    return ratios
+
+
+def test_time_left_is_within_a_factor_of_two_after_a_tenth() -> None:
+    """Nothing is said before a tenth of the rows is there, and what is said then is right."""
     for seed in range(20):
-        draw, clock = random.Random(seed), Clock()
-        work = _Work("search", clock)
-        for done in range(1, 1001):
-            clock.now += 0.001
-            work.report("bounded", done, 1000)
-        ends = [clock.now]
-        for _ in range(200):
-            ends.append(ends[-1] + draw.expovariate(1.0))
-        for done, end in enumerate(ends[1:], start=1):
-            clock.now = end
-            work.report("simulated", done, 200)
-            if done < 20:
-                assert work.left is None
-                assert "more" not in str(work)
-            elif done < 180:
-                assert work.left is not None
-                assert 0.5 <= work.left / (ends[-1] - end) <= 2.0
+        draw = random.Random(seed)
+        ratios = left_of([draw.expovariate(1.0) for _ in range(200)])
+        assert ratios[:19] == [None] * 19
+        told = [ratio for ratio in ratios[19:180] if ratio is not None]
+        assert len(told) > 80
+        assert all(0.5 <= ratio <= 2.0 for ratio in told)
+    assert [round(ratio or 0.0, 6) for ratio in left_of([1.0] * 100)[9:99]] == [1.0] * 90
+
+
+def test_nothing_is_foreseen_while_the_rate_is_not_steady() -> None:
+    """Rows of a sweep that get ten times as slow, and one that does not end."""
+    slower = left_of([0.1] * 30 + [0.3] * 30 + [1.0] * 60)
+    assert all(ratio is None for ratio in slower[34:58])
+    assert all(ratio is None for ratio in left_of([1.0] * 100, told=60.0)[9:50])
+
+
+def test_nothing_is_foreseen_of_the_phases_of_a_search() -> None:
+    """Layouts that fit take ten times as long to bound as those that do not: a rate at a tenth would say five times what it takes."""
+    clock = Clock()
+    work = _Work("search", clock)
+    for done in range(1, 1001):
+        clock.now += 0.02 if done < 150 else 0.002
+        work.report("bounded", done, 1000)
+        assert work.left is None
+    assert str(work).startswith("search: bounded: 1,000 of 1,000 in ")
 
 
 def test_nothing_is_foreseen_where_nobody_knows_how_much_there_is() -> None:

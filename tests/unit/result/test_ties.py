@@ -155,6 +155,10 @@ def test_the_comparison_says_tie(scenarios: Path) -> None:
     again = mpsim.simulate(scenario.with_values({"simulation.seed": 1}))
     full = mpsim.simulate(scenario.with_values({"training.recompute": "full"}))
     assert "both take" in mpsim.compare(base, again).explanation
+    release = mpsim.simulate(scenario.with_values({"framework": "megatron-core-2026"}))
+    equal = mpsim.compare(base, release).explanation
+    assert equal.startswith("no clear winner: real difference -11.9 to +13.5 %")
+    assert equal.endswith("both take 932.9 ms a step")
     slower = mpsim.compare(base, full)
     assert not slower.tie
     assert "would be measured" not in slower.explanation
