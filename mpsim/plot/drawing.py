@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
@@ -34,6 +35,7 @@ from mpsim.units import percent
 
 __all__ = [
     "HATCH",
+    "Style",
     "columns_of",
     "draw_bars",
     "draw_heat",
@@ -43,6 +45,8 @@ __all__ = [
 ]
 
 HATCH = "//////"
+Style: TypeAlias = dict[str, Any]
+"""Options of an artist."""
 
 _ENTRY, _PER_LETTER = 0.42, 0.066  # of a legend [inch]
 _NARROWEST_WRITTEN, _MOST_WRITTEN = 0.035, 24  # of the axis; bars
@@ -75,7 +79,7 @@ def columns_of(labels: Iterable[str], width: float) -> int:
     return max(1, int(width / (_ENTRY + _PER_LETTER * longest)))
 
 
-def legend_above(ax: Axes, handles: Sequence[Any], *, lift: float = 2.0) -> None:
+def legend_above(ax: Axes, handles: Sequence[Artist], *, lift: float = 2.0) -> None:
     """Put a legend above the axes, outside, where it hides nothing; `lift` in points over the axes."""
     if not handles:
         return
@@ -102,7 +106,7 @@ def _inches(ax: Axes) -> float:
     return float(ax.get_position().width * figure.get_figwidth() * 1.1)
 
 
-def _limit_handles(limits: Iterable[Limit]) -> list[Any]:
+def _limit_handles(limits: Iterable[Limit]) -> list[Artist]:
     return [
         Line2D([], [], color=colour_of(limit.colour), linestyle="--", label=limit.label)
         for limit in limits
@@ -115,13 +119,13 @@ def draw_bars(ax: Axes, chart: Bars) -> None:
     table, place = chart.table / size, np.arange(float(len(chart.names)))
     bar, across = (ax.bar, "width") if chart.upright else (ax.barh, "height")
     thick = 0.8 / len(chart.parts) if chart.beside and chart.parts else 0.8
-    handles: list[Any] = []
+    handles: list[Artist] = []
     for number, (part, lengths, base) in enumerate(
         zip(chart.parts, table, chart.starts / size, strict=True)
     ):
         colour = colour_of(part.colour, number)
         shift = (number - (len(chart.parts) - 1) / 2) * thick if chart.beside else 0.0
-        style: dict[str, Any] = {across: 0.92 * thick if chart.beside else thick}
+        style: Style = {across: 0.92 * thick if chart.beside else thick}
         style |= {"bottom" if chart.upright else "left": base, "color": colour, "linewidth": 0.3}
         bar(
             place + shift,
@@ -186,7 +190,7 @@ def _draw_over(ax: Axes, line: Series, size: float) -> None:
     ax.plot(line.x, values / size, color="black", marker="o", linewidth=line.width)
     for x, value in zip(line.x, values.tolist(), strict=True):
         box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
-        offset: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points"}
+        offset: Style = {"xytext": (0, 6), "textcoords": "offset points"}
         ax.annotate(f"{value:.0%}", (x, value / size), ha="center", fontsize=8, bbox=box, **offset)
 
 
@@ -205,7 +209,7 @@ def _write_shares(ax: Axes, colour: str, middle: Floats, length: Floats, total: 
     """Write what share of its bar each piece is, where the piece is wide enough."""
     ink = "white" if float(rgb(colour) @ LUMINANCE) < DARK else "black"
     box = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
-    style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7, "bbox": box}
+    style: Style = {"ha": "center", "va": "center_baseline", "fontsize": 7, "bbox": box}
     for bar in np.flatnonzero(length > _NARROWEST_WRITTEN * total.max()).tolist():
         ax.text(middle[bar], bar, percent(length[bar] / total[bar]), color=ink, **style)
 
@@ -220,7 +224,7 @@ def _write_ends(ax: Axes, chart: Bars, place: Floats, ends: Floats, values: Floa
     )
     for at, end, value in zip(place.tolist(), ends.tolist(), values.tolist(), strict=True):
         full = value > capacity
-        style: dict[str, Any] = {
+        style: Style = {
             "color": LIMIT if full else "black",
             "weight": "bold" if full else "normal",
         }
@@ -246,7 +250,7 @@ def _join(ax: Axes, edges: Floats) -> None:
 def draw_lines(ax: Axes, chart: Lines) -> None:
     """Draw lines, marks and areas, with the names of points."""
     (x_word, x_size), (y_word, y_size) = chart.readings
-    handles: list[Any] = []
+    handles: list[Artist] = []
     base: Any = 0.0
     for number, series in enumerate(chart.series):
         colour = colour_of(series.colour, number)
@@ -285,7 +289,7 @@ def draw_lines(ax: Axes, chart: Lines) -> None:
 def _draw_series(
     ax: Axes, series: Series, colour: str, x: Floats, y: Floats, y_size: float
 ) -> None:
-    style: dict[str, Any] = {"color": colour, "zorder": 2}
+    style: Style = {"color": colour, "zorder": 2}
     if series.line:
         steps = "steps-post" if series.step else "default"
         ax.plot(x, y, linestyle=series.line, linewidth=series.width, drawstyle=steps, **style)
@@ -310,7 +314,7 @@ def _draw_series(
         )
 
 
-def _line_handle(series: Series, colour: str) -> Any:
+def _line_handle(series: Series, colour: str) -> Artist:
     face = "white" if len(series.hollow) and all(series.hollow) else colour
     line: Any = series.line or "none"
     mark = series.mark or "none"
@@ -366,7 +370,7 @@ def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
         return places[:, 0], places[:, 1]
 
     arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": EVENTS["other"], "shrinkB": 3}
-    style: dict[str, Any] = {
+    style: Style = {
         **dict.fromkeys(("xycoords", "textcoords"), "axes fraction"),
         "fontsize": 7.5,
         "va": "center",
@@ -384,7 +388,7 @@ def draw_heat(ax: Axes, chart: Heat) -> None:
     z_word, z_size = readable(chart.z.unit, float(np.abs(values).max(initial=0.0)))
     low, high = (each if each is None else each / z_size for each in chart.z.limits)
     shown, rows = values / z_size, np.arange(len(chart.names) + 1) - 0.5
-    style: dict[str, Any] = {"cmap": _HEAT, "vmin": low, "vmax": high}
+    style: Style = {"cmap": _HEAT, "vmin": low, "vmax": high}
     if chart.z.log:
         assert low is not None
         # small loads look like the least that is told apart, and nothing at all like nothing
@@ -419,5 +423,5 @@ def _name_groups(ax: Axes, groups: Sequence[str]) -> None:
         rows = [row for row, own in enumerate(groups) if own == group]
         if rows[0]:
             ax.axhline(rows[0] - 0.5, color="black", linewidth=0.8)
-        style: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center"}
+        style: Style = {"transform": ax.get_yaxis_transform(), "va": "center"}
         ax.text(1.005, (rows[0] + rows[-1]) / 2, group, fontsize=8, rotation=90, **style)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,14 @@ from mpsim.hardware import Cluster, FabricKind
 from mpsim.plot.chart import Axis, Lines, Series
 from mpsim.units import Dimension, format_quantity
 
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from mpsim.hardware.graph import Vertex
+
 __all__ = ["fabric_chart"]
 
+Floats: TypeAlias = NDArray[np.float64]
 _MOST = 40  # boxes in a row; of more, so many stand for all
 _COLOURS = ("other", "forward", "backward", "weight_gradient")
 
@@ -49,7 +55,9 @@ def _tiers_chart(cluster: Cluster) -> Lines:
     )
 
 
-def _edges(x0: Any, y0: Any, x1: Any, y1: Any, line: str = "-", colour: str = "other") -> Series:
+def _edges(
+    x0: Floats, y0: Floats, x1: Floats, y1: Floats, line: str = "-", colour: str = "other"
+) -> Series:
     """Many lines as one, with gaps between them."""
     gaps = np.full(len(x0), np.nan)
     x, y = (np.stack([start, end, gaps], axis=1).ravel() for start, end in ((x0, x1), (y0, y1)))
@@ -72,7 +80,7 @@ def _graph_chart(cluster: Cluster) -> Lines:
     from mpsim.hardware.graph import cluster_graph
 
     graph = cluster_graph(cluster, scale_up=False)
-    vertices: list[Any] = list(graph)
+    vertices: list[Vertex] = list(graph)
     where = _positions(cluster, vertices, graph)
     edges = sorted({tuple(sorted(edge, key=str)) for edge in graph.edges}, key=str)
     number = {vertex: place for place, vertex in enumerate(vertices)}
@@ -93,7 +101,7 @@ def _graph_chart(cluster: Cluster) -> Lines:
     return Lines(series=series, x=x, y=y, grid="", size=(7.0, 7.0))
 
 
-def _positions(cluster: Cluster, vertices: list[Any], graph: Any) -> NDArray[np.float64]:
+def _positions(cluster: Cluster, vertices: list[Vertex], graph: nx.DiGraph) -> NDArray[np.float64]:
     if cluster.fabric.kind is not FabricKind.TORUS:
         import networkx as nx
 

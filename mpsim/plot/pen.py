@@ -18,6 +18,7 @@ from mpsim.plot.chart import Bars, Chart, Heat, Lines, Panels
 from mpsim.plot.timeline import Timeline
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -145,7 +146,7 @@ def _on_figure(figure: Figure, chart: Chart) -> Axes:
         sharex=chart.same, sharey=chart.same,
     )  # fmt: skip
     axes: list[Axes] = list(grid.ravel())
-    handles: Sequence[Any] = ()
+    handles: Sequence[Artist] = ()
     for ax, inner in zip(axes, chart.charts, strict=False):
         shown = _draw_panel(ax, inner, legend=not chart.same)
         handles = max(handles, shown, key=len)
@@ -175,7 +176,7 @@ def _draw_inside(ax: Axes, chart: Panels) -> None:
         _draw_panel(ax.inset_axes(place), inner, legend=number == 0 or not chart.same)
 
 
-def _draw_panel(ax: Axes, chart: Chart, *, legend: bool) -> Sequence[Any]:
+def _draw_panel(ax: Axes, chart: Chart, *, legend: bool) -> Sequence[Artist]:
     """Draw one of several charts, its title over its legend; entries of a legend that is drawn elsewhere."""
     draw(ax, chart)
     own = ax.get_legend()
@@ -183,7 +184,8 @@ def _draw_panel(ax: Axes, chart: Chart, *, legend: bool) -> Sequence[Any]:
         own.remove()
     above = own.get_window_extent().height * 72 / ax.figure.dpi if own and legend else 0.0
     ax.set_title(chart.title, loc="left", fontsize=9, pad=above + 5.0)
-    return own.legend_handles if own is not None and not legend else ()
+    handles = own.legend_handles if own is not None and not legend else []
+    return [handle for handle in handles if handle is not None]
 
 
 def _wrapped(text: str, letters: float) -> str:

@@ -6,7 +6,6 @@ Shapes: N requests, S iterations or jumps over equal ones, R rates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from mpsim.errors import ScenarioError
 from mpsim.plot.chart import Axis, Limit, Lines, Series, fullest
 from mpsim.plot.palette import SERIES
+from mpsim.result.words import Figures
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import itl, latencies
 from mpsim.study import Sweep
@@ -195,7 +195,7 @@ def _rate_chart(
     return Lines(title=title, alt=alt, series=series, x=x, y=y, limits=limits, size=(6.4, 4.0))
 
 
-def _by_rate(sweep: Sweep) -> tuple[Floats, list[Mapping[str, Any]]]:
+def _by_rate(sweep: Sweep) -> tuple[Floats, list[Figures]]:
     """Rates that were simulated, ascending, and their summaries."""
     pairs = [
         (float(str(row.values[_RATE])), row.summary)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch, PathPatch
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.plot.chart import thin
-from mpsim.plot.drawing import HATCH, event_patches, legend_above
+from mpsim.plot.drawing import HATCH, Style, event_patches, legend_above
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, rgb, shades
 from mpsim.plot.timeline import EXPOSED, HIDDEN, Actions, Lanes, Timeline
 
@@ -80,7 +79,7 @@ def _label(ax: Axes, chart: Timeline) -> None:
     if lanes and lanes.share[:, :, EXPOSED].any():
         hidden = "; pale: hidden" * bool(lanes.share[:, :, HIDDEN].any())
         words = f"hatched, dark: exposed{hidden}"
-        style: dict[str, Any] = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.3}
+        style: Style = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.3}
         handles.append(Patch(label=words, hatch=HATCH, **style))
     legend_above(ax, handles)
 
@@ -139,7 +138,7 @@ def _add_numbers(
         return
     dark = _colours(bars) @ LUMINANCE < DARK
     middle = (bars.start + bars.end) / 2
-    style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
+    style: Style = {"ha": "center", "va": "center_baseline", "fontsize": size}
     for bar in fits.tolist():
         ax.text(
             middle[bar],
@@ -151,7 +150,7 @@ def _add_numbers(
         )
 
 
-def _chunk_patches(bars: Actions) -> list[Any]:
+def _chunk_patches(bars: Actions) -> list[Artist]:
     """Legend entries that say which shade is which chunk; the first has the colours of the events themselves."""
     chunks = int(bars.chunk.max(initial=0)) + 1
     later = [chunk for chunk in np.unique(bars.chunk).tolist() if chunk > 0]

@@ -209,7 +209,7 @@ def plain(value: object) -> Any:
     return value
 
 
-def _is_left_out(value: object, field: dataclasses.Field[Any]) -> bool:
+def _is_left_out(value: object, field: dataclasses.Field[object]) -> bool:
     """Whether a field of a chart, or of a part of one, is as it is when nobody gives it."""
     own = getattr(value, field.name)
     return isinstance(value, _CHARTED) and type(own) is type(field.default) and own == field.default
@@ -247,7 +247,7 @@ def at(data: object, key: str) -> Any:
     return data
 
 
-def _short(column: NDArray[Any]) -> list[Any]:
+def _short(column: NDArray[np.generic]) -> list[object]:
     """Numbers of a chart, rounded to what can be seen."""
     if column.ndim > 1:
         return [_short(row) for row in column]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mpsim.errors import ScenarioError, UnitError
 from mpsim.report.blocks import Figure, Section, setting_text
 from mpsim.report.service import HEADLINE as OF_SERVICE
 from mpsim.report.step import HEADLINE as OF_STEP
+from mpsim.result.words import Figures
 from mpsim.units import Dimension, parse_quantity
 
 __all__ = ["Answer", "Choices", "Slider", "what_if"]
@@ -54,7 +55,7 @@ class Answer:
     """
 
     places: Sequence[int]
-    summary: Mapping[str, Any] | None
+    summary: Figures | None
     reason: str = ""
 
 
@@ -80,7 +81,7 @@ class Choices:
 
 
 def what_if(
-    rows: Iterable[tuple[Mapping[str, object], Mapping[str, Any] | None, str]],
+    rows: Iterable[tuple[Mapping[str, object], Figures | None, str]],
     *,
     start: Mapping[str, object] | None = None,
     lead: str,

@@ -15,6 +15,7 @@ from mpsim.report.service import SERVICE
 from mpsim.report.step import STEP
 from mpsim.report.studies import study_page
 from mpsim.result import Result
+from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
 from mpsim.stamp import stamp
@@ -71,7 +72,7 @@ def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
 
 
 def report(
-    results: Sequence[AnyResult | Mapping[str, Any]],
+    results: Sequence[AnyResult | Figures],
     *,
     title: str = "",
     sweeps: Sequence[tuple[Scenario, Sweep]] = (),
@@ -100,7 +101,7 @@ def report(
     return document(parts, title=title, shared=shared)
 
 
-def _comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Section]:
+def _comparison(summaries: Sequence[Figures], names: Sequence[str]) -> list[Section]:
     """Every result against the first; nothing for one result, or for results of two kinds of job."""
     if len(summaries) < 2 or len({summary.get("job") for summary in summaries}) > 1:
         return []
@@ -169,7 +170,7 @@ def document(
     }
 
 
-def _palette() -> dict[str, Any]:
+def _palette() -> dict[str, object]:
     """Colours by word, for light pages and for dark ones."""
     dark_of = {palette.colour_of(word): colour for word, colour in _DARK.items()}
     light = {

@@ -7,7 +7,6 @@ import dataclasses
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import yaml
 
@@ -20,6 +19,7 @@ from mpsim.report.choices import Slider
 from mpsim.report.document import AnyResult, Page, document, page_of, report
 from mpsim.report.markup import article, contents
 from mpsim.report.page import page
+from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule, schedule_names
 from mpsim.simulate import simulate
@@ -242,7 +242,7 @@ class Explorer:
             follows["schedule.virtual_stages"] = chunks if free else None
         return self.scenario.with_values({**follows, **chosen})
 
-    def answer(self, places: Sequence[object], *, whole: bool = False) -> dict[str, Any]:
+    def answer(self, places: Sequence[object], *, whole: bool = False) -> dict[str, object]:
         """Simulate the scenario with these settings.
 
         Parameters
@@ -268,7 +268,7 @@ class Explorer:
 
     def scenario_file(self, places: Sequence[object]) -> str:
         """The scenario with these settings as the text of a scenario file."""
-        data: Mapping[str, Any] = self.point(places).source.data
+        data: Figures = self.point(places).source.data
         return yaml.safe_dump(_without_none(data), sort_keys=False, allow_unicode=True, width=100)
 
     def report(self, places: Sequence[object]) -> str:
@@ -277,7 +277,7 @@ class Explorer:
             return page(report([self._simulate(self.point(places))]))
 
 
-def _without_none(data: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(data: Figures) -> dict[str, object]:
     """A document without keys that were taken away, or that name the files it came from."""
     return {
         key: _without_none(value) if isinstance(value, Mapping) else value

@@ -13,7 +13,7 @@ import base64
 import dataclasses
 import gzip
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ _COMPUTES = -1  # lane of a rank's actions; its others are numbered by axis
 
 _COLUMNS = ("lane", "start", "length", "event", "microbatch", "chunk", "layer", "word")
 
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, NDArray[np.generic]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Lanes:
     left_out: str
 
 
-def packed(column: NDArray[Any]) -> str:
+def packed(column: NDArray[np.generic]) -> str:
     """Differences of whole numbers as little-endian int32, compressed, in base 64; equal columns give equal text."""
     whole = np.asarray(column, dtype=np.int64)
     steps = np.diff(whole, prepend=0).astype("<i4")

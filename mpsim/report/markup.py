@@ -111,7 +111,7 @@ def _folding(block: Plain) -> str:
     return f'<details class="fold"><summary>{_text(block["title"])}</summary>{table}</details>'
 
 
-def _table(columns: Sequence[Plain], rows: Sequence[Sequence[Any]], caption: str) -> str:
+def _table(columns: Sequence[Plain], rows: Sequence[Sequence[object]], caption: str) -> str:
     head = "".join(
         f'<th scope="col"{_number(column["unit"])}>{_text(column["name"])}</th>'
         for column in columns
@@ -126,7 +126,7 @@ def _table(columns: Sequence[Plain], rows: Sequence[Sequence[Any]], caption: str
     )
 
 
-def _cells(row: Sequence[Any], units: Sequence[str]) -> Iterator[str]:
+def _cells(row: Sequence[object], units: Sequence[str]) -> Iterator[str]:
     for i, (cell, unit) in enumerate(zip(row, units, strict=True)):
         value, own = (cell["value"], cell["unit"]) if isinstance(cell, Mapping) else (cell, unit)
         if not i and not unit:
@@ -190,7 +190,7 @@ def _column(axis: Axis, name: str = "") -> Plain:
     return {"name": name or axis.name, "unit": axis.unit or "1"}
 
 
-def _numbers(chart: Chart) -> tuple[list[Plain], list[list[Any]]]:
+def _numbers(chart: Chart) -> tuple[list[Plain], list[list[object]]]:
     """Columns and rows of the table of a chart."""
     if isinstance(chart, Bars):
         rows = [[name, *chart.table[:, i].tolist()] for i, name in enumerate(chart.names)]

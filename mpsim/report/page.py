@@ -10,14 +10,14 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
 from importlib import resources
 from string import Template
-from typing import Any, Final
+from typing import Final
 
 from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
 from mpsim.report.markup import article, contents, section
+from mpsim.result.words import Figures
 
 __all__ = ["LARGEST", "page", "policy"]
 
@@ -27,7 +27,7 @@ LARGEST: Final = 5_000_000
 _SCRIPTS = ("format.js", "charts.js", "timeline.js", "choices.js", "explore.js", "page.js")
 
 
-def page(document: Mapping[str, Any], *, live: bool = False) -> str:
+def page(document: Figures, *, live: bool = False) -> str:
     """The page of a document.
 
     Parameters
@@ -102,7 +102,7 @@ def _script() -> str:
     return "\n".join(['"use strict";', *map(_file, _SCRIPTS)])
 
 
-def _colours(palette: Mapping[str, Any]) -> str:
+def _colours(palette: Figures) -> str:
     """Variables of the style, for light pages and for dark ones."""
     every = {
         f"--{word.replace('.', '-').replace('_', '-')}": pair

@@ -12,10 +12,11 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from mpsim.errors import MpsimError
 from mpsim.report.explorer import Explorer
+from mpsim.result.words import Figures
 
 __all__ = ["HOST", "Server"]
 
@@ -68,7 +69,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(200, "text/html; charset=utf-8", self.server.explorer.page())
 
     def do_POST(self) -> None:
-        answers: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+        answers: Mapping[str, Callable[[Figures], object]] = {
             "answer": self._answer,
             "scenario": lambda asked: self.server.explorer.scenario_file(asked["places"]),
             "report": lambda asked: self.server.explorer.report(asked["places"]),
@@ -89,12 +90,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(200, "application/json", json.dumps(answer, allow_nan=False))
 
-    def _answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, asked: Figures) -> dict[str, object]:
         since = time.perf_counter()
         answer = self.server.explorer.answer(asked["places"], whole=asked.get("whole") is True)
         return {**answer, "seconds": time.perf_counter() - since}
 
-    def _read(self) -> Mapping[str, Any] | None:
+    def _read(self) -> Figures | None:
         """The question; None if it is none."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > _LONGEST:

@@ -14,6 +14,7 @@ from mpsim.plot.fronts import Point, layouts_chart, lowest, services_chart
 from mpsim.plot.step import parts_of
 from mpsim.report.blocks import Block, Column, Note, Section, Table, at, setting_text
 from mpsim.report.choices import MOST, what_if
+from mpsim.result.words import Figures
 from mpsim.study.figures import title_of, unit_of
 from mpsim.study.rows import Row
 from mpsim.study.search.found import Found
@@ -42,8 +43,8 @@ class _Row(NamedTuple):
 
     name: str
     values: Mapping[str, object]
-    figures: Mapping[str, Any]
-    summary: Mapping[str, Any] | None
+    figures: Figures
+    summary: Figures | None
     reason: str = ""
 
     def point(self, x: str, y: str) -> Point:
@@ -80,7 +81,7 @@ def is_study(data: object) -> bool:
     return isinstance(data, Mapping) and _reader_of(data) is not None
 
 
-def study_page(data: Mapping[str, Any], *, number: int = 0) -> dict[str, Any]:
+def study_page(data: Figures, *, number: int = 0) -> dict[str, Any]:
     """One study as a part of a document.
 
     Parameters
@@ -144,7 +145,7 @@ def _parts(rows: Sequence[_Row]) -> Iterator[Bars]:
         )
 
 
-def _search(data: Mapping[str, Any]) -> _Study:
+def _search(data: Figures) -> _Study:
     """A search for layouts of a training step."""
     rows, front = (_read(Found, data[key]) for key in ("rows", "front"))
     points, own = ([row.step for row in each] for each in (rows, front))
@@ -176,7 +177,7 @@ def _search(data: Mapping[str, Any]) -> _Study:
     )
 
 
-def _services(data: Mapping[str, Any]) -> _Study:
+def _services(data: Figures) -> _Study:
     """A search for services: the best, their latencies and throughput."""
     rows = _read(FoundService, data["rows"])
     notes: list[Block] = [Note(f"The best: {rows[0].name}.", "good")] if rows else []
@@ -202,7 +203,7 @@ def _services(data: Mapping[str, Any]) -> _Study:
     )
 
 
-def _sweep(data: Mapping[str, Any]) -> _Study:
+def _sweep(data: Figures) -> _Study:
     """A sweep: its rows as points, as a table and under sliders."""
     rows, keys = _read(Row, data["rows"]), list(map(str, data["keys"]))
     usable = [row for row in rows if row.summary is not None and not row.reason]
@@ -232,7 +233,7 @@ def _sweep(data: Mapping[str, Any]) -> _Study:
     )
 
 
-_READERS: Mapping[tuple[str, ...], Callable[[Mapping[str, Any]], _Study]] = {
+_READERS: Mapping[tuple[str, ...], Callable[[Figures], _Study]] = {
     ("scenario", "objective", "rows", "front", "counts", "legal", "complete"): _search,
     ("scenario", "objective", "rows", "front", "counts", "layouts", "complete"): _services,
     ("scenario", "keys", "rows", "ties"): _sweep,
@@ -240,7 +241,7 @@ _READERS: Mapping[tuple[str, ...], Callable[[Mapping[str, Any]], _Study]] = {
 """What reads a study, by the keys that it has."""
 
 
-def _reader_of(data: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], _Study] | None:
+def _reader_of(data: Figures) -> Callable[[Figures], _Study] | None:
     known = (reader for keys, reader in _READERS.items() if all(key in data for key in keys))
     return next(known, None)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpsim.errors import ScenarioError
 from mpsim.formats.ledger import LONGEST, flat
 from mpsim.frame import Tabular
 from mpsim.result import Result
-from mpsim.result.words import of_peak
+from mpsim.result.words import Figures, of_peak
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.facility import Facility
 from mpsim.study.figures import (
@@ -302,7 +302,7 @@ def _differences(
     ]
 
 
-def _per_token(summary: Mapping[str, Any]) -> dict[str, object]:
+def _per_token(summary: Figures) -> dict[str, object]:
     """A service's figures side by side, and where the accelerator's time goes that an output token takes."""
     rate = summary["output_tokens_per_s"]
     if not rate:

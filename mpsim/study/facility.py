@@ -13,6 +13,7 @@ from mpsim.document import read_document
 from mpsim.errors import Problem, ScenarioError, UnitError, nearest
 from mpsim.hardware import GIVEN, Cluster, accelerator_names, source_of
 from mpsim.result.energy import meter_constants
+from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
@@ -109,9 +110,7 @@ class Facility:
         return meter_j / 3.6e6 * self.carbon
 
 
-def _choice(
-    key: str, given: str | None, known: Mapping[str, Any], *, least: float
-) -> tuple[float, str]:
+def _choice(key: str, given: str | None, known: Figures, *, least: float) -> tuple[float, str]:
     """A number as given, or that of a name of the data file, and what to call it."""
     values: Mapping[str, float] = known["values"]
     name = str(known["default"]) if given is None else given.strip().lower()

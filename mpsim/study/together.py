@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from mpsim.memo import Memo
 from mpsim.parallel import Communication, Item, Waits
 from mpsim.program.program import Program
 from mpsim.result import JobResult, Memory, Result
+from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, prepare, simulate, simulate_step
 from mpsim.study.journal import Entry
@@ -341,7 +342,7 @@ def _of_thread(digest: str) -> Together:
     return _OWN.together
 
 
-def _figures(summary: Mapping[str, Any]) -> Entry:
+def _figures(summary: Figures) -> Entry:
     """A summary without the sources of its constants: nine tenths of its size, and the same in most rows."""
     calibration = {
         key: entry for key, entry in summary["calibration"].items() if key != "constants"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mpsim.errors import CalibrationError
 from mpsim.formats import Imported
 from mpsim.hardware import Cluster
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
+from mpsim.result.words import Figures
 from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_quantity, parse_quantity
@@ -150,7 +148,7 @@ def _stack(measurement: Measurement) -> str:
     return "fsdp2" if measurement.variant.get("data_parallel") == "fsdp2" else "replica"
 
 
-def _calls(table: Mapping[str, Any], stack: str, each: float, layers: float) -> dict[str, object]:
+def _calls(table: Figures, stack: str, each: float, layers: float) -> dict[str, object]:
     """Costs of Python on a CPU, counted in eager calls that take `each` [s]."""
     calls = {way: count + table.get(stack, {}).get(way, 0) for way, count in table["layer"].items()}
     fields: dict[str, object] = {

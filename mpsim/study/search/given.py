@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
+from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.shipped import read_shipped
 
@@ -17,21 +18,21 @@ __all__ = ["Clock", "Limits", "defaults", "nameplate_power", "price_of", "split_
 
 
 @remembered(8)
-def defaults(section: str) -> Mapping[str, Any]:
+def defaults(section: str) -> Figures:
     """Values of a section of ``search.yaml``."""
-    data: Mapping[str, Any] = read_shipped("mpsim.study.data", "search.yaml")
-    values: Mapping[str, Any] = data[section]["values"]
+    data: Figures = read_shipped("mpsim.study.data", "search.yaml")
+    values: Figures = data[section]["values"]
     return values
 
 
 class Split(NamedTuple):
     """Values to search over: of the axes of a search, by axis, and of other keys of a scenario."""
 
-    axes: dict[str, tuple[Any, ...]]
-    others: dict[str, tuple[Any, ...]]
+    axes: dict[str, tuple[object, ...]]
+    others: dict[str, tuple[object, ...]]
 
 
-def split_axes(over: Mapping[str, Sequence[Any]], axes: Mapping[str, str]) -> Split:
+def split_axes(over: Mapping[str, Sequence[object]], axes: Mapping[str, str]) -> Split:
     """Divide values by dotted key into those of the axes, whose keys are given, and the others.
 
     Raises

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from mpsim.errors import ScenarioError
+from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.bounds import bound_service
@@ -66,7 +66,7 @@ class Rate:
 
     rate: float
     above: float
-    summary: Mapping[str, Any]
+    summary: Figures
     confirmed: bool = True
 
 
@@ -155,7 +155,7 @@ class Judge:
         self._longer = float(usual["rate_confirmed"])
         self._final = float(usual["rate_final"])
 
-    def judged(self, rate: float, times: float = 1.0) -> Mapping[str, Any]:
+    def judged(self, rate: float, times: float = 1.0) -> Figures:
         """The summary at a rate, filling and draining left out, of a stream so many times as long as a short one.
 
         The stream is drawn anew, longer, where requests stay longer than it was made for.
@@ -184,7 +184,7 @@ class Judge:
         plan = dataclasses.replace(self.plan, workload=workload)
         return dataclasses.replace(result, plan=plan, until=until), stay
 
-    def confirmed(self, rate: float, *, final: bool = False) -> Mapping[str, Any] | None:
+    def confirmed(self, rate: float, *, final: bool = False) -> Figures | None:
         """The summary of a long stream; None unless it keeps the limits in a steady state, by all that the interval of the share holds.
 
         Bursts that make a crowd near saturation are rare: the final answer has a stream that is longer still.
@@ -200,7 +200,7 @@ class Judge:
                 return None
         return None
 
-    def fails(self, summary: Mapping[str, Any]) -> bool:
+    def fails(self, summary: Figures) -> bool:
         """Whether the limits are missed, by all that the interval of the share holds."""
         share, (_, high) = summary["requests_within_slo"], summary["requests_within_slo_interval"]
         sure = share + _DOUBT * (high - share) < self.plan.slo.share
@@ -222,7 +222,7 @@ def bounded_rate(
         A service that misses the limits at this rate is looked at no further [1/s].
     """
     low, high, step = 0.0, most, _STEP
-    summary: Mapping[str, Any] = {}
+    summary: Figures = {}
     rate = at_least or share * most
     while high > _BOUNDED * low and high >= _LEAST * most:
         judged = judge.judged(rate)

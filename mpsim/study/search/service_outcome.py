@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet
 from mpsim.study.search.outcome import Outcome, shown
 from mpsim.table import plural
@@ -74,7 +74,7 @@ class FoundService:
     accelerators: int
     price_per_hour: float | None
     meets_slo: bool | None
-    summary: Mapping[str, Any]
+    summary: Figures
     above: float | None = None
 
     @property
