@@ -281,7 +281,8 @@ def with_overrides(
 
     Notes
     -----
-    Another number of accelerators a node moves the scale-up domain along where the domain was the node. Collectives that were measured
+    Another number of accelerators a node moves the scale-up domain along where the domain was the node; fewer of them have their part of
+    its NICs and of its power, unless the NICs are given. Collectives that were measured
     are those of the wires they were measured on: other wires drop the calibration of the cluster.
 
     Examples
@@ -295,7 +296,8 @@ def with_overrides(
     per_node = old.accelerators if accelerators_per_node is None else accelerators_per_node
     _check_counts(cluster.name, accelerators_per_node=per_node)
     port = old.nic if nic is None else _nic(nic)
-    ports = old.nics if nics_per_node is None else nics_per_node
+    part = min(1.0, per_node / old.accelerators)
+    ports = math.ceil(part * old.nics) if nics_per_node is None else nics_per_node
     if old.nics == 0:
         ports = _ports(cluster.name, nic=nic, nics_per_node=nics_per_node, per_node=per_node)
     kept_domain = per_node if old.domain == old.accelerators else old.domain
@@ -319,6 +321,7 @@ def with_overrides(
             domain=kept_domain if domain is None else domain,
             nics=ports,
             nic=port,
+            power_w=None if old.power_w is None else part * old.power_w,
         ),
         fabric=_fabric(
             fabric.kind if fabric_kind is None else fabric_kind,

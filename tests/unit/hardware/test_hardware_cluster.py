@@ -214,6 +214,15 @@ def test_fewer_accelerators_a_node_shrink_the_domain_with_it():
     assert (half.node.accelerators, half.node.domain) == (4, 4)
 
 
+def test_a_part_of_a_node_has_its_part_of_nics_and_power():
+    """Half a DGX H100: four of eight NICs and half of 10.2 kW, so that an accelerator's share stays; NICs that are given stay."""
+    whole = system("dgx-h100", nodes=2)
+    half = with_overrides(whole, accelerators_per_node=4)
+    assert (half.node.nics, half.node.power_w) == (4, 5100.0)
+    assert half.node.nic_bandwidth_per_accelerator == whole.node.nic_bandwidth_per_accelerator
+    assert with_overrides(whole, accelerators_per_node=4, nics_per_node=8).node.nics == 8
+
+
 def test_nics_for_nodes_that_had_none_need_a_kind():
     """A count of NICs alone does not say how fast they are."""
     pod = build_cluster(accelerator="tpu-v4", accelerators_per_node=4, nodes=4)
