@@ -12,6 +12,7 @@ import pytest
 
 from bench import validate_files
 from mpsim.validate import Validation
+from mpsim.validate.records import told_apart
 from tests.nightly import NIGHTLY
 
 FOLDER = Path(__file__).resolve().parents[2] / "validation"
@@ -126,6 +127,22 @@ def test_chosen_layouts_stay_good(validation: Validation) -> None:
         if one.family in before and one.mean_regret > before[one.family] + GROWTH
     }
     assert not worse
+
+
+@pytest.mark.nightly
+def test_the_record_of_decisions_is_that_of_today(validation: Validation) -> None:
+    """Pairs by what they differ in are those of decisions.md, and as often told apart, in the measured order and in their intervals, to two points."""
+    lines = (FOLDER / "decisions.md").read_text("utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.count(" | ") == 4]
+    committed = {row[0]: row[1:] for row in rows[2:]}
+    today = {told.kind: told for told in told_apart(validation.records)}
+    assert committed.keys() == today.keys()
+    for kind, (pairs, *shares) in committed.items():
+        told = today[kind]
+        assert int(pairs) == told.pairs
+        now = told.held / told.pairs, told.told / told.pairs, told.right / max(told.told, 1)
+        for share, known in zip(now, shares, strict=True):
+            assert known == "-" or share == pytest.approx(float(known[:-1]) / 100, abs=0.02), kind
 
 
 @pytest.mark.nightly
