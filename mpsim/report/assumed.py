@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from mpsim.formats.ledger import flat
-from mpsim.report.blocks import Block, Column, Entry, Note, Table, setting_text
+from mpsim.report.blocks import Block, Column, Note, Sections, Table, setting_text
 from mpsim.result.result import JobResult
 from mpsim.scenario import Scenario
 
@@ -19,6 +19,9 @@ _STATUS = {
     "family_default": "taken over from like hardware",
     "datasheet": "of datasheets",
 }
+
+ASSUMED: Sections[JobResult] = Sections()
+"""Sections that end the part of every result."""
 
 
 def settings_of(scenario: Scenario) -> dict[str, object]:
@@ -60,6 +63,7 @@ def _assumed_lead(result: JobResult) -> str:
     return f"{stated} settings are written in the scenario; {left_open} were left open and taken as shown, {presets} come from presets it names."
 
 
+@ASSUMED.add("assumed", "What was assumed", _assumed_lead)
 def _assumed(result: JobResult) -> Iterator[Block]:
     for title, rows in _settings(result.scenario).items():
         names = ("setting", "value") if title == "Written" else ("setting", "taken as", "from")
@@ -72,6 +76,7 @@ def _constants_lead(result: JobResult) -> str:
     return f"The results rest on {', '.join(counts)}."
 
 
+@ASSUMED.add("constants", "Constants and their sources", _constants_lead)
 def _constants(result: JobResult) -> Iterator[Block]:
     """Every constant behind the figures, with its source; nothing where the summary has none."""
     known = result.summary.get("calibration")
@@ -89,19 +94,12 @@ def _constants(result: JobResult) -> Iterator[Block]:
         yield Table(f"Constants ({len(rows)})", [*map(Column, names)], rows, folded=True)
 
 
-def _warnings(result: JobResult) -> Sequence[Block]:
-    warnings = [Note(text, "warning") for text in result.summary["warnings"]]
-    return warnings or [Note("No warnings.", "good")]
-
-
 def _warnings_lead(result: JobResult) -> str:
     count = len(result.summary["warnings"])
     return f"{count} of them." if count else "There are none."
 
 
-ASSUMED: tuple[Entry[JobResult], ...] = (
-    Entry("assumed", "What was assumed", _assumed_lead, _assumed),
-    Entry("constants", "Constants and their sources", _constants_lead, _constants),
-    Entry("warnings", "Warnings", _warnings_lead, _warnings),
-)
-"""Sections that end the part of every result."""
+@ASSUMED.add("warnings", "Warnings", _warnings_lead)
+def _warnings(result: JobResult) -> Sequence[Block]:
+    warnings = [Note(text, "warning") for text in result.summary["warnings"]]
+    return warnings or [Note("No warnings.", "good")]

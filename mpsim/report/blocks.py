@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +21,21 @@ __all__ = [
     "Block",
     "Cell",
     "Column",
-    "Entry",
     "Figure",
     "Figures",
     "Note",
     "Quantity",
     "Section",
+    "Sections",
     "Table",
     "at",
     "chart_of",
     "figure",
     "plain",
-    "sections_of",
     "setting_text",
 ]
 
-R_contra = TypeVar("R_contra", contravariant=True)
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,42 +149,55 @@ class Section:
         return {"id": self.id, "title": self.title, "lead": self.lead, "blocks": plain(self.blocks)}
 
 
-def _nothing(_: object) -> Iterable[Block]:
-    return ()
+class Sections(Generic[R]):
+    """Sections of one kind of result, in the order in which the functions that make their blocks are written."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry[R]] = []
+
+    def add(
+        self, name: str, title: str, lead: Callable[[R], str] | None = None, *, slow: bool = False
+    ) -> Callable[[_Maker[R]], _Maker[R]]:
+        """Add a section, as a decorator.
+
+        Parameters
+        ----------
+        name : str
+            Id of the section.
+        lead : callable, optional
+            Makes it of the result; left out, it is the docstring of the function.
+        slow : bool
+            Whether it takes longer to work out than a slider may wait.
+        """
+
+        def added(blocks: _Maker[R]) -> _Maker[R]:
+            self._entries.append(_Entry(name, title, lead, blocks, slow))
+            return blocks
+
+        return added
+
+    def of(self, result: R, *, whole: bool = True) -> list[Section]:
+        """The sections of a result that have any blocks; without what takes long unless `whole`."""
+        sections = []
+        for entry in self._entries:
+            blocks = list(entry.blocks(result)) if whole or not entry.slow else []
+            if blocks:
+                lead = entry.lead(result) if entry.lead else entry.blocks.__doc__ or ""
+                sections.append(Section(entry.id, entry.title, lead, blocks))
+        return sections
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry(Generic[R_contra]):
-    """A section as a table of sections has it: its words, and what makes its blocks of a result.
+_Maker: TypeAlias = Callable[[R], Iterable[Block]]
 
-    Parameters
-    ----------
-    lead : str or callable
-        As of a Section; the callable makes it of the result.
-    blocks : callable
-        Blocks that every page has.
-    more : callable
-        Blocks that take longer to work out than a slider may wait.
-    """
+
+class _Entry(NamedTuple, Generic[R]):
+    """A section before there is a result."""
 
     id: str
     title: str
-    lead: str | Callable[[R_contra], str]
-    blocks: Callable[[R_contra], Iterable[Block]] = _nothing
-    more: Callable[[R_contra], Iterable[Block]] = _nothing
-
-
-def sections_of(
-    entries: Iterable[Entry[R_contra]], result: R_contra, *, whole: bool = True
-) -> list[Section]:
-    """The sections of a result that have any blocks, in the order of their table; without what takes long unless `whole`."""
-    sections = []
-    for entry in entries:
-        blocks = [*entry.blocks(result), *(entry.more(result) if whole else ())]
-        if blocks:
-            lead = entry.lead if isinstance(entry.lead, str) else entry.lead(result)
-            sections.append(Section(entry.id, entry.title, lead, blocks))
-    return sections
+    lead: Callable[[R], str] | None
+    blocks: _Maker[R]
+    slow: bool
 
 
 def plain(value: object) -> Any:

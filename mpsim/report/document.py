@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot import palette
 from mpsim.plot.studies import comparison_chart
-from mpsim.report.assumed import settings_of
-from mpsim.report.blocks import Cell, Column, Quantity, Section, Table, plain, sections_of
+from mpsim.report.assumed import ASSUMED, settings_of
+from mpsim.report.blocks import Cell, Column, Quantity, Section, Table, plain
 from mpsim.report.choices import what_if
 from mpsim.report.service import SERVICE
 from mpsim.report.step import STEP
@@ -56,10 +56,11 @@ def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
         Its place among the parts.
     """
     sections = (
-        sections_of(SERVICE, result, whole=whole)
+        SERVICE.of(result, whole=whole)
         if isinstance(result, ServiceResult)
-        else sections_of(STEP, result, whole=whole)
+        else STEP.of(result, whole=whole)
     )
+    sections += ASSUMED.of(result)
     scenario = result.scenario
     return {
         "id": f"part-{number}",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from mpsim.plot.chart import Axis, Bars
 from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
 from mpsim.plot.step import memory_bars, parts_of
-from mpsim.report.assumed import ASSUMED
-from mpsim.report.blocks import Block, Column, Entry, Figures, Note, Table, at, figure
+from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, at, figure
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import ACCOUNT
 from mpsim.units import percent
@@ -42,12 +41,16 @@ HEADLINE = (
 )
 """Headline figures of a service."""
 
+SERVICE: Sections[ServiceResult] = Sections()
+"""Sections of a service."""
+
 
 def _served(result: ServiceResult) -> str:
     chip, summary = result.plan.cluster.accelerator.title, result.summary
     return f"{summary['requests']:,} requests served on {summary['accelerators']:,} x {chip}."
 
 
+@SERVICE.add("headline", "Headline", _served)
 def _headline(result: ServiceResult) -> Iterator[Block]:
     """The figures that a reader wants first, and how far to trust them."""
     summary, slo = result.summary, result.summary["slo"]
@@ -66,7 +69,9 @@ def _headline(result: ServiceResult) -> Iterator[Block]:
         )
 
 
+@SERVICE.add("latency", "Latency")
 def _latencies(result: ServiceResult) -> Iterator[Block]:
+    """How long requests wait."""
     rows = [
         (label, *(figures.get(name) for name in _OF_LATENCY))
         for key, label in _LATENCIES.items()
@@ -77,13 +82,22 @@ def _latencies(result: ServiceResult) -> Iterator[Block]:
     )
 
 
+@SERVICE.add("spread", "Latency over requests", slow=True)
 def _spreads(result: ServiceResult) -> Iterator[Block]:
+    """How latencies spread over requests, and gaps over tokens."""
     charts = (latency_chart(result, "ttft"), latency_chart(result, "tpot"), itl_chart(result))
     yield from (chart for chart in charts if len(chart.series[0].x))
 
 
+@SERVICE.add("batches", "Batches over time", slow=True)
+def _batches(result: ServiceResult) -> Iterable[Block]:
+    """How full the batches and the cache are."""
+    return [batch_chart(result), cache_chart(result)]
+
+
+@SERVICE.add("time", "Where the time goes")
 def _account(result: ServiceResult) -> Iterator[Block]:
-    """Where the accelerators' time goes, of all of them and of each pool."""
+    """Every second of the mean accelerator is counted once."""
     whole, pools = result.summary["account_s"], result.summary.get("pools", {})
     accounts = {"all": whole}
     if len(pools) > 1:
@@ -101,6 +115,11 @@ def _account(result: ServiceResult) -> Iterator[Block]:
     )
 
 
+@SERVICE.add(
+    "memory",
+    "Memory",
+    lambda result: f"The cache holds {result.summary['memory']['tokens']:,} tokens.",
+)
 def _memory(result: ServiceResult) -> Iterator[Block]:
     pools = result.summary.get("pools") or {"all": result.summary}
     components = {
@@ -108,35 +127,3 @@ def _memory(result: ServiceResult) -> Iterator[Block]:
         for word, name in _MEMORY.items()
     }
     yield memory_bars(list(pools), components, float(result.summary["memory"]["capacity"]))
-
-
-SERVICE: tuple[Entry[ServiceResult], ...] = (
-    Entry("headline", "Headline", _served, _headline),
-    Entry(
-        "latency",
-        "Latency",
-        "How long requests wait, and how that spreads over them.",
-        _latencies,
-        _spreads,
-    ),
-    Entry(
-        "batches",
-        "Batches over time",
-        "How full the batches and the cache are.",
-        more=lambda result: [batch_chart(result), cache_chart(result)],
-    ),
-    Entry(
-        "time",
-        "Where the time goes",
-        "Every second of the mean accelerator is counted once.",
-        _account,
-    ),
-    Entry(
-        "memory",
-        "Memory",
-        lambda result: f"The cache holds {result.summary['memory']['tokens']:,} tokens.",
-        _memory,
-    ),
-    *ASSUMED,
-)
-"""Sections of a service."""

@@ -21,8 +21,7 @@ from mpsim.plot.step import (
     utilisation_chart,
 )
 from mpsim.plot.studies import sensitivity_chart
-from mpsim.report.assumed import ASSUMED
-from mpsim.report.blocks import Block, Column, Entry, Figures, Note, Table, figure
+from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, figure
 from mpsim.report.lanes import lanes_of
 from mpsim.result import Result
 from mpsim.training.roofline import roofline
@@ -39,11 +38,19 @@ HEADLINE = (
 )
 """Headline figures of a step."""
 
+STEP: Sections[Result] = Sections()
+"""Sections of a training step."""
+
 
 def _time(seconds: float) -> str:
     return format_quantity(seconds, Dimension.TIME)
 
 
+@STEP.add(
+    "headline",
+    "Headline",
+    lambda result: f"One training step on {result.summary['accelerators']:,} accelerators.",
+)
 def _headline(result: Result) -> Iterator[Block]:
     """The figures that a reader wants first, and how far to trust them."""
     summary, memory = result.summary, result.summary["memory"]
@@ -78,8 +85,9 @@ def _nearest(nearest: Mapping[str, Any]) -> str:
     )
 
 
+@STEP.add("time", "Where the time goes")
 def _parts(result: Result) -> Iterator[Block]:
-    """Parts of the step, and transfers of each axis: beside kernels, and not."""
+    """Every second of every rank is counted once; the parts of a bar sum to the step."""
     yield attribution_chart(result)
     times = result.summary["communication_s"]
     used = [axis for axis, each in times.items() if each["hidden"] + each["exposed"] > 0]
@@ -98,19 +106,35 @@ def _parts(result: Result) -> Iterator[Block]:
     )
 
 
+@STEP.add("timeline", "Timeline", slow=True)
+def _timeline(result: Result) -> Iterable[Block]:
+    """Drag to zoom, double-click to see all again; with the keyboard, arrows step from bar to bar, + and - zoom."""
+    return [lanes_of(result)]
+
+
+@STEP.add("bubbles", "Bubble by cause", slow=True)
 def _bubbles(result: Result) -> Iterable[Block]:
-    """Why ranks wait for the pipeline; nothing where none does."""
+    """Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for."""
     chart = bubble_chart(result)
     return [chart] if chart.parts else []
 
 
+@STEP.add("memory", "Memory")
+def _memory(result: Result) -> Iterable[Block]:
+    """What each rank holds when it is fullest."""
+    return [memory_chart(result)]
+
+
+@STEP.add("memory-over-time", "Memory over time", slow=True)
 def _memory_over_time(result: Result) -> Iterable[Block]:
-    """Memory by kind of the first, the fullest and the last rank."""
+    """What the first, the fullest and the last rank hold, by kind."""
     ranks = sorted({0, result.memory.fullest, len(result.memory.total) - 1})
     return [memory_kinds_chart(result, rank=rank) for rank in ranks]
 
 
+@STEP.add("kernels", "Kernels under the roofline", slow=True)
 def _kernels(result: Result) -> Iterator[Block]:
+    """Roofline: FLOPs per byte against achieved FLOP/s of each kernel; marks are as large as the time they take."""
     roof = roofline(result.plan)
     if not (roof.flops > 0).any():
         return
@@ -130,8 +154,9 @@ def _kernels(result: Result) -> Iterator[Block]:
     yield Table(f"Kernels of a mean rank ({len(rows)})", columns, rows, folded=True)
 
 
+@STEP.add("links", "Links and fabric", slow=True)
 def _links(result: Result) -> Iterator[Block]:
-    """Compute and links over time, the busiest links of each tier, and all that carry anything."""
+    """How much of its bandwidth each link carries: ports of the ranks, and links of the fabric where they could be too thin."""
     use = result.links
     busy = use.busiest(len(use.names)).tolist()
     yield utilisation_chart(result)
@@ -149,8 +174,9 @@ def _links(result: Result) -> Iterator[Block]:
         yield Table(f"Links that carry anything ({len(busy)})", columns, rows, folded=True)
 
 
+@STEP.add("energy", "Energy")
 def _energy(result: Result) -> Iterator[Block]:
-    """Energy of a step at the accelerators and at the meter, a bar a part."""
+    """What the energy of a step goes into."""
     for name, key in (("accelerators", "energy_parts_j"), ("at the meter", "meter_parts_j")):
         parts = {part: joule for part, joule in (result.summary.get(key) or {}).items() if joule}
         if parts:
@@ -164,8 +190,9 @@ def _energy(result: Result) -> Iterator[Block]:
             )
 
 
+@STEP.add("sensitivity", "Sensitivity", slow=True)
 def _sensitivity(result: Result) -> Sequence[Block]:
-    """How the step answers to hardware and software; nothing where that cannot be studied."""
+    """By how many per cent the step gets longer for one per cent more of each; bars to the left shorten it."""
     try:
         answer = result.sensitivity()
     except MpsimError:
@@ -179,6 +206,7 @@ def _varied(result: Result) -> str:
     return f"Mean {_time(varied['mean_s'])}, {varied['slowdown']:.4f} of the undisturbed step."
 
 
+@STEP.add("variation", "With variation", _varied)
 def _variation(result: Result) -> Iterator[Block]:
     """Steps under the scenario's variation; nothing where none is given."""
     varied = result.summary.get("variation")
@@ -197,60 +225,3 @@ def _variation(result: Result) -> Iterator[Block]:
             parts=[Part("caused", [caused[name] for name in order], "bubble")],
             value=Axis(name="time of ranks in a step", unit="s"),
         )
-
-
-STEP: tuple[Entry[Result], ...] = (
-    Entry(
-        "headline",
-        "Headline",
-        lambda result: f"One training step on {result.summary['accelerators']:,} accelerators.",
-        _headline,
-    ),
-    Entry(
-        "time",
-        "Where the time goes",
-        "Every second of every rank is counted once; the parts of a bar sum to the step.",
-        _parts,
-    ),
-    Entry(
-        "timeline",
-        "Timeline",
-        "Drag to zoom, double-click to see all again; with the keyboard, arrows step from bar to bar, + and - zoom.",
-        more=lambda result: [lanes_of(result)],
-    ),
-    Entry(
-        "bubbles",
-        "Bubble by cause",
-        "Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for.",
-        more=_bubbles,
-    ),
-    Entry(
-        "memory",
-        "Memory",
-        "What each rank holds when it is fullest, and over the step.",
-        lambda result: [memory_chart(result)],
-        _memory_over_time,
-    ),
-    Entry(
-        "kernels",
-        "Kernels under the roofline",
-        "Roofline: FLOPs per byte against achieved FLOP/s of each kernel; marks are as large as the time they take.",
-        more=_kernels,
-    ),
-    Entry(
-        "links",
-        "Links and fabric",
-        "How much of its bandwidth each link carries: ports of the ranks, and links of the fabric where they could be too thin.",
-        more=_links,
-    ),
-    Entry("energy", "Energy", "By what the energy of a step goes into.", _energy),
-    Entry(
-        "sensitivity",
-        "Sensitivity",
-        "By how many per cent the step gets longer for one per cent more of each; bars to the left shorten it.",
-        more=_sensitivity,
-    ),
-    Entry("variation", "With variation", _varied, _variation),
-    *ASSUMED,
-)
-"""Sections of a training step."""

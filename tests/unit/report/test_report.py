@@ -259,7 +259,7 @@ def test_settings_are_told_apart_by_who_made_them(result):
 def test_quick_pages_leave_out_what_takes_long(result):
     """An answer to a slider has no timeline and no sensitivity, and the same headline."""
     quick, whole = page_of(result, whole=False), page_of(result)
-    later = {"timeline", "bubbles", "kernels", "links", "sensitivity"}
+    later = {"timeline", "bubbles", "memory-over-time", "kernels", "links", "sensitivity"}
     assert later == {each["id"] for each in whole["sections"]} - {
         each["id"] for each in quick["sections"]
     }
