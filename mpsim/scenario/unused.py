@@ -181,7 +181,7 @@ def unused(scenario: Written) -> list[str]:
     """
     rules = {
         key: rule
-        for key in _leaves(scenario.source.data)
+        for key in sorted(_leaves(scenario.source.data))  # whatever the order of the file
         for rule in reversed(_RULES)  # of several, the first is told
         if rule.names(key) and rule.when(scenario)
     }

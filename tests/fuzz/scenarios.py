@@ -1,7 +1,6 @@
 """Random scenarios: whole files as a person could write them, over every section, most of them sound.
 
-`draw_scenario` takes a generator of the standard library, so that a seed names a scenario for ever; `scenarios` is the same as a strategy of
-hypothesis. Degrees multiply to the accelerators there are, heads and layers mostly divide, and one scenario in eight gets one thing wrong on
+`draw_scenario` takes a generator of the standard library, so that a seed names a scenario for ever. Degrees multiply to the accelerators there are, heads and layers mostly divide, and one scenario in eight gets one thing wrong on
 purpose, because what `mpsim check` says of those has to be what `mpsim run` does.
 """
 
@@ -14,8 +13,6 @@ import math
 from collections.abc import Iterator
 from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
 
 from mpsim.errors import HardwareError
 from mpsim.framework import framework, framework_names
@@ -33,7 +30,7 @@ from mpsim.schedule import schedule_names
 from mpsim.serving.engines import engine_names
 from mpsim.workload import model_names
 
-__all__ = ["draw_scenario", "scenarios"]
+__all__ = ["draw_scenario"]
 
 Data = dict[str, Any]
 
@@ -52,10 +49,6 @@ def draw_scenario(rng: Random) -> Data:
     if rng.random() < _WRONG:
         _spoil(data, rng)
     return data
-
-
-scenarios = st.randoms(use_true_random=False).map(draw_scenario)
-"""Whole scenarios as a strategy of hypothesis."""
 
 
 def _chance(rng: Random, probability: float) -> bool:

@@ -12,13 +12,14 @@ from bench import validate_files
 from bench.runs import read_run
 from bench.training import MEASURED
 from mpsim.formats.cells import Cells
+from tests.nightly import NIGHTLY
 
-ROWS = 30
+ROWS = 30 if NIGHTLY else 10
 
 
 @pytest.fixture(scope="module")
 def rows(pytestconfig):
-    """Thirty rows that leave nothing open, spread over the file, names of family and source blanked."""
+    """Ten rows, at night thirty, that leave nothing open, spread over the file, names of family and source blanked."""
     path = pytestconfig.rootpath / "validation" / "data" / "published-runs.csv"
     with path.open(encoding="utf-8", newline="") as file:
         known = [row for row in csv.DictReader(file) if row["complete"] == "yes"]
@@ -27,7 +28,7 @@ def rows(pytestconfig):
 
 
 def test_a_file_of_a_row_runs_in_the_time_that_validate_predicts(rows, mpsim_cli, tmp_path):
-    """The scenario is written as a file and run by the command; thirty steps are those of validate, to the last digit."""
+    """The scenario is written as a file and run by the command; their steps are those of validate, to the last digit."""
     table = tmp_path / "rows.csv"
     with table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0])

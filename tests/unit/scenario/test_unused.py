@@ -21,7 +21,7 @@ def test_keys_with_one_reason_are_one_sentence() -> None:
     """A service names the two keys of training steps together; what is as it would be anyway is not named."""
     keys = ("simulation.network=flow", "simulation.interference=true", "simulation.engine=auto")
     (sentence,) = unused(mpsim.load(SERVICE, set=keys))
-    assert sentence.startswith("not used: simulation.network, simulation.interference: ")
+    assert sentence.startswith("not used: simulation.interference, simulation.network: ")
 
 
 @pytest.mark.parametrize("file", [SERVICE, STEP], ids=["service", "step"])
