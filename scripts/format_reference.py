@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpsim.formats import FORMATS, WRITERS
-from mpsim.formats.keys import TABLES, Key, keys
+from mpsim.formats.words import TABLES, Key, keys
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "formats.md"
 HEAD = """\

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Assumed, Imported, Mapped
-from mpsim.formats.keys import keys, keys_to
+from mpsim.formats.words import keys, keys_to
 
 __all__ = ["MOST_LAYERS", "Ledger", "Settings", "flat", "laid", "nested", "shortened"]
 

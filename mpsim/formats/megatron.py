@@ -20,7 +20,6 @@ from typing import Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Imported
-from mpsim.formats.keys import keys
 from mpsim.formats.launch import Launch, header, launched, scheduler_variables
 from mpsim.formats.ledger import Ledger, shortened
 from mpsim.formats.megatron_flags import era_of, flags, moves, newest_tag, preset_of, refused, tags
@@ -38,7 +37,7 @@ from mpsim.formats.outgoing import Exported, read_back
 from mpsim.formats.outgoing import header as headed
 from mpsim.formats.shell import Word, commands
 from mpsim.formats.source import Format, Head, Options
-from mpsim.formats.words import DATA, table
+from mpsim.formats.words import DATA, keys, table
 from mpsim.formats.world import put_cluster
 from mpsim.framework import framework_aliases
 from mpsim.scenario import Scenario

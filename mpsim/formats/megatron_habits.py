@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpsim.formats.keys import Key, keys, keys_to
 from mpsim.formats.megatron_settings import Reading, Writing
+from mpsim.formats.words import Key, keys, keys_to
 from mpsim.framework import framework
 
 __all__ = ["read_habits", "write_habits"]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from mpsim.formats.keys import keys_to
 from mpsim.formats.ledger import MOST_LAYERS, shortened
 from mpsim.formats.megatron_settings import Reading, Writing
+from mpsim.formats.words import keys_to
 
 __all__ = [
     "check_mesh",

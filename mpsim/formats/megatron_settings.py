@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from mpsim.formats.keys import Key, keys, keys_to
 from mpsim.formats.ledger import Ledger, Settings
 from mpsim.formats.megatron_flags import flags, tags
 from mpsim.formats.outgoing import check_trains, scenario_values
+from mpsim.formats.words import Key, keys, keys_to
 from mpsim.scenario import Scenario
 
 __all__ = ["Reading", "Writing"]

@@ -133,27 +133,7 @@ def read_back(
     assert form.read is not None
     imported = form.read(Head(Path(form.name), text[:HEAD], text), Options())
     assert isinstance(imported, Imported)
-    reasons = {**table(DATA, "lost")[form.name], **why}
-    wanted = _compared(scenario_values(scenario), scenario.transformer)
-    found = _compared(flat(imported.scenario), scenario.transformer)
-    if "model.preset" in found:  # a writer names only a model that is the scenario's
-        wanted = {key: value for key, value in wanted.items() if not key.startswith("model.")}
-    lost = {
-        key: Lost(key, wanted.get(key, _REST.get(key)), _reason(key, found, reasons))
-        for key in {**wanted, **found}
-        if not key.startswith(("cluster.", "framework.", "model.preset"))
-        and _plain(wanted.get(key), key) != _plain(found.get(key), key)
-    }
-    whole = ["cluster", *(["model"] if "model" in imported.missing else [])]
-    whole += ["schedule"] if "schedule.name" in lost else []
-    for section in whole:
-        lost = {key: loss for key, loss in lost.items() if not key.startswith(f"{section}.")}
-        value = scenario.resolved()[section]
-        lost[section] = Lost(section, _stated(value), _reason(section, found, reasons, scenario))
-    if lost.keys() & {"parallelism.tp", "parallelism.pp", "parallelism.cp"}:
-        lost["parallelism.dp"] = Lost(
-            "parallelism.dp", scenario.dp, "follows from the accelerators"
-        )
+    lost = _lost_values(scenario, imported, {**table(DATA, "lost")[form.name], **why})
     lost |= {loss.key: loss for loss in _lost_habits(scenario, imported, habits or tool)}
     order = ["model", "cluster", "parallelism", "schedule", "training", "framework"]
     places = {section: place for place, section in enumerate(order)}
@@ -167,6 +147,39 @@ def read_back(
         ),
         notes=tuple(notes),
     )
+
+
+def _lost_values(
+    scenario: Scenario, imported: Imported, reasons: Mapping[str, str]
+) -> dict[str, Lost]:
+    """Values that a reader of the file takes otherwise; laid over the import they give the scenario again."""
+    wanted = _compared(scenario_values(scenario), scenario.transformer)
+    found = _compared(flat(imported.scenario), scenario.transformer)
+    if "model.preset" in found:  # a writer names only a model that is the scenario's
+        wanted = {key: value for key, value in wanted.items() if not key.startswith("model.")}
+
+    def why(key: str) -> str:
+        if key in reasons:
+            return reasons[key].format(read=found.get(key), cluster=scenario.hardware.name)
+        read = f"the file says {_short(found.get(key))}"
+        return read if key in found else "the format has no key for it"
+
+    lost = {
+        key: Lost(key, wanted.get(key, _REST.get(key)), why(key))
+        for key in {**wanted, **found}
+        if not key.startswith(("cluster.", "framework.", "model.preset"))
+        and _plain(wanted.get(key), key) != _plain(found.get(key), key)
+    }
+    whole = ["cluster", *(["model"] if "model" in imported.missing else [])]
+    whole += ["schedule"] if "schedule.name" in lost else []
+    for section in whole:
+        lost = {key: loss for key, loss in lost.items() if not key.startswith(f"{section}.")}
+        stated = {key: value for key, value in flat(scenario.resolved()[section]).items() if value is not None}  # fmt: skip
+        lost[section] = Lost(section, nested(stated), why(section))
+    if lost.keys() & {"parallelism.tp", "parallelism.pp", "parallelism.cp"}:
+        key = "parallelism.dp"
+        lost[key] = Lost(key, scenario.dp, "follows from the accelerators")
+    return lost
 
 
 def scenario_values(scenario: Scenario) -> dict[str, object]:
@@ -196,23 +209,6 @@ def _plain(value: object, key: str) -> object:
     """A value as it is compared; what is left out has the value at rest."""
     value = _REST.get(key) if value is None else value
     return list(value) if isinstance(value, tuple) else value
-
-
-def _stated(section: Mapping[str, object]) -> dict[str, object]:
-    return nested({key: value for key, value in flat(section).items() if value is not None})
-
-
-def _reason(
-    key: str,
-    found: Mapping[str, object],
-    reasons: Mapping[str, str],
-    scenario: Scenario | None = None,
-) -> str:
-    usual = (
-        f"the file says {_short(found[key])}" if key in found else "the format has no key for it"
-    )
-    name = "" if scenario is None else scenario.hardware.name
-    return reasons.get(key, usual).format(read=found.get(key), cluster=name)
 
 
 def _lost_habits(scenario: Scenario, imported: Imported, tool: str) -> Iterator[Lost]:

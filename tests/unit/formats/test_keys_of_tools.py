@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mpsim.formats
-from mpsim.formats.keys import TABLES, keys
+from mpsim.formats.words import TABLES, keys
 
 FORMATS = Path(mpsim.formats.__file__).parent
 MODULES = {"megatron": "megatron*.py", "megatron-yaml": "megatron_yaml.py"}

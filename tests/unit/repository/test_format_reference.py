@@ -8,8 +8,8 @@ import typing
 
 import pytest
 
-from mpsim.formats.keys import TABLES, keys
 from mpsim.formats.megatron_flags import flags
+from mpsim.formats.words import TABLES, keys
 from mpsim.framework import framework
 from mpsim.scenario import Scenario
 
