@@ -251,7 +251,7 @@ class _Reader:
 
 
 def _inside(plain: Plain, form: str) -> Plain:
-    """What stands in a mapping of one form."""
+    """Content of a mapping of one form."""
     if not isinstance(plain, dict) or list(plain) != [form]:
         got = next(iter(plain), "nothing") if isinstance(plain, dict) else type(plain).__name__
         raise TypeError(f"got {got}; needed {form}")

@@ -69,7 +69,7 @@ class Actions:
         return Actions(**{f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)})
 
     def within(self, window: tuple[float, float]) -> Actions:
-        """Those that are seen in a part of the time."""
+        """Actions that are seen in a part of the time."""
         return self.where((self.end > window[0]) & (self.start < window[1]))
 
     @property

@@ -71,7 +71,7 @@ def digest_of(scenario: Written) -> str:
 
 
 def _hashed(scenario: Written, file: str, needed: str) -> str:
-    """What stands for a file: its content, which is hashed once for each of its versions."""
+    """Hash of the content of a file, computed once for each of its versions."""
     path = scenario.folder / file
     status = check_regular(path, needed=needed, error=ScenarioError)
     return _content(path, status.st_mtime_ns, status.st_size, needed)
