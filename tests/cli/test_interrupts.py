@@ -149,3 +149,18 @@ def test_a_pool_that_is_left_by_an_error_leaves_no_process():
         worker.is_alive() for worker in workers
     ):  # which of two threads reaped it takes a moment to be known
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_modules_are_imported_is_one_line(number):
+    """The first third of a second of every command: no traceback of whatever was being imported, and the exit code of any interrupt."""
+    code = (
+        "import os, sys, mpsim.cli, importlib.abc\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "mpsim.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mpsim: interrupted\n")
