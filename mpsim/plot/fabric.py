@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster, FabricKind
-from mpsim.plot.chart import Axis, Lines, Series
+from mpsim.plot.chart import Axis, Lines, Series, thin
 from mpsim.units import Dimension, format_quantity
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def _tiers_chart(cluster: Cluster) -> Lines:
         boxes.append(Series("", place[shown], row, colour, line="", mark="s", size=9.5))
         if level + 1 < len(counts):
             above = np.minimum(shown * reach[level] // reach[level + 1], counts[level + 1] - 1)
-            thin = level > 0 and cluster.tiers[level - 1].oversubscription > 1
+            thinner = level > 0 and cluster.tiers[level - 1].oversubscription > 1
             ends = places[level + 1][above]
-            wires.append(_edges(place[shown], row, ends, row + 1, "--" if thin else "-"))
+            wires.append(_edges(place[shown], row, ends, row + 1, "--" if thinner else "-"))
     return Lines(
         series=[*wires, *boxes],
         x=Axis(ticks=[(float(places[0].mean()), "")]),
@@ -122,15 +122,10 @@ def _middles(count: int, reach: int, nodes: int) -> NDArray[np.float64]:
 
 
 def _shown(count: int) -> NDArray[np.int64]:
-    return np.arange(0, count, _stride(count))
+    return np.array(thin(count, _MOST))
 
 
 def _drawn(count: int) -> str:
     """Words added where not every box is drawn."""
-    stride = _stride(count)
+    stride = -(-count // len(thin(count, _MOST)))
     return f", one in {stride} drawn" if stride > 1 else ""
-
-
-def _stride(count: int) -> int:
-    """Number of boxes of which one is drawn."""
-    return -(-count // _MOST)

@@ -20,7 +20,8 @@ from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.plot.chart import Chart, Panels, readable
 from mpsim.plot.palette import EVENTS, event_of_part
 from mpsim.program import COLLECTIVE, TICK, Program, Stream
-from mpsim.result import CommunicationSlices, Result
+from mpsim.result import Result
+from mpsim.result.intervals import Cover
 
 __all__ = ["EXPOSED", "HIDDEN", "Actions", "Lanes", "Timeline", "timeline_chart", "timelines_chart"]
 
@@ -35,7 +36,7 @@ _OF_KIND = {
     "send": "pp",
 }
 _OF_STREAM = {axis.streams[0]: axis.name for axis in AXES}
-_SPANS = 1600
+_SPANS, _LEAST = 1600, 1e-9
 _ROW_INCHES, _LANE_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 0.14, 12.0, 13.0
 
 
@@ -263,56 +264,20 @@ def _lanes_of(
 ) -> Lanes:
     """Communication of some ranks in a window of time, and what share of each bar waits for it."""
     edges = np.linspace(*window, _SPANS + 1)
+    spans, width = (edges[:-1], edges[1:]), edges[1] - edges[0]
     share = np.zeros((len(ranks), len(AXIS_NAMES), 2, _SPANS))
     waited = np.zeros((len(bars), len(AXIS_NAMES)))
     for row, rank in enumerate(ranks):  # one by one: all slices of a large step are millions
         slices = result.communication_slices([rank])
         start, end = slices.start * tick, slices.end * tick
-        share[row] = _shares(slices, start, end, edges)
         mine = slice(*np.searchsorted(bars.rank, [row, row + 1]).tolist())
-        waited[mine] = _waited(slices, start, end, bars.start[mine], bars.end[mine])
-    return Lanes(edges, share, waited)
-
-
-def _shares(slices: CommunicationSlices, start: Floats, end: Floats, edges: Floats) -> Floats:
-    """Share of each span that slices of one rank take, by axis and kind [A, 2, T]; at most all of it."""
-    share = np.zeros((len(AXIS_NAMES), 2, len(edges) - 1))
-    for axis in np.unique(slices.axis).tolist():
-        for kind in (EXPOSED, HIDDEN):
-            mine = (slices.axis == axis) & (slices.exposed == (kind == EXPOSED))
-            share[axis, kind] = _covered(start[mine], end[mine], edges)
-    exposed = np.minimum(share[:, EXPOSED], 1.0)
-    # several transfers of one axis may run at once: together they fill the lane
-    hidden = np.minimum(share[:, HIDDEN], 1.0 - exposed)
-    return np.stack([exposed, hidden], axis=1)
-
-
-def _covered(start: Floats, end: Floats, edges: Floats) -> Floats:
-    """Sum over intervals of the share of each span that they take."""
-
-    def until(times: Floats) -> Floats:
-        # sum of max(0, edge - time) over all times, at each edge
-        ordered = np.sort(times)
-        before = np.searchsorted(ordered, edges)
-        sums = np.concatenate([[0.0], np.cumsum(ordered)])
-        total: Floats = before * edges - sums[before]
-        return total
-
-    taken = np.diff(until(start) - until(end)) / np.diff(edges)
-    # sums of many terms leave rests around zero
-    return np.where(taken > 1e-9, taken, 0.0)
-
-
-def _waited(
-    slices: CommunicationSlices, start: Floats, end: Floats, begins: Floats, ends: Floats
-) -> Floats:
-    """Share of each bar of one rank that is exposed, by axis [bars, A]."""
-    total = np.zeros((len(begins), len(AXIS_NAMES)))
-    if not len(begins):
-        return total
-    middle = (start + end) / 2
-    bar = np.searchsorted(begins, middle, side="right") - 1
-    inside = slices.exposed & (bar >= 0) & (middle < ends[np.maximum(bar, 0)])
-    np.add.at(total, (bar[inside], slices.axis[inside]), (end - start)[inside])
-    length = np.maximum(ends - begins, 1e-300)
-    return np.minimum(total / length[:, None], 1.0)
+        begins, ends = bars.start[mine], bars.end[mine]
+        for axis in np.unique(slices.axis).tolist():
+            moves = slices.axis == axis
+            waits = moves & slices.exposed
+            every, exposed = Cover(start[moves], end[moves]), Cover(start[waits], end[waits])
+            share[row, axis, EXPOSED] = exposed.within(*spans) / width
+            share[row, axis, HIDDEN] = every.within(*spans) / width - share[row, axis, EXPOSED]
+            waited[mine, axis] = exposed.within(begins, ends) / (ends - begins)
+    # differences of large sums leave rests around zero
+    return Lanes(edges, np.where(share > _LEAST, share, 0.0), waited)

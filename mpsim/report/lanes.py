@@ -106,7 +106,7 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
     """
     chart = timeline_chart(result, communication=False, unit="s")
     names, actions = chart.names, chart.actions
-    ranks = _evenly(len(names), most, np.bincount(actions.rank, minlength=len(names)))
+    ranks = _spread(len(names), max(2, len(names) * most // max(1, len(actions))))
     computing = _computing(actions.where(np.isin(actions.rank, ranks)))
     within, words = _transfers(result, ranks, most - len(computing["rank"]))
     column = {name: np.concatenate([computing[name], within[name]]) for name in within}
@@ -149,7 +149,7 @@ def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Col
     """Communication of as many of some ranks as there is room for, and the names of its transfers."""
     first = result.communication_slices([int(ranks[0])])
     room = max(1, most // max(1, len(first)))  # ranks communicate about as often as each other
-    chosen = ranks if room >= len(ranks) else ranks[_spread(len(ranks), room)]
+    chosen = ranks[_spread(len(ranks), room)]
     slices = result.communication_slices(chosen.tolist())
     words, word = np.unique(np.array(slices.names or [""], dtype=str), return_inverse=True)
     exposed, hidden = (
@@ -167,28 +167,15 @@ def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Col
     }, words.tolist()
 
 
-def _evenly(ranks: int, most: int, bars: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ranks whose actions are shown."""
-    total = int(bars.sum())
-    if total <= most or ranks <= 1:
-        return np.arange(ranks)
-    return _spread(ranks, max(2, ranks * most // total))
-
-
-def _spread(count: int, chosen: int) -> NDArray[np.int64]:
-    """So many of `count` places, evenly, the first and the last among them where they are two or more."""
-    return np.unique(np.linspace(0, count - 1, chosen).round().astype(np.int64))
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    """All of `count` places or as many as there may be, evenly, the first and the last among them where they are two or more."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def _left_out(ranks: int, shown: int, inside: int) -> str:
     """A sentence on what is left out; empty if nothing is."""
-    words = []
-    if shown < ranks:
-        words.append(f"{shown} of {ranks} ranks are shown, evenly chosen")
-    if inside < shown:
-        words.append(
-            f"communication of {inside} of them"
-            if shown < ranks
-            else f"communication is shown of {inside} of {ranks} ranks"
-        )
-    return "; ".join(words)
+    words = f"{shown} of {ranks} ranks are shown, evenly chosen" if shown < ranks else ""
+    if inside == shown:
+        return words
+    inner = f"communication of {inside} of them"
+    return f"{words}; {inner}" if words else f"communication is shown of {inside} of {ranks} ranks"

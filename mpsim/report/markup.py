@@ -243,10 +243,7 @@ def _timeline(block: Plain, place: str) -> str:
     columns = {
         name: unpacked(block["columns"][name]) for name in ("lane", "start", "length", "event")
     }
-    drawn = lanes_svg(
-        f"{block['title']}. {block['alt']}", block["names"], block["events"], columns,
-        end=block["end_s"] / block["unit_s"], end_s=block["end_s"],
-    )  # fmt: skip
+    drawn = lanes_svg(f"{block['title']}. {block['alt']}", block, columns)
     busy = np.bincount(columns["lane"], columns["length"], len(block["names"])) * block["unit_s"]
     bars = np.bincount(columns["lane"], minlength=len(block["names"]))
     rows = [

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -417,29 +417,20 @@ def _written(chart: Lines, x: Span, y: Span, sizes: tuple[float, float]) -> Iter
         yield _text(left, middle + 4, name.text, "start")
 
 
-def lanes_svg(
-    name: str,
-    names: Sequence[str],
-    events: Sequence[str],
-    columns: Mapping[str, NDArray[np.int64]],
-    *,
-    end: float,
-    end_s: float,
-) -> str:
+def lanes_svg(name: str, block: Mapping[str, Any], columns: Mapping[str, NDArray[np.int64]]) -> str:
     """A timeline as readers without a script see it: what each lane does in the middle of each of so many spans.
 
     Parameters
     ----------
-    names, events : sequence of str
-        Of lanes, and of kinds of bars.
+    block : mapping
+        `mpsim.report.lanes.Lanes` as plain data.
     columns : mapping of str to int64[N]
-        ``lane``, ``start``, ``length`` and ``event`` of bars, by lane and start.
-    end, end_s : float
-        Length of the whole in the unit of `columns`, and in seconds.
+        Its columns, unpacked.
     """
+    names, events, end_s = block["names"], block["events"], block["end_s"]
     reading = readable("s", end_s)
     rows = _Rows(names, 0.0, end_s / reading.size)
-    middle = (np.arange(_LANE_COLUMNS) + 0.5) * end / _LANE_COLUMNS
+    middle = (np.arange(_LANE_COLUMNS) + 0.5) * end_s / block["unit_s"] / _LANE_COLUMNS
     kinds = np.full((len(names), _LANE_COLUMNS), -1)
     first = np.searchsorted(columns["lane"], np.arange(len(names) + 1)).tolist()
     for lane, since in enumerate(first[:-1]):
