@@ -13,6 +13,7 @@ from mpsim.errors import ScenarioError
 from mpsim.plot import (
     Axis,
     Bars,
+    Display,
     Part,
     Scored,
     agreement_chart,
@@ -79,6 +80,12 @@ def test_attribution_of_the_mean_alone_is_one_bar(timeline) -> None:
     assert top.get_xlabel() == "share of the step (%)"
     display.figure_.draw_without_rendering()
     assert top.get_xlim() == pytest.approx((0, 100))
+
+
+def test_a_title_is_text_and_no_mathematics(timeline, tmp_path) -> None:
+    """A scenario may be called what it likes: what looks like TeX is drawn as it stands."""
+    chart = attribution_chart(timeline).titled("$\\frac{ $x_{")
+    assert Display(chart).save(tmp_path / "named.png").stat().st_size > 0
 
 
 def test_bars_refuse_values_of_other_bars() -> None:
