@@ -27,7 +27,7 @@ def about() -> str:
     lines.append("dependencies")
     lines += [f"  {name:{_WIDTH}}{version}" for name, version in _dependencies()]
     lines.append("data, newest and oldest date")
-    lines += [f"  {folder:{_WIDTH}}{newest}  {oldest}" for folder, newest, oldest in _data()]
+    lines += [f"  {folder:{_WIDTH}}{max(dates)}  {min(dates)}" for folder, dates in _data().items()]
     return "\n".join(lines)
 
 
@@ -51,11 +51,11 @@ def _dependencies() -> list[tuple[str, str]]:
     return found
 
 
-def _data() -> list[tuple[str, str, str]]:
-    """Each package with data files, the newest and the oldest date among their ``as_of``."""
+def _data() -> dict[str, list[str]]:
+    """Dates among the ``as_of`` of the data files of each package that has any."""
     root = Path(mpsim.__file__).parent
     dates: dict[str, list[str]] = {}
     for file in sorted(root.rglob("*.yaml")):
         found = _DATE.findall(file.read_text(encoding="utf-8"))
         dates.setdefault(file.relative_to(root).parts[0], []).extend(found)
-    return [(folder, max(found), min(found)) for folder, found in dates.items() if found]
+    return {folder: found for folder, found in dates.items() if found}

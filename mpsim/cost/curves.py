@@ -92,26 +92,20 @@ class Curve:
     def seconds(self, size: ArrayLike) -> Floats:
         """Time of S bytes [s]."""
         given = np.asarray(size, dtype=np.float64)
-        starts = self._pieces()
-        edges = np.array([edge for edge, _, _ in starts[1:]])
         # every piece is evaluated at every size and the right one picked: a few pieces cost less than splitting the sizes
-        piece = np.searchsorted(edges, given, side="right")
-        lines = [_line(given, sizes, times) for _, sizes, times in starts]
+        piece = np.searchsorted(np.array(self.switches), given, side="right")
+        lines = [_line(given, sizes, times) for sizes, times in self._pieces()]
         stacked = np.stack([np.broadcast_to(times, given.shape) for times in lines])
         result: Floats = np.take_along_axis(stacked, piece[None, ...], axis=0)[0]
         return result
 
-    def _pieces(self) -> list[tuple[float, Floats, Floats]]:
-        """Start of each algorithm in S, and its measured points."""
+    def _pieces(self) -> list[tuple[Floats, Floats]]:
+        """Measured points of each algorithm: sizes and times."""
         times = np.array(self._pooled)
         sizes = np.array(self.sizes)
         cuts = [i + 1 for i in _jumps(self.sizes, self._pooled, self.switch_jump)]
         bounds = zip([0, *cuts], [*cuts, len(sizes)], strict=True)
-        edges = (0.0, *self.switches)
-        return [
-            (edge, sizes[low:high], times[low:high])
-            for edge, (low, high) in zip(edges, bounds, strict=True)
-        ]
+        return [(sizes[low:high], times[low:high]) for low, high in bounds]
 
 
 def _rising(times: tuple[float, ...]) -> tuple[float, ...]:

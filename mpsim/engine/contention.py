@@ -13,7 +13,6 @@ from typing import cast
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from mpsim.engine.fluid import Fluid
 from mpsim.engine.graph import deadlock, precedence, successors
@@ -44,10 +43,7 @@ def run_contended(program: Program, links: Links) -> Timeline:
         If operations wait for each other.
     """
     flows = Flows(program, links)
-    actual, start, end = flows.run()
-    return Timeline(
-        program=actual, start=start, end=end, engine="simpy", traffic=flows.traffic(links)
-    )
+    return dataclasses.replace(flows.run(), traffic=flows.traffic(links))
 
 
 class Flows:
@@ -66,17 +62,13 @@ class Flows:
         self._latency = (program.duration - links.work).tolist()
         self._work, self._cap, self._uses = links.work.tolist(), links.cap.tolist(), links.uses()
 
-    def run(self) -> tuple[Program, NDArray[np.float64], NDArray[np.float64]]:
+    def run(self) -> Timeline:
         """Go to the end.
 
         Returns
         -------
-        Program
-            With the durations that rows turned out to have; rows that did not meet anything keep the very numbers they had.
-        numpy.ndarray
-            When each row started, float64[rows] [ps].
-        numpy.ndarray
-            When each row ended, float64[rows] [ps].
+        Timeline
+            Of the program with the durations that rows turned out to have; rows that did not meet anything keep the very numbers they had.
 
         Raises
         ------
@@ -90,7 +82,8 @@ class Flows:
         if len(end) and end.min() < 0:
             raise deadlock(self._program, self._waits, end >= 0)
         took = np.where(end == start + planned, planned, end - start)
-        return dataclasses.replace(self._program, duration=took), start, end
+        program = dataclasses.replace(self._program, duration=took)
+        return Timeline(program=program, start=start, end=end, engine="simpy")
 
     def traffic(self, links: Links) -> Traffic:
         """Traffic that shared links carried."""

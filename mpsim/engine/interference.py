@@ -47,9 +47,9 @@ def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
     Where collectives hold nothing and are not dragged, it is bit-equal to the run without interference.
     """
     flows = _Shared(devices, links)
-    actual, start, end = flows.run()
+    timeline = flows.run()
     traffic = _of_network(flows.traffic(links), devices.computes) if links else None
-    return Timeline(program=actual, start=start, end=end, engine="simpy", traffic=traffic)
+    return dataclasses.replace(timeline, traffic=traffic)
 
 
 def _of_network(traffic: Traffic, computes: NDArray[np.bool_]) -> Traffic:
