@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from mpsim.errors import FormatError
+from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, header, launched, scheduler_variables
 from mpsim.formats.ledger import Ledger, shortened
@@ -304,12 +304,12 @@ def export_megatron(scenario: Scenario) -> Exported:
     eras = [newest_tag(preset) for _, preset in table(DATA, "megatron")["eras"]]
     later = eras[eras.index(own) :] if own in eras else [NEWEST]
     tried: dict[int, Exported] = {}  # the first with so many losses of the layout or the model
-    refused_by: FormatError | None = None
+    refused_by: ScenarioError | None = None
     for tag in dict.fromkeys((*later, NEWEST)):
         try:
             put = Writing(scenario, tag or NEWEST, preset_of(tag or NEWEST), is_dataclass=False)
             exported = _exported(_filled(put))
-        except FormatError as error:  # what a version cannot say may contradict what it can
+        except ScenarioError as error:  # what a version cannot say may contradict what it can
             refused_by = error
             continue
         lost = sum(loss.key.startswith(_DECIDED) for loss in exported.lost)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mpsim.errors import FormatError
+from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.imported import Imported
 from mpsim.formats.ledger import flat, nested
 from mpsim.formats.source import HEAD, Format, Head, Options
@@ -129,9 +129,17 @@ def read_back(
         Part of the file that stands for the framework's preset, in words; the tool by default.
     why : mapping of str to str
         Reasons by key of the scenario, beside those of the format's table.
+
+    Raises
+    ------
+    ScenarioError
+        If the reader refuses the layout; a model that the format has no words for is a FormatError.
     """
     assert form.read is not None
-    imported = form.read(Head(Path(form.name), text[:HEAD], text), Options())
+    try:
+        imported = form.read(Head(Path(form.name), text[:HEAD], text), Options())
+    except FormatError as error:
+        raise ScenarioError(f"{form.title} does not take this layout: {error}") from error
     assert isinstance(imported, Imported)
     lost = _lost_values(scenario, imported, {**table(DATA, "lost")[form.name], **why})
     lost |= {loss.key: loss for loss in _lost_habits(scenario, imported, habits or tool)}

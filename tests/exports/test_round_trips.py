@@ -11,6 +11,8 @@ import mpsim
 from mpsim.errors import FormatError
 from mpsim.formats import WRITERS, export, read
 from mpsim.formats.ledger import laid
+from mpsim.formats.megatron import MEGATRON
+from mpsim.formats.outgoing import read_back as read_back_by
 from mpsim.framework import framework_names
 from mpsim.scenario import Scenario
 from mpsim.workload import model_names
@@ -154,6 +156,15 @@ def test_a_value_that_the_file_says_otherwise_is_lost(tmp_path):
     scenario = Scenario.from_mapping({**SMALL, "model": model, "parallelism": mesh, "framework": "torchtitan-2025-12"})  # fmt: skip
     lost = {loss.key: str(loss) for loss in export(scenario, "torchtitan").lost}
     assert lost["parallelism.etp"] == "parallelism.etp (left out): the file says 1"
+
+
+def test_a_layout_that_the_reader_refuses_is_a_mistake_of_the_scenario():
+    """Not of the model: a search that starts from such a layout goes on, since its best may be written."""
+    scenario = Scenario.from_mapping(SMALL)
+    text = export(scenario, "megatron").text
+    wrong = text.replace("--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 3")
+    with pytest.raises(mpsim.ScenarioError, match="does not take this layout"):
+        read_back_by(scenario, MEGATRON, wrong, tool="Megatron-LM")
 
 
 def drawn(dice):
