@@ -364,7 +364,7 @@ class _Around:
 
     def _standing(self, layout: Layout, microbatches: int) -> Floats:
         """Memory of each rank that does not depend on the order of actions, float64[P] [B]."""
-        held = self._states(layout.sharing) - self._fresh(layout.sharing, microbatches).total
+        held = self._of_sharing(layout.sharing)[1] - self._fresh(layout.sharing, microbatches).total
         return held + self._room(layout)
 
     def _fresh(self, sharing: tuple[int, str | None], microbatches: int) -> Fresh:
@@ -512,11 +512,8 @@ class _Around:
     def _shared(self, sharing: tuple[int, str | None]) -> Plan:
         return self._of_sharing(sharing)[0]
 
-    def _states(self, sharing: tuple[int, str | None]) -> Floats:
-        """Model states of each rank, float64[P] [B]."""
-        return self._of_sharing(sharing)[1]
-
     def _of_sharing(self, sharing: tuple[int, str | None]) -> tuple[Plan, Floats]:
+        """The plan with that sharing, and model states of each rank, float64[P] [B]."""
         if sharing not in self._by_states:
             zero, offload = sharing
             kept = self._plan.offload if offload is None else offload

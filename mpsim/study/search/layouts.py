@@ -430,20 +430,17 @@ class Layouts:
         return tuple(axis for axis in _FRAME if axis in axes)
 
     def _obeys(self, values: Values, rules: Sequence[str]) -> bool:
-        return all(self._obeys_one(values, rule) for rule in rules)
-
-    def _obeys_one(self, values: Values, rule: str) -> bool:
-        # a check costs a scenario; thousands of layouts share what it looks at
-        key = (rule, *(values[axis] for axis in self._rules[rule]))
-        if key not in self._known:
-            self._known[key] = self._ask(values, rule)
-        return self._known[key]
-
-    def _ask(self, values: Values, rule: str) -> bool:
-        try:
-            return not _CHECKS[rule](self.scenario(values))
-        except MpsimError:
-            return False
+        for rule in rules:
+            # a check costs a scenario; thousands of layouts share what it looks at
+            key = (rule, *(values[axis] for axis in self._rules[rule]))
+            if key not in self._known:
+                try:
+                    self._known[key] = not _CHECKS[rule](self.scenario(values))
+                except MpsimError:
+                    self._known[key] = False
+            if not self._known[key]:
+                return False
+        return True
 
     def _choose(self, axis: str) -> tuple[Any, ...]:
         if axis in self._given:
