@@ -10,7 +10,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -300,6 +300,16 @@ class Reading:
             set=[*(self.sets or ()), *changes],
             allow_include=self.allow_include,
         )
+
+    def refuse_varied(self, values: Iterable[str]) -> None:
+        """Refuse a setting of a key that takes several values, which would count for none of them."""
+        varied = set(values)
+        for setting in self.sets or ():
+            if (key := setting.partition("=")[0].strip()) in varied:
+                raise typer.BadParameter(
+                    f"got {key}, which takes several values; leave one of them out",
+                    param_hint="--set",
+                )
 
     def load_all(self, files: Sequence[Path], *changes: str) -> list[Scenario]:
         """Several scenarios; the mistakes of all of them are reported together."""

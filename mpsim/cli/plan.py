@@ -100,6 +100,7 @@ def plan(
 
     scenario = reading.load(file)
     values = values_over(scenario, over)
+    reading.refuse_varied(values)
     assumed = Assumptions(
         facility=Facility.of(pue=pue, region=region),
         offer=offer.value,

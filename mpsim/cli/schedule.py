@@ -157,6 +157,10 @@ def schedule(
         mend = f"{name} holds what it holds; leave it out, or take 'all' or 'auto'"
         refuse({"--memory": memory}, mend)
         orders = _orders(name, work, times, own)
+    if overlap is not None and not orders.fused.any():
+        raise typer.BadParameter(
+            f"{name} has no fused blocks; leave it out", param_hint="--overlap"
+        )
     timed = time_schedule(orders, times, overlap=(overlap or Overlap.LATE_SEND).value)
     if csv is not None:
         from mpsim.schedule import write_csv

@@ -139,6 +139,7 @@ def search(
     (wanted,) = targets(emit, [scenario])
     refuse_unwritable(wanted, scenario)
     values = values_over(scenario, over)
+    reading.refuse_varied(values)
     if scenario.serves:
         why = "ranks training steps; give goodput, throughput, cost or rate"
         refuse({"--objective": objective is Objective.TIME}, why)

@@ -54,6 +54,7 @@ def sweep(
 
     scenario = reading.load(file)
     values = values_over(scenario, over) if over else _block(scenario)
+    reading.refuse_varied(values)
     part = _shard(shard)
     if cluster is not None and jobs is not None:
         raise typer.BadParameter(

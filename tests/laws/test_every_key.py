@@ -179,13 +179,14 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "training.recompute_modules": {"training.recompute": "selective"},
         "simulation.seed": FEW_STEPS,
         "variation.experts": EXPERTS,
-        "variation.samples": FEW_STEPS,
+        "variation": FEW_STEPS,
         "variation.slow": {"variation.slow": [{"node": 0, "speed": 0.8}]},
         "variation.slow.ranks": {"variation.slow": [{"ranks": [0], "speed": 0.8}]},
         "variation.links": {
             "parallelism.tp": 8,
             "cluster.nodes": 4,
             "variation.links": [{"node": 1, "bandwidth": 0.5, "time": 0.5}],
+            "variation.samples": 20,
         },
     },
     "serving": {
