@@ -121,13 +121,13 @@ def _bubbles(result: Result) -> Iterable[Block]:
 
 @STEP.add("memory", "Memory")
 def _memory(result: Result) -> Iterable[Block]:
-    """What each rank holds when it is fullest."""
+    """Memory of each rank when it is fullest."""
     return [memory_chart(result)]
 
 
 @STEP.add("memory-over-time", "Memory over time", slow=True)
 def _memory_over_time(result: Result) -> Iterable[Block]:
-    """What the first, the fullest and the last rank hold, by kind."""
+    """Memory of the first, the fullest and the last rank, by kind."""
     ranks = sorted({0, result.memory.fullest, len(result.memory.total) - 1})
     return [memory_kinds_chart(result, rank=rank) for rank in ranks]
 
@@ -176,7 +176,7 @@ def _links(result: Result) -> Iterator[Block]:
 
 @STEP.add("energy", "Energy")
 def _energy(result: Result) -> Iterator[Block]:
-    """What the energy of a step goes into."""
+    """Energy of a step by what it goes into."""
     for name, key in (("accelerators", "energy_parts_j"), ("at the meter", "meter_parts_j")):
         parts = {part: joule for part, joule in (result.summary.get(key) or {}).items() if joule}
         if parts:

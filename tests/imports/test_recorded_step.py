@@ -187,7 +187,7 @@ def test_a_recorded_pipeline_is_drawn_like_a_simulated_one(tmp_path):
     """Bars of actions with their chunks and microbatches, messages under them."""
     step = step_of(*(SAMPLES / f"pp_interleaved_rank{rank}.json" for rank in (0, 1)))
     display = timeline_chart(step.timeline)
-    assert display.names == ("rank 0", "rank 1")
+    assert list(display.names) == ["rank 0", "rank 1"]
     assert sorted(set(display.actions.chunk.tolist())) == [0, 1]
     assert {"forward", "backward", "pp"} <= display.actions.events | display.communication.events
     assert sum(step.parts.values()) == pytest.approx(step.step_time_s)
