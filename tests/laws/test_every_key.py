@@ -1,6 +1,6 @@
 """No key without effect: what a scenario says changes a figure, is refused with the reason, or is told as not used.
 
-``python tests/laws/test_every_key.py`` prints how many keys do which.
+``python -m tests.laws.test_every_key`` prints how many keys do which.
 """
 
 from __future__ import annotations
