@@ -128,13 +128,9 @@ def test_a_little_load_beside_a_large_one_is_seen_and_none_is_not():
 def test_a_lane_is_empty_between_its_bars():
     """Without a script: a bar of each end of the time, and nothing between them."""
     columns = {"lane": [0, 0], "start": [0, 75], "length": [25, 25], "event": [0, 0]}
+    block = {"names": ["pp 0"], "events": ["forward"], "end_s": 1.0, "unit_s": 0.01}
     text = lanes_svg(
-        "timeline",
-        ["pp 0"],
-        ["forward"],
-        {name: np.array(values) for name, values in columns.items()},
-        end=100.0,
-        end_s=1.0,
+        "timeline", block, {name: np.array(values) for name, values in columns.items()}
     )
     drawing = Drawing(text)
     (cells,) = drawing.paths('class="lane"')
