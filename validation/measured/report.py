@@ -17,7 +17,6 @@ from pathlib import Path
 
 from mpsim.calibrate import Calibrated, Score, calibrate
 from mpsim.calibrate.parts import residuals_of
-from mpsim.cli.validate import verdict
 from mpsim.measured.files import read_measured
 from mpsim.measured.sources import read_source
 from mpsim.validate import Comparison, StepComparison, compare_runs
@@ -68,7 +67,7 @@ def report(found: Calibrated, comparisons: Sequence[Comparison]) -> str:
     lines = [HEAD.format(created=", ".join(created) + " UTC"), "\n## Steps, blind\n"]
     lines += _head(["recording", "steps", "median error", "verdict"], right=1)
     for name, one in zip(RECORDINGS, comparisons, strict=True):
-        said = "; ".join(verdict(one)[1:])
+        said = "; ".join(one.sheet().sections[-1].lines[2:])  # after the median error
         lines.append(
             f"| `{name.name}` | {len(one.scored)} | {_percent(one.median_error)} | {said} |"
         )
