@@ -7,8 +7,9 @@ import io
 
 import pytest
 
+import mpsim
 from mpsim.study import sweep
-from mpsim.validate.rows import FIGURES, read_table, served_points
+from mpsim.validate.rows import FIGURES, read_table, served_points, validate_files
 
 SMALL = """schema: 1
 name: small
@@ -61,6 +62,25 @@ def test_a_row_is_predicted_as_run_predicts_it(mpsim_cli, small, table):
     assert rows["a"]["interval"] == summary["interval"]["step_time_s"]
     assert rows["a#memory"]["predicted"] == summary["peak_memory_bytes"]
     assert rows["a#memory"]["measured"] == 5e9
+
+
+def test_of_columns_that_say_the_same_the_first_is_scored(mpsim_cli, small, table):
+    """A step's time and its rate are one record; of two columns of a figure the one that says that it was measured counts."""
+    file = table(
+        "id,scenario,step_time,tokens_per_s,measured.step_time\na,small.yaml,1 s,5,10 ms\n"
+    )
+    outcome = mpsim_cli("validate", file, "--json")
+    (row,) = _rows(outcome).values()
+    assert (row["id"], row["unit"], row["measured"]) == ("a", "s", 0.01)
+
+
+def test_a_memory_has_the_interval_of_memories(small, table):
+    """Its residuals are not those of the step's time."""
+    file = table("id,scenario,step_time,memory\na,small.yaml,10 ms,5 GB\n")
+    time, memory = validate_files([file]).records
+    assert (time.figure, memory.figure) == ("step", "memory")
+    step = mpsim.simulate(mpsim.load(small)).summary["interval"]
+    assert memory.interval.to_json() == step["peak_memory_bytes"] != time.interval.to_json()
 
 
 def test_a_row_without_a_file_is_a_whole_scenario(mpsim_cli, table):

@@ -119,6 +119,13 @@ def test_the_account_of_a_mixed_cluster_sums(sections: dict[str, Any]):
     )
 
 
+def test_a_class_stands_for_the_replicas_that_are_alike():
+    """One replica of eleven microbatches and three of seven: 8 tensor-parallel ranks each, so 8 and 24 ranks a stage."""
+    sections = {"parallelism": {"pp": 2}, "training": {"batch_per_replica": [11, 7, 7, 7]}}
+    program = simulated(**sections).program
+    assert program.class_size.tolist() == [8, 8, 24, 24]
+
+
 def test_mfu_counts_against_the_sum_of_peaks():
     """Half the ranks at 989, half at 312 TFLOP/s: the mean peak is 650.7."""
     result = simulated(cluster={"stages": [{"count": 2}, {"count": 2, **SLOW}]})

@@ -50,6 +50,14 @@ def runs(name: str, chip: str, rows: int = 1, error: float = 0.1) -> MeasuredRun
     )
 
 
+def test_a_size_outside_the_measured_ones_is_larger_or_smaller_by_a_factor() -> None:
+    """Runs of 8 to 64: 4 is half of the smallest, 128 twice the largest; both add what a doubling adds."""
+    measured = runs("a-1", "x")
+    assert [measured.scale(size) for size in (4, 8, 20, 64, 128)] == [0.5, 1.0, 1.0, 1.0, 2.0]
+    spread = [known(measured).sigma(Setting(measured.labels, size)) for size in (4, 20, 128)]
+    assert spread[0] == spread[2] > spread[1]
+
+
 def known(*measured: MeasuredRuns) -> Residuals:
     """Noise of 0.1; another framework of the line adds 0.2, another line 0.4 more; another chip 0.3; a doubling 0.1."""
     return Residuals(

@@ -1,13 +1,16 @@
 """Plans of whole trainings: days, hours, dollars, energy and carbon from one step."""
 
+import collections
 import dataclasses
 import math
+import statistics
 import sys
 
 import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
+from mpsim.shipped import read_shipped
 from mpsim.study.facility import Facility, rate_of, read_rates
 from mpsim.study.plan import Assumptions, plan, plan_training
 from mpsim.study.reliability import Reliability, expected_share
@@ -101,6 +104,28 @@ def test_an_interval_is_no_narrower_than_what_published_trainings_show(scenario,
     without = known_trainings("allocation", without="IBM")
     assert without.developers == known.developers - 1
     assert without.high < known.high
+
+
+@pytest.mark.parametrize("hours", ["computing", "allocation"])
+def test_errors_of_published_trainings_are_those_of_their_rows(hours):
+    """Planned over measured hours less one: the mean, and that of the absolute values; every developer weighs the same in the interval."""
+    rows = [
+        row
+        for row in read_shipped("mpsim.study.data", "trainings.yaml")["trainings"]
+        if row["hours"] == hours
+    ]
+    errors = [1 / float(row["measured_over_planned"]) - 1 for row in rows]
+    known = known_trainings(hours)
+    assert (known.trainings, known.developers) == (len(rows), len({r["developer"] for r in rows}))
+    assert known.bias == pytest.approx(statistics.fmean(errors))
+    assert known.error == pytest.approx(statistics.fmean(map(abs, errors)))
+    assert known.error > abs(known.bias)
+    centre = math.log(known.low * known.high) / 2
+    of = collections.defaultdict(list)
+    for row in rows:
+        of[row["developer"]].append(abs(math.log(float(row["measured_over_planned"])) - centre))
+    scale = statistics.fmean(statistics.fmean(each) for each in of.values())
+    assert math.log(known.high / known.low) == pytest.approx(2 * math.log(5) * scale)
 
 
 def test_a_plan_carries_the_warnings_of_its_step(scenario):

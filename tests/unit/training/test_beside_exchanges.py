@@ -11,10 +11,12 @@ from mpsim.cost import interference_of
 from mpsim.program import TICK, Program, Stream
 from mpsim.program.template import stretched
 from mpsim.training import build_program
+from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import exchange_times
-from mpsim.training.replicas.segments import Bucket
+from mpsim.training.replicas.segments import Bucket, cut_actions
+from mpsim.training.replicas.slowdown import exchanges_beside
 from mpsim.training.vocabulary import PARTS
 from tests.unit.training.test_sharded_data import labelled, plan_of, step, unhindered
 
@@ -129,3 +131,26 @@ def test_a_result_names_the_constants_of_what_runs_beside_layers() -> None:
 
     assert named(plan_of()) == {"interference.any.nccl.lost", "interference.any.nccl.full_rate"}
     assert named(plan_of(dp=1)) == named(unhindered(plan_of())) == set()
+
+
+def test_the_reduction_beside_a_piece_is_that_of_the_piece_before() -> None:
+    """In a backward the layer behind the head has the head's reduction beside it, which is longer than a layer's, and the layers behind it a layer's."""
+    plan = plan_of(zero=2, overrides={"parameter_gather_overlap": False})
+    costs = PlanCosts(plan)
+    cuts = cut_actions(plan, costs, Blocks(plan, costs))
+    loads = exchanges_beside(plan, costs, cuts)
+    backward = next(
+        (cut.segments, load)
+        for cut, load in zip(cuts.distinct, loads, strict=True)
+        if any(segment.reduces for segment in cut.segments)
+    )
+    segments, beside = backward
+    assert beside[0].seconds == 0.0
+    for before, load in zip(segments[:-1], beside[1:], strict=True):
+        own = [
+            seconds
+            for bucket in before.reduces
+            for seconds, _ in exchange_times(plan, costs, bucket, gather=False, rank=0)
+        ]
+        assert load.seconds == pytest.approx(sum(own), rel=1e-9)
+    assert len({load.seconds for load in beside}) > 2

@@ -456,3 +456,17 @@ def test_what_the_host_keeps_is_not_on_the_device() -> None:
     assert all(states[name][0] == 0.0 for name in ("parameters", "gradients", "optimizer"))
     some = account_memory(plan_of(offload="optimizer")).components
     assert some["optimizer"][0] == 0.0 < some["parameters"][0]
+
+
+def test_a_reduction_waits_for_the_copy_of_its_gradients() -> None:
+    """Where gradients are laid out before they are reduced, every reduction is behind a row of such a copy."""
+    program = build_program(plan_of(overrides={"reduce_copy_traffic": 4}))
+    copies = [
+        template >= 0 and "copy gradients" in program.templates[template].names
+        for template in program.template.tolist()
+    ]
+    reductions = labelled(program, "reduce-scatter")
+    assert len(reductions) > 20
+    for row in reductions.tolist():
+        waits = program.dep[program.dep_ptr[row] : program.dep_ptr[row + 1]]
+        assert any(copies[before] for before in waits.tolist()), row

@@ -130,3 +130,9 @@ def test_the_norm_is_summed_among_those_that_share_a_copy_of_the_gradients(
     (norm,) = _rows(program, "all-reduce gradient norm")
     seconds = float(costs.collectives.seconds("all_reduce", 4.0, group))
     assert program.duration[norm] * TICK == pytest.approx(seconds, abs=TICK)
+
+
+def test_rank_classes_stand_for_every_accelerator() -> None:
+    """A class a pipeline rank: tensor and data parallelism, 2 x 2 here, fold into each."""
+    program = build_program(small_plan(tp=2, pp=4, dp=2))
+    assert program.class_size.tolist() == [4.0] * 4
