@@ -31,7 +31,7 @@ def test_a_lower_cap_never_makes_a_kernel_faster_or_hotter(
     """Rate and power of every kind of kernel grow with the cap, on every chip."""
     chip = accelerator(name)
     low, high = (
-        Board(dataclasses.replace(chip, tdp_w=share * chip.tdp_w))
+        Board(dataclasses.replace(chip, tdp_w=max(share * chip.tdp_w, chip.idle_w)))
         for share in sorted((one_share, other_share))
     )
     assert low.rate(load) <= high.rate(load)

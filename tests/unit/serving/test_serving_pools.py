@@ -182,4 +182,4 @@ def test_every_request_ends_and_every_accelerator_second_is_accounted_for(
 def test_a_prompt_that_the_prefill_pool_cannot_hold_is_refused():
     plan = _plan(prefill={"given_blocks": 4})
     with pytest.raises(ScenarioError, match="an instance of the prefill pool holds 64"):
-        _serve(plan, _stream([0.0], [1000], [5]))
+        plan.require(_stream([0.0], [1000], [5]))
