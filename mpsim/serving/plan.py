@@ -363,14 +363,6 @@ class ServicePlan:
                     key=self.key,
                 )
             )
-        left = max(0.0, memory.capacity - memory.weights) * self.attention_dp
-        if (self.given_blocks or 0) * memory.block_bytes > left:
-            found.append(
-                Problem(
-                    f"got {self.given_blocks:,} blocks, but beside the weights memory has room for {left // memory.block_bytes:,.0f}; leave kv_blocks out for what the engine leaves",
-                    key=f"{self.key}.kv_blocks",
-                )
-            )
         if problem := self._wrong_draft():
             found.append(problem)
         if self.prefill is not None and self.prefill.engine.block != self.engine.block:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.scenario import Scenario, check
@@ -38,9 +38,19 @@ def make_service(scenario: Scenario) -> ServicePlan:
             first_rank=behind.pool_accelerators,
             samples_first=apart.first_token == "decode",
         )
-    if problems := plan.problems():
+    blocks = (problem for pool in plan.pools.values() for problem in _too_many_blocks(pool))
+    if problems := [*plan.problems(), *blocks]:
         raise ScenarioError(scenario.locate(problems))
     return plan
+
+
+def _too_many_blocks(plan: ServicePlan) -> Iterator[Problem]:
+    """Blocks of cache that a scenario gives and memory has no room for; tables of measured services may leave the room open."""
+    given, memory = plan.given_blocks or 0, plan.memory
+    left = max(0.0, memory.capacity - memory.weights) * plan.attention_dp
+    if given * memory.block_bytes > left:
+        message = f"got {given:,} blocks, but beside the weights memory has room for {left // memory.block_bytes:,.0f}; leave kv_blocks out for what the engine leaves"
+        yield Problem(message, f"{plan.key}.kv_blocks")
 
 
 def _plan(scenario: Scenario, tp: int, pp: int, ep: int) -> ServicePlan:
