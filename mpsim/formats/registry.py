@@ -311,6 +311,6 @@ def export(scenario: Scenario, format: str) -> Exported:  # noqa: A002 - the wor
     ...     "schema": 1, "model": "llama3-8b", "cluster": {"preset": "dgx-h100", "nodes": 1},
     ...     "training": {"global_batch": 8, "sequence_length": 8192}})
     >>> [loss.key for loss in export(scenario, "deepspeed").lost if "." not in loss.key]
-    ['model', 'cluster', 'schedule']
+    ['model', 'cluster']
     """
     return writer(format).write(scenario)

@@ -113,7 +113,8 @@ def test_what_does_not_fit_comes_with_changes_after_which_it_does() -> None:
 
 def test_nothing_is_proposed_where_nothing_helps() -> None:
     """A model a hundred times too large for the machine has no near change."""
-    scenario = Scenario.from_mapping({**TIGHT, "model": "gpt3-175b"})
+    model = {"preset": "gpt3-175b", "max_positions": 4096}
+    scenario = Scenario.from_mapping({**TIGHT, "model": model})
     assert changes_that_fit(scenario) == []
 
 
