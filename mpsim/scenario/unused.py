@@ -30,10 +30,9 @@ class _Rule:
     when: Callable[[Written], bool]
     why: str
 
-    def names(self, key: str) -> bool:
-        """Whether a dotted key is meant; parts of a mixed cluster count as the cluster."""
-        whole = re.sub(r"^cluster\.(stages|replicas)\.\d+\.", "cluster.", key)
-        return any(f"{whole}.".startswith(f"{meant}.") for meant in self.keys.split())
+    def applies(self, heads: set[str], scenario: Written) -> bool:
+        """Whether the rule holds for a key, given as itself and the sections that it stands in."""
+        return not heads.isdisjoint(self.keys.split()) and self.when(scenario)
 
 
 def _shapes(scenario: Written) -> set[LinkShape]:
@@ -179,18 +178,19 @@ def unused(scenario: Written) -> list[str]:
 
     A key counts as given where the scenario would be another one without it; one that was resolved has the catalog's entries in its place.
     """
-    rules = {
-        key: rule
-        for key in sorted(_leaves(scenario.source.data))  # whatever the order of the file
-        for rule in reversed(_RULES)  # of several, the first is told
-        if rule.names(key) and rule.when(scenario)
-    }
-    if not rules or not _matter(scenario, list(rules)):  # one look for what is spelled out
+    reasons: dict[str, str] = {}
+    for key in sorted(_leaves(scenario.source.data)):  # whatever the order of the file
+        heads = _heads(key)
+        rule = next((rule for rule in _RULES if rule.applies(heads, scenario)), None)
+        if rule is not None:
+            reasons[key] = rule.why
+    # one look for what is spelled out
+    if not reasons or not _matter(scenario, whole := resolved_data(scenario), list(reasons)):
         return []
     sentences: dict[str, list[str]] = {}
-    for key, rule in rules.items():
-        if _matter(scenario, [key]):
-            sentences.setdefault(rule.why, []).append(key)
+    for key, why in reasons.items():
+        if len(reasons) == 1 or _matter(scenario, whole, [key]):
+            sentences.setdefault(why, []).append(key)
     return [f"not used: {', '.join(keys)}: {why}" for why, keys in sentences.items()]
 
 
@@ -208,10 +208,16 @@ def _leaves(data: object, head: str = "") -> Iterator[str]:
         yield head
 
 
-def _matter(scenario: Written, keys: list[str]) -> bool:
-    """Whether the scenario would be another one, or none, without some keys."""
+def _heads(key: str) -> set[str]:
+    """A dotted key and every section that it stands in; parts of a mixed cluster count as the cluster."""
+    parts = re.sub(r"^cluster\.(stages|replicas)\.\d+\.", "cluster.", key).split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+
+
+def _matter(scenario: Written, resolved: dict[str, object], keys: list[str]) -> bool:
+    """Whether the scenario, which resolves to `resolved`, would be another one, or none, without some keys."""
     try:
-        return resolved_data(_without(scenario, keys)) != resolved_data(scenario)
+        return resolved_data(_without(scenario, keys)) != resolved
     except (pydantic.ValidationError, MpsimError):
         return True
 

@@ -25,7 +25,6 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from mpsim.errors import MissingExtraError, MpsimError, ScenarioError
@@ -109,11 +108,11 @@ def _interrupts_blocked() -> Iterator[None]:
     Another thread may take the signal all the same, and its handler would then raise here between the start
     of a process and the message that this waits for.
     """
-    held: list[tuple[int, FrameType | None]] = []
+    held: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {
-            number: signal.signal(number, lambda *caught: held.append(caught))
+            number: signal.signal(number, lambda caught, _: held.append(caught))
             for number in (signal.SIGINT, signal.SIGTERM)
         }
     can_block = hasattr(signal, "pthread_sigmask")
@@ -125,8 +124,8 @@ def _interrupts_blocked() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
-        for caught, _ in held[:1]:
-            signal.raise_signal(caught)
+        if held:
+            signal.raise_signal(held[0])
 
 
 @contextmanager
