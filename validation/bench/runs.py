@@ -240,12 +240,15 @@ class Simulated:
         Of the whole model; 0 for a layer.
     setting : Setting
         What the residuals of both depend on.
+    filled : float
+        Share of its accelerator's memory that the fullest rank takes; 0 for a layer.
     """
 
     seconds: float
     memory: float
     parameters: float
     setting: Setting
+    filled: float = 0.0
 
 
 def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> Simulated:
@@ -270,7 +273,13 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> Simulat
         return Simulated(seconds, single.figures[seen], 0.0, single.setting)
     outcome = _outcome(json.dumps(scenario, sort_keys=True))
     figures = outcome.figures
-    return Simulated(figures["step"], figures[seen], figures["parameters"], outcome.setting)
+    return Simulated(
+        figures["step"],
+        figures[seen],
+        figures["parameters"],
+        outcome.setting,
+        figures["filled"],
+    )
 
 
 def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
