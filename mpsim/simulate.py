@@ -13,7 +13,7 @@ from mpsim.cost import Constants
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError, nearest
 from mpsim.framework import BlockingSends
-from mpsim.program.devices import devices_of, interference_constants
+from mpsim.program.devices import Devices, devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
@@ -117,15 +117,21 @@ class Prepared:
     def _run(self) -> Timeline:
         program, plan = self.program, self.plan
         if plan.interference:
-            devices = devices_of(program, plan)
-            shared = None if plan.network == "analytic" else links_of(devices.program, plan)
-            return run_interfering(devices, shared)
+            shared = self.devices()
+            analytic = plan.network == "analytic"
+            return run_interfering(shared, None if analytic else links_of(shared.program, plan))
         if plan.network == "analytic":
             return run(program, plan.engine)
         # what sends over NICs inside an action has to be a row to meet the rest there
         if any(template.out_bytes.any() for template in program.templates):
             program = expand(program)
         return run(program, plan.engine, links_of(program, plan))
+
+    def devices(self) -> Devices:
+        """Rows as devices see them; a row loses at least what a step without interference charges it on average."""
+        usual = dataclasses.replace(self.plan, interference=False)
+        costs = PlanCosts(usual, like=self.costs)
+        return devices_of(self.program, self.plan, build_program(usual, costs))
 
     def result(self, timeline: Timeline) -> Result:
         """The result of a run of this step."""

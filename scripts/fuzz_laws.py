@@ -2,6 +2,7 @@
 
     python scripts/fuzz_laws.py --count 2000                     # seeds 0 to 1,999
     python scripts/fuzz_laws.py --first 5000 --count 100 --save /tmp/broken
+    python scripts/fuzz_laws.py --services 1 --count 1000        # streams of requests only
 
 Exit 1 if a law is broken. It prints at the end what became of the scenarios.
 """
@@ -31,6 +32,7 @@ def main() -> int:
     )
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=2000, help="how many seeds")
+    parser.add_argument("--services", type=float, default=0.12, help="share of services")
     parser.add_argument("--save", type=Path, help="folder for scenarios that break a law")
     asked = parser.parse_args()
     counts: collections.Counter[str] = collections.Counter()
@@ -38,7 +40,7 @@ def main() -> int:
     done = 0
     try:
         for seed in range(asked.first, asked.first + asked.count):
-            data = draw_scenario(Random(seed))
+            data = draw_scenario(Random(seed), services=asked.services)
             since = time.process_time()
             told = broken(data, counts)
             worst = max(worst, time.process_time() - since)

@@ -78,7 +78,8 @@ def _with_devices(devices: Devices, links: Links | None) -> Links:
     link = np.concatenate(
         [links.link, shared + program.rank[kernels], shared + program.ranks + home[moving]]
     )
-    use = np.concatenate([links.use, 1.0 / cap[own]])
+    # what loses anyway does not feel a device that is no narrower than that
+    use = np.concatenate([links.use, devices.alone[own] / cap[own]])
     order = np.lexsort((link, row))
     return Links(
         names=(),

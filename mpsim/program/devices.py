@@ -50,6 +50,8 @@ class Devices:
         By how much longer a collective takes beside a kernel.
     most : float
         Share of a device that collectives take of a kernel at most.
+    alone : float64[N]
+        Time of a row that loses nothing, over that in the program, which has what it loses at least.
     """
 
     program: Program
@@ -59,43 +61,45 @@ class Devices:
     traffic: NDArray[np.float64]
     drag: NDArray[np.float64]
     most: float
+    alone: NDArray[np.float64]
 
 
-def devices_of(program: Program, deployment: Deployment) -> Devices:
-    """Expand a program of the deployment, with templates, and look up what its rows take."""
+def devices_of(program: Program, deployment: Deployment, usual: Program | None = None) -> Devices:
+    """Expand a program of the deployment, with templates, and look up what its rows take; those of `usual` have the least that they lose in their durations."""
     fine = expand(program)
+    least = fine.duration if usual is None else np.maximum(fine.duration, expand(usual).duration)
     rank, home = fine.rank, fine.stream
     models = _models(deployment)
-    communicates = np.isin(home, list(COMMUNICATION)) & (fine.up_bytes + fine.out_bytes > 0)
+    carried = fine.up_bytes + fine.out_bytes
+    communicates = np.isin(home, list(COMMUNICATION)) & (carried > 0)
     axes = [COMMUNICATION.get(stream, "") for stream in Stream]
     held = np.array([[model.held.get(axis, 0.0) for axis in axes] for model in models])
     lost = np.array([[model.lost * (axis == "dp") for axis in axes] for model in models])
     full = np.array([model.full_rate * TICK for model in models])
     per_byte = np.array([model.touches / (model.memory_bandwidth * TICK) for model in models])
-    moved = (fine.up_bytes + fine.out_bytes) * per_byte[rank]
+    moved = carried * per_byte[rank]
     lasting = communicates & (fine.duration > 0)
     nothing = np.zeros(len(fine))
-    speed = np.divide(
-        fine.up_bytes + fine.out_bytes, fine.duration, out=nothing.copy(), where=lasting
-    )
+    speed = np.divide(carried, fine.duration, out=nothing.copy(), where=lasting)
     taken = lost[rank, home] * np.minimum(1.0, speed / full[rank])
     computes = (home == Stream.COMPUTE) & (fine.kind != COLLECTIVE)
     computes &= fine.part != fine.vocabulary.part("host")
     return Devices(
-        program=fine,
+        program=dataclasses.replace(fine, duration=least),
         computes=computes & (fine.duration > 0),
         product=expanded_flops(program) > 0,
         held=np.where(lasting, np.maximum(held[rank, home], taken), 0.0),
         traffic=np.maximum(np.divide(moved, fine.duration, out=nothing, where=lasting), taken),
         drag=np.where(lasting, np.array([model.drag for model in models])[rank], 0.0),
         most=min(model.most for model in models),
+        alone=np.divide(fine.duration, least, out=np.ones(len(fine)), where=least > 0),
     )
 
 
 def _models(deployment: Deployment) -> list[Interference]:
     """Constants of every rank class."""
-    name = deployment.layout.framework.name
-    return [interference_of(name, cluster.accelerator) for cluster in deployment.class_clusters]
+    chips = (cluster.accelerator for cluster in deployment.class_clusters)
+    return [interference_of(deployment.layout.framework.name, chip) for chip in chips]
 
 
 def interference_constants(deployment: Deployment) -> tuple[Constant, ...]:

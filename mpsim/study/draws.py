@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.parallel import FOLDED, Mesh
 from mpsim.program import Program, Stream
-from mpsim.program.devices import devices_of
 from mpsim.program.expand import expand
 from mpsim.program.links import Links, links_of
 from mpsim.program.unfold import Unfolding
@@ -105,7 +104,7 @@ class Steps:
         self, prepared: Prepared, replicas: int, touched: Iterable[int] | None = None
     ) -> None:
         program, plan = prepared.program, prepared.plan
-        self._devices = devices_of(program, plan) if plan.interference else None
+        self._devices = prepared.devices() if plan.interference else None
         fine = program
         if self._devices is not None:
             fine = self._devices.program
@@ -127,8 +126,7 @@ class Steps:
         )
         self.coarse = (np.cumsum(each) - each)[self.row] + copy
         self.links = None if links is None else _unfolded(links, fine, self.program, unfolding)
-        if self._devices is not None:
-            held = self._devices
+        if (held := self._devices) is not None:
             self._devices = dataclasses.replace(
                 held,
                 program=self.program,
@@ -137,6 +135,7 @@ class Steps:
                 held=np.repeat(held.held, unfolding.count),
                 traffic=np.repeat(held.traffic, unfolding.count),
                 drag=np.repeat(held.drag, unfolding.count),
+                alone=np.repeat(held.alone, unfolding.count),
             )
 
     def timeline(self, scale: Floats, narrow: Floats | None = None) -> Timeline:

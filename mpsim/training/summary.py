@@ -35,8 +35,9 @@ def summarise(result: Result, plan: Plan) -> dict[str, object]:
     hardware, executed, at_peak = _work(result)
     mean = figures.mean_over_ranks(result, result.parts) * TICK
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
-    if varied:  # what ranks wait longer, or less, than without it
-        breakdown["variation"] = step - undisturbed
+    if varied:  # waits beyond the undisturbed step; where draws came out shorter, all parts shrink
+        breakdown = {part: s * min(1.0, step / undisturbed) for part, s in breakdown.items()}
+        breakdown["variation"] = max(0.0, step - undisturbed)
     tokens = plan.tokens_per_step / step
     each = accelerators * step
     setting, floors = setting_of(plan), _floors(result, plan)

@@ -1,4 +1,4 @@
-"""Fourteen laws that hold for every scenario, each a function that says how one scenario breaks it.
+"""Fifteen laws that hold for every scenario, each a function that says how one scenario breaks it.
 
 `Case` simulates a scenario once and keeps what several laws ask for; `broken` runs them all. A law says nothing (an empty text) where it holds, and None where it does
 not apply: one of unfolded ranks to a step of thousands of ranks, one of hardware to a scenario that is not simulated.
@@ -30,6 +30,8 @@ from mpsim.program.unfold import unfold
 from mpsim.result import Result
 from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
+from mpsim.serving.bounds import bound_service
+from mpsim.serving.summary import latencies, pool_accounts
 from mpsim.simulate import Prepared, prepare, ready
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
@@ -85,7 +87,7 @@ class Case:
 
 
 def _account_sums(case: Case) -> str | None:
-    """The parts of the account sum to the step, of every rank class exactly, and none is below 0."""
+    """The parts of the account sum to the step, of every rank class exactly, and to the time of a service, of every pool; none is below 0."""
     if (result := case.step) is not None:
         timeline = result.timeline
         if not (result.parts.sum(axis=1) == timeline.makespan).all():
@@ -93,16 +95,19 @@ def _account_sums(case: Case) -> str | None:
         if (result.parts < 0).any():
             return f"a part is {result.parts.min()} ticks"
         parts, whole = case.summary["breakdown_s"], case.summary["step_time_s"]
-    elif case.result is not None:
-        parts, whole = case.summary["account_s"], case.summary["duration_s"]
+        accounts = [parts]
+    elif isinstance(case.result, ServiceResult):
+        whole = case.summary["duration_s"]
+        accounts = list(pool_accounts(case.result.plan, case.result.served).values())
+        accounts.append(case.summary["account_s"])
     else:
         return None
-    if min(parts.values()) < -1e-9:
-        return f"a part is {min(parts.values())} s"
-    return _unless(
-        math.isclose(sum(parts.values()), whole, rel_tol=1e-9, abs_tol=1e-12),
-        f"parts sum to {sum(parts.values())} of {whole} s",
-    )
+    for parts in accounts:
+        if min(parts.values()) < -1e-9:
+            return f"a part is {min(parts.values())} s"
+        if not math.isclose(sum(parts.values()), whole, rel_tol=1e-9, abs_tol=1e-12):
+            return f"parts sum to {sum(parts.values())} of {whole} s"
+    return ""
 
 
 def _links_carry(case: Case) -> str | None:
@@ -118,7 +123,9 @@ def _links_carry(case: Case) -> str | None:
 
 
 def _above_floors(case: Case) -> str | None:
-    """The step takes at least what compute, memory, links and NICs need for what it does."""
+    """The step takes at least what compute, memory, links and NICs need for what it does; a service at least its closed form."""
+    if isinstance(case.result, ServiceResult):
+        return _above_closed_form(case.result)
     if case.step is None:
         return None
     floors, step = case.summary["floors_s"], case.summary["step_time_s"]
@@ -126,6 +133,22 @@ def _above_floors(case: Case) -> str | None:
     return _unless(
         floors[slowest] <= step * (1 + _ROUNDED), f"{slowest} needs {floors[slowest]} s of {step} s"
     )
+
+
+def _above_closed_form(result: ServiceResult) -> str | None:
+    """No stream ends, and no request is served, faster than the bounds that a search prunes by."""
+    if result.scenario.variation and result.scenario.variation.outages:  # requests begin anew
+        return None
+    bounds = bound_service(result.plan, result.requests)
+    times = latencies(result.served, result.requests, result.plan.first_token_time)
+    slack = 1 + _ROUNDED
+    if bounds.duration > result.served.end * slack:
+        return f"the stream needs {bounds.duration} s of {result.served.end} s"
+    for name, least in (("ttft", bounds.ttft), ("tpot", bounds.tpot)):
+        if (below := least > times[name] * slack).any():
+            place = int(np.argmax(below))
+            return f"{name} of request {place} is {times[name][place]} s, needs {least[place]} s"
+    return ""
 
 
 def _tensor_units(case: Case) -> str | None:
@@ -204,7 +227,9 @@ def _faster(cluster: Cluster, what: str) -> Cluster:
 
 
 def _faster_is_not_slower(case: Case) -> str | None:
-    """A faster chip, memory, scale-up link or NIC never slows a step whose transfers do not meet."""
+    """A faster chip, memory, scale-up link or NIC never slows a step whose transfers do not meet, nor requests that come alone."""
+    if isinstance(case.result, ServiceResult):
+        return _faster_serves_no_slower(case)
     if case.step is None or not case.prepared.replays or case.prepared.plan.classes:
         return None
     plan = case.prepared.plan
@@ -219,6 +244,49 @@ def _faster_is_not_slower(case: Case) -> str | None:
         if after > before * (1 + _ROUNDED):
             return f"{what} x 1.5: {before * TICK} s becomes {after * TICK} s"
     return ""
+
+
+def _faster_serves_no_slower(case: Case) -> str:
+    """The same of requests that come one after the other."""
+    data = copy.deepcopy(case.data)
+    load = data["serving"]["workload"]
+    load.pop("rate", None)
+    load.update(arrival="closed", concurrency=1, requests=3)
+    alone = Scenario.from_mapping(data)
+    before = mpsim.simulate(alone).summary["duration_s"]
+    node = alone.hardware.node
+    chip = node.accelerator
+    peaks = {key: f"{1.5 * peak} FLOP/s" for key, peak in chip.peak_flops.items()}
+    changes: dict[str, object] = {
+        "accelerator.peak_flops": peaks,
+        "accelerator.memory_bandwidth": f"{1.5 * chip.memory_bandwidth} B/s",
+        "scale_up.bandwidth": f"{1.5 * node.scale_up.bandwidth} B/s",
+    }
+    if node.nics:
+        changes["nic.bandwidth"] = f"{1.5 * node.nic.bandwidth} B/s"
+    for key, value in changes.items():
+        after = mpsim.simulate(alone.with_values({f"cluster.{key}": value})).summary["duration_s"]
+        if after > before * (1 + _ROUNDED):
+            return f"{key} x 1.5: {before} s becomes {after} s"
+    return ""
+
+
+def _interference_is_not_faster(case: Case) -> str | None:
+    """Kernels and collectives that slow each other down never make a step faster."""
+    if case.step is None or case.size > _MOST_ROWS // 5 or "variation" in case.data:
+        return None
+    simulation = {**case.data.get("simulation", {}), "engine": "simpy"}
+    times = []
+    try:
+        for interference in (False, True):
+            data = {**case.data, "simulation": {**simulation, "interference": interference}}
+            result = mpsim.simulate(Scenario.from_mapping(data))
+            assert isinstance(result, Result)
+            times.append(result.timeline.step_time_s)
+    except MpsimError:
+        return None
+    plain, beside = times
+    return _unless(plain <= beside * (1 + _ROUNDED), f"{plain} s becomes {beside} s beside others")
 
 
 def _more_work_is_not_faster(case: Case) -> str | None:
@@ -331,6 +399,7 @@ LAWS: dict[str, Callable[[Case], str | None]] = {
     "folded equals unfolded": _folds,
     "replay equals simpy": _engines_agree,
     "faster hardware never slows": _faster_is_not_slower,
+    "interference never makes faster": _interference_is_not_faster,
     "more microbatches never take less": _more_work_is_not_faster,
     "the same bytes twice": _same_bytes,
     "JSON is finite": _finite,

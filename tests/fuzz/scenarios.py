@@ -43,9 +43,9 @@ _FABRICS = ("rail-optimized", "rail-only", "dual-plane", "fat-tree", "dragonfly+
 _SPLIT = ("zb-h1", "zb-1p", "zb-h2", "zb-2p", "zb-v", "v-half", "v-min", "interleaved-zb")
 
 
-def draw_scenario(rng: Random) -> Data:
-    """A scenario as plain data."""
-    data = _service(rng) if rng.random() < 0.12 else _step(rng)
+def draw_scenario(rng: Random, *, services: float = 0.12) -> Data:
+    """A scenario as plain data, with this probability a service."""
+    data = _service(rng) if rng.random() < services else _step(rng)
     if rng.random() < _WRONG:
         _spoil(data, rng)
     return data

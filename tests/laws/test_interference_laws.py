@@ -47,6 +47,7 @@ def side_by_side(
     traffic: float = 0.0,
     drag: float = 0.0,
     most: float = 0.9,
+    alone: float = 1.0,
     product: bool = True,
     moves: int = 1,
 ) -> list[float]:
@@ -65,6 +66,7 @@ def side_by_side(
         traffic=np.where(computes, 0.0, traffic),
         drag=np.where(computes, 0.0, drag),
         most=most,
+        alone=np.where(computes, alone, 1.0),
     )
     ends: list[float] = run_interfering(devices).end.tolist()
     return ends
@@ -88,6 +90,9 @@ def side_by_side(
         # two take twice as much; at most 0.9 of the device: 50 ticks at 0.1 do 5
         ({"held": 0.25, "moves": 2}, [125, 50, 50]),
         ({"held": 0.8, "moves": 2}, [145, 50, 50]),
+        # of 100 ticks a fifth is lost on average already: a tenth is less, a quarter leaves 0.75 / 0.8 of the rate, 50 do 46.9
+        ({"held": 0.1, "alone": 0.8}, [100, 50]),
+        ({"held": 0.25, "alone": 0.8}, [104, 50]),
     ],
 )
 def test_a_kernel_beside_a_collective_is_what_the_hand_says(
@@ -112,6 +117,7 @@ def test_a_collective_longer_than_the_kernel_is_dragged_only_beside_it():
         traffic=nothing,
         drag=np.array([0.0, 0.25]),
         most=0.9,
+        alone=np.ones(2),
     )
     assert run_interfering(devices).end.tolist() == [40, 58]
 
