@@ -23,8 +23,9 @@ from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.errors import ScenarioError
-from mpsim.inputs import open_regular
+from mpsim.errors import MpsimError, ScenarioError
+from mpsim.inputs import DOCUMENT, open_regular
+from mpsim.limits import refuse_large
 from mpsim.memo import remembered
 from mpsim.output import whole
 from mpsim.stamp import stamp
@@ -44,8 +45,6 @@ Array: TypeAlias = NDArray[np.generic]
 _DOCUMENT, _VALUE = "value.json", "value"
 _FORMAT = 1
 _KINDS = 256  # classes whose fields stay known
-_MOST_BYTES = 2**34  # unpacked: a file of a few kilobytes may claim to be petabytes
-_MOST_WORDS = 2**30  # bytes of the document: arrays are beside it
 _WRONG = (
     *(OSError, ValueError, LookupError, TypeError, AssertionError, AttributeError),
     *(MemoryError, EOFError, zlib.error),
@@ -138,10 +137,11 @@ class Archive:
     def __init__(self, path: str | Path) -> None:
         self._path = path
         with self._opened() as archive:
-            if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
-                raise ValueError(f"it would unpack to more than {_MOST_BYTES >> 30} GiB")
-            if archive.getinfo(_DOCUMENT).file_size > _MOST_WORDS:
-                raise ValueError(f"its document is over {_MOST_WORDS >> 30} GiB")
+            # a file of a few kilobytes may claim to be petabytes
+            unpacked = sum(member.file_size for member in archive.infolist())
+            refuse_large(f"{path} unpacked", memory_bytes=unpacked)
+            if archive.getinfo(_DOCUMENT).file_size > DOCUMENT:
+                raise ValueError(f"its document is over {DOCUMENT >> 20} MiB; save it again")
             document = json.loads(archive.read(_DOCUMENT))
             self.version, self.kind = str(document["mpsim"]), str(document["kind"])
             self._parts: Mapping[str, Plain] = document["parts"]
@@ -156,7 +156,7 @@ class Archive:
         try:
             with _opened(self._path) as file, zipfile.ZipFile(file) as archive:
                 yield archive
-        except ScenarioError:
+        except MpsimError:
             raise
         except (zipfile.BadZipFile, *_WRONG) as error:
             raise self._refused(_words(error)) from error

@@ -7,16 +7,18 @@ one error of the class that the reader names. Nothing else in mpsim opens a file
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Never
+from typing import IO, TYPE_CHECKING, AnyStr, Final, Never
 
 from mpsim.errors import MpsimError, Problem, ScenarioError
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 __all__ = [
-    "CONFIGURATION",
     "RECORDING",
     "TEXT",
     "check_regular",
@@ -34,16 +35,24 @@ __all__ = [
     "open_text",
     "parse_json",
     "read_bytes",
+    "read_cells",
     "read_json",
+    "read_lines",
     "read_text",
     "refusal",
     "shown",
 ]
 
-CONFIGURATION: Final = 4_000_000
-"""Bytes of a configuration: the longest that people keep hold a few thousand keys."""
 TEXT: Final = 1 << 28
 """Bytes of a file that is read whole."""
+DOCUMENT: Final = 1 << 25
+"""Bytes of a JSON document: what is made of it takes up to 30 times as much."""
+LINE: Final = 1 << 24
+"""Characters of a line."""
+LINES: Final = 10_000_000
+"""Lines of a table, a trace or a journal."""
+CELLS: Final = 8_000_000
+"""Cells of a table that is held whole, of 100 bytes or so each."""
 RECORDING: Final = 1 << 36
 """Bytes of a recording that is streamed: 64 GiB, unpacked."""
 DEEPEST: Final = 48
@@ -149,7 +158,9 @@ def open_regular(
         status = os.fstat(stream.fileno())
         _check_kind(status, path, needed=needed, error=error)
         if status.st_size > largest:
-            raise refusal(error, path, f"is over {_size(largest)}; needed {needed}, which is less")
+            raise refusal(
+                error, path, f"is over {_size(largest)}; needed {needed}, which is less: split it"
+            )
         yield stream
 
 
@@ -221,9 +232,11 @@ class _Bounded(io.RawIOBase):
             self._refuse(f"cannot be read: {_reason(problem)}", problem)
         self.read_bytes += len(data)
         if self.read_bytes > self.largest:
-            self._refuse(f"is over {_size(self.largest)}, unpacked; needed {self.needed}")
+            over = f"is over {_size(self.largest)}, unpacked"
+            self._refuse(f"{over}; needed {self.needed}, which is less: split it")
         if self.packed and self.read_bytes > max(_FREE, _RATIO * self.packed):
-            self._refuse(f"unpacks to over {_RATIO} times its size; needed {self.needed}")
+            over = f"unpacks to over {_RATIO} times its size"
+            self._refuse(f"{over}; needed {self.needed}: give it unpacked")
         return data
 
     def _refuse(self, reason: str, cause: BaseException | None = None) -> Never:
@@ -281,8 +294,49 @@ def read_text(
         return stream.read()
 
 
-def read_json(
+def read_lines(
+    stream: IO[AnyStr], path: str | Path, *, needed: str, error: type[MpsimError]
+) -> Iterator[AnyStr]:
+    """Lines of an open file with their ends; one that is too long, or one too many, is an error.
+
+    Parameters
+    ----------
+    path : str or Path
+        File that messages name.
+    """
+    for number in itertools.count(1):
+        if not (line := stream.readline(LINE + 1)):
+            return
+        if len(line) > LINE:
+            reason = f"a line of over {LINE:,} characters; needed {needed} of shorter lines"
+            raise refusal(error, path, reason, number)
+        if number > LINES:
+            reason = f"over {LINES:,} lines; needed {needed} of fewer: split it"
+            raise refusal(error, path, reason, number)
+        yield line
+
+
+def read_cells(
     path: str | Path, *, needed: str, error: type[MpsimError], largest: int = TEXT
+) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a CSV file that are not empty, each with the number of its last line; see `read_lines`."""
+    count = 0
+    with open_text(path, needed=needed, error=error, largest=largest, newline="") as file:
+        rows = csv.reader(read_lines(file, path, needed=needed, error=error))
+        try:
+            for row in filter(None, rows):
+                count += len(row)
+                if count > CELLS and largest < RECORDING:
+                    reason = f"over {CELLS:,} cells so far; needed {needed} of fewer: split it"
+                    raise refusal(error, path, reason, rows.line_num)
+                yield rows.line_num, row
+        except csv.Error as problem:
+            reason = f"no CSV, {problem}; needed {needed}"
+            raise refusal(error, path, reason, rows.line_num) from problem
+
+
+def read_json(
+    path: str | Path, *, needed: str, error: type[MpsimError], largest: int = DOCUMENT
 ) -> object:
     """A JSON document, read as `parse_json` does."""
     text = read_text(path, needed=needed, error=error, largest=largest)

@@ -15,7 +15,7 @@ from mpsim.cli.complete import keys
 from mpsim.cli.console import print_json, print_sheet, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plot, Reading, count, option
 from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
-from mpsim.inputs import parse_json, read_text
+from mpsim.inputs import DOCUMENT, parse_json, read_text
 
 if TYPE_CHECKING:
     from mpsim.result import Result
@@ -206,7 +206,7 @@ def _result(
 
 def _stored(file: Path) -> Mapping[str, object]:
     """The summary in a result file, checked."""
-    text = read_text(file, needed="a result of 'mpsim run --json'", error=ScenarioError)
+    text = read_text(file, needed="a result in JSON", error=ScenarioError, largest=DOCUMENT)
     try:
         stored = parse_json(text, file, error=ScenarioError)
     except ScenarioError:

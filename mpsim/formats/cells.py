@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -12,8 +11,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from mpsim.errors import CalibrationError
-from mpsim.formats.source import open_text
-from mpsim.inputs import shown
+from mpsim.inputs import read_cells, refusal, shown
 
 __all__ = ["Cells", "read_rows"]
 
@@ -29,7 +27,6 @@ MOST: Final[Mapping[str, float]] = MappingProxyType(
 )  # fmt: skip
 """Largest numbers of columns that lists and simulations grow with: what is larger is damage, ten times the largest of published rows."""
 _LARGEST: Final = 1e30  # of all others
-_MOST_ROWS: Final = 500_000
 _LONGEST_CELL: Final = 10_000
 _TRUE = ("1", "true", "yes")
 _FALSE = ("0", "false", "no")
@@ -116,25 +113,17 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     CalibrationError
         If the file is not CSV with a header.
     """
-    try:
-        with open_text(path, needed="a CSV file", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [
-                {key: _cell(value) for key, value in row.items() if key}
-                for row in itertools.islice(reader, _MOST_ROWS + 1)
-            ]
-            columns = reader.fieldnames
-    except csv.Error as error:
-        raise CalibrationError(f"{path} is not a CSV file in UTF-8: {error}") from error
-    if len(rows) > _MOST_ROWS:
-        raise CalibrationError(f"{path} has over {_MOST_ROWS:,} rows; split it")
-    if not columns or not rows:
+    lines = read_cells(path, needed="a CSV file", error=CalibrationError)
+    _, columns = next(lines, (0, []))
+    rows = []
+    for number, cells in lines:
+        if max(map(len, cells)) > _LONGEST_CELL:  # patterns go over them
+            reason = (
+                f"a cell of over {_LONGEST_CELL:,} characters; needed a CSV file of shorter ones"
+            )
+            raise refusal(CalibrationError, path, reason, number)
+        pairs = itertools.zip_longest(columns, cells[: len(columns)], fillvalue="")
+        rows.append({name: cell for name, cell in pairs if name})
+    if not rows:
         raise CalibrationError(f"{path} has no rows; needed a header and a row or more")
     return rows
-
-
-def _cell(text: str | None) -> str:
-    """Text of a cell, which patterns go over: as long as a long remark and no longer."""
-    if text is not None and len(text) > _LONGEST_CELL:
-        raise csv.Error(f"a cell of over {_LONGEST_CELL} characters")
-    return text or ""

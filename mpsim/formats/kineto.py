@@ -42,7 +42,7 @@ from mpsim.formats.spans import (
     is_number,
     kernel_word,
 )
-from mpsim.inputs import shown
+from mpsim.inputs import LINE, LINES, shown
 from mpsim.record import MOST
 from mpsim.workload import gemm_flops
 
@@ -50,7 +50,6 @@ __all__ = ["KINETO", "stream_events"]
 
 _CHUNK = 1 << 20
 _LONGEST_HEAD = 1 << 26
-_LONGEST_EVENT = 1 << 25
 _SHOWN = 60  # characters of what cannot be read
 _MICRO = 1e-6
 _LONGEST_US = 1e15  # a recording of thirty years
@@ -121,6 +120,10 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
             place += 1
         if place < len(buffer) and buffer[place] == "]":
             return
+        if count == LINES:
+            raise CalibrationError(
+                f"{path}: over {LINES:,} events; needed fewer: record fewer steps"
+            )
         try:
             event, place = decode(buffer, place)
             chunk, count = _CHUNK, count + 1
@@ -129,7 +132,7 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
                 f"{path}: event {count + 1} is nested deeper than can be read"
             ) from error
         except json.JSONDecodeError as error:
-            if len(buffer) - place > _LONGEST_EVENT:
+            if len(buffer) - place > LINE:
                 raise CalibrationError(
                     f"{path}: event {count + 1} is no JSON object: {shown(buffer[place : place + _SHOWN])}"
                 ) from error

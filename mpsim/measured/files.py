@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated, Final, Self, TextIO
 
@@ -12,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from mpsim.errors import CalibrationError, nearest
-from mpsim.inputs import open_text
+from mpsim.inputs import TEXT, open_text, read_lines
 from mpsim.measured.records import (
     Actions,
     End,
@@ -26,8 +25,7 @@ from mpsim.measured.records import (
 
 __all__ = ["RecordWriter", "parse_line", "partial_path", "read_measured", "to_line"]
 
-# characters: a line of ours is far below, a trace of one object is not read
-LONGEST_LINE: Final = 64_000_000
+_NEEDED: Final = "a file of 'mpsim measure'"
 _KINDS: Final = {"header": Header, "measurement": Measurement, "skipped": Skipped, "end": End}
 _PARTS: Final = {"ranks": RankRecord, "actions": Actions}
 _LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
@@ -92,7 +90,7 @@ def read_measured(path: str | Path, *, partial: bool = False) -> Measured:
     CalibrationError
         With the file and the line of the first mistake.
     """
-    with open_text(path, needed="a file of 'mpsim measure'", error=CalibrationError) as stream:
+    with open_text(path, needed=_NEEDED, error=CalibrationError, largest=TEXT) as stream:
         return _Reading(str(path), partial).read(stream)
 
 
@@ -108,7 +106,8 @@ class _Reading:
         self.end: End | None = None
 
     def read(self, stream: IO[str]) -> Measured:
-        for number, text in enumerate(_lines(self.file, stream), start=1):
+        lines = read_lines(stream, self.file, needed=_NEEDED, error=CalibrationError)
+        for number, text in enumerate(lines, start=1):
             try:
                 self._take(text)
             except CalibrationError as error:
@@ -116,7 +115,7 @@ class _Reading:
                     break  # the line that was being written when the run ended
                 raise CalibrationError(f"{self.file}:{number}: {error}") from error
         if self.header is None:
-            raise CalibrationError(f"{self.file}: is empty; needed a file of 'mpsim measure'")
+            raise CalibrationError(f"{self.file}: is empty; needed {_NEEDED}")
         if self.end is None and not self.partial:
             raise CalibrationError(
                 f"{self.file}: truncated, it has no end line after {len(self.measurements)} measurements; "
@@ -135,7 +134,7 @@ class _Reading:
             raise CalibrationError("the line breaks off; the file is truncated")
         line = parse_line(text)
         if self.header is None and not isinstance(line, Header):
-            raise CalibrationError("the first line is no header; needed a file of 'mpsim measure'")
+            raise CalibrationError(f"the first line is no header; needed {_NEEDED}")
         if self.end is not None:
             raise CalibrationError(
                 "a line after the end line; two files were joined, give each by itself"
@@ -175,15 +174,6 @@ class _Reading:
                 f"the end line has clocks of {len(end.clocks_hz)} ranks; needed {self.header.world_size}"
             )
         self.end = end
-
-
-def _lines(file: str, stream: IO[str]) -> Iterator[str]:
-    while text := stream.readline(LONGEST_LINE):
-        if len(text) == LONGEST_LINE:
-            raise CalibrationError(
-                f"{file}: a line of over {LONGEST_LINE // 10**6} MB; needed a file of 'mpsim measure'"
-            )
-        yield text
 
 
 class RecordWriter:

@@ -7,12 +7,11 @@ The format is the one that ``_PipelineScheduleRuntime._load_csv(file, format="co
 from __future__ import annotations
 
 import csv
-import itertools
 import re
 from pathlib import Path
 
 from mpsim.errors import ScheduleError
-from mpsim.inputs import open_text
+from mpsim.inputs import read_cells
 from mpsim.output import whole
 from mpsim.schedule.orders import Orders
 
@@ -21,7 +20,6 @@ __all__ = ["read_csv", "write_csv"]
 _NUMBER = re.compile(r"\d+")
 _NEEDED = "text of comma-separated tokens, such as 3F0"
 _LARGEST = 1 << 26  # bytes: a token is about 6
-_MOST_RANKS = 100_000
 _SHOWN = 40  # letters of a cell in a message
 _DIGITS = 18  # of a number that are read: more are far beyond all bounds anyway
 
@@ -39,18 +37,9 @@ def read_csv(path: str | Path) -> Orders:
     ScheduleError
         If the file cannot be read, or is not one whole training step; the message names the file.
     """
+    lines = read_cells(path, needed=_NEEDED, error=ScheduleError, largest=_LARGEST)
+    tokens = [[cell.strip() for cell in row if cell.strip()] for _, row in lines]
     try:
-        with open_text(
-            path, needed=_NEEDED, error=ScheduleError, largest=_LARGEST, newline=""
-        ) as file:
-            lines = itertools.islice(csv.reader(file), _MOST_RANKS + 1)
-            rows = [[cell.strip() for cell in row] for row in lines]
-    except csv.Error as error:
-        raise ScheduleError(f"{path}: no {_NEEDED}: {error}") from error
-    if len(rows) > _MOST_RANKS:
-        raise ScheduleError(f"{path}: got over {_MOST_RANKS:,} rows; needed one a rank")
-    try:
-        tokens = [[cell for cell in row if cell] for row in rows]
         while tokens and not tokens[-1]:
             tokens.pop()
         _check_numbers(tokens)

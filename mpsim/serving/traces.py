@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mpsim.errors import Problem, ScenarioError
-from mpsim.inputs import open_text, parse_json
+from mpsim.inputs import CELLS, RECORDING, open_text, parse_json, read_cells, read_lines, refusal
 from mpsim.record import Record
 from mpsim.serving.requests import Requests
 
@@ -21,8 +21,6 @@ __all__ = ["read_trace"]
 
 _LONGEST = 100_000_000  # tokens of a request: more is a slip
 _LATEST = 1e11  # s after the epoch: three thousand years
-_MOST = 10_000_000  # requests: they are held in memory
-_LONGEST_LINE = 4_000_000  # characters
 _MOST_PROBLEMS = 20
 _NEEDED = "a trace of requests"
 _WANTED = "a finite time of arrival and positive numbers of tokens"
@@ -80,70 +78,64 @@ def read_trace(path: Path) -> Requests:
         missing = f"no file {path.name!r} of requests; needed one relative to the scenario"
         raise ScenarioError([Problem(missing, key="serving.workload.trace")])
     problems: list[Problem] = []
-    try:
-        rows = list(itertools.islice(_rows(path, problems), _MOST + 1))
-    except csv.Error as error:
-        raise ScenarioError(f"{path} is no CSV: {error}; needed {_NEEDED}") from error
-    if len(rows) > _MOST:
-        problems.append(
-            _problem(path, _MOST, f"is not the last; needed {_MOST:,} requests or fewer")
-        )
-    for before, (number, row) in itertools.pairwise(rows):
-        if row.arrival < before[1].arrival:
+    # a million requests are 24 MB as arrays, and ten times that as rows
+    arrival, prompt, output = array("d"), array("q"), array("q")
+    hashes: list[tuple[int, ...]] = []
+    number, latest, units = 0, -math.inf, 0
+    for number, row in _rows(path, problems):
+        if row.arrival < latest:
             late = "arrives before the request above it; needed ascending times"
             problems.append(_problem(path, number, late))
-    if not rows and not problems:
+        latest, units = row.arrival, units + len(row.hashes)
+        if units > CELLS:
+            reason = f"over {CELLS:,} hash_ids so far; needed {_NEEDED} with fewer: split it"
+            raise refusal(ScenarioError, path, reason, number)
+        if row.output > 0:
+            arrival.append(row.arrival)
+            prompt.append(row.prompt)
+            output.append(row.output)
+            if row.hashes or hashes:
+                hashes += [()] * (len(arrival) - 1 - len(hashes))
+                hashes.append(row.hashes)
+    if not number and not problems:
         problems.append(_problem(path, 1, "has no requests"))
     if problems:
         raise ScenarioError(problems[:_MOST_PROBLEMS])
-    only = [row for _, row in rows if row.output > 0]
-    if not only:
+    if not arrival:
         raise ScenarioError([_problem(path, 1, "and all others have no response")])
-    arrival = np.array([row.arrival for row in only])
+    times = np.array(arrival)
     return Requests(
-        arrival - arrival[0],
-        np.array([row.prompt for row in only], dtype=np.int64),
-        np.array([row.output for row in only], dtype=np.int64),
-        hashes=tuple(row.hashes for row in only) if any(row.hashes for row in only) else None,
+        times - times[0], np.array(prompt), np.array(output), hashes=tuple(hashes) or None
     )
 
 
 def _rows(path: Path, problems: list[Problem]) -> Iterator[tuple[int, _Row]]:
     with open_text(path, needed=_NEEDED, error=ScenarioError, newline="") as file:
-        lines = _lines(path, file)
+        lines = read_lines(file, path, needed=_NEEDED, error=ScenarioError)
         first = next(lines, "")
         if first.startswith("{"):
             yield from _mooncake(path, itertools.chain((first,), lines), problems)
             return
-        reader = csv.DictReader(itertools.chain((first,), lines))
-        columns = _recognise(reader.fieldnames or ())
-        if columns is None:
-            known = "; ".join(f"{c.arrival}, {c.prompt}, {c.output}" for c in _FORMATS.values())
-            other = "or JSON lines with timestamp, input_length, output_length"
-            problems.append(
-                _problem(path, 1, f"is no known trace; needed columns {known}; {other}")
-            )
+    records = read_cells(path, needed=_NEEDED, error=ScenarioError, largest=RECORDING)
+    _, names = next(records, (1, []))
+    columns = _recognise(names)
+    if columns is None:
+        known = "; ".join(f"{c.arrival}, {c.prompt}, {c.output}" for c in _FORMATS.values())
+        other = "or JSON lines with timestamp, input_length, output_length"
+        problems.append(_problem(path, 1, f"is no known trace; needed columns {known}; {other}"))
+        return
+    places = [names.index(name) for name in columns[:3]]
+    for number, cells in records:
+        try:
+            time, prompt, output = (cells[place] for place in places)
+            yield number, _row(columns.seconds(time), prompt, output)
+        except (ValueError, TypeError, IndexError):
+            problems.append(_problem(path, number, f"is malformed; needed {_WANTED}"))
+        if len(problems) > _MOST_PROBLEMS:
             return
-        for number, record in enumerate(reader, 2):
-            try:
-                prompt, output = record[columns.prompt], record[columns.output]
-                yield number, _row(columns.seconds(record[columns.arrival]), prompt, output)
-            except (ValueError, TypeError, KeyError):
-                problems.append(_problem(path, number, f"is malformed; needed {_WANTED}"))
-            if len(problems) > _MOST_PROBLEMS:
-                return
 
 
-def _lines(path: Path, file: IO[str]) -> Iterator[str]:
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) == _LONGEST_LINE:
-            raise ScenarioError(
-                f"{path}: a line of over {_LONGEST_LINE:,} characters; needed {_NEEDED}"
-            )
-        yield line
-
-
-def _recognise(names: Iterable[str]) -> _Columns | None:
+def _recognise(names: Sequence[str]) -> _Columns | None:
     for columns in _FORMATS.values():
         if {columns.arrival, columns.prompt, columns.output} <= set(names):
             return columns

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from mpsim.errors import ScenarioError
-from mpsim.inputs import open_regular
+from mpsim.inputs import open_regular, read_lines
 from mpsim.stamp import stamp
 
 __all__ = ["Entry", "Journal", "name_of"]
@@ -27,6 +27,7 @@ Entry: TypeAlias = dict[str, Any]
 
 _DIGEST, _STAMP, _CHECKSUM = "digest", "mpsim", "crc"
 _OPENING = b'{"digest": "'
+_LARGEST = 1 << 31  # bytes, which memory holds
 
 
 def name_of(*parts: object) -> str:
@@ -67,8 +68,7 @@ class Journal:
         self._chunk = chunk
         self._fresh: list[bytes] = []
         self._lines: dict[str, bytes] = {}
-        self.stale = self.damaged = 0
-        self._read_bytes = 0
+        self.stale = self.damaged = self._read_bytes = 0
         if self._path is not None and self._path.exists():
             self._read(self._path, what)
 
@@ -148,22 +148,22 @@ class Journal:
         self._read_bytes = self._path.stat().st_size
 
     def _read(self, path: Path, what: str) -> None:
-        with open_regular(path, needed="a journal", error=ScenarioError) as file:
-            raw = file.read()
-        whole = self._read_bytes = raw.rfind(b"\n") + 1
-        lines = raw[:whole].splitlines()
-        entries = [_entry(line) for line in lines]
-        if raw and not raw.startswith(_OPENING[: len(raw)]) and not any(entries):
+        first = line = b""
+        with open_regular(path, needed="a journal", error=ScenarioError, largest=_LARGEST) as file:
+            for line in read_lines(file, path, needed="a journal", error=ScenarioError):
+                first = first or line
+                if not line.endswith(b"\n"):
+                    break
+                self._read_bytes += len(line)
+                if entry := _entry(line):
+                    self.stale += entry.get(_STAMP) != stamp()
+                    self._lines[str(entry[_DIGEST])] = line.rstrip()
+                self.damaged += not entry
+        if not first.startswith(_OPENING[: len(first)]) and not self._lines:
             raise ScenarioError(f"{path}:1: not {what}; give --resume a file that it wrote")
-        for line, entry in zip(lines, entries, strict=True):
-            if entry is None:
-                self.damaged += 1
-            else:
-                self.stale += entry.get(_STAMP) != stamp()
-                self._lines[str(entry[_DIGEST])] = line
-        if whole < len(raw):
+        if line and not line.endswith(b"\n"):
             with path.open("r+b") as file:  # drop the line that was cut off
-                file.truncate(whole)
+                file.truncate(self._read_bytes)
                 os.fsync(file.fileno())
 
 

@@ -8,6 +8,7 @@ mlcommons/chakra 21585d8, ``schema/protobuf/et_def.proto``; astra-sim/astra-sim 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -21,7 +22,8 @@ from mpsim.inputs import read_bytes, read_json
 
 __all__ = ["Node", "Trace", "is_trace", "read_rank", "read_ranks"]
 
-LARGEST: Final = 1 << 28
+LARGEST: Final = 1 << 26
+MOST_NODES: Final = 1_000_000
 MOST_RANKS: Final = 65_536
 _ENDING = re.compile(r"\.(\d{1,9})\.et$")
 
@@ -107,10 +109,13 @@ def read_rank(path: Path) -> tuple[str, list[Node]]:
     if not content:
         raise FormatError(f"{path}: is empty; needed GlobalMetadata and nodes")
     try:
-        head, *rest = messages(content)
-        nodes = [_node(message) for message in rest]
+        found = messages(content)
+        head = next(found, None)
+        nodes = [_node(message) for message in itertools.islice(found, MOST_NODES + 1)]
     except ValueError as error:
         raise FormatError(f"{path}: cut or no execution trace: {error}") from error
+    if head is None or len(nodes) > MOST_NODES:
+        raise FormatError(f"{path}: over {MOST_NODES:,} nodes; needed fewer: record fewer steps")
     known = {node.id for node in nodes}
     if len(known) < len(nodes):
         raise FormatError(f"{path}: ids are given twice; needed one a node")

@@ -224,15 +224,6 @@ def test_binary_and_absent_files_are_refused(tmp_path: Path) -> None:
             read_measured(tmp_path / name)
 
 
-def test_a_line_without_end_is_not_read_whole(tmp_path: Path, monkeypatch) -> None:
-    """A trace of gigabytes in one line is refused after the longest line there can be."""
-    monkeypatch.setattr("mpsim.measured.files.LONGEST_LINE", 1000)
-    path = tmp_path / "trace.json"
-    path.write_text("[" + "1," * 2000)
-    with pytest.raises(CalibrationError, match="a line of over"):
-        read_measured(path)
-
-
 def test_changed_clocks_are_a_warning(written: Path) -> None:
     """A yardstick that slowed down and a clock that fell are each said."""
     replaced(written, 3, yardstick=[0.1, 0.2], clocks_hz=[2.5e9, 1e9])
