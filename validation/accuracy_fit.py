@@ -1,6 +1,13 @@
-"""Refits: what predictions of published runs would be with other constants, and with a family left out of the fit.
+"""Refits: what predictions of published runs would be with other constants, with a family left out of the fit, and without each rule and each constant.
 
 Shapes: N rows, K constants.
+
+A checkerboard divides all published runs by model, accelerator and format: rules and constants are shaped on black rows and scored on white ones. To see what each is worth on either
+half, run from the repository's root
+
+    python validation/accuracy_fit.py [--swap] [rules | constants]
+
+which lists what can go: a rule or constant without which the white half is predicted as well (`WORTH`).
 
 Every constant is changed by a step and all rows are predicted again, which gives sensitivities J of log times. A fit is then linear least squares on log
 errors with the literature as a prior, rows of a family sharing one weight; large errors count less (Huber).
@@ -12,8 +19,10 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import hashlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +32,7 @@ from numpy.typing import NDArray
 
 from bench import files, runs, tables, training
 from mpsim.cost.constants import Constant, ConstantGroup, constant_groups
+from mpsim.errors import MpsimError
 from mpsim.formats.cells import Cells, read_rows
 from mpsim.formats.words import gpu
 from mpsim.framework import framework, framework_aliases
@@ -38,6 +48,9 @@ NAMED = (
 STEP = 0.05  # relative change of a constant for its sensitivities
 NOISE = 0.05  # of a row, in log; errors beyond it count less
 ROUNDS = 5
+COLOURS = ("black", "white")
+BOARD = ("model", "accelerator", "precision")  # columns whose cells are the squares
+WORTH = 0.0002  # growth of a half's mean error below which a rule or constant did nothing for it
 HERE = Path(__file__).resolve().parent
 Floats = NDArray[np.float64]
 
@@ -69,6 +82,13 @@ def _origins() -> dict[str, Origin]:
 def cells_of(record: Record) -> Origin:
     """Where a record comes from."""
     return _origins()[record.id]
+
+
+def colour(cells: Cells, *, swap: bool = False) -> str:
+    """The half that a row is in, by a hash of its square that no other row changes."""
+    square = "|".join(cells.text(column) for column in BOARD)
+    odd = int(hashlib.sha256(square.encode()).hexdigest(), 16) % 2
+    return COLOURS[odd ^ swap]
 
 
 def is_named(record: Record) -> bool:
@@ -189,14 +209,16 @@ def instead(values: Mapping[Fitted | Declared, float | str]) -> Iterator[None]:
         return scenario
 
     runs.scenario_of = changed
-    runs._outcome.cache_clear()
+    if shelves:  # what is changed in a scenario is seen by the cache
+        runs._outcome.cache_clear()
     try:
         yield
     finally:
         runs.scenario_of = kept
         for group, before in shelves.values():
             object.__setattr__(group, "constants", before)
-        runs._outcome.cache_clear()
+        if shelves:
+            runs._outcome.cache_clear()
 
 
 def _change(scenario: dict[str, Any], one: Fitted | Declared, value: float | str) -> None:
@@ -343,3 +365,115 @@ def _fit(
         delta = np.linalg.lstsq(matrix, target, rcond=None)[0]
     spread: Floats = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)))
     return delta, spread
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dropped:
+    """What predictions lose without a rule or a constant.
+
+    Parameters
+    ----------
+    what : str
+    rows : int
+        Whose prediction moves.
+    growth : mapping of str to float
+        Of the mean error of each half.
+    """
+
+    what: str
+    rows: int
+    growth: Mapping[str, float]
+
+    def __str__(self) -> str:
+        halves = ", ".join(f"{name} {100 * self.growth[name]:+6.2f}" for name in COLOURS)
+        return f"{'keep' if self.growth['white'] > WORTH else 'GOES'}  {halves}  {self.rows:4d} rows  {self.what}"
+
+
+class Board:
+    """All published runs with names hidden, predicted again without single rules or constants."""
+
+    def __init__(self, *, swap: bool = False) -> None:
+        self.kind, rows = files._opened(HERE / "data" / "published-runs.csv")
+        hidden = {"family": "", "source": ""}
+        self.rows = [
+            dataclasses.replace(row, configuration=Cells({**row.configuration.values, **hidden}))
+            for row in rows
+        ]
+        self.colour = {row.id: colour(row.configuration, swap=swap) for row in self.rows}
+        self.rules = [self._rule(row) for row in self.rows]
+        self.errors = self._errors(self.rows)
+
+    def _errors(self, rows: Sequence[files.Row]) -> dict[str, float]:
+        records = (files.predict_row(self.kind, row)[0] for row in rows)
+        return {each.id: abs(each.error) for each in records if each.error is not None}
+
+    @staticmethod
+    def _rule(row: files.Row) -> Mapping[str, Any] | None:
+        try:
+            return tables.rule_of(row.configuration)
+        except MpsimError:
+            return None
+
+    def _dropped(self, what: str, errors: Mapping[str, float]) -> Dropped:
+        """Rows that are no longer predicted keep their error."""
+        now = {**self.errors, **{name: errors[name] for name in errors.keys() & self.errors}}
+        moved = {name: now[name] - self.errors[name] for name in self.errors}
+        growth = {
+            half: statistics.fmean(moved[name] for name in moved if self.colour[name] == half)
+            for half in COLOURS
+        }
+        return Dropped(what, sum(map(bool, moved.values())), growth)
+
+    def without_rules(self) -> Iterator[Dropped]:
+        """Each rule of training.yaml dropped in turn; of a list that several share, from all of them at once."""
+        whole = tables.table("training")
+        lists = [("everywhere", whole["everywhere"]), ("families", whole["families"])]
+        lists += [(f"also of {rule['where']}", rule.get("also", [])) for rule in whole["families"]]
+        shared: dict[str, list[tuple[str, list[Any]]]] = {}
+        for name, rules in lists:
+            shared.setdefault(str(rules), []).append((name, rules))
+        for alike in shared.values():
+            name, first = alike[0]
+            for place, rule in enumerate(tuple(first)):
+                for _, rules in alike:
+                    del rules[place]
+                try:
+                    # the division of a model that no accelerator holds reads rules again
+                    touched = [
+                        row
+                        for row, before in zip(self.rows, self.rules, strict=True)
+                        if not row.configuration.text("tp") or self._rule(row) != before
+                    ]
+                    yield self._dropped(f"{name}: {rule['where']}", self._errors(touched))
+                finally:
+                    for _, rules in alike:
+                        rules.insert(place, rule)
+
+    def without_constants(self) -> Iterator[Dropped]:
+        """Each constant set back to the literature in turn."""
+        entries: list[tuple[Fitted | Declared, float | str]] = [
+            *((one, one.prior) for one in constants()),
+            *((one, one.literature) for one in declared() if one.literature is not None),
+        ]
+        for one, value in entries:
+            with instead({one: value}):
+                yield self._dropped(f"{one.name} ({one.at})", self._errors(self.rows))
+
+
+def main() -> None:
+    """Print what each rule and constant is worth on both halves."""
+    words = sys.argv[1:]
+    board = Board(swap="--swap" in words)
+    parts: dict[str, Callable[[], Iterator[Dropped]]] = {
+        "rules": board.without_rules,
+        "constants": board.without_constants,
+    }
+    for name, dropped in parts.items():
+        if name in words or not parts.keys() & set(words):
+            for each in dropped():
+                sys.stdout.write(f"{each}\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fnmatch
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "validation"
 LISTS: dict[str, Any] = yaml.safe_load((FOLDER / "constants.yaml").read_text("utf-8"))
 FILES = ("kernels", "collectives", "interference", "straggling", "nccl", "libraries")
 PATTERNS = [entry["at"] for name in ("constants", "declared", "measured") for entry in LISTS[name]]
+RELEASE = ("framework", "words", "dated", "measured_date")
+RECIPE = r"\w+/\S+\.(py|sh|ya?ml|json|toml) at [0-9a-f]{7,40}$"
 ON_NODE = {"vtrain", "simumax"}  # labels of single-node-runs.csv, whose rows name software instead
 
 
@@ -112,3 +115,25 @@ def test_calibrated_services_are_declared() -> None:
     for at, groups in (("rates", rates), ("engines", engines)):
         if any(group["status"] == "calibrated" for group in groups):
             assert at in declared
+
+
+def test_rules_of_a_chip_a_model_and_a_release_cite_a_recipe() -> None:
+    """Such a rule is a name in other clothes, unless a file at a commit says so."""
+    whole = table("training")
+    entries = [
+        entry
+        for rule in (*whole["families"], *whole["everywhere"])
+        for entry in (rule, *rule.get("also", ()))
+    ]
+    model = {"model", "params_billion", "said"}
+    bare = [
+        entry["where"]
+        for entry in entries
+        if "accelerator" in entry["where"]
+        and model & entry["where"].keys()
+        and any(re.search(r"\d", entry["where"].get(name, "")) for name in RELEASE)
+        and not re.search(RECIPE, entry.get("recipe", ""))
+    ]
+    assert not bare
+    cited = [entry for entry in entries if "recipe" in entry]
+    assert all(re.search(RECIPE, entry["recipe"]) for entry in cited)

@@ -18,6 +18,7 @@ table = functools.partial(words.table, _DATA)
 lookup = functools.partial(words.lookup, _DATA)
 
 _WORDS = "words"  # stands for family and framework together
+_DATED = "dated"  # stands for family, framework and date together
 _SAID = "said"  # stands for model, framework, schedule and overlap together
 _SAYING = ("model", "framework", "schedule", "overlap_notes")
 _BY_NAME = "the software is read from the family's name"
@@ -66,8 +67,9 @@ def _fits(cells: Cells, entry: Mapping[str, Any]) -> bool:
 
 
 def _text(cells: Cells, column: str) -> str:
-    if column == _WORDS:
-        return f"{cells.text('family')} | {cells.text('framework')}"
+    if column in (_WORDS, _DATED):
+        date = f" | {cells.text('measured_date')}" if column == _DATED else ""
+        return f"{cells.text('family')} | {cells.text('framework')}{date}"
     if column == _SAID:
         return " | ".join(cells.text(name) for name in _SAYING)
     return cells.text(column)

@@ -354,7 +354,6 @@ def test_a_training_row_that_cannot_be_predicted_says_why(
             False,
         ),
         (BIGSCIENCE, "bloom-fp16", "preset", "bloom-fp16"),
-        ({**BIGSCIENCE, "precision": "bf16"}, "bloom-bf16", "preset", "bloom-bf16"),
         ({**BIGSCIENCE, "measured_date": "2022-02-25"}, "bloom-fp16", "launch_cost", "40 us"),
         (
             {"framework": "torchtitan", "measured_date": "2024-12", "overlap_notes": "async TP"},
