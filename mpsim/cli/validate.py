@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
+from mpsim.cli.console import end_early, note, print_answer, wrote
 from mpsim.cli.options import AsJson, Plots, Reading, Trace, option, pairs
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, HardwareError
@@ -65,10 +65,7 @@ def validate(
         raise typer.BadParameter(str(error), param_hint="FILE.csv") from error
     if plots is not None:
         draw(validation, plots)
-    if as_json:
-        print_json(validation.to_json())
-    else:
-        print_sheet(validation.sheet())
+    print_answer(validation, as_json=as_json)
     for remark in validation.remarks:
         note(remark)
     end_early(validation.interrupted)
@@ -126,10 +123,7 @@ def _validate_runs(
         wrote(comparison.write_trace(trace))
     if plots is not None:
         _draw_steps(comparison, plots)
-    if as_json:
-        print_json(comparison.to_json())
-    else:
-        print_sheet(comparison.sheet())
+    print_answer(comparison, as_json=as_json)
     for warning in comparison.warnings:
         note(f"warning: {warning}")
 

@@ -13,6 +13,7 @@ from mpsim.plot.palette import SERIES
 from mpsim.study import ScheduleChoice, Search
 from mpsim.study.plan import Plans, Training
 from mpsim.study.search.service_outcome import FoundService, ServiceSearch
+from mpsim.study.ties import front_of
 
 __all__ = [
     "Point",
@@ -41,11 +42,7 @@ class Point(NamedTuple):
 
 def lowest(points: Iterable[Point]) -> list[Point]:
     """The points that no other is below in both figures, by the first."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda each: (each.x, each.y)):
-        if not front or point.y < front[-1].y:
-            front.append(point)
-    return front
+    return list(front_of(points, lambda point: (point.x, point.y)))
 
 
 def _series(name: str, points: Sequence[Point], colour: str, **style: Any) -> Series:

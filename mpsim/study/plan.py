@@ -24,6 +24,7 @@ from mpsim.study.reliability import (
     expected_share,
     usual_interval,
 )
+from mpsim.study.ties import front_of
 from mpsim.study.trainings import Known, known_trainings
 from mpsim.table import plural
 from mpsim.training.intervals import residuals_of, setting_of
@@ -326,12 +327,8 @@ class Plans(Shown, Tabular):
     @property
     def front(self) -> tuple[Training, ...]:
         """Plans that no other beats in days and dollars at once, the fastest first."""
-        front: list[Training] = []
         priced = [row for row in self.rows if row.fits and row.cost is not None]
-        for row in sorted(priced, key=lambda row: (row.days, row.cost)):
-            if not front or (row.cost or 0.0) < (front[-1].cost or 0.0):
-                front.append(row)
-        return tuple(front)
+        return front_of(priced, lambda row: (row.days, row.cost or 0.0))
 
     def table(self) -> list[dict[str, object]]:
         """One mapping a plan: its values, figures, and whether it is possible."""

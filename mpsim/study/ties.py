@@ -1,21 +1,31 @@
-"""Ties: whether the difference of two predictions is larger than what such differences were off by."""
+"""Ties and fronts: whether two predictions differ by more than such differences were off by, and what no other beats in everything."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 
 from mpsim.result.residuals import LEVEL, Setting, chosen_of
 from mpsim.training.intervals import residuals_of
 
-__all__ = ["Ratio", "ratio_between", "ratio_of", "selection", "tie"]
+__all__ = ["Ratio", "front_of", "ratio_between", "ratio_of", "selection", "tie"]
 
 _NORMAL: Final = 1.2816  # half-width of an 80 % interval over its sigma
 _DRAWS: Final = 2000
+T = TypeVar("T")
+
+
+def front_of(rows: Iterable[T], figures: Callable[[T], tuple[float, ...]]) -> tuple[T, ...]:
+    """The Pareto front: rows of which no other is as low in every figure, by their figures; of equal rows the first."""
+    front: dict[tuple[float, ...], T] = {}
+    for mine, row in sorted(((figures(row), row) for row in rows), key=lambda pair: pair[0]):
+        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for other in front):
+            front[mine] = row
+    return tuple(front.values())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from mpsim.study.search.decisions import Decision
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
 from mpsim.study.search.switches import Switched, Switches
+from mpsim.study.ties import front_of
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
@@ -236,12 +237,9 @@ class Search(Outcome[Found]):
     @property
     def front(self) -> tuple[Found, ...]:
         """Layouts that no other beats in step time, memory and price at once, the shortest step first."""
-        ordered = sorted(self.rows, key=lambda row: (row.step_time_s, row.memory_bytes))
-        front: list[Found] = []
-        for row in ordered:
-            if not any(_covers(better, row) for better in front):
-                front.append(row)
-        return tuple(front)
+        return front_of(
+            self.rows, lambda row: (row.step_time_s, row.memory_bytes, row.price_per_hour or 0.0)
+        )
 
     @functools.cached_property
     def tied(self) -> tuple[Found, ...]:
@@ -326,16 +324,6 @@ class Search(Outcome[Found]):
             "rows": [row.to_json() for row in self.leaders],
             "front": [row.to_json() for row in self.front],
         }
-
-
-def _covers(layout: Found, other: Found) -> bool:
-    """Whether `layout` is at least as good in everything."""
-    prices = layout.price_per_hour or 0.0, other.price_per_hour or 0.0
-    return (
-        layout.step_time_s <= other.step_time_s
-        and layout.memory_bytes <= other.memory_bytes
-        and prices[0] <= prices[1]
-    )
 
 
 def _ranking(search: Search, *, varied: bool, priced: bool) -> Section:

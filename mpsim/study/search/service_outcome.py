@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet
 from mpsim.study.search.outcome import Outcome, shown
+from mpsim.study.ties import front_of
 from mpsim.table import plural
 from mpsim.units import percent
 
@@ -212,12 +213,7 @@ class ServiceSearch(Outcome[FoundService]):
         A rate at which a service misses its limits is no point of it.
         """
         points = [row for row in self.rows if row.summary["slo"]["met"] or row.above is None]
-        ordered = sorted(points, key=lambda row: (-row.per_user, -row.per_accelerator))
-        front: list[FoundService] = []
-        for row in ordered:
-            if not front or row.per_accelerator > front[-1].per_accelerator:
-                front.append(row)
-        return tuple(front)
+        return front_of(points, lambda row: (-row.per_user, -row.per_accelerator))
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
