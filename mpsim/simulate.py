@@ -19,6 +19,7 @@ from mpsim.program.links import links_of
 from mpsim.program.program import Program
 from mpsim.result import JobResult, Memory, Result
 from mpsim.scenario import Scenario
+from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.pipeline import from_orders
@@ -194,7 +195,7 @@ def ready(scenario: Scenario) -> Prepared | ServicePlan:
         from mpsim.serving import make_service
 
         plan = make_service(scenario)
-        plan.requests()
+        refuse_large_scenario(scenario, len(plan.requests()))
         for pool in plan.pools.values():
             _ = pool.prices  # which no library or rate may be missing for
         return plan
@@ -203,8 +204,10 @@ def ready(scenario: Scenario) -> Prepared | ServicePlan:
     return prepared
 
 
-def simulate(scenario: Scenario) -> Result | ServiceResult:
-    """Simulate what a scenario asks for: a training step, or a service with its stream of requests.
+def simulate(
+    scenario: Scenario, *, progress: Callable[[int, int], None] = lambda *_: None
+) -> Result | ServiceResult:
+    """Simulate what a scenario asks for: a training step, or a service, which reports requests that have ended and all there are to `progress`.
 
     Raises
     ------
@@ -216,7 +219,7 @@ def simulate(scenario: Scenario) -> Result | ServiceResult:
     # with simpy, which most training steps do without
     from mpsim.serving import make_service, run_service
 
-    return run_service(scenario, make_service(scenario))
+    return run_service(scenario, make_service(scenario), progress=progress)
 
 
 def simulate_step(scenario: Scenario) -> Result:

@@ -78,7 +78,7 @@ class _Work:
 
     def __str__(self) -> str:
         seconds = self.clock() - self.begun
-        if not self.done:
+        if not self.done and not self.total:
             return f"{self.name}: at work for {rough_time(seconds)}"
         of = f" of {self.total:,}" if self.total else ""
         line = f"{self.name}: {self.done:,}{of} in {rough_time(seconds)}"

@@ -10,6 +10,7 @@ import typer
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
 from mpsim.cli.emit import targets, write_emitted
 from mpsim.cli.options import AsJson, Emit, Engine, Plots, Reading, Trace, refuse
+from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
 from mpsim.output import safe_name
@@ -67,18 +68,19 @@ def run(
         if scenario.serves:
             why = "studies a training step, and the scenario serves; leave it out"
             refuse({"--sensitivity": sensitivity, "--engine": engine}, why)
-        result = simulate(scenario)
+            with progress_bar(scenario.name) as progress:
+                result = simulate(scenario, progress=progress)
+        else:
+            result = simulate(scenario)
         configurations = [item.of(scenario) for item in wanted]
-        answer: Sensitivity | None = None
-        if sensitivity and isinstance(result, Result):
-            answer = result.sensitivity()
+        answer = result.sensitivity() if sensitivity and isinstance(result, Result) else None
         if as_json:
             studies = {} if answer is None else {"sensitivity": answer.to_json()}
             told = [item.to_json() for item in configurations]
             print_json({**result.summary, **studies, **({"emitted": told} if told else {})})
         else:
-            is_whole = long or scenario.serves
-            print_sheet(result.sheet() if is_whole else summary_sheet(result.summary, long=False))
+            whole = long or scenario.serves
+            print_sheet(result.sheet() if whole else summary_sheet(result.summary, long=False))
             if answer is not None:
                 print_text("")
                 print_sheet(answer.sheet())

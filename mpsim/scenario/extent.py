@@ -44,19 +44,19 @@ class Extent:
     smaller: tuple[str, ...]
 
 
-def extent_of(scenario: Scenario) -> Extent:
+def extent_of(scenario: Scenario, requests: int = 0) -> Extent:
     """Estimate the cost of simulating a scenario that the checks found sound."""
-    return _service(scenario) if scenario.serves else _step(scenario)
+    return _service(scenario, requests) if scenario.serves else _step(scenario)
 
 
-def refuse_large_scenario(scenario: Scenario) -> None:
-    """Refuse a scenario that costs more than the limits, unless it was said that it is meant.
+def refuse_large_scenario(scenario: Scenario, requests: int = 0) -> None:
+    """Refuse a scenario that costs more than the limits, with so many requests if they are known, unless it was said that it is meant.
 
     Raises
     ------
     TooLargeError
     """
-    extent = extent_of(scenario)
+    extent = extent_of(scenario, requests)
     refuse_large(
         f"{scenario.name or 'scenario'}: {extent.what}",
         memory_bytes=extent.memory_bytes,
@@ -178,22 +178,33 @@ def _copies(scenario: Scenario) -> int:
     return min(scenario.dp, 1 + len(variation.slow) + len(variation.links))
 
 
-def _service(scenario: Scenario) -> Extent:
+def _service(scenario: Scenario, requests: int) -> Extent:
     constants, load = _constants()["request"], scenario.service.workload
-    expected = load.requests or 1000
+    expected = requests or load.requests or 1000
     if load.duration is not None and load.rate is not None:
-        expected = int(load.rate * load.duration)
-    most = min(MEMORY_LIMIT / constants["memory"], TIME_LIMIT / constants["time"])
+        expected = requests or int(load.rate * load.duration)
+    batches, look = _batches(scenario), constants[scenario.service.routing]
+    each = constants["time"] + look * batches
+    most = min(MEMORY_LIMIT / constants["memory"], TIME_LIMIT / each)
     smaller = f"serving.workload.requests: at most about {_rounded(most):,}"
     if load.duration is not None:
         smaller = f"serving.workload.duration: for about {_rounded(most):,} requests"
     return Extent(
         rows=float(expected),
         memory_bytes=expected * constants["memory"],
-        seconds=expected * constants["time"],
-        what=f"{expected:,} requests",
+        seconds=expected * each,
+        what=f"{expected:,} requests" + (f" routed to {batches:,} batches" if look else ""),
         smaller=(smaller,),
     )
+
+
+def _batches(scenario: Scenario) -> int:
+    """Batches that a request is routed to one of: one a pipeline stage of every instance."""
+    serving, p = scenario.service, scenario.parallelism
+    if serving.disaggregated is not None:
+        pools = serving.disaggregated.prefill, serving.disaggregated.decode
+        return sum(pool.replicas * pool.pp for pool in pools)
+    return (serving.replicas or max(1, scenario.world_size // (p.tp * p.pp))) * p.pp
 
 
 def _rounded(number: float) -> int:

@@ -9,6 +9,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from mpsim.errors import Problem, nearest
+from mpsim.inputs import shown
 from mpsim.nouns import TYPES
 from mpsim.scenario.paths import join
 from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
@@ -19,7 +20,6 @@ MISSING = "missing"
 """How the message of a key that is not there begins."""
 
 MAX_PROBLEMS: Final = 30
-MAX_GOT: Final = 60
 
 _TYPES: Final[Mapping[str, str]] = {
     **TYPES,
@@ -96,7 +96,7 @@ def _unknown(loc: tuple[int | str, ...], root: Kind) -> str:
         near = f"it stands at the top level, not in {join(*loc[:-1])!r}"
     elif elsewhere:
         near = f"did you mean {' or '.join(repr(key) for key in elsewhere[:3])}?"
-    return f"unknown key {name[:MAX_GOT]!r}; {near}"
+    return f"unknown key {shown(name)}; {near}"
 
 
 def suggestions(loc: tuple[int | str, ...], root: Kind) -> list[str]:
@@ -153,25 +153,15 @@ def _hint(detail: ErrorDetails) -> str:
     if isinstance(got, float) and detail["type"].startswith("int") and got.is_integer():
         return f" such as {int(got)}" if abs(got) < 2**53 else ""
     if isinstance(got, str) and detail["type"].startswith("bool"):
-        return (
-            ""
-            if got.lower() not in ("on", "off", "yes", "no")
-            else " (on, off, yes and no are text)"
-        )
+        words = got.lower() in ("on", "off", "yes", "no")
+        return " (on, off, yes and no are text)" if words else ""
     return ""
 
 
 def _got(value: object) -> str:
     if value is None:
         return "nothing"
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
-        return f"a number of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= MAX_GOT else f"{text[: MAX_GOT - 3]}..."
+    return "a mapping" if isinstance(value, Mapping) else shown(value)
 
 
 def _plain(bound: object) -> str:

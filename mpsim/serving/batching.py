@@ -151,6 +151,8 @@ class Engine:
         Whether computed prompts keep their blocks until `release`, for another engine to decode.
     samples_first : bool
         Whether requests that come with a computed prompt (`offered`) are still to be given their first token.
+    longest : int, optional
+        Largest of `output`, where it is known.
 
     Notes
     -----
@@ -168,6 +170,7 @@ class Engine:
         unit: int = 512,
         hands_over: bool = False,
         samples_first: bool = False,
+        longest: int | None = None,
     ) -> None:
         self.rules = rules
         self.blocks = blocks
@@ -190,17 +193,16 @@ class Engine:
         self._ends: list[tuple[int, int]] = []
         self._end_of: dict[int, int] = {}
         self._end_ticks = 0  # their sum
-        self._capped = max(output, default=0) > rules.output_cap
-        self._began: dict[
-            int, tuple[int, int]
-        ] = {}  # tick and tokens when a request began to decode
+        longest = max(output, default=0) if longest is None else longest
+        self._capped = longest > rules.output_cap
+        # tick and tokens when a request began to decode
+        self._began: dict[int, tuple[int, int]] = {}
         # sequences by the tick, modulo the block, at which they need a block
         self._residues = [0] * rules.block
         # running requests by admission, latest last; those that ended are skipped
         self._order: list[int] = []
-        self._held: dict[
-            int, int
-        ] = {}  # blocks of its own of each running request, as of its prompt
+        # blocks of its own of each running request, as of its prompt
+        self._held: dict[int, int] = {}
         self._shared: dict[int, list[int]] = {}  # cached units that each running request uses
         self._reserved = 0  # blocks set aside for running requests
         self._generated: dict[int, int] = {}  # tokens that preempted requests have generated

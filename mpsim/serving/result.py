@@ -13,12 +13,13 @@ from mpsim import accessors, archive
 from mpsim.frame import to_frame
 from mpsim.result.result import JobResult, Pictures
 from mpsim.scenario import Scenario
+from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.serving.intervals import intervals, setting_of
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
-from mpsim.serving.service import serve
+from mpsim.serving.service import Progress, serve
 from mpsim.serving.summary import Figures, latencies, summarise, window_of
 from mpsim.serving.words import service_sheet
 from mpsim.sheet import Sheet
@@ -32,7 +33,6 @@ __all__ = [
     "measurable",
     "run_service",
     "serve_requests",
-    "serve_workload",
 ]
 _TAIL = 99
 
@@ -111,7 +111,9 @@ class ServiceResult(JobResult):
         return service_sheet(self.summary)
 
 
-def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
+def run_service(
+    scenario: Scenario, plan: ServicePlan, *, progress: Progress = lambda *_: None
+) -> ServiceResult:
     """Serve the requests of a plan's workload.
 
     Raises
@@ -119,7 +121,10 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
     ScenarioError
         If the service cannot hold its weights, or a request.
     """
-    requests, served = serve_workload(plan)
+    requests = plan.requests()
+    refuse_large_scenario(scenario, len(requests))  # nobody knew how many a trace has
+    progress(0, len(requests))
+    requests, served = _serve_workload(plan, requests, progress)
     return ServiceResult(scenario, plan, requests, served)
 
 
@@ -135,22 +140,23 @@ def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) ->
     return ServiceResult(scenario, plan, requests, _run(plan, requests))
 
 
-def serve_workload(plan: ServicePlan, count: int | None = None) -> tuple[Requests, Served]:
+def _serve_workload(
+    plan: ServicePlan, requests: Requests, progress: Progress = lambda *_: None
+) -> tuple[Requests, Served]:
     """Serve a workload; of a closed loop with a duration twice as many requests as before, if those were not enough."""
     workload = plan.workload
-    requests = plan.requests(count)
-    served = _run(plan, requests)
+    served = _run(plan, requests, progress)
     if workload.concurrency is None or workload.duration is None:
         return requests, served
     ended = int((served.last + plan.first_token_time < workload.duration).sum())
     wanted = workload.concurrency + ended
     if wanted > len(requests):
-        return serve_workload(plan, 2 * len(requests))
+        return _serve_workload(plan, plan.requests(2 * len(requests)), progress)
     sent = int(np.isfinite(served.arrival).sum())
     return requests.first(sent), served.first_requests(sent)
 
 
-def _run(plan: ServicePlan, requests: Requests) -> Served:
+def _run(plan: ServicePlan, requests: Requests, progress: Progress = lambda *_: None) -> Served:
     return serve(
         requests,
         plan.pool,
@@ -159,6 +165,7 @@ def _run(plan: ServicePlan, requests: Requests) -> Served:
         handover=plan.handover,
         turnaround=plan.first_token_time,
         until=plan.workload.duration,
+        progress=progress,
     )
 
 
@@ -187,7 +194,7 @@ def measurable(plan: ServicePlan) -> dict[str, float]:
     ScenarioError
         If the service cannot hold its weights, or a request.
     """
-    requests, served = serve_workload(plan)
+    requests, served = _serve_workload(plan, plan.requests())
     window = window_of(plan, requests, served)
     times = latencies(served, requests, plan.first_token_time)
     ttft, tpot, e2e = (times[name][window.counted] for name in ("ttft", "tpot", "e2e"))

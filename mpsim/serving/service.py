@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import simpy
@@ -27,13 +28,16 @@ from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 from mpsim.serving.transfers import Transfers
 
-__all__ = ["serve"]
+__all__ = ["Progress", "serve"]
 
+Progress: TypeAlias = Callable[[int, int], None]
+"""Takes requests that have ended, and all there are, now and then."""
 Floats = NDArray[np.float64]
 Events = Generator[simpy.Event, object, None]
 
 # requests that loads differ by until a prefix is not followed any more: SGLang's router
 _UNEVEN = 32
+_TOLD = 1000  # requests that end between two reports at most
 _COLUMNS = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used", "engine")
 _MOVES = ("request", "source", "target", "start", "end", "bytes")
 
@@ -47,6 +51,7 @@ def serve(
     handover: Handover | None = None,
     turnaround: float = 0.0,
     until: float | None = None,
+    progress: Progress = lambda *_: None,
 ) -> Served:
     """Serve a stream of requests.
 
@@ -64,11 +69,15 @@ def serve(
     until : float, optional
         When the users of a closed loop send no more [s].
     """
-    return _Service(requests, pool, concurrency, routing, handover, turnaround, until).run()
+    service = _Service(requests, pool, concurrency, routing, handover, turnaround, until)
+    service.progress = progress
+    return service.run()
 
 
 class _Service:
     """One run."""
+
+    progress: Progress
 
     def __init__(
         self,
@@ -96,7 +105,7 @@ class _Service:
         self._prompt, self._output = requests.prompt.tolist(), requests.output.tolist()
         self._env = simpy.Environment()
         self._pools = [own] if handover is None else [handover.prefill, own]
-        self._lanes: list[list[Lane]] = []
+        self._lanes: list[list[Lane]] = []  # which number their batches one after the other
         for place, pool in enumerate(self._pools):
             self._lanes.append(self._open(place, pool))
         self._alone = len(self._lanes[0]) == 1
@@ -109,11 +118,9 @@ class _Service:
         self._homeless: list[tuple[int, int]] = []  # while every instance is down
         self._moves: list[list[float]] = []
         self._under_way: dict[int, tuple[Lane, Lane, int]] = {}  # source, target, row of a move
-        self._computed: dict[
-            int, Lane
-        ] = {}  # where each prompt waits that is to be decoded elsewhere
-        self._sent = 0
-        self._handed = 0
+        # where each prompt waits that is to be decoded elsewhere
+        self._computed: dict[int, Lane] = {}
+        self._sent = self._handed = self._ends = 0
         self._end = 0.0
         if handover is not None:
             self._transfers = Transfers(self._env, handover.network.capacity, self._come)
@@ -124,6 +131,7 @@ class _Service:
         computes = self._handover is not None and place == 0
         first = sum(len(lanes) for lanes in self._lanes)
         output = [1] * len(requests) if computes else self._output
+        longest = max(output, default=0)
         lanes: list[Lane] = []
         for replica in range(pool.replicas):
             entrance = simpy.Resource(self._env)
@@ -138,6 +146,7 @@ class _Service:
                         unit=requests.unit,
                         hands_over=computes,
                         samples_first=self._handover is not None and self._handover.samples_first,
+                        longest=longest,
                     )
                     for _ in range(pool.ranks)
                 ]
@@ -380,6 +389,9 @@ class _Service:
     def _ended(self, request: int) -> None:
         """A request has its last token."""
         self._last[request] = self._env.now
+        self._ends += 1
+        if not self._ends % min(_TOLD, 1 + self._count // 100):
+            self.progress(self._ends, self._count)
         more = self._sent + len(self._due) < self._count
         in_time = self._env.now + self._turnaround < self._until
         if self._concurrency is not None and more and in_time:

@@ -15,7 +15,7 @@ import mpsim
 from mpsim.cli.app import execute
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import extent_of
-from mpsim.simulate import prepare
+from mpsim.simulate import prepare, ready
 from mpsim.study.grid import Product, combinations
 
 BASE: dict[str, Any] = {
@@ -178,3 +178,59 @@ def test_estimates_are_of_the_right_size(path: Path) -> None:
         )
     )
     assert fine.rows / 4 < kernels < fine.rows * 4
+
+
+SERVICE: dict[str, Any] = {
+    "schema": 1,
+    "model": "llama3-8b",
+    "cluster": {"preset": "dgx-h100", "nodes": 128},
+    "serving": {"replicas": 1024, "workload": {"arrival": "poisson", "rate": 4000, "requests": 150_000}},
+}  # fmt: skip
+
+
+def routed(**serving: Any) -> Scenario:
+    """150,000 requests over 1,024 instances."""
+    return Scenario.from_mapping({**SERVICE, "serving": SERVICE["serving"] | serving})
+
+
+def test_routing_over_many_instances_is_told_beforehand():
+    """A router that looks at 1,024 instances for each request takes longer than the requests: 0.3 + 0.26 and 0.3 + 0.51 ms each."""
+    seconds = {kind: extent_of(routed(routing=kind)).seconds for kind in ("round-robin", "least-load", "prefix-aware")}  # fmt: skip
+    assert seconds == pytest.approx(
+        {"round-robin": 45.0, "least-load": 83.4, "prefix-aware": 121.8}
+    )
+    with pytest.raises(mpsim.TooLargeError, match="150,000 requests routed to 1,024 batches"):
+        mpsim.simulate(routed(routing="least-load"))
+
+
+def test_instances_that_nobody_wrote_and_pools_are_counted():
+    """128 nodes of eight GPUs hold 512 instances of tp 2; two pools are routed to one after the other."""
+    load = {"routing": "least-load", "workload": SERVICE["serving"]["workload"]}
+    unsaid = Scenario.from_mapping({**SERVICE, "parallelism": {"tp": 2}, "serving": load})
+    assert "routed to 512 batches" in extent_of(unsaid).what
+    pools = {"prefill": {"tp": 1, "replicas": 3}, "decode": {"tp": 1, "pp": 2, "replicas": 4}}
+    apart = Scenario.from_mapping({**SERVICE, "serving": {**load, "disaggregated": pools}})
+    assert "routed to 11 batches" in extent_of(apart).what
+
+
+def test_requests_of_a_trace_are_told_before_they_are_served(tmp_path: Path):
+    """Nobody knows how many a trace has until it is read: then it is weighed, by run and by check."""
+    (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + "1,10,10\n" * 700_000)  # fmt: skip
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({**SERVICE, "serving": {"workload": {"arrival": "trace", "trace": "trace.csv"}}}))  # fmt: skip
+    scenario = mpsim.load(tmp_path / "s.yaml")
+    for work in (mpsim.simulate, ready):
+        with pytest.raises(mpsim.TooLargeError, match="700,000 requests"):
+            work(scenario)
+
+
+def test_a_service_says_how_far_it_is():
+    """The first report is of nothing done, the last of all; they come in order, and not one a request."""
+    told: list[tuple[int, int]] = []
+    workload = {"arrival": "poisson", "rate": 50, "requests": 500}
+    mpsim.simulate(
+        routed(replicas=2, workload=workload), progress=lambda *share: told.append(share)
+    )
+    assert told[0] == (0, 500)
+    assert told == sorted(told)
+    assert 50 < len(told) < 120
+    assert told[-1][0] > 490
