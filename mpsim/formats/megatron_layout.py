@@ -43,6 +43,9 @@ def read_layout(given: Reading, layers: int | None) -> None:
     mesh = mesh_of(given)
     if given.scenario("model.moe.experts") is not None:
         given.read("parallelism.etp")
+        if given.scenario("parallelism.etp") is None and mesh["tp"] > 1:
+            why = "without expert-tensor-parallel-size experts divide as the rest does"
+            given.ledger.assume("parallelism.etp", mesh["tp"], why)
     sequence = given.on("sequence-parallel") and mesh["tp"] > 1
     given.put("sequence-parallel", "parallelism.sequence_parallel", sequence)
     if given.on("sequence-parallel") and not sequence:

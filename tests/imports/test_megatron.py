@@ -94,6 +94,7 @@ def test_every_flag_has_a_fate(first, script):
         ("--recompute-activations", "training.recompute", "selective"),
         ("--bf16 --fp8-format e4m3 --fp8-recipe blockwise", "training.precision", "fp8_block"),
         ("--num-experts 8 --moe-layer-freq '([0]*3+[1]*5)'", "model.moe.dense_layers", 3),
+        ("--num-experts 8 --tensor-model-parallel-size 2", "parallelism.etp", 2),
         ("--multi-latent-attention", "model.mla.kv_lora_rank", 32),
         ("--micro-batch-size 2", "training.global_batch", 32),
         ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3", "parallelism.layers_per_stage", [3, 5]),

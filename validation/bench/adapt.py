@@ -91,15 +91,6 @@ def _hidden_experts(scenario: Sections) -> Assumed | None:
     return Assumed("expert_overlap", "none", why)
 
 
-def _expert_tensor(scenario: Sections) -> Assumed | None:
-    """Experts are not divided over tensor parallelism where nobody says so, as in published recipes."""
-    mesh = scenario["parallelism"]
-    if not scenario["model"].get("moe") or mesh["tp"] == 1 or "etp" in mesh:
-        return None
-    mesh["etp"] = 1
-    return Assumed("etp", "1", "usual where experts are divided over ranks")
-
-
 def _expert_tokens(scenario: Sections) -> Assumed | None:
     """Ranks of tensor parallelism route different tokens, so the sequence is divided among them."""
     mesh = scenario["parallelism"]
@@ -235,7 +226,6 @@ _STEPS: tuple[Callable[[Sections], Assumed | None], ...] = (
     _sharding,
     _chunks,
     _hidden_experts,
-    _expert_tensor,
     _expert_tokens,
     _sequence,
     _kernel,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.shapes import gate_of, head_of
-from bench.tables import table
+from bench.tables import said, table
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
 from mpsim.parallel import AXES
@@ -70,7 +70,7 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     >>> fill_in(row, {"assume": {"recompute": "none"}}).cells.text("micro_batch_seqs")
     '4'
     """
-    row = Filled(cells)
+    row = _from_words(Filled(cells))
     for column, value in rule.get("assume", {}).items():
         text = cells.text(value["same_as"]) if isinstance(value, Mapping) else str(value)
         row = row.with_column(column, text, BY_FAMILY)
@@ -85,6 +85,16 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     return _at_once(row) if rule.get("micro_batch") == "per accelerator" else row
 
 
+def _from_words(row: Filled) -> Filled:
+    """The row with columns that its words or notes state, such as ``ETP 2`` or ``ETP = TP``."""
+    text = f"{said(row.cells)} | {row.cells.text('notes')}"
+    for entry in table("assumptions")["words"]:
+        if not row.cells.text(entry["column"]) and (match := re.search(entry["pattern"], text)):
+            value = row.cells.text(entry["same_as"]) if "same_as" in entry else match[1]
+            row = row.with_column(entry["column"], value, "as its words say") if value else row
+    return row
+
+
 def _fits(cells: Cells, where: Mapping[str, str]) -> bool:
     return all(re.fullmatch(pattern, cells.text(column)) for column, pattern in where.items())
 
@@ -93,6 +103,8 @@ def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
     """The value of an entry; the sequences of one replica where it says so, if they divide."""
     if "value" in entry:
         return str(entry["value"])
+    if entry["same_as"] != "local_batch":
+        return cells.text(entry["same_as"])
     batch, replicas = cells.number("global_batch_seqs"), cells.number("dp")
     if not batch or not replicas or batch % replicas:
         return "" if "at_most" in entry else "1"

@@ -29,8 +29,8 @@ def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     """
     degrees = {axis: cells.required(axis) for axis in _STATED}
     degrees |= {axis: cells.whole(axis) or 1 for axis in AXIS_NAMES if axis not in _STATED}
-    if degrees["ep"] > 1 and "etp" in rule:
-        degrees["etp"] = rule["etp"]
+    if cells.whole("moe_experts") and (divided := cells.whole("etp")):
+        degrees["etp"] = divided
     return {
         **degrees,
         "sequence_parallel": bool(cells.flag("sequence_parallel")) and degrees["tp"] > 1,

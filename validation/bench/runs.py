@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -140,29 +141,55 @@ def _fits(run: Imported) -> bool:
     return bool(_outcome(json.dumps(run.scenario, sort_keys=True)).figures["filled"] <= room)
 
 
-def _guesses(run: Imported) -> bool:
-    """Whether the kind of recomputation is a guess, neither of the row nor of its family."""
-    return any(
-        assumption.to == "recompute" and assumption.value and assumption.why != BY_FAMILY
-        for assumption in run.assumed
-    )
+def _guessed(run: Imported, column: str) -> bool:
+    """Whether a column is a guess, neither of the row, nor of its family, nor what other columns leave."""
+    guesses = {entry["why"] for entry in table("assumptions")["columns"][column]} - {BY_FAMILY}
+    return any(each.to == column and each.why in guesses for each in run.assumed)
 
 
 def fitting(run: Imported) -> Imported:
-    """The run with more recomputation than was guessed, as little as fits in memory; itself where nothing was guessed, or nothing fits."""
-    if not _guesses(run):
-        return run
+    """The run with the first change of what was guessed that fits in memory; itself where it fits, nothing was guessed, or nothing fits."""
     room = 1.0 + float(table("assumptions")["memory"]["margin"])
-    training = dict(run.scenario["training"])
-    for kind in _AGAIN[_AGAIN.index(training["recompute"]) :]:
-        scenario = {**run.scenario, "training": {**training, "recompute": kind}}
-        if _outcome(json.dumps(scenario, sort_keys=True)).figures["filled"] > room:
-            continue
-        if kind == training["recompute"]:
-            return run
-        instead = Assumed("recompute", kind, f"{training['recompute']} does not fit in memory")
-        return dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, instead))
+    for scenario, told in _instead(run):
+        try:
+            outcome = _outcome(json.dumps(scenario, sort_keys=True))
+        except MpsimError:
+            if not told:
+                raise
+            continue  # experts do not divide so
+        if outcome.figures["filled"] <= room:
+            return dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, *told))
     return run
+
+
+def _instead(run: Imported) -> Iterator[tuple[dict[str, Any], tuple[Assumed, ...]]]:
+    """The run itself, then with more recomputation, smaller micro batches and experts divided as the layers around them, as far as these were guessed."""
+    training, mesh = run.scenario["training"], run.scenario["parallelism"]
+    kinds, sizes, divided = [training["recompute"]], [training["micro_batch"]], [mesh.get("etp")]
+    if _guessed(run, "recompute"):
+        kinds = list(_AGAIN[_AGAIN.index(training["recompute"]) :])
+    if _guessed(run, "micro_batch_seqs"):
+        while sizes[-1] % 2 == 0:
+            sizes.append(sizes[-1] // 2)
+    if _guessed(run, "etp"):
+        divided += [mesh["tp"]] if mesh["etp"] != mesh["tp"] else []
+    for etp, each, kind in itertools.product(divided, sizes, kinds):
+        scenario = {
+            **run.scenario,
+            "training": {**training, "recompute": kind, "micro_batch": each},
+            "parallelism": mesh if etp is None else {**mesh, "etp": etp},
+        }
+        changes = (
+            ("recompute", training["recompute"], kind),
+            ("micro_batch_seqs", training["micro_batch"], each),
+            ("etp", mesh.get("etp"), etp),
+        )
+        told = (
+            Assumed(column, value, f"{guess} does not fit in memory")
+            for column, guess, value in changes
+            if value != guess
+        )
+        yield scenario, tuple(told)
 
 
 def filling(run: Imported) -> Imported:
@@ -375,13 +402,15 @@ def _experts(cells: Cells) -> dict[str, Any]:
         if "deepseek" in cells.text("model").lower() and not _explained(cells):
             raise CalibrationError("the experts of the model are not stated")
         return {}
-    experts = {
+    experts: dict[str, float] = {
         "experts": cells.required("moe_experts"),
         "top_k": cells.required("moe_topk"),
         "ffn_hidden": cells.required("moe_ffn_hidden"),
         "shared_experts": cells.whole("moe_shared_experts") or 0,
         "dense_layers": cells.whole("moe_dense_layers") or 0,
     }
+    if capacity := cells.number("moe_capacity"):
+        experts["capacity_factor"] = capacity
     every = cells.whole("moe_every") or 1  # left out where all layers have them
     return {"moe": experts | ({"every": every} if every > 1 else {})}
 

@@ -11,7 +11,7 @@ from mpsim.errors import CalibrationError
 from mpsim.formats import words
 from mpsim.formats.cells import Cells
 
-__all__ = ["lookup", "on_top", "rule_of", "stands_in", "table"]
+__all__ = ["lookup", "on_top", "rule_of", "said", "stands_in", "table"]
 
 _DATA = "bench.data"
 table = functools.partial(words.table, _DATA)
@@ -66,10 +66,15 @@ def _fits(cells: Cells, entry: Mapping[str, Any]) -> bool:
     )
 
 
+def said(cells: Cells) -> str:
+    """Words of a row about its model, software, schedule and overlap."""
+    return " | ".join(cells.text(name) for name in _SAYING)
+
+
 def _text(cells: Cells, column: str) -> str:
     if column in (_WORDS, _DATED):
         date = f" | {cells.text('measured_date')}" if column == _DATED else ""
         return f"{cells.text('family')} | {cells.text('framework')}{date}"
     if column == _SAID:
-        return " | ".join(cells.text(name) for name in _SAYING)
+        return said(cells)
     return cells.text(column)

@@ -296,7 +296,7 @@ def test_a_cut_down_accelerator_keeps_its_own_links(words: str) -> None:
         ({"recompute": "whatever memory allows"}, "every layer is run again"),
         ({"recompute": "RMSNorm and MLA up-projection"}, "attention alone is run again"),
         ({"ffn_hidden": ""}, "ffn_hidden = 11008"),
-        ({**EXPERTS, "measured_date": "2024", "tp": "2", "dp": "32", "ep": "32"}, "etp = 1"),
+        ({**EXPERTS, "measured_date": "2024", "tp": "2", "dp": "32", "ep": "32"}, "etp = 2"),
         ({**EXPERTS, "tp": "2", "dp": "32", "ep": "32"}, "sequence_parallel = 1"),
         ({"zero_stage": "", "recompute": "", "micro_batch_seqs": ""}, "micro_batch_seqs = 1"),
         (
@@ -487,6 +487,54 @@ def test_what_runs_again_is_as_little_as_fits_where_nobody_says_it() -> None:
     assert kinds[("", "2048")] == kinds[("none", "2048")] == kinds[("none", "32768")] == "none"
     assert kinds[("", "32768")] == "full"
     assert any("does not fit" in str(one) for one in runs[("", "32768")].assumed)
+
+
+@pytest.mark.parametrize(
+    ("change", "etp", "told"),
+    [
+        ({"framework": "Megatron-Core 0.9"}, 4, "to 0.9"),
+        ({"framework": "NeMo 25.04", "measured_date": "2025-05"}, 4, "to 0.9"),
+        ({"framework": "Megatron-LM", "measured_date": "2024-06"}, 4, "to 0.9"),
+        ({"framework": "Megatron-Core 0.12", "measured_date": "2025-05"}, 1, "usual"),
+        ({"framework": "FSDP2", "ep": "1", "zero_stage": "3"}, 4, "what is around them"),
+        ({"framework": "Megatron-Core 0.9", "overlap_notes": "ETP 2"}, 2, "as its words say"),
+        ({"framework": "Megatron-Core 0.12", "notes": "cut by TP (ETP = TP)"}, 4, "words say"),
+        ({"framework": "Megatron-Core 0.9", "etp": "2"}, 2, ""),
+    ],
+)
+def test_experts_are_divided_as_stated_else_as_their_software_did(
+    change: dict[str, str], etp: int, told: str
+) -> None:
+    """Tensor parallelism of experts: the column, then words, then the default of the release; told where it is not the column's."""
+    row = {**EXPERTS, "tp": "4", "dp": "16", "ep": "8", "overlap_notes": "", **change}
+    run = _described(**row)
+    assert run.scenario["parallelism"]["etp"] == etp
+    assert [told in each.why for each in run.assumed if each.to == "etp"] == [True] * bool(told)
+
+
+def test_experts_drop_tokens_at_the_capacity_that_words_name() -> None:
+    """A capacity factor is read from words and notes; experts filled up to it let no host wait."""
+    row = {**EXPERTS, "dp": "64", "ep": "32", "notes": "experts padded to capacity factor 1.25"}
+    scenario = _described(**row).scenario
+    assert scenario["model"]["moe"]["capacity_factor"] == 1.25
+    assert scenario["framework"]["expert_synchronizations"] == 0
+    assert "capacity_factor" not in _described(**{**row, "notes": ""}).scenario["model"]["moe"]
+
+
+def test_a_guessed_micro_batch_that_does_not_fit_is_withdrawn() -> None:
+    """8B over 8 ranks of 80 GB that keep all activations: four sequences of 16,384 tokens do not fit, fewer do; a stated number stays."""
+    row = {"pp": "1", "tp": "8", "dp": "2", "num_accel": "16", "seq_len": "16384"}
+    row |= {
+        "recompute": "none",
+        "global_batch_seqs": "64",
+        "schedule": "",
+        "vp_chunks_per_rank": "",
+    }
+    guessed, stated = (
+        fitting(_described(**row, micro_batch_seqs=each)).scenario["training"]["micro_batch"]
+        for each in ("", "4")
+    )
+    assert guessed < stated == 4
 
 
 def test_unknown_cells_are_refused_with_a_reason() -> None:
