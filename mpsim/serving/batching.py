@@ -61,6 +61,8 @@ class BatchRules:
         Decoding iterations for which prompts may be kept back until more of them have come (TensorRT-LLM's batch_wait_timeout_iters).
     wait_share : float
         Share of `max_tokens` from which an iteration takes its prompts without waiting (its batch_wait_max_tokens_ratio).
+    poll_steps : int
+        Decoding iterations after which an engine looks for requests that have come (SGLang's scheduler-recv-interval); it looks as well after prompts and where nothing decodes.
     """
 
     scheduler: str = "budget"
@@ -76,6 +78,7 @@ class BatchRules:
     gain: float = 1.0
     wait_steps: int = 0
     wait_share: float = 1.0
+    poll_steps: int = 1
 
     @property
     def reserves(self) -> bool:
@@ -176,6 +179,8 @@ class Engine:
         self.blocks = blocks
         self.free = blocks  # not held by a request: idle cached prefixes are free
         self.waiting: deque[int] = deque()
+        self._unseen: deque[int] = deque()  # they have come since the engine last looked
+        self._polled_at = 0  # iterations that had decoded when prompts last ran
         self.offered: deque[int] = deque()
         self.arriving: set[int] = set()  # accepted, their keys and values on the way
         self.decodes = 0
@@ -227,7 +232,7 @@ class Engine:
     @property
     def load(self) -> int:
         """Requests that it has, waiting ones included."""
-        return self.running + len(self.waiting) + len(self.offered)
+        return self.running + len(self._unseen) + len(self.waiting) + len(self.offered)
 
     @property
     def used(self) -> int:
@@ -237,7 +242,7 @@ class Engine:
     @property
     def rests(self) -> bool:
         """Whether nothing runs or waits to: requests on their way at most."""
-        return not (self.decodes or self._partial or self.waiting)
+        return not (self.decodes or self._partial or self.waiting or self._unseen)
 
     @property
     def waits_for(self) -> str:
@@ -248,13 +253,13 @@ class Engine:
 
     def enter(self, request: int) -> None:
         """Queue a request."""
-        self.waiting.append(request)
+        self._unseen.append(request)
 
     def adopt(self, request: int, generated: int) -> None:
         """Queue a request that another engine has generated so many tokens of: they are computed again with its prompt."""
         if generated:
             self._generated[request] = generated
-        self.waiting.append(request)
+        self._unseen.append(request)
 
     def clear(self) -> list[tuple[int, int]]:
         """Drop all requests and all that is cached; which, in the order of their admission, and tokens that each has generated."""
@@ -267,9 +272,12 @@ class Engine:
             else:
                 self._give_back(request, self._held[request])
             found.append((request, generated))
-        found += [(request, self._generated.pop(request, 0)) for request in self.waiting]
+        found += [
+            (request, self._generated.pop(request, 0)) for request in (*self.waiting, *self._unseen)
+        ]
         self._partial, self._order = [], []
         self.waiting.clear()
+        self._unseen.clear()
         self._cache.shrink(0)
         return found
 
@@ -283,6 +291,7 @@ class Engine:
 
     def next(self) -> Iteration | None:
         """Form the next iteration; None where nothing can run."""
+        self._look()
         iteration = Iteration()
         scheduler, limit = self.rules.scheduler, self.rules.max_tokens
         if scheduler in ("prefill-first", "static"):
@@ -301,14 +310,23 @@ class Engine:
                 self._fill(iteration, limit - iteration.decodes * (1 + self.rules.drafts))
         return iteration if iteration.decodes or iteration.prompt_tokens else None
 
+    @property
+    def _until_look(self) -> int:
+        """Decoding iterations until the engine looks for requests that have come."""
+        return -(self._iterations - self._polled_at) % self.rules.poll_steps if self.decodes else 0
+
+    def _look(self) -> None:
+        """Queue the requests that have come, where the engine looks."""
+        if self._unseen and not self._until_look:
+            self.waiting += self._unseen
+            self._unseen.clear()
+
     def steady(self) -> int:
         """How many decoding iterations can follow in which nothing begins, ends or runs out of blocks."""
-        if (
-            self._partial
-            or self._unsampled
-            or not self.decodes
-            or (self.waiting and self._may_admit())
-        ):
+        self._look()
+        if self._partial or self._unsampled or not self.decodes:
+            return 0
+        if self.waiting and self._may_admit():
             return 0
         while self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
             heapq.heappop(self._ends)
@@ -317,6 +335,8 @@ class Engine:
         if not self.rules.reserves and self.decodes * (ticks // self.rules.block + 1) > self.free:
             ticks = min(ticks, self._ticks_until_full())
         steps = self._iterations_within(max(0, ticks))
+        if self._unseen:
+            steps = min(steps, self._until_look)
         if (self.waiting or self.offered) and self.rules.scheduler == "prefill-first":
             steps = self._steps_until_room(min(steps, _RECHECK))
         return steps
@@ -381,6 +401,8 @@ class Engine:
         """End an iteration; requests that gave their first token, and those that gave their last."""
         first: list[int] = []
         last: list[int] = []
+        if iteration.prompt_tokens:
+            self._polled_at = self._iterations + (iteration.decodes > 0)
         if iteration.decodes:
             self.tick += iteration.gained
             self._iterations += 1

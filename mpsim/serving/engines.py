@@ -45,6 +45,8 @@ class EnginePreset:
     """Decoding iterations for which prompts may be kept back until more of them have come."""
     batch_wait_share: Share = 1.0
     """Share of `max_tokens` from which an iteration takes its prompts without waiting."""
+    poll_steps: Count = 1
+    """Decoding iterations after which the engine looks for requests that have come."""
     graph_sizes: tuple[Count, ...] = ()
     """Numbers of decoding sequences that graphs were captured for, ascending; empty without graphs."""
     step_time: Seconds = 0.0
@@ -114,10 +116,7 @@ def calibrated(preset: EnginePreset, cluster: Cluster) -> EnginePreset:
     if measured is None:
         return preset
     found = measured.under(f"serving.engines.{preset.name}")
-    return _changed(preset, {name: constant.value for name, constant in found})
-
-
-def _changed(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset:
+    fields: dict[str, object] = {name: constant.value for name, constant in found}
     return dataclasses.replace(preset, **fields)  # type: ignore[arg-type]
 
 
@@ -150,7 +149,7 @@ def override(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset
         raise ScenarioError(problems)
     if "graph_sizes" in values:
         values["graph_sizes"] = tuple(sorted(parsed.graph_sizes))
-    return _changed(preset, values)
+    return dataclasses.replace(preset, **values)  # type: ignore[arg-type]
 
 
 def engine_for(words: str) -> EnginePreset | None:

@@ -69,13 +69,8 @@ class ServiceMemory:
         return max(0, int(self.cache // self.block_bytes)) if self.block_bytes else 0
 
 
-_INSTANCES = (
-    "tp",
-    "cp",
-    "ep",
-    "pp",
-    "dp",
-)  # of their ranks, fastest first: one lies after the other
+# of their ranks, fastest first: one lies after the other
+_INSTANCES = ("tp", "cp", "ep", "pp", "dp")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,15 +161,8 @@ class ServicePlan:
     def pool(self) -> Pool:
         """Its instances, as they are simulated."""
         apart = self.engine.attention_ranks == "apart"
-        return Pool(
-            self.prices,
-            self.rules,
-            self.blocks,
-            self.replicas,
-            apart,
-            paces_of(self),
-            outages_of(self),
-        )
+        ranks = paces_of(self), outages_of(self)
+        return Pool(self.prices, self.rules, self.blocks, self.replicas, apart, *ranks)
 
     @functools.cached_property
     def handover(self) -> Handover | None:
@@ -255,8 +243,7 @@ class ServicePlan:
             self.engine,
             reductions,
             CACHE_BYTES[self.kv],
-            send_seconds=link.hop_latency,
-            send_rate=link.bandwidth * link.efficiency,
+            send=(link.hop_latency, link.bandwidth * link.efficiency),
             draft=self.draft,
             exchange=Exchange(cluster, self.work)
             if self.ep > 1 and self.attention_dp > 1
@@ -346,6 +333,7 @@ class ServicePlan:
             gain=1.0 if self.draft is None else self.draft.gain,
             wait_steps=engine.batch_wait_steps,
             wait_share=engine.batch_wait_share,
+            poll_steps=engine.poll_steps,
         )
 
     def problems(self) -> list[Problem]:

@@ -47,10 +47,8 @@ class IterationPrices:
         All-reduces among the ranks of a stage.
     kv_bytes : float
         Of an element of cache [B].
-    send_seconds : float
-        Latency of a message to the next stage [s].
-    send_rate : float
-        Of such messages [B/s].
+    send : tuple of float
+        Latency of a message to the next stage [s], and rate of such messages [B/s].
     draft : Draft, optional
         Tokens that each iteration drafts and verifies for every decoding sequence.
     exchange : Exchange, optional
@@ -70,8 +68,7 @@ class IterationPrices:
         reductions: Reductions,
         kv_bytes: float,
         *,
-        send_seconds: float,
-        send_rate: float,
+        send: tuple[float, float],
         draft: Draft | None = None,
         exchange: Exchange | None = None,
     ) -> None:
@@ -80,7 +77,7 @@ class IterationPrices:
         self.engine = engine
         self._reductions = reductions
         self._exchange = exchange
-        self._send = send_seconds, send_rate
+        self._send = send
         self.draft = draft
         self._queries = 1 if draft is None else 1 + draft.tokens  # of a decoding sequence
         self._drafting: IterationPrices | None = None
@@ -91,8 +88,7 @@ class IterationPrices:
                 engine,
                 reductions,
                 kv_bytes,
-                send_seconds=send_seconds,
-                send_rate=send_rate,
+                send=send,
                 exchange=exchange,
             )
         self._known: dict[int, float] = {}
@@ -113,11 +109,8 @@ class IterationPrices:
         self._heads: dict[float, float] = {}
         rate = rates.prompt_share * rates.peaks["bf16"]
         self._prompts = [
-            (
-                shape.window,
-                shape.layers * 2.0 * shape.heads * (shape.key_width + shape.value_width) / rate,
-            )
-            for shape in work.attention
+            (s.window, s.layers * 2.0 * s.heads * (s.key_width + s.value_width) / rate)
+            for s in work.attention
         ]
 
     def seconds(self, batch: Batch, prompts: int = 0) -> Seconds:

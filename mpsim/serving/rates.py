@@ -81,9 +81,8 @@ def rates_of(cluster: Cluster) -> Rates:
     chip = cluster.accelerator
     group = _group(chip.family, chip.name)
     peaks = dict(chip.peak_flops)
-    if (
-        "fp16" in peaks
-    ):  # chips from before bfloat16 work in the other format of 16 bits, at its rate
+    # chips from before bfloat16 work in the other format of 16 bits, at its rate
+    if "fp16" in peaks:
         peaks.setdefault("bf16", peaks["fp16"])
     latency = {name: _seconds(value) for name, value in group["gemm_latency"].items()}
     rates = Rates(

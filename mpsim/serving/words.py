@@ -22,10 +22,8 @@ def service_sheet(summary: Figures) -> Sheet:
 
 
 def _rows(summary: Figures) -> list[tuple[str, str]]:
-    output, each = (
-        summary["output_tokens_per_s"],
-        summary["output_tokens_per_s_per_accelerator"],
-    )
+    output = summary["output_tokens_per_s"]
+    each = summary["output_tokens_per_s_per_accelerator"]
     served = f"{plural(summary['requests'], 'request')} in {_time(summary['measured_s'])}, {summary['request_rate_per_s']:.4g} a second"
     if summary["measured_s"] < summary["duration_s"]:
         served += f", after {_time(summary['duration_s'] - summary['measured_s'])} of warm-up"

@@ -47,6 +47,13 @@ _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
 _OUTPUT = "output_tokens"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
+_LIMITS = {
+    "max_num_seqs": "max_sequences",
+    "max_num_batched_tokens": "max_tokens",
+    "block_tokens": "block",
+    "poll_iterations": "poll_steps",
+}
+"""Whole numbers of an engine that a row may state, and the fields that they are."""
 
 
 def blank(row: Row) -> list[Record]:
@@ -130,7 +137,9 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
         why = cells.text("missing_or_assumed") or "not said"
         raise CalibrationError(f"the row is marked as lacking what matters: {why}")
     lookup(_TABLE, "regimes", cells.text("regime"))
-    if re.search(_SPECULATES, cells.text("notes")):
+    said = cells.text("speculation")
+    drafts = bool(said) and not said.startswith("none")
+    if drafts or re.search(_SPECULATES, cells.text("notes")):
         raise CalibrationError("speculation without its acceptance is not predicted")
     apart = cells.flag("disaggregated")
     layouts = pools_of(cells) if apart else [layout_of(cells, assumed)]
@@ -318,15 +327,10 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
         raise CalibrationError(f"engine {words!r} is not in the catalog of engines")
     if entry:
         assumed.append(Assumed("engine", preset.name, entry["why"]))
-    fields: dict[str, Any] = {}
-    if (sequences := cells.whole("max_num_seqs")) is not None:
-        fields["max_sequences"] = sequences
-    if (tokens := cells.whole("max_num_batched_tokens")) is not None:
-        fields["max_tokens"] = tokens
-    for column, field in (("kv_memory_fraction", "memory_fraction"), ("block_tokens", "block")):
-        value = cells.number(column)
-        if value:
-            fields[field] = int(value) if field == "block" else value
+    stated = {field: cells.whole(column) for column, field in _LIMITS.items()}
+    fields: dict[str, Any] = {field: value for field, value in stated.items() if value}
+    if share := cells.number("kv_memory_fraction"):
+        fields["memory_fraction"] = share
     if recipe := _first("recipes", cells):
         fields = {**recipe["fields"], **fields}
         assumed.append(Assumed("engine", ", ".join(recipe["fields"]), recipe["why"]))

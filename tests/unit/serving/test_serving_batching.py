@@ -43,6 +43,24 @@ def test_budget_scheduler_chunks_prompts_into_what_decoding_leaves():
     assert made.used == 0
 
 
+@pytest.mark.parametrize("jumps", [False, True])
+def test_an_engine_that_polls_every_third_iteration_sees_a_request_then(jumps):
+    """Request 1 comes after one decoding iteration of request 0: two more pass before its prompt runs, and the engine looks again right after a prompt."""
+    rules = BatchRules(scheduler="prefill-first", max_tokens=8, block=4, poll_steps=3)
+    made = Engine(rules, 100, [4, 4, 4], [20, 20, 20])
+    made.enter(0)
+    assert steps_of(made, 2) == [(0, 4, 1, []), (1, 0, 2, [])]
+    made.enter(1)
+    if jumps:
+        assert made.steady() == 2
+        made.jump(2)
+    else:
+        assert steps_of(made, 2) == [(1, 0, 2, []), (1, 0, 2, [])]
+    assert steps_of(made, 1) == [(0, 4, 3, [])]
+    made.enter(2)
+    assert steps_of(made, 1) == [(0, 4, 4, [])]
+
+
 def test_budget_scheduler_preempts_the_latest_and_computes_it_again():
     """Two requests of 4 + 5 tokens, blocks of 4, three blocks: both prompts fit, their fifth tokens need a block each and one is free.
 

@@ -53,8 +53,7 @@ def test_every_boundary_between_stages_costs_one_message(
             plan.engine,
             reductions,
             2.0,
-            send_seconds=latency,
-            send_rate=rate,
+            send=(latency, rate),
         )
         return float(prices.seconds(Batch(decodes, 1000.0 * decodes, prompt, prompt**2 / 2)))
 

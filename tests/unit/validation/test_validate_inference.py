@@ -87,6 +87,7 @@ def test_a_trace_is_relative_to_the_file(rows, tmp_path):
         ("engine", "slide rule", "catalog of engines"),
         ("weight_dtype", "fp6", "not known"),
         ("cp", "2", "context parallel"),
+        ("speculation", "MTP 3 (only that recipe ran this layout)", "speculation without its"),
         ("complete", "no", "lacking what matters"),
     ],
 )
@@ -101,11 +102,21 @@ def test_options_of_a_named_recipe_are_taken_and_listed(rows, tmp_path):
     """The scripts that a row names keep prompts back on fewer than eight accelerators: first tokens come later."""
     (row,) = (row for row in rows if _is_recipe(row))
     theirs = _records([row], tmp_path)[f"{row['id']}#ttft"]
-    plain = _records([{**row, "missing_or_assumed": ""}], tmp_path)[f"{row['id']}#ttft"]
+    plain = _records([{**row, "server_flags": ""}], tmp_path)[f"{row['id']}#ttft"]
     assert any("batch_wait_steps" in sentence for sentence in theirs.assumed)
     assert not any("batch_wait_steps" in sentence for sentence in plain.assumed)
     assert theirs.predicted > 1.5 * plain.predicted
     assert abs(theirs.error) < 0.2
+
+
+def test_settings_of_the_launch_script_count(rows, tmp_path):
+    """A row that says how often its engine looks for requests waits for the next look: first tokens come later."""
+    (row,) = (row for row in rows if row["id"] == "aicsil-0095")
+    often, seldom = (
+        _records([{**row, "poll_iterations": str(steps)}], tmp_path)[f"{row['id']}#ttft"].predicted
+        for steps in (1, 200)
+    )
+    assert seldom > 1.2 * often
 
 
 def _is_recipe(row):
@@ -162,7 +173,7 @@ def test_a_row_with_pools_is_predicted(rows, tmp_path):
 
 
 def test_assumptions_are_listed(rows, tmp_path):
-    chosen = [row for row in rows if row["id"] == "aicsil-0095"]
+    chosen = [{**row, "kv_dtype": ""} for row in rows if row["id"] == "aicsil-0095"]
     record = _records(chosen, tmp_path)["aicsil-0095#tpot"]
     assert any(sentence.startswith("kv_dtype = ") for sentence in record.assumed)
     assert any(sentence.startswith("mla") for sentence in record.assumed)
