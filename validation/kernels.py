@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import validate_files
+from mpsim.cost import KernelModel
 from mpsim.cost.attention import waiting
 from mpsim.cost.constants import choose_group, constant_groups
 from mpsim.cost.formulas import GemmConstants, gemm_seconds
@@ -65,8 +66,9 @@ class Series:
     def start(self) -> np.ndarray:
         """What no row of the series moved: the level of training, then (for bf16) the first fit of memory, launch and knee."""
         group = choose_group("kernels", "gemm", self.chip.name, self.chip.family)
-        leaves = ("sustained_fraction", "memory_fraction", "launch", "knee")
-        return np.array([group.value(leaf) for leaf in leaves[: 4 if self.dtype == "bf16" else 1]])
+        level = KernelModel(self.chip, "bf16").peak_fraction("bf16")
+        shape = [group.value(leaf) for leaf in ("memory_fraction", "launch", "knee")]
+        return np.array([level, *(shape if self.dtype == "bf16" else ())])
 
     def predict(self, fitted: np.ndarray, shapes: np.ndarray) -> np.ndarray:
         group = choose_group("kernels", "gemm", self.chip.name, self.chip.family)
@@ -143,7 +145,7 @@ def attention_left_out(rows: Sequence[Row]) -> float:
     """Mean error of a sequence length that T and s_half of its curve never saw; curves of fewer than 3 lengths cannot say."""
     curves: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
-        if row["tflops"]:
+        if row["tflops"] and row["seq"]:
             key = tuple(row[one] for one in ("source", "pass", "causal", "head_dim"))
             curves[key].append((float(row["seq"]), float(row["tflops"])))
     errors = []

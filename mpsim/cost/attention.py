@@ -47,6 +47,12 @@ class AttentionWork:
         result: Floats = 2.0 * self.sequences * self.heads * pairs * width
         return result
 
+    def keys_seen(self) -> Floats:
+        """Keys that a query sees in the mean: half of a causal sequence, or a window."""
+        pairs = attention_pairs(self.queries, self.keys, causal=self.causal, window=self.window)
+        result: Floats = pairs / np.maximum(self.queries, 1.0)
+        return result
+
     def tiles(self, rows: float) -> Floats:
         """Pieces of work that the processors share out: `rows` queries of one head of one sequence, at least one a head."""
         result: Floats = self.sequences * self.heads * np.maximum(self.queries / rows, 1.0)
@@ -76,7 +82,7 @@ class AttentionModel:
     kernel : str
         One of `ATTENTION_CHARTS`.
     precision : str
-        Of the products.
+        Of the products, where the kernel has none of its own.
     hot : bool
         Whether clocks are those of training: forward and backward share one rate, reduced by what training keeps of the chart.
     level : float
@@ -102,10 +108,13 @@ class AttentionModel:
         groups = calibrated_groups("kernels", measured)
         name, family = accelerator.name, accelerator.family
         group = choose_group("kernels", f"attention_{kernel}", name, family, measured)
+        if "as" in group.words:
+            group = choose_group("kernels", group.words["as"][0], name, family, measured)
         forward = groups.get(f"forward_{kernel}.{name}")
         own = measured is not None and any(measured.under(f"kernels.attention_{kernel}"))
         if own:
             forward = None  # what was measured holds both passes
+        (self.precision,) = group.words.get("precision", (precision,))
         if precision not in _HALF and not own:
             group = group.demoted(f"16-bit rates scaled to the peak of {precision}")
             forward = None
@@ -114,7 +123,7 @@ class AttentionModel:
         self._burst = groups["attention_burst"]
         self._tiles = choose_group("kernels", "occupancy", name, family)
         self._hot, self._level, self._few_heads = hot, level, few_heads
-        self._peak = accelerator.peak(precision)
+        self._peak = accelerator.peak(self.precision)
 
     def seconds(self, work: AttentionWork) -> Floats:
         """Time of each kernel [s]."""
@@ -161,14 +170,16 @@ class AttentionModel:
         scale = self._peak / self._use(group, "peak")
         scale *= self._level * self._use(group, "chart_share") if self._hot else 1.0
         # rates are of head_dim 128; exponentials bind at 64, where products are half as long
-        least = self._use(group, "narrow_heads") if "narrow_heads" in group else 1.0
-        narrow = np.interp(np.log2(np.maximum(work.head_dim, 1.0)), _MEASURED, (least, 1.0))
+        width = np.log2(np.maximum(work.head_dim, 1.0))
+        seen = np.maximum(work.keys_seen(), 1.0)
         tiles = work.tiles(self._use(self._tiles, "tile"))
         processors, bend = self._use(self._tiles, "processors"), self._use(group, "bend")
         times = [
             flops
             * work.forward_flops()
-            / (self._use(group, f"rate_{way}") * scale * narrow)
+            / (self._use(group, f"rate_{way}") * scale)
+            / np.interp(width, _MEASURED, (self._or(f"narrow_{way}", 1.0), 1.0))
+            * (1.0 + self._or(f"keys_{way}", 0.0) / seen)
             / np.where(latent, self._use(group, f"latent_{way}"), 1.0)
             * waiting(tiles, processors, self._use(group, f"wait_{way}"), bend)
             for way, flops in (("forward", 1.0), ("backward", self._total() - 1.0))
@@ -177,6 +188,10 @@ class AttentionModel:
             np.where(work.forward, *times), self._use(self._launch, "floor")
         )
         return result
+
+    def _or(self, leaf: str, none: float) -> float:
+        """A constant that not every kernel has."""
+        return self._use(self._group, leaf) if leaf in self._group else none
 
     def _few(self, work: AttentionWork) -> Floats:
         """Waiting over that of the chart's own work, never below 1."""

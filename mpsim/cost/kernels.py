@@ -115,7 +115,7 @@ class KernelModel:
         self._rules = calibrated_groups("kernels", measured)
         self._wide_roles = frozenset(map(Role, self._rules["gemm_precision"].words["wide_roles"]))
         self._hot = clocks == "sustained"
-        self._board = Board(accelerator, use=self._use)
+        self._board, self._draw = Board(accelerator, use=self._use), self._rules["hot.blackwell"]
         self._level = self._power_level(self._rules["power.h100-low"]) if self._hot else 1.0
         wide = _WIDE if precision in _NARROW else precision
         self._gemm = {
@@ -168,7 +168,7 @@ class KernelModel:
         """Work of operators together."""
         products = [operator for operator in operators if operator.flops > 0]
         flops = executed_flops(products)
-        peaks = np.array([self._gemm[self._format_of(product)][0] for product in products])
+        peaks = np.array([self.accelerator.peak(self._format_of(work)) for work in products])
         moved = sum(operator.bytes for operator in operators)
         return Work(float(flops.sum()), float((flops / peaks).sum()), moved / self._bandwidth)
 
@@ -251,10 +251,12 @@ class KernelModel:
         if precision == _ROWS:
             share = self._use(self._rules["gemm_rowwise"], "rowwise_share")
             return share * self._compute_fraction(group, "fp8")
-        leaf = "sustained_fraction" if self._hot else "burst_fraction"
         if precision in _HALF:
-            return self._use(group, leaf)
+            return self._half_fraction(group)
+        leaf = "sustained_fraction" if self._hot else "burst_fraction"
         narrow = _FP4_FORMAT if precision == "fp4" else precision
+        if self._hot and leaf not in group and f"{narrow}_share" in self._draw:
+            return self._use(self._draw, f"{narrow}_share") * self._half_fraction(group)
         for known in (narrow, *_RELATIVES.get(narrow, ())):
             if known != narrow:
                 group = group.demoted(f"{known}'s fraction used for {narrow}")
@@ -262,9 +264,15 @@ class KernelModel:
                 return self._use(group, f"{known}_{leaf}")
             if f"{known}_burst_fraction" in group:
                 group = group.demoted("burst fraction scaled to hot clocks as bf16's")
-                hot = self._use(group, leaf) / self._use(group, "burst_fraction")
+                hot = self._half_fraction(group) / self._use(group, "burst_fraction")
                 return hot * self._use(group, f"{known}_burst_fraction")
-        return self._use(group.demoted(f"bf16's fraction used for {precision}"), leaf)
+        return self._half_fraction(group.demoted(f"bf16's fraction used for {precision}"))
+
+    def _half_fraction(self, group: ConstantGroup) -> float:
+        """Share of the 16-bit peak: the one at the model's clocks, else that of a burst at the clock that sustained work keeps."""
+        if not self._hot or "sustained_fraction" in group:
+            return self._use(group, "sustained_fraction" if self._hot else "burst_fraction")
+        return self._use(group, "burst_fraction") * self._board.kept(self._use(self._draw, "draw"))
 
     def _power_level(self, group: ConstantGroup) -> float:
         """Share of the usual sustained rate that a board keeps with a low limit of its own, under a cap and under a lock of its clock."""
@@ -323,9 +331,8 @@ class KernelModel:
         """Precision that a product of any kind runs in: experts in the narrow one, fused attention in the wide one."""
         if operator.kind is OperatorKind.GROUPED_GEMM:
             return self.precision
-        return (
-            self._wide if operator.kind is OperatorKind.ATTENTION else self._precision_of(operator)
-        )
+        fused = operator.kind is OperatorKind.ATTENTION
+        return self._attention.precision if fused else self._precision_of(operator)
 
     def _gemm_factors(self, operators: Sequence[Operator]) -> Floats:
         weight = np.array([o.phase is Phase.WEIGHT_GRADIENT for o in operators])

@@ -140,6 +140,12 @@ class Board:
         usual = self._use(self._group, "sustained_clock") * chip.boost_clock_hz
         return min(1.0, chip.clock_hz / usual)
 
+    def kept(self, draw: float) -> float:
+        """Clock that the board's own limit leaves of work that would draw so much at the clock of a short burst [W], over that clock."""
+        for leaf in _CURVE:
+            self._use(self._group, leaf)
+        return self.curve.clock(self._limit / draw, 1.0)
+
     def clock(self, load: Load) -> float:
         """Clock of kernels of a kind, in (0, 1]; of a board that waits it says nothing and is 1."""
         if not self.limited or load is Load.WAITING:

@@ -6,6 +6,7 @@ Shapes: N products. Every array argument may be a float or an array of N.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -145,33 +146,14 @@ def tiled_gemm_seconds(
     """
     area = max(rows * columns for rows, columns in tiling.tiles)
     partial = np.asarray(m, float) * np.asarray(n, float) * np.asarray(batch, float)
+    felt = {"processors": tiling.processors, "weight": tiling.weight}
     options = []
-    for tile in tiling.tiles:
+    for tile, split in itertools.product(tiling.tiles, tiling.splits):
+        padding = wave_padding(m, n, batch, tile=tile, split=split, **felt)
         rate = 1.0 if tile[0] * tile[1] == area else tiling.small_tile
-        for split in tiling.splits:
-            padding = wave_padding(
-                m,
-                n,
-                batch,
-                tile=tile,
-                split=split,
-                processors=tiling.processors,
-                weight=tiling.weight,
-            )
-            sums = split * tiling.partial_bytes * partial if split > 1 else 0.0
-            moved = np.asarray(moved_bytes, float) + sums
-            options.append(
-                gemm_seconds(
-                    m,
-                    n,
-                    k,
-                    batch,
-                    moved,
-                    peak=peak,
-                    bandwidth=bandwidth,
-                    c=c,
-                    padding=padding / rate,
-                )
-            )
+        sums = split * tiling.partial_bytes * partial if split > 1 else 0.0
+        shape = m, n, k, batch, np.asarray(moved_bytes, float) + sums
+        padded = padding / rate
+        options.append(gemm_seconds(*shape, peak=peak, bandwidth=bandwidth, c=c, padding=padded))
     result: Floats = np.minimum.reduce(options)
     return result

@@ -7,6 +7,7 @@ import pytest
 
 from mpsim.cost import KernelModel
 from mpsim.cost.attention import waiting
+from mpsim.errors import HardwareError
 from mpsim.hardware.lookup import accelerator
 from mpsim.workload import (
     Operator,
@@ -99,3 +100,49 @@ def test_the_bend_goes_from_a_sum_to_the_larger_of_tile_and_work() -> None:
     assert by_bend == sorted(by_bend, reverse=True)
     assert by_bend[-1] == pytest.approx(1.0)
     assert float(waiting(np.array([10.0]), 100.0, 1.0, 64.0)[0]) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("window", "measured"), [(1024, 675e12), (128, 167e12)])
+def test_a_window_runs_slower_by_the_keys_that_a_query_sees(window: int, measured: float) -> None:
+    """64 heads of 64 on GB300 at 8k: 675 TFLOP/s in a window of 1024 keys, 167 in one of 128 (cuDNN 9.19 and 9.22), one law for both."""
+    work = attention(
+        queries=8192, keys=8192, heads=64, sequences=1, head_dim=64, head_dim_v=64, window=window
+    )
+    pairs = 8192 * window - window**2 / 2
+    rate = 4 * 64 * 64 * pairs / time(work, "gb300", "cudnn")
+    assert rate == pytest.approx(measured, rel=0.11)
+
+
+@pytest.mark.parametrize(("seq", "before", "after"), [(4096, 1145, 1688), (8192, 1496, 1894)])
+def test_releases_of_a_kernel_differ_in_what_short_rows_cost(
+    seq: int, before: float, after: float
+) -> None:
+    """GB300 forward, cuDNN of 2025-10 against those of 2025-12 and later: half as fast again at 4k, one rate for endless rows."""
+    work = attention(queries=seq, keys=seq, heads=64, sequences=1)
+    flops = 4.0 * 64 * 128 * seq**2 / 2
+    rates = [flops / time(work, "gb300", kernel) for kernel in ("cudnn-2025", "cudnn")]
+    assert rates == pytest.approx([before * 1e12, after * 1e12], rel=0.02)
+    endless = attention(queries=1 << 20, keys=1 << 20, heads=64, sequences=1)
+    assert time(endless, "gb300", "cudnn-2025") == pytest.approx(
+        time(endless, "gb300", "cudnn"), rel=0.01
+    )
+
+
+def test_narrow_attention_is_a_kernel_that_a_recipe_asks_for() -> None:
+    """FP8 attention on GB200 is 1.28 x as fast forward at 4k (1805 against 1408); Hopper has no table, so it is refused there."""
+    work = attention(heads=64, sequences=1)
+    ratio = time(work, "gb200", "cudnn") / time(work, "gb200", "cudnn-fp8")
+    assert ratio == pytest.approx(1805 / 1364, rel=0.02)
+    with pytest.raises(HardwareError, match="attention_cudnn-fp8"):
+        time(work, "h100-sxm", "cudnn-fp8")
+    assert time(work, "h100-sxm", "cudnn-2025") == time(work, "h100-sxm", "cudnn")
+
+
+def test_sustained_products_of_blackwell_follow_the_power_of_their_board() -> None:
+    """One draw for boards of 1,000, 1,200 and 1,400 W: 0.79, 0.89 and 0.94 of the burst; a higher limit never makes a product slower."""
+    kept = [
+        KernelModel(accelerator(chip), "bf16").peak_fraction("bf16")
+        / KernelModel(accelerator(chip), "bf16", clocks="burst").peak_fraction("bf16")
+        for chip in ("b200-sxm", "gb200", "gb300")
+    ]
+    assert kept == pytest.approx([0.79, 0.89, 0.94], abs=0.005)

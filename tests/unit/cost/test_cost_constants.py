@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpsim.cost import KernelModel
 from mpsim.cost.constants import Status, choose_group, constant_groups, hardware_constant
 from mpsim.errors import HardwareError
 from mpsim.hardware.lookup import accelerator, accelerator_names, link
@@ -27,7 +28,9 @@ def test_every_catalog_accelerator_finds_its_constants(name: str) -> None:
     chip = accelerator(name)
     group = choose_group("kernels", "gemm", chip.name, chip.family)
     assert group.name != "gemm.rest"
-    assert 0 < group.value("sustained_fraction") <= group.value("burst_fraction") <= 1
+    half = "bf16" if "bf16" in chip.peak_flops else "fp16"
+    kept = KernelModel(chip, half).peak_fraction(half)
+    assert 0 < kept <= group.value("burst_fraction") <= 1
 
 
 def test_constants_of_a_relative_are_labelled_so() -> None:
