@@ -81,8 +81,9 @@ def goodput(
         seed=seed,
     )
     if plot is not None:
-        low, high = outcome.confidence
-        title = f"{name}: {outcome.effective:.2%} of {days:g} days is progress ({low:.2%} to {high:.2%})"
+        title = f"{name}: {outcome.effective:.2%} of {days:g} days is progress"
+        if outcome.confidence is not None:
+            title += " ({:.2%} to {:.2%})".format(*outcome.confidence)
         draw(outcome.display().titled(title), plot)
     tokens = float(summary["tokens_per_s"])
     if as_json:

@@ -383,13 +383,13 @@ def goodput_chart(goodput: Goodput) -> Lines:
         series=[
             Series("expected by formula", curve.interval_s / _MINUTE, curve.expected, "forward"),
             Series(
-                "simulated, 95 % confidence",
+                "simulated" + ", 95 % confidence" * (goodput.confidence is not None),
                 [goodput.interval / _MINUTE],
                 [mean],
                 "optimizer",
                 line="",
                 mark="o",
-                errors=[goodput.confidence],
+                errors=[goodput.confidence or (mean, mean)],
             ),
         ],
         x=Axis(name="work between checkpoints (min)", log=10),

@@ -26,6 +26,7 @@ LEVEL = 0.8
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _Z = 1.2816  # half-width of an 80 % interval of the normal distribution
 _T = 1.383  # the same of Student's with nine degrees of freedom
+_FEWEST = 5  # values whose spread says something of their mean
 _BATCHES = 10
 _LEAST = 2 * _BATCHES  # values that are worth cutting into batches
 _SERVICES = 10.0  # times the mean request that requests have to come for
@@ -50,7 +51,7 @@ def distribution(values: Floats) -> dict[str, float | list[float] | None] | None
     -------
     dict, or None
         ``mean``, ``mean_interval``, ``p50``, ``p50_interval`` and so on; None without values. The
-        interval of a percentile is None where the values are too few to have its ends among them.
+        interval of a percentile is None where the values are too few to have its ends among them, that of the mean of fewer than five.
     """
     finite = values[np.isfinite(values)]
     count = len(finite)
@@ -58,13 +59,13 @@ def distribution(values: Floats) -> dict[str, float | list[float] | None] | None
         return None
     ordered, mean = np.sort(finite), float(finite.mean())
     least = min(0.0, float(ordered[0]))  # no latency is below it
-    if count >= _LEAST:
-        half = _half_width(np.array([batch.mean() for batch in _batches(finite)]))
-    else:
-        half = _Z * float(finite.std()) / math.sqrt(count)
+    half = 0.0
+    if count >= _FEWEST:
+        groups = _batches(finite) if count >= _LEAST else np.split(finite, count)
+        half = _half_width(np.array([group.mean() for group in groups]))
     figures: dict[str, float | list[float] | None] = {
         "mean": mean,
-        "mean_interval": [max(least, mean - half), mean + half] if count > 1 else None,
+        "mean_interval": [max(least, mean - half), mean + half] if count >= _FEWEST else None,
     }
     for name, share in QUANTILES.items():
         value = figures[name] = float(np.quantile(ordered, share))
@@ -97,17 +98,19 @@ def _batches(values: Floats) -> list[Floats]:
 
 
 def share_interval(kept: NDArray[np.bool_]) -> tuple[float, float]:
-    """The 80 % interval of a share of requests, given in their order; from batch means where they are enough."""
-    share = float(kept.mean())
-    if len(kept) >= _LEAST:
+    """The 80 % interval of a share of requests, given in their order: from batch means where they are enough, else Wilson's."""
+    share, count = float(kept.mean()), len(kept)
+    if count >= _LEAST:
         half = _half_width(np.array([batch.mean() for batch in _batches(kept.astype(float))]))
-    else:
-        half = _Z * math.sqrt(share * (1.0 - share) / len(kept))
-    return max(0.0, share - half), min(1.0, share + half)
+        return max(0.0, share - half), min(1.0, share + half)
+    # of few requests that all kept the limits nobody knows that all others would
+    middle, whole = share + _Z**2 / (2 * count), 1.0 + _Z**2 / count
+    half = _Z * math.sqrt(share * (1.0 - share) / count + (_Z / (2 * count)) ** 2)
+    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
 
 
 def _half_width(means: Floats) -> float:
-    return _T * float(means.std(ddof=1)) / math.sqrt(_BATCHES)
+    return _T * float(means.std(ddof=1)) / math.sqrt(len(means))
 
 
 def steady_state(

@@ -215,7 +215,7 @@ def summarise(
         else None,
         "goodput_per_s": _rate(promise.count, duration) if promise else None,
         "requests_within_slo": promise.share if promise else None,
-        "requests_within_slo_interval": list(promise.interval) if promise else None,
+        "requests_within_slo_interval": list(promise.interval) if promise and done.any() else None,
         "slo": {
             "ttft_s": plan.slo.ttft,
             "tpot_s": plan.slo.tpot,

@@ -39,6 +39,7 @@ _PROGRESS, _CHECKPOINTS, _LOST, _RESTARTS, _WAITING = range(len(PARTS))
 _DAY = 86400.0
 _MOST_EVENTS = 1e7  # interruptions that take about a minute
 _CONFIDENCE = 0.95
+_FEWEST = 20  # trials of which one in twenty says something
 _POINTS = 200
 
 
@@ -81,18 +82,19 @@ class Goodput(Shown, Tabular):
         return float(self.shares[:, _PROGRESS].mean())
 
     @property
-    def confidence(self) -> tuple[float, float]:
-        """Interval that holds the true mean of `effective` with 95 % confidence."""
+    def confidence(self) -> tuple[float, float] | None:
+        """Interval that holds the true mean of `effective` with 95 % confidence; None of fewer than twenty trials."""
         values = self.shares[:, _PROGRESS]
-        if len(values) == 1:
-            return float(values[0]), float(values[0])
+        if len(values) < _FEWEST:
+            return None
         quantile = statistics.NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
         half = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
-        return self.effective - half, self.effective + half
+        return max(0.0, self.effective - half), min(1.0, self.effective + half)
 
-    def percentile(self, percent: float) -> float:
-        """Percentile of the effective share over trials."""
-        return float(np.percentile(self.shares[:, _PROGRESS], percent))
+    def percentile(self, percent: float) -> float | None:
+        """Percentile of the effective share over trials; None of fewer than twenty."""
+        values = self.shares[:, _PROGRESS]
+        return float(np.percentile(values, percent)) if len(values) >= _FEWEST else None
 
     def table(self) -> list[dict[str, object]]:
         """One mapping a trial: the share of each of `PARTS`, and interruptions."""
@@ -108,14 +110,14 @@ class Goodput(Shown, Tabular):
         rate = ""
         if tokens_per_s is not None:
             rate = f": {tokens_per_s * told['effective']:,.0f} of {tokens_per_s:,.0f} tokens/s"
-        between, spread = (
-            " to ".join(percent(told[f"effective_{end}"], digits=2) for end in ends)
-            for ends in (("low", "high"), ("p5", "p95"))
-        )
-        progress = (
-            f"{percent(told['effective'], digits=2)} of the time is progress (95 % confidence {between}; one run in ten is outside "
-            f"{spread}){rate}."
-        )
+        sure = f"of {plural(len(self.shares), 'trial')}, too few for an interval"
+        if self.confidence is not None:
+            between, spread = (
+                " to ".join(percent(told[f"effective_{end}"], digits=2) for end in ends)
+                for ends in (("low", "high"), ("p5", "p95"))
+            )
+            sure = f"95 % confidence {between}; one run in ten is outside {spread}"
+        progress = f"{percent(told['effective'], digits=2)} of the time is progress ({sure}){rate}."
         size = format_quantity(told["checkpoint_bytes"], Dimension.BYTES, digits=3)
         saved = (
             f"One interruption every {_span(told['mean_time_between_interruptions_s'])}; a checkpoint of {size} every "
@@ -144,7 +146,7 @@ class Goodput(Shown, Tabular):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, SI units."""
-        low, high = self.confidence
+        low, high = self.confidence or (None, None)
         mean = self.reliability.mean_time_between
         finite = math.isfinite(mean)
         return {

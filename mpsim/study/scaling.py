@@ -17,6 +17,7 @@ from mpsim.units import percent
 __all__ = ["MODES", "Scale", "Scaled", "doublings", "scale"]
 
 _FIGURES = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")
+_BESIDE = ("hfu", "peak_memory_bytes", "fits_memory", "interval")
 _GROWN = 3  # parts that are told
 _LEAST = 0.0005  # share of the step
 MODES = ("strong", "weak")
@@ -159,8 +160,7 @@ class Scale(Shown, Tabular):
                 **self._plain(row),
                 "shares": row.shares,
                 "eaten_by": dict(self.eaters(row)),
-                "fits_memory": row.summary["fits_memory"],
-                "interval": row.summary.get("interval"),
+                **{name: row.summary[name] for name in _BESIDE},
             }
             for row in self.rows
         ]

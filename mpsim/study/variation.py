@@ -495,6 +495,7 @@ def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:
     )
     below = np.cumsum(chance)  # P(at most i samples below the quantile)
     doubt = (1 - _CONFIDENCE) / 2
-    low = int(np.searchsorted(below, doubt, side="right")) - 1
-    high = int(np.searchsorted(below, 1 - doubt))
+    place = share * (count - 1)  # of the quantile of the sample, which lies between them
+    low = min(int(np.searchsorted(below, doubt, side="right")) - 1, math.floor(place))
+    high = max(int(np.searchsorted(below, 1 - doubt)), math.ceil(place))
     return (low if low >= 0 else None), (high if high < count else None)

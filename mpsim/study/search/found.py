@@ -98,8 +98,9 @@ class Found:
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        names = [field.name for field in dataclasses.fields(self) if field.name != "setting"]
-        return {**{name: getattr(self, name) for name in names}, "interval": self.interval}
+        own = (field.name for field in dataclasses.fields(self) if field.name != "setting")
+        names = (*own, "tokens_per_s_per_accelerator", "interval")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def name(self) -> str:
