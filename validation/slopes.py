@@ -1,4 +1,4 @@
-"""Slopes of the error against what a run is: does the model drift with tensor parallelism, accelerators, length of sequences or the number format?
+"""Slopes of the error against what a run is: does the model drift with width, tensor parallelism, accelerators, pipeline depth, length of sequences or the number format?
 
 Shapes: N rows, G groups.
 
@@ -8,6 +8,7 @@ Shapes: N rows, G groups.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,16 @@ def _log2(column: str) -> Callable[[Cells], float]:
     return lambda cells: math.log2(cells.number(column) or 1.0)
 
 
+def _tp(*, inside: bool) -> Callable[[Cells], float]:
+    """Doublings of tp up to a node's accelerators, or beyond them."""
+
+    def value(cells: Cells) -> float:
+        node, tp = cells.number("accel_per_node") or 8.0, cells.number("tp") or 1.0
+        return math.log2(min(tp, node) if inside else max(tp, node))
+
+    return value
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Axis:
     """Something that runs differ in.
@@ -55,20 +66,29 @@ class Axis:
 
 
 _SHAPE = (
-    *(
-        "model",
-        "accelerator",
-        "framework",
-        "recompute",
-        "zero_stage",
-        "schedule",
-        "micro_batch_seqs",
-    ),
-    *("num_accel", "global_batch_seqs", "dp", "tp", "pp", "cp", "seq_len", "precision"),
+    *("model", "accelerator", "framework", "recompute", "zero_stage", "schedule", "cp"),
+    *("num_accel", "global_batch_seqs", "micro_batch_seqs", "dp", "tp", "pp", "seq_len"),
+    *("precision", "overlap_notes"),
 )
 _AXES = (
-    Axis("doubling of tp", _log2("tp"), ("tp", "dp", "pp", "micro_batch_seqs")),
+    Axis(
+        "doubling of hidden",
+        _log2("hidden"),
+        (
+            "dp",
+            "micro_batch_seqs",
+            "tp",
+            "pp",
+            "model",
+            "global_batch_seqs",
+            "recompute",
+            "schedule",
+        ),
+    ),
+    Axis("doubling of tp inside a node", _tp(inside=True), ("tp", "dp")),
+    Axis("doubling of tp across nodes", _tp(inside=False), ("tp", "dp")),
     Axis("doubling of accelerators", _log2("num_accel"), ("num_accel", "dp", "global_batch_seqs")),
+    Axis("doubling of pp", _log2("pp"), ("pp", "dp", "schedule")),
     Axis(
         "doubling of the sequence",
         _log2("seq_len"),
@@ -76,6 +96,9 @@ _AXES = (
     ),
     Axis("8 or 4 bits instead of 16", _narrow, ("precision",)),
 )
+BAR = 0.015  # of ln(predicted / measured) that a doubling may move
+_WORD = 30  # letters of a cell that names a ladder; longer ones are sentences
+LEAST = 3  # rows that make a ladder of its own line
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,16 +159,68 @@ def _table(
     slopes = []
     for axis in _AXES:
         x = np.array([axis.value(row) for row in cells])
-        kept = [column for column in _SHAPE if column not in axis.free]
-        ladder = _numbered(
-            [
-                (name, *(row.text(column) for column in kept))
-                for name, row in zip(names, cells, strict=True)
-            ]
-        )
+        ladder = np.zeros(len(x), dtype=np.int64)
+        for number, rows in enumerate(_ladders(axis, cells, names).values()):
+            ladder[rows] = number
         groups = (np.zeros(len(x), dtype=np.int64), family, ladder)
         slopes.append((axis, [_slope(x, error, group, family) for group in groups]))
     return slopes
+
+
+def _ladders(
+    axis: Axis, cells: Sequence[Cells], names: Sequence[str]
+) -> dict[tuple[str, ...], list[int]]:
+    """Rows of a family that differ along an axis and in what it frees."""
+    kept = [column for column in _SHAPE if column not in axis.free]
+    found: dict[tuple[str, ...], list[int]] = {}
+    for place, (name, row) in enumerate(zip(names, cells, strict=True)):
+        found.setdefault((name, *(row.text(column) for column in kept)), []).append(place)
+    return found
+
+
+def missed(
+    records: Sequence[Record], hidden: Mapping[str, float]
+) -> list[tuple[str, str, int, float, float]]:
+    """Ladders along which a doubling moves the error by more than `BAR`: axis, what they are, rows, range of the axis in doublings, slope; and how many there are in all."""
+    cells = [cells_of(record).cells for record in records]
+    error = np.array([math.log1p(hidden[record.id]) for record in records])
+    names = [record.family for record in records]
+    found = []
+    for axis in _AXES[:-1]:
+        x = np.array([axis.value(row) for row in cells])
+        for key, rows in _ladders(axis, cells, names).items():
+            along, across = x[rows], error[rows]
+            if len(rows) < LEAST or np.ptp(along) < 1:
+                continue
+            slope = float(np.polyfit(along, across, 1)[0])
+            title = " ".join(part for part in dict.fromkeys(key) if 0 < len(part) <= _WORD)
+            found.append((axis.title, title, len(rows), float(np.ptp(along)), slope))
+    return found
+
+
+def _missed_section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]:
+    """How many ladders keep the bar, and those that do not, the steepest first."""
+    found = missed(records, hidden)
+    lines = [
+        f"\nLadders of {LEAST} rows and a doubling or more, and how many keep within {BAR:.1%} a doubling:\n",
+        "| a | ladders | keep the bar | median slope |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for title, group in itertools.groupby(found, key=lambda each: each[0]):
+        slopes = [each[-1] for each in group]
+        kept = sum(abs(slope) <= BAR for slope in slopes)
+        lines.append(f"| {title} | {len(slopes)} | {kept} | {np.median(slopes):+.2%} |")
+    lines += [
+        "\nThose that miss:\n",
+        "| a | ladder | rows | doublings | slope |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {axis} | {title} | {rows} | {reach:.1f} | {slope:+.1%} |"
+        for axis, title, rows, reach, slope in sorted(found, key=lambda each: -abs(each[-1]))
+        if abs(slope) > BAR
+    ]
+    return lines
 
 
 def section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]:
@@ -161,7 +236,7 @@ def section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]
     lines = [
         "\n## Slopes\n",
         (
-            "Change of the error (log, percent) along four axes, over dense complete runs with names hidden: over all rows alike, with a mean of its own for every family, and for every ladder (rows of "
+            "Change of the error (log, percent) along these axes, over dense complete runs with names hidden: over all rows alike, with a mean of its own for every family, and for every ladder (rows of "
             "a family that differ in nothing else). Sigma takes the rows of a family as one draw. A star marks what is further from 0 than one sigma.\n"
         ),
         "| a | all rows | within families | within ladders (rows) |",
@@ -169,11 +244,15 @@ def section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]
     ]
     for axis, (plain, inside, ladders) in _table(records, hidden):
         lines.append(f"| {axis.title} | {plain} | {inside} | {ladders} ({ladders.rows}) |")
-    return [*lines, "\n![Errors along four axes](accuracy-slopes.png)\n"]
+    return [
+        *lines,
+        *_missed_section(records, hidden),
+        "\n![Errors along each axis](accuracy-slopes.png)\n",
+    ]
 
 
 def draw(records: Sequence[Record], hidden: Mapping[str, float], path: Path) -> None:
-    """Draw every error along the four axes, with the mean at each value and the slope over all rows."""
+    """Draw every error along each axis, with the mean at each value and the slope over all rows."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -181,9 +260,9 @@ def draw(records: Sequence[Record], hidden: Mapping[str, float], path: Path) -> 
 
     cells = [cells_of(record).cells for record in records]
     error = 100 * np.array([math.log1p(hidden[record.id]) for record in records])
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6), sharey=True, layout="constrained")
     random = np.random.default_rng(0)
-    for ax, (axis, (slope, *_)) in zip(axes.flat, _table(records, hidden), strict=True):
+    for ax, (axis, (slope, *_)) in zip(axes.flat, _table(records, hidden), strict=False):
         x = np.array([axis.value(row) for row in cells])
         beside = random.uniform(-0.15, 0.15, len(x)) * min(1.0, float(np.ptp(x)) / 3)
         ax.plot(x + beside, np.clip(error, -30, 30), ".", color="#4477AA", alpha=0.35, ms=4)
@@ -198,6 +277,7 @@ def draw(records: Sequence[Record], hidden: Mapping[str, float], path: Path) -> 
         ax.set_xlabel(
             f"{labelled}: {100 * slope.value:+.2f} ± {100 * slope.sigma:.2f} %", fontsize=9
         )
+    axes.flat[-1].set_axis_off()
     figure.supylabel("error, names hidden (log, %)")
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -79,9 +79,11 @@ def _nearest(nearest: Mapping[str, Any]) -> str:
     """The measured runs that are most like this one, and how well they are predicted."""
     sizes = dict.fromkeys((nearest["smallest"], nearest["largest"]))
     other = f"; they differ in {', '.join(nearest['differs'])}" if nearest["differs"] else ""
+    told = "framework" not in nearest["differs"]  # of other software it were a false promise
+    error = f"; mean error {percent(nearest['mean_abs_error'])}" if told else ""
     return (
         f"Nearest measured: {nearest['rows']} runs of {nearest['framework']} on {' to '.join(map(str, sizes))} "
-        f"{nearest['accelerator']}, predicted without knowing which paper they came from; mean error {percent(nearest['mean_abs_error'])}{other}."
+        f"{nearest['accelerator']}, predicted without knowing which paper they came from{error}{other}."
     )
 
 

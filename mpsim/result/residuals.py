@@ -1,11 +1,12 @@
 """Residuals: how far predictions were off on measured runs whose names they did not know, and the interval that a new prediction gets from that.
 
-A residual is e = ln(predicted / measured). Its spread grows with the distance of what is predicted to the nearest measured runs:
+A residual is e = ln(predicted / measured). Its spread is that of its stack, and grows with the distance of what is predicted to the nearest measured runs:
 
-    sigma^2 = noise^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2 + guess^2 x settings left open
+    sigma^2 = stack^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2 + single^2 + guess^2
 
-and 80 % of e / sigma lie between two quantiles, whose sizes differ because the mean of e is not 0. Everything is fitted by ``validation/intervals.py`` with whole families of
-runs left out, one file a figure in ``mpsim/result/data``.
+where ``single`` counts if fewer than two sources measured the accelerator, and ``guess`` if a setting was left open. 80 % of e / sigma lie between two quantiles, whose sizes differ
+because the mean of e is not 0; software that nobody measured has a spread and quantiles of its own. Everything is fitted by ``validation/intervals.py`` with whole families of runs
+left out, one file a figure in ``mpsim/result/data``.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class Residuals:
     figure : str
         Of `FIGURES`.
     noise : float
-        Sigma right beside measured runs.
+        Sigma right beside measured runs, where stacks do not differ.
     attributes : mapping of str to tuple of float
         Sigma that each level of an attribute adds where it is not shared; see `Setting.level`.
     doubling : float
@@ -189,9 +190,19 @@ class Residuals:
     most_doublings : float
         Doublings that count where nothing was measured.
     guess : float
-        Sigma that each setting adds that is guessed.
+        Sigma that settings add that are guessed.
     quantiles : tuple of float
         Of e / sigma: the lower one negative, the upper one positive.
+    stacks : mapping of str to float
+        Sigma of each stack (framework) that was measured; empty where stacks do not differ.
+    stranger : float
+        Sigma of any other stack, no smaller.
+    unknown : tuple of float
+        Quantiles of any other stack.
+    several : frozenset of str
+        Accelerators that two sources or more measured.
+    single : float
+        Sigma that any other accelerator adds.
     pairs : mapping of str to float
         Half-widths, at `LEVEL`, of the difference of two residuals of one family that differ in one kind of `decisions` or in nothing (``same``); empty where none was measured.
     rows, families : int
@@ -209,28 +220,55 @@ class Residuals:
     rows: int
     families: int
     runs: tuple[MeasuredRuns, ...]
+    stacks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    stranger: float = 0.0
+    unknown: tuple[float, float] = (-_HALF, _HALF)
+    several: frozenset[str] = frozenset()
+    single: float = 0.0
     # layouts of one model on one machine, of which a sweep has thousands, are equally far from everything
     _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = dataclasses.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
     )
 
     def sigma(self, setting: Setting) -> float:
-        """Spread of the residual of a setting, by its distance to the nearest measured runs."""
-        return math.sqrt(self._place(setting)[0] + self.guess**2 * setting.guessed)
+        """Spread of the residual of a setting, by its stack and its distance to the nearest measured runs."""
+        return math.sqrt(self._place(setting)[0] + self.guess**2 * bool(setting.guessed))
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
-        """The measured runs at the least distance, of equally near ones the most; None where none were measured."""
+        """The measured runs of the nearest stack at the least distance, of equally near ones the most; None where none were measured."""
         return self._place(setting)[1]
 
     def _place(self, setting: Setting) -> tuple[float, MeasuredRuns | None]:
         """Variance by the distance to the nearest runs, and these."""
         key = (*(setting.labels.get(name) for name in self.attributes), setting.size)
         if key not in self._places:
-            distances = [(self._variance(setting, run), -run.rows) for run in self.runs]
-            best = min(range(len(distances)), key=distances.__getitem__, default=None)
-            nothing = self._widest, None
-            self._places[key] = nothing if best is None else (distances[best][0], self.runs[best])
+            # other hardware says less of a stack than other software of a machine: the stack comes first
+            first = next(iter(self.attributes))
+            apart = [self._variance(setting, run) for run in self.runs]
+            order = (
+                (setting.level(first, run.labels.get(first, ())), far, -run.rows, place)
+                for place, (run, far) in enumerate(zip(self.runs, apart, strict=True))
+            )
+            nearest = self.runs[min(order)[-1]] if apart else None
+            least = min(apart, default=self._widest)
+            self._places[key] = least + self._base(setting), nearest
         return self._places[key]
+
+    def knows(self, setting: Setting) -> bool:
+        """Whether the stack of a setting was measured, or stacks do not differ."""
+        return not self.stacks or self._name(setting, "framework") in self.stacks
+
+    def _base(self, setting: Setting) -> float:
+        """Variance of the stack, and of an accelerator that one source measured."""
+        stack = self.noise
+        if self.stacks:
+            stack = self.stacks.get(self._name(setting, "framework"), self.stranger)
+        alone = self._name(setting, "accelerator") not in self.several
+        return stack**2 + self.single**2 * alone
+
+    @staticmethod
+    def _name(setting: Setting, attribute: str) -> str:
+        return next(iter(setting.labels.get(attribute, ())), "")
 
     def interval(self, value: float, setting: Setting) -> Interval:
         """The interval of a prediction.
@@ -245,7 +283,7 @@ class Residuals:
         With quantiles q of e / sigma the measured value lies between ``value exp(-q_high sigma)`` and ``value exp(-q_low sigma)``.
         """
         sigma = self.sigma(setting)
-        low, high = self.quantiles
+        low, high = self.quantiles if self.knows(setting) else self.unknown
         return Interval(
             value * math.exp(-high * sigma), value * math.exp(-low * sigma), self.basis(setting)
         )
@@ -275,6 +313,7 @@ class Residuals:
     def basis(self, setting: Setting) -> str:
         """The residuals that an interval rests on, in words."""
         fitted = f"{LEVEL:.0%} interval from leave-one-family-out errors of {self.rows:,} runs"
+        fitted += "" if self.knows(setting) else "; nobody measured this software"
         run = self.nearest(setting)
         if run is None:
             return f"{fitted}; nothing like it was measured: the widest interval"
@@ -295,10 +334,11 @@ class Residuals:
     @property
     def _widest(self) -> float:
         added = sum(sum(each**2 for each in levels) for levels in self.attributes.values())
-        return self.noise**2 + added + (self.doubling * self.most_doublings) ** 2
+        return added + (self.doubling * self.most_doublings) ** 2
 
     def _variance(self, setting: Setting, run: MeasuredRuns) -> float:
-        variance = self.noise**2
+        """Variance of what is not shared with measured runs."""
+        variance = 0.0
         for name, levels in self.attributes.items():
             level = setting.level(name, run.labels.get(name, ()))
             variance += sum(each**2 for each in levels[:level])
@@ -364,12 +404,21 @@ def residuals(figure: str) -> Residuals:
         doubling=float(data["doubling"]),
         most_doublings=float(data["most_doublings"]),
         guess=float(data["guess"]),
-        quantiles=(float(data["quantiles"][0]), float(data["quantiles"][1])),
+        quantiles=_pair(data["quantiles"]),
+        unknown=_pair(data["unknown"]),
+        stacks={str(name): float(sigma) for name, sigma in data["stacks"].items()},
+        stranger=float(data["stranger"]),
+        several=frozenset(map(str, data["several"])),
+        single=float(data["single"]),
         pairs={str(row[1]): float(row[2]) for row in apart if row[0] == figure},
         rows=int(data["rows"]),
         families=int(data["families"]),
         runs=tuple(_runs(entry, names) for entry in data["runs"]),
     )
+
+
+def _pair(ends: Sequence[float]) -> tuple[float, float]:
+    return float(ends[0]), float(ends[1])
 
 
 def fastest_measured(setting: Setting) -> float | None:

@@ -139,9 +139,11 @@ def _validated(nearest: Figures | None) -> str:
         return "nothing like it"
     runs = f"{plural(nearest['rows'], 'run')} of {nearest['framework']} on {nearest['smallest']}"
     runs += f" to {nearest['largest']}" if nearest["largest"] != nearest["smallest"] else ""
-    error = f"off by {percent(nearest['mean_abs_error'])} on average"
+    error = f", off by {percent(nearest['mean_abs_error'])} on average"
+    if "framework" in nearest["differs"]:
+        error = ", whose errors say little of other software"
     other = f"; other {', '.join(nearest['differs'])}" if nearest["differs"] else ""
-    return f"{runs} {nearest['accelerator']}, {error}{other}"
+    return f"{runs} {nearest['accelerator']}{error}{other}"
 
 
 def _variation(summary: Figures) -> list[tuple[str, str]]:

@@ -30,7 +30,6 @@ def setting_of(plan: Plan) -> Setting:
     setting = Setting(
         {
             "framework": framework_line(layout.framework.name),
-            "stack": ("stated",),
             "accelerator": chip_names(layout.cluster.accelerator),
             "format": format_names(layout.precision),
             "length": ("long" if plan.sequence_length > _LONG else "short",),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.rows import Row
-from bench.tables import lookup, on_top, rule_of, stands_in, table
+from bench.tables import lookup, of_stack, on_top, rule_of, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
@@ -60,10 +60,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     rule = rule_of(cells, "peaks")
     scenario, assumed = scenario_of(cells)
     plan = resolve(Scenario.from_mapping(scenario))
-    setting = setting_of(plan)
-    if stands_in(rule):
-        unknown = {"framework": ("", ""), "stack": ("",)}
-        setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
+    setting = of_stack(setting_of(plan), rule)
     statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
     peak = peak_of(plan, statistic["seen"], offloads=_offloads(cells, assumed))
     _check_states(plan, cells)

@@ -10,7 +10,7 @@ from bench.assumptions import Filled, fill_in, guesses
 from bench.rows import Row
 from bench.runs import filling, read_run
 from bench.shapes import contradicted, counted, head_of, stated, tables
-from bench.tables import rule_of, stands_in, table
+from bench.tables import of_stack, rule_of, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
@@ -63,9 +63,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     assumed = (*told.assumed, *run.assumed)
     setting = dataclasses.replace(setting_of(result.plan), guessed=guesses(assumed))
     doubts = contradicted(cells, result.summary["parameters"]["total"])
-    if stands_in(rule):
-        unknown = {"framework": ("", ""), "stack": ("",)}
-        setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
+    setting = of_stack(setting, rule)
     training = plan_training(
         result,
         tokens,

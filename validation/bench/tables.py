@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from typing import Any
 from mpsim.errors import CalibrationError
 from mpsim.formats import words
 from mpsim.formats.cells import Cells
+from mpsim.result.residuals import Setting
 
-__all__ = ["lookup", "on_top", "rule_of", "said", "stands_in", "table"]
+__all__ = ["lookup", "of_stack", "on_top", "rule_of", "said", "stands_in", "table"]
 
 _DATA = "bench.data"
 table = functools.partial(words.table, _DATA)
@@ -47,6 +49,13 @@ def rule_of(cells: Cells, name: str = "training") -> Mapping[str, Any]:
 def stands_in(rule: Mapping[str, Any]) -> bool:
     """Whether a rule's framework stands in for software that nothing is known of, so that a run under it is no measurement of that framework."""
     return any(why != _BY_NAME for why in rule.get("assumed", ()))
+
+
+def of_stack(setting: Setting, rule: Mapping[str, Any]) -> Setting:
+    """The setting of a run under a rule: of software that nothing is known of, whatever stands in for it."""
+    if not stands_in(rule):
+        return setting
+    return dataclasses.replace(setting, labels={**setting.labels, "framework": ("", "")})
 
 
 def on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

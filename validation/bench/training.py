@@ -9,7 +9,7 @@ from bench.assumptions import Filled, guesses, with_batch
 from bench.rows import Row
 from bench.runs import read_run, simulated
 from bench.shapes import contradicted
-from bench.tables import rule_of, stands_in
+from bench.tables import of_stack, rule_of
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
@@ -106,9 +106,7 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
         seen=rule.get("memory", "memory"),
     )
     setting = dataclasses.replace(told.setting, guessed=guesses((*stated.assumed, *run.assumed)))
-    if stands_in(rule):
-        unknown = {"framework": ("", ""), "stack": ("",)}
-        setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
+    setting = of_stack(setting, rule)
     doubts = contradicted(stated.cells, told.parameters)
     assumed = tuple(map(str, (*stated.assumed, *run.assumed, *doubts)))
     figure = residuals_of(setting).figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -26,7 +27,6 @@ def setting(
     return Setting(
         {
             "framework": framework,
-            "stack": ("stated",),
             "accelerator": accelerator,
             "format": precision,
             "length": ("short",),
@@ -114,12 +114,50 @@ def test_a_family_left_out_is_no_neighbour() -> None:
     assert [one.family for one in left.runs] == ["f on b"]
 
 
-def test_each_guessed_setting_widens() -> None:
-    """Two settings left open add 2 x 0.04 to a variance of 0.01; what was measured changes nothing about that."""
+def test_guessed_settings_widen() -> None:
+    """Settings left open add 0.04 to a variance of 0.01, whether two or five; what was measured changes nothing about that."""
     known_one = known(runs("f", "a"))
     open_one = Setting(at("f", "a").labels, 64, guessed=2)
-    assert known_one.sigma(open_one) == pytest.approx(0.3)
+    assert known_one.sigma(open_one) == pytest.approx(math.sqrt(0.05))
+    assert known_one.sigma(Setting(open_one.labels, 64, guessed=5)) == known_one.sigma(open_one)
     assert "2 settings guessed" in known_one.interval(1.0, open_one).basis
+
+
+def test_a_stack_has_the_spread_that_its_runs_showed() -> None:
+    """f was off by 0.05, g by 0.2; a stack that nobody measured has 0.4 and quantiles of its own: at most 3 sigma too fast."""
+    stacks = dataclasses.replace(
+        known(runs("f", "a"), runs("g", "a")),
+        stacks={"f": 0.05, "g": 0.2},
+        stranger=0.4,
+        unknown=(-3.0, 0.5),
+    )
+    assert stacks.sigma(at("f", "a")) == pytest.approx(0.05)
+    assert stacks.sigma(at("g", "a")) == pytest.approx(0.2)
+    strange = at("h", "a")
+    assert stacks.sigma(strange) == pytest.approx(math.sqrt(0.16 + 0.04))
+    interval = stacks.interval(1.0, strange)
+    assert math.log(interval.high) == pytest.approx(3 * stacks.sigma(strange))
+    assert math.log(interval.low) == pytest.approx(-0.5 * stacks.sigma(strange))
+    assert "nobody measured this software" in interval.basis
+    assert "nobody" not in stacks.basis(at("f", "a"))
+
+
+def test_an_accelerator_of_one_source_is_wider() -> None:
+    """Two sources measured a, one b: b adds 0.3."""
+    sources = dataclasses.replace(
+        known(runs("f", "a"), runs("f", "b")), several=frozenset("a"), single=0.3
+    )
+    assert sources.sigma(at("f", "a")) == pytest.approx(0.1)
+    assert sources.sigma(at("f", "b")) == pytest.approx(math.sqrt(0.1))
+
+
+def test_the_nearest_runs_are_those_of_the_stack() -> None:
+    """Another chip adds 0.3, another stack of the line 0.2: the interval takes the nearer, the nearest runs are those of the same stack."""
+    both = known(runs("f", "b"), runs("g", "a"))
+    assert both.sigma(at("f", "a")) == pytest.approx(math.sqrt(0.05))
+    nearest = both.nearest(at("f", "a"))
+    assert nearest is not None
+    assert nearest.family == "f on b"
 
 
 def test_unknown_software_is_nobodys_neighbour() -> None:
@@ -128,14 +166,14 @@ def test_unknown_software_is_nobodys_neighbour() -> None:
     assert unknown.level("framework", ("", "")) == 2
 
 
-def test_hardware_and_software_decide_who_is_nearest() -> None:
-    """Megatron-Core on A100: Megatron-LM's own runs on A100, a line and an accelerator shared, not a stack that Megatron-Core stands in for."""
-    found = nearest_measured(setting(("megatron-core", "nvidia"), size=1024))
+def test_software_and_then_hardware_decide_who_is_nearest() -> None:
+    """Megatron-Core on TPUs: runs of Megatron-Core, on whatever they ran, and not those of the machine."""
+    tpu = ("tpu-v5p", "tpu")
+    found = nearest_measured(setting(("megatron-core", "nvidia"), tpu, size=1024))
     assert found is not None
-    assert found["accelerator"] == "a100-sxm-80"
-    assert found["framework"].startswith("megatron-20")
-    assert found["mean_abs_error"] < 0.1
-    assert "framework" in found["differs"]
+    assert found["framework"] == "megatron-core"
+    assert found["accelerator"] != "tpu-v5p"
+    assert "accelerator" in found["differs"]
 
 
 def test_runs_of_the_same_machine_and_software_come_first() -> None:
