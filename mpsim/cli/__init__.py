@@ -39,18 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return execute(arguments)
     finally:
         if arguments is None:
+            _end_at_once()
             gc.freeze()  # the process ends: nothing is worth collecting
 
 
 def _leave(number: int, frame: object) -> NoReturn:
-    """End while modules are still imported, when nothing has begun that could be lost."""
+    """End where nothing can be lost."""
     os.write(2, b"mpsim: interrupted\n")
     os._exit(130)
 
 
-def _settle() -> None:
-    """Make this process, which is ours alone, start quickly (a tenth less time, measured) and end at an interrupt."""
+def _end_at_once() -> None:
+    """Let an interrupt end this process without a traceback, while nothing has begun, or once all is done."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
+
+
+def _settle() -> None:
+    """Make this process, which is ours alone, start quickly (a tenth less time, measured) and end at an interrupt."""
+    _end_at_once()
     gc.set_threshold(_COLLECT_AFTER)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # tracers and the like

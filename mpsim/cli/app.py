@@ -159,7 +159,6 @@ def _report(error: BaseException) -> int:
         unexpected and _INTERRUPTED.is_set()
     ):
         note("mpsim: interrupted")
-        _forget_interrupt()
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -177,15 +176,6 @@ def _report(error: BaseException) -> int:
     return FAILED
 
 
-def _forget_interrupt() -> None:
-    """Let Python end with our exit code.
-
-    CPython takes an interrupt for unhandled for ever if it came within an ``exec`` of text (dataclasses are made by one), and then dies of SIGINT at exit
-    whoever handled it; the next ``exec`` begins anew.
-    """
-    exec("")  # noqa: S102 (nothing)
-
-
 class _Typeless:
     """Part of a command whose help names no type beside a flag or an argument."""
 
@@ -201,6 +191,14 @@ class _Typeless:
 
 class _Group(_Typeless, TyperGroup):
     """All commands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BaseException as error:
+            if isinstance(error, typer.Exit) or not _INTERRUPTED.is_set():
+                raise
+            raise typer.Abort from error  # of options; typer itself would leave without a word
 
 
 class _Command(_Typeless, TyperCommand):
@@ -269,4 +267,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     ) as error:  # of a path with a null byte, where typer takes click from its package
         note(f"mpsim: {error}")
         return BAD_INPUT
+    finally:
+        # CPython takes an interrupt within an exec of text (dataclasses are made by one) for unhandled until the next exec, and dies of it at exit
+        exec("")  # noqa: S102 (nothing)
     return code if isinstance(code, int) else 0

@@ -8,12 +8,16 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mpsim.accessors import Drawn
 from mpsim.output import printable
 from mpsim.sheet import Sheet
 from mpsim.table import RULE, WIDTH, lay_out
+
+if TYPE_CHECKING:
+    from mpsim.study import Search, Sweep
+    from mpsim.study.search import ServiceSearch
 
 __all__ = [
     "BAD_INPUT",
@@ -27,6 +31,7 @@ __all__ = [
     "print_sheet",
     "print_table",
     "print_text",
+    "write_table",
     "wrote",
 ]
 
@@ -149,6 +154,13 @@ def draw(chart: Drawn, file: Path) -> None:
     """Write a picture, into a folder that is made if need be, and say so on stderr."""
     file.parent.mkdir(parents=True, exist_ok=True)
     wrote(chart.save(file))
+
+
+def write_table(answer: Sweep | Search | ServiceSearch, file: Path) -> None:
+    """Write the rows of a study as CSV; a name that ends in ``.partial`` says that some are missing."""
+    path = file.with_name(f"{file.name}.partial") if answer.interrupted else file
+    answer.to_csv(path)
+    wrote(path)
 
 
 def end_early(interrupted: bool) -> None:

@@ -118,7 +118,7 @@ def plan(
             search=search,
             progress=report,
         )
-    if plot is not None:
+    if plot is not None and not plans.interrupted:
         draw(plans.display(), plot)
     if plans.rows or as_json:
         print_answer(plans, as_json=as_json)

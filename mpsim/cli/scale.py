@@ -67,7 +67,7 @@ def scale(
             modes=MODES if mode is Mode.BOTH else (mode.value,),
             progress=report,
         )
-    if plot is not None:
+    if plot is not None and not scaled.interrupted:
         title = f"{scenario.name}: throughput and parts of the step from {gpus} accelerators"
         draw(scaled.display().titled(title), plot)
     print_answer(scaled, as_json=as_json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.console import draw, end_early, note, print_json, print_sheet, wrote
+from mpsim.cli.console import draw, end_early, note, print_json, print_sheet, write_table
 from mpsim.cli.emit import refuse_unwritable, targets, write_emitted
 from mpsim.cli.options import (
     AsJson,
@@ -173,14 +173,14 @@ def search(
             progress=report,
         )
     if csv is not None:
-        outcome.to_csv(csv)
-        wrote(csv)
-    if plot is not None and outcome.rows:
+        write_table(outcome, csv)
+    whole = not outcome.interrupted
+    if plot is not None and whole and outcome.rows:
         _draw(outcome, plot)
-    elif plot is not None:
+    elif plot is not None and whole:
         note(f"nothing was simulated, so there is nothing to draw in {plot}")
     files = []
-    if outcome.best is not None and wanted:
+    if outcome.best is not None and wanted and whole:
         best = scenario.with_values(outcome.best.values)
         files = [item.of(best) for item in wanted]
     if as_json:

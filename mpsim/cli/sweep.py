@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.console import draw, end_early, note, print_answer, wrote
+from mpsim.cli.console import draw, end_early, note, print_answer, write_table
 from mpsim.cli.options import AsJson, Csv, Plot, Reading, Resume, option, values_over
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
@@ -71,9 +71,8 @@ def sweep(
             progress=report,
         )
     if csv is not None:
-        result.to_csv(csv)
-        wrote(csv)
-    if plot is not None:
+        write_table(result, csv)
+    if plot is not None and not result.interrupted:
         _draw(result, plot, scenario.name)
     print_answer(result, as_json=as_json)
     for remark in result.remarks:

@@ -63,7 +63,7 @@ def validate(
             )
     except CalibrationError as error:
         raise typer.BadParameter(str(error), param_hint="FILE.csv") from error
-    if plots is not None:
+    if plots is not None and not validation.interrupted:
         draw(validation, plots)
     print_answer(validation, as_json=as_json)
     for remark in validation.remarks:

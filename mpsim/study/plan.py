@@ -383,6 +383,7 @@ class Plans(Shown, Tabular):
         return {
             **(lead.to_json() if lead else {}),
             "possible": self.best is not None,
+            "interrupted": self.interrupted,
             "rows": [{**row.to_json(), "possible": self.meets(row)} for row in self.rows],
             "failed": [{"values": dict(values), "error": why} for values, why in self.failed],
         }

@@ -245,9 +245,13 @@ class Sweep(Shown, Tabular):
 
     def to_json(self) -> dict[str, object]:
         """Plain data: scenario, keys, rows of values, summary and reason, and the values of those that tie with the best."""
-        rows = [dataclasses.asdict(row) for row in self.rows]
-        tied = [dict(row.values) for row in self.ties]
-        return {"scenario": self.scenario, "keys": list(self.keys), "rows": rows, "ties": tied}
+        return {
+            "scenario": self.scenario,
+            "keys": list(self.keys),
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "ties": [dict(row.values) for row in self.ties],
+            "interrupted": self.interrupted,
+        }
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Write the table as CSV, units in the column names; return the text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -164,3 +165,43 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(number):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "mpsim: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_options_are_read_is_one_line(number, tmp_path, scenarios):
+    """Also where it comes within text that Python executes, for which CPython dies of SIGINT at exit whoever handled it."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys, mpsim.cli, mpsim.cli.options as options\n"
+        "def parse(text, dimension):\n"
+        f"    exec('import os; os.kill(os.getpid(), {int(number)}); sum(range(10**7))')\n"
+        "options.parse_quantity = parse\n"
+        "sys.exit(mpsim.cli.main())\n"
+    )
+    words = ["goodput", str(scenarios / "quickstart.yaml"), "--restart", "1 h"]
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mpsim: interrupted\n")
+
+
+def test_a_table_that_was_cut_short_is_called_partial(mpsim_cli, scenarios, monkeypatch, tmp_path):
+    """Neither the table nor the picture that was asked for is there, and the JSON says why."""
+    from mpsim.study import grid
+
+    def one_chunk(points, chunks, pool):
+        yield next(real(points, chunks, pool))
+        raise KeyboardInterrupt
+
+    real = grid._computed
+    monkeypatch.setattr(grid, "_computed", one_chunk)
+    monkeypatch.chdir(tmp_path)
+    over = ("--over", "training.micro_batch=1,2", "--over", "parallelism.tp=1,2")
+    written = ("--csv", "table.csv", "--plot", "table.svg", "--json", "-j", "1")
+    done = mpsim_cli("sweep", scenarios / "quickstart.yaml", *over, *written)
+    assert done.code == 130
+    assert json.loads(done.out)["interrupted"]
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv.partial"]

@@ -302,6 +302,7 @@ class Search(Outcome[Found]):
             "objective": self.objective,
             "top": self.top,
             "complete": self.complete,
+            "interrupted": self.interrupted,
             "gap": self.gap,
             "undivided": self.undivided,
             "unbatched": self.unbatched,

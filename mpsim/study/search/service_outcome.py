@@ -223,6 +223,7 @@ class ServiceSearch(Outcome[FoundService]):
             "objective": self.objective,
             "top": self.top,
             "complete": self.complete,
+            "interrupted": self.interrupted,
             "layouts": self.looked_at,
             "counts": dict(self.counts),
             "rows": [
