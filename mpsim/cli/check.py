@@ -30,14 +30,14 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Report every mistake of a scenario at once; without any, what follows from it."""
-    from mpsim.scenario.unused import unused
+    from mpsim.result.result import told_of
     from mpsim.simulate import Prepared, ready
 
     scenario = reading.load(file)
     (wanted,) = targets(emit, [scenario])
     able = ready(scenario)
     derived = _derived(able) if isinstance(able, Prepared) else _derived_service(able)
-    derived |= {"warnings": told} if (told := unused(scenario)) else {}
+    derived |= {"warnings": told} if (told := told_of(scenario)) else {}
     files = [item.of(scenario) for item in wanted]
     if as_json:
         data: dict[str, object] = {"scenario": scenario.name, "ok": True, "derived": derived}

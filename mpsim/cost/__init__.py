@@ -20,7 +20,7 @@ from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts, Transfer
 from mpsim.cost.libraries import default_library, library_names
-from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of
+from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of, unheld_caps
 from mpsim.cost.straggling import straggling_constants, straggling_seconds
 
 __all__ = [
@@ -55,5 +55,6 @@ __all__ = [
     "memory_seconds",
     "straggling_constants",
     "straggling_seconds",
+    "unheld_caps",
     "update_seconds",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,7 @@ from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import board_power
 from mpsim.workload.operators import Operator, OperatorKind
 
-__all__ = ["KERNELS", "Board", "Load", "PowerCurve", "load_of"]
+__all__ = ["KERNELS", "Board", "Load", "PowerCurve", "load_of", "unheld_caps"]
 
 _SLOWEST = 0.1  # of the clock: no board goes below, 210 of 1,410 MHz
 _CURVE = ("static", "least_voltage", "slope")
@@ -121,6 +121,7 @@ class Board:
         self._group = choose_group("kernels", "power_curve", chip.name, chip.family)
         self._draws = constant_groups("kernels")["power_draw"]
         self.curve = PowerCurve(*(self._group.value(leaf) for leaf in _CURVE))
+        self._cap = max(chip.tdp_w, self.least_w) / self._limit
 
     @property
     def limited(self) -> bool:
@@ -128,8 +129,10 @@ class Board:
         return self._cap < 1.0 or self._lock < 1.0
 
     @property
-    def _cap(self) -> float:
-        return self.chip.tdp_w / self._limit
+    def least_w(self) -> float:
+        """Power of its hottest kernels at the slowest clock [W]: no cap below can be kept, and such a one counts as this."""
+        hottest = max(self._draws.value(load.value) for load in KERNELS)
+        return self._limit * float(self.curve.power(_SLOWEST, hottest))
 
     @property
     def _lock(self) -> float:
@@ -180,3 +183,12 @@ class Board:
     def _full(self, load: Load) -> float:
         """Draw at full clock over the board's own limit."""
         return self._use(self._draws, load.value)
+
+
+def unheld_caps(chips: Iterable[Accelerator]) -> list[str]:
+    """A sentence for each cap that its board cannot keep."""
+    low = (board for board in map(Board, chips) if board.chip.tdp_w < board.least_w)
+    return [
+        f"cluster.accelerator.tdp: a cap of {board.chip.tdp_w:g} W counts as {board.least_w:.0f} W, which {board.chip.name} draws at its slowest clock"
+        for board in low
+    ]

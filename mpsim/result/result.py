@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim import accessors, archive
-from mpsim.cost import Constant, Constants
+from mpsim.cost import Constant, Constants, unheld_caps
 from mpsim.engine import KernelTimes, Timeline, kernel_times
 from mpsim.hardware import Cluster
 from mpsim.program.links import Links
@@ -30,7 +30,7 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.unused import unused
 from mpsim.sheet import Sheet, Shown
 
-__all__ = ["JobResult", "Pictures", "Result", "Summary"]
+__all__ = ["JobResult", "Pictures", "Result", "Summary", "told_of"]
 
 
 class Summary(dict[str, Any]):
@@ -57,6 +57,11 @@ class Pictures(Protocol):
     def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
 
+def told_of(scenario: Scenario) -> list[str]:
+    """Warnings that a scenario deserves before anything runs: keys without effect, and caps that no board can keep."""
+    return [*unused(scenario), *unheld_caps(each.accelerator for each in scenario.clusters)]
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class JobResult(Shown, abc.ABC):
     """Result of any job: it has figures, draws itself, is saved and read again.
@@ -76,7 +81,7 @@ class JobResult(Shown, abc.ABC):
         if self.saved_summary is not None:
             return Summary(self.saved_summary)
         figures = self._figures()
-        told = [*figures["warnings"], *unused(self.scenario)]
+        told = [*figures["warnings"], *told_of(self.scenario)]
         return Summary({**figures, "warnings": told})
 
     @property

@@ -93,6 +93,26 @@ def test_the_parts_of_energy_sum_to_the_whole(cap: int, clock: int) -> None:
     assert figures["energy_j_per_step"] >= idle
 
 
+@pytest.mark.parametrize("scenario", [SCENARIO, "scenarios/serving/llama3-8b-h100.yaml"])
+def test_a_cap_below_the_slowest_clock_counts_as_its_draw_and_says_so(scenario: str) -> None:
+    """static 0.23 and a tenth of the rest at 0.77^2 of full voltage: 0.276 of 700 W, 193 W, whatever lower cap is given."""
+
+    def capped(watts: float) -> mpsim.Summary:
+        keys = {"cluster.accelerator.tdp": f"{watts} W"}
+        return mpsim.simulate(mpsim.load(scenario).with_values(keys)).summary
+
+    least = Board(accelerator("h100-sxm")).least_w
+    assert least == pytest.approx(193, abs=0.5)
+    low, lower, kept = (dict(capped(watts)) for watts in (least - 1, 80, least))
+    told = [
+        [text for text in figures.pop("warnings") if "cluster.accelerator.tdp" in text]
+        for figures in (low, lower, kept)
+    ]
+    assert low == lower == kept
+    assert [len(texts) for texts in told] == [1, 1, 0]
+    assert "a cap of 80 W counts as 193 W" in told[1][0]
+
+
 def test_a_cap_at_the_limit_and_a_lock_at_the_highest_clock_are_none() -> None:
     """Step and energy of 700 W and 1,980 MHz are those of a board that nobody touched."""
     plain, held = summary(), summary(tdp="700 W", clock="1980 MHz")
