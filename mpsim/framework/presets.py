@@ -27,6 +27,7 @@ _Preset: TypeAlias = dict[str, Any]  # fields of a framework, and what a preset 
 _SETTLES = "settles"  # of a preset, not of a framework: keys of the scenario
 _COMPILE = "compile"  # beside a preset
 _UNCOMPILED = "uncompiled"  # too: fields that `compile: false` replaces
+_COMPILED = "compiled"  # and those that `compile: true` replaces, of a preset that is not
 
 
 @remembered(1)
@@ -134,13 +135,15 @@ def framework(
             ]
         )
     fields, wanted = _inherited(presets, name), dict(overrides or {})
-    instead, compiles = fields.pop(_UNCOMPILED, None), wanted.pop(_COMPILE, True)
-    if not isinstance(compiles, bool) or (_COMPILE in (overrides or ()) and instead is None):
-        needed = "true or false" if instead else f"a preset that is compiled, which {preset} is not"
-        raise ScenarioError([Problem(f"got {shown(compiles)}; needed {needed}", f"{key}.compile")])
-    return read_framework(
-        {**fields, **({} if compiles else instead or {}), **wanted, "name": preset}, key=key
-    )
+    switched = {False: fields.pop(_UNCOMPILED, None), True: fields.pop(_COMPILED, None)}
+    if _COMPILE in wanted:
+        compiles, switches = wanted.pop(_COMPILE), any(map(bool, switched.values()))
+        if not isinstance(compiles, bool) or not switches:
+            needed = "true or false" if switches else f"a stack of torch, which {preset} is not"
+            problem = Problem(f"got {shown(compiles)}; needed {needed}", f"{key}.compile")
+            raise ScenarioError([problem])
+        fields |= switched[compiles] or {}
+    return read_framework({**fields, **wanted, "name": preset}, key=key)
 
 
 def uncompiled(preset: str) -> Mapping[str, object]:

@@ -125,7 +125,7 @@ def positions(part: Part) -> Iterator[Step]:
 
 def _rotary(part: Part, features: int, kept: int | None = None) -> Step:
     return streaming(
-        "rotary",
+        "rotary" if part.lowering.fused_rotary else "wide_rotary",
         Split.TENSOR,
         elements=part.tokens.count * features,
         lowering=part.lowering,

@@ -341,8 +341,12 @@ PASSES: Mapping[str, Passes] = MappingProxyType(
     {
         # x in, y out | grad and x in, dx out, and a second reading for the weight's gradient
         "norm": Passes(Role.NORM, 2, 4, kind=OperatorKind.NORM),
+        # seven kernels in float32 in place of one: 36 B an element, 84 B backward (counted in torchtitan's block)
+        "wide_norm": Passes(Role.NORM, 18, 42),
         # q, k in and out | the same rotation backwards
         "rotary": Passes(Role.ROTARY, 2, 2),
+        # to complex numbers of float32, their product, and back: 20 B an element
+        "wide_rotary": Passes(Role.ROTARY, 10, 10),
         # x in, y out | grad, x in, dx out
         "activation": Passes(Role.ACTIVATION, 2, 3),
         # gate, up in, y out | grad, gate, up in, dgate, dup out

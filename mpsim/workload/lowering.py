@@ -58,6 +58,9 @@ class Lowering:
     weighted_activation: Flag = False
     """Whether the weights of routed experts enter in their activation, so that their output need
     not be kept, or after the experts."""
+    fused_rotary: Flag = True
+    """Whether queries and keys are rotated by one kernel, or by kernels of one operation each in
+    float32."""
     wide_norms: Flag = False
     """Whether an RMS norm is a chain of float32 kernels that keeps its input and result in float32,
     or one kernel that keeps its input as it came."""

@@ -44,10 +44,11 @@ class Part:
         """
         width = features or self.model.hidden
         kept = self.size(width) if keeps else 0.0
-        if self.lowering.wide_norms and self.model.norm == "rmsnorm":
+        wide = self.lowering.wide_norms and self.model.norm == "rmsnorm"
+        if wide:
             kept = self.size(width) + float(STATISTIC_BYTES * self.tokens.count * width)
         return streaming(
-            "norm",
+            "wide_norm" if wide else "norm",
             split,
             elements=self.tokens.count * width,
             lowering=self.lowering,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mpsim.errors import HardwareError
+from mpsim.errors import HardwareError, ScenarioError
 from mpsim.formats import Assumed
 from mpsim.framework import ContextExchange, Framework, TensorOverlap, framework
 from mpsim.hardware import accelerator
@@ -47,6 +47,18 @@ def _software(scenario: Sections) -> Framework:
     choice = scenario["framework"]
     rest = {name: value for name, value in choice.items() if name != "preset"}
     return framework(choice["preset"], rest)
+
+
+def _compiler(scenario: Sections) -> Assumed | None:
+    """Nothing is switched that a stack does not compile."""
+    choice = scenario["framework"]
+    if "compile" not in choice:
+        return None
+    try:
+        _software(scenario)
+    except ScenarioError:
+        del choice["compile"]
+    return None
 
 
 def _sharding(scenario: Sections) -> Assumed | None:
@@ -223,6 +235,7 @@ def _has(name: str, precision: str) -> bool:
 
 
 _STEPS: tuple[Callable[[Sections], Assumed | None], ...] = (
+    _compiler,
     _sharding,
     _chunks,
     _hidden_experts,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bench.tables import lookup, table
+from bench.tables import lookup, said, table
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
 from mpsim.parallel import AXIS_NAMES
@@ -72,7 +72,7 @@ def _layer_split(cells: Cells, rule: Mapping[str, Any], stages: int) -> dict[str
     if stages > 1 and extra:
         return {"layers_per_stage": _before_predictions(layers, extra, stages)}
     pattern = table("training")["layer_splits"]["pattern"]
-    counted = bool(re.fullmatch(pattern, cells.text("overlap_notes")))
+    counted = bool(re.fullmatch(pattern, said(cells), flags=re.IGNORECASE))
     if stages == 1 or (layers % stages == 0 and not counted):
         return {}
     if (layers + _ENDS) % stages == 0:

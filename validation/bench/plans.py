@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from bench.assumptions import Filled, fill_in, guesses
 from bench.rows import Row
 from bench.runs import filling, read_run
-from bench.shapes import contradicted, counted, head_of, stated, tables
+from bench.shapes import check_parameters, counted, head_of, stated, tables
 from bench.tables import of_stack, rule_of, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
@@ -62,7 +62,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     result = simulate_step(Scenario.from_mapping(run.scenario))
     assumed = (*told.assumed, *run.assumed)
     setting = dataclasses.replace(setting_of(result.plan), guessed=guesses(assumed))
-    doubts = contradicted(cells, result.summary["parameters"]["total"])
+    check_parameters(cells, result.summary["parameters"]["total"])
     setting = of_stack(setting, rule)
     training = plan_training(
         result,
@@ -78,7 +78,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         dataclasses.replace(
             blank,
             predicted=hours,
-            assumed=tuple(map(str, (*assumed, *doubts))),
+            assumed=tuple(map(str, assumed)),
             setting=setting,
             ends=Interval(hours * low, hours * high, training.basis),
         )

@@ -14,7 +14,7 @@ from bench.assumptions import BY_FAMILY, Filled, fill_in
 from bench.clusters import cluster_of
 from bench.layouts import parallelism_of, schedule_of
 from bench.shapes import counted, stated
-from bench.tables import lookup, on_top, rule_of, table
+from bench.tables import lookup, on_top, rule_of, said, table
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats import Assumed, Imported
 from mpsim.formats.cells import Cells
@@ -54,6 +54,8 @@ def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
         assumed += _meant_by("recomputations", whole.cells, "recompute", to="recompute")
     for section, column in _ALSO_TOLD.items():
         assumed += _meant_by(section, whole.cells, column, to=section)
+    if whole.cells.text("seq_len") and (alone := _document(whole.cells)):
+        assumed.append(Assumed("document_tokens", str(alone[0]), alone[1]))
     return Filled(whole.cells, (*whole.assumed, *assumed))
 
 
@@ -392,8 +394,22 @@ def _attention(cells: Cells) -> dict[str, Any]:
     if "window" in entry:
         match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
         assert match is not None, "the pattern that was looked up fits"
-        return {"attention": "sliding", "window": int(match[entry["window"]])}
-    return dict(entry.get("model", {}))
+        window = {"attention": "sliding", "window": int(match[entry["window"]])}
+        return {**entry.get("model", {}), **window}
+    alone = _document(cells)
+    window = {"attention": "sliding", "window": alone[0]} if alone else {}
+    return {**window, **entry.get("model", {})}
+
+
+def _document(cells: Cells) -> tuple[int, str] | None:
+    """Tokens of a document among those packed into a sequence, and why so many; None where nothing is packed, or no more than one fits."""
+    packed, text = table("training")["packed"], f"{said(cells)} | {cells.text('notes')}"
+    if not re.search(packed["pattern"], text, flags=re.IGNORECASE):
+        return None
+    stated = re.search(packed["mean"], text, flags=re.IGNORECASE)
+    tokens = int(stated[1]) if stated else int(packed["tokens"])
+    why = "as its words say" if stated else str(packed["why"])
+    return (tokens, why) if tokens < cells.required("seq_len") else None
 
 
 def _experts(cells: Cells) -> dict[str, Any]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 
-from mpsim.formats import Assumed
+from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
 
-__all__ = ["contradicted", "counted", "gate_of", "head_of", "stated", "tables"]
+__all__ = ["check_parameters", "counted", "gate_of", "head_of", "stated", "tables"]
 
 _HEADS = (64, 128, 256)  # widths of a head that published models have
 _EXPLAINED = 0.05  # columns that come this close leave nothing open
 _CONTRADICTED = 0.1  # of the parameters; columns and statements round, and count tables or not
 _BILLION = 1e9
+_CUT = r"\bproxy|truncated|(fewer|less|of \d+) layers"  # words of a model that is not whole
 
 
 def counted(cells: Cells, *, gated: bool, head_dim: int | None = None) -> float:
@@ -49,13 +51,25 @@ def stated(cells: Cells) -> float:
     return billions * _BILLION
 
 
-def contradicted(cells: Cells, simulated: float) -> tuple[Assumed, ...]:
-    """Words where the model that a row's columns make has not the parameters that the row states, more than a tenth apart."""
+def check_parameters(cells: Cells, simulated: float) -> None:
+    """Refuse a row whose columns make a model of other parameters than it states, more than a tenth apart however tables are counted.
+
+    Raises
+    ------
+    CalibrationError
+        That names both; not of a row whose words say that its model is cut.
+    """
     known = stated(cells)
-    if not known or not simulated or abs(simulated / known - 1) <= _CONTRADICTED:
-        return ()
-    why = f"as its columns and name have it, where it states {known / _BILLION:.3g}"
-    return (Assumed("params_billion", f"{simulated / _BILLION:.3g}", why),)
+    table = tables(cells)
+    positions = float(cells.required("hidden") * (cells.whole("seq_len") or 0))
+    counts = [simulated + more for more in (0.0, -table, table, positions)]
+    cut = re.search(_CUT, f"{cells.text('model')} | {cells.text('notes')}", flags=re.IGNORECASE)
+    if not known or not simulated or cut:
+        return
+    if min(abs(count / known - 1) for count in counts) > _CONTRADICTED:
+        raise CalibrationError(
+            f"its columns make {simulated / _BILLION:.3g} billion parameters where it states {known / _BILLION:.3g}"
+        )
 
 
 def gate_of(cells: Cells) -> bool | None:

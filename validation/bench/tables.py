@@ -19,6 +19,12 @@ _DATA = "bench.data"
 table = functools.partial(words.table, _DATA)
 lookup = functools.partial(words.lookup, _DATA)
 
+# Words that deny what follows them in a clause, or what stands before them
+_DENIED = re.compile(
+    r"(?<!\w)(?:no|not|non|without|w/o|never|lacks?|disabled?)(?=[\s-])[^,;|()]*?(?=[,;|()]|\sbut\s|\swith\s|$)"
+    r"|[^,;|()]*[\s=:](?:off|disabled|false)(?!\w)",
+    re.IGNORECASE,
+)
 _WORDS = "words"  # stands for family and framework together
 _DATED = "dated"  # stands for family, framework and date together
 _SAID = "said"  # stands for model, framework, schedule and overlap together
@@ -42,6 +48,8 @@ def rule_of(cells: Cells, name: str = "training") -> Mapping[str, Any]:
             for more in (*entry.get("also", ()), *table(name)["everywhere"]):
                 if _fits(cells, more):
                     rule = on_top(rule, more)
+                elif "off" in more and _fits(cells, more, denied=True):
+                    rule = on_top(rule, more["off"])
             return rule
     raise CalibrationError("no family fits the row")
 
@@ -63,16 +71,24 @@ def on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     merged = {
         key: {**rule.get(key, {}), **value} if isinstance(value, Mapping) else value
         for key, value in more.items()
-        if key not in ("where", "also")
+        if key not in ("where", "also", "off", "says")
     }
     return {**rule, **merged}
 
 
-def _fits(cells: Cells, entry: Mapping[str, Any]) -> bool:
+def _fits(cells: Cells, entry: Mapping[str, Any], *, denied: bool = False) -> bool:
+    """Whether all words of an entry occur in the row, none of them denied; or those about software all denied."""
     return all(
-        re.search(pattern, _text(cells, column), flags=re.IGNORECASE)
+        re.search(pattern, _text(cells, column, denied=denied), flags=re.IGNORECASE)
         for column, pattern in entry["where"].items()
     )
+
+
+def _clauses(text: str, *, denied: bool) -> str:
+    """What a text affirms, or what it denies, such as ``no overlap``, ``without Triton`` or ``compile off``."""
+    if denied:
+        return " | ".join(match[0] for match in _DENIED.finditer(text))
+    return _DENIED.sub(" ", text)
 
 
 def said(cells: Cells) -> str:
@@ -80,10 +96,10 @@ def said(cells: Cells) -> str:
     return " | ".join(cells.text(name) for name in _SAYING)
 
 
-def _text(cells: Cells, column: str) -> str:
+def _text(cells: Cells, column: str, *, denied: bool = False) -> str:
+    if column == _SAID or column in _SAYING:
+        return _clauses(said(cells) if column == _SAID else cells.text(column), denied=denied)
     if column in (_WORDS, _DATED):
         date = f" | {cells.text('measured_date')}" if column == _DATED else ""
-        return f"{cells.text('family')} | {cells.text('framework')}{date}"
-    if column == _SAID:
-        return said(cells)
+        return f"{cells.text('family')} | {_clauses(cells.text('framework'), denied=False)}{date}"
     return cells.text(column)

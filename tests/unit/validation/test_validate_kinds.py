@@ -376,8 +376,8 @@ def test_a_training_row_that_cannot_be_predicted_says_why(
         (
             {"family": "x", "framework": "torchtitan", "overlap_notes": "async TP, eager"},
             "torchtitan-2025",
-            "memory_kernel_factor",
-            2.1,
+            "compile",
+            False,
         ),
     ],
 )

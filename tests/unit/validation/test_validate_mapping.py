@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from bench.files import KINDS, predict_row
 from bench.rows import Row
 from bench.runs import described, fitting, read_run
-from bench.tables import rule_of
+from bench.tables import on_top, rule_of, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Imported
 from mpsim.formats.cells import Cells
@@ -535,6 +538,95 @@ def test_a_guessed_micro_batch_that_does_not_fit_is_withdrawn() -> None:
         for each in ("", "4")
     )
     assert guessed < stated == 4
+
+
+STACKS = ("Megatron-Core 0.12", "PyTorch FSDP2", "DeepSpeed ZeRO-3", "Somebody's trainer")
+SAID = [
+    (words, entry) for entry in table("training")["everywhere"] for words in entry.get("says", ())
+]
+
+
+def _rule(**change: str) -> dict[str, Any]:
+    return dict(rule_of(Cells({**LLAMA, "overlap_notes": "", **change})))
+
+
+@pytest.mark.parametrize("software", STACKS)
+@pytest.mark.parametrize(("words", "entry"), SAID, ids=[words for words, _ in SAID])
+def test_words_act_in_every_stack_and_their_denial_undoes_them(
+    software: str, words: str, entry: dict[str, Any]
+) -> None:
+    """What a word sets is set wherever it stands; after "without", "no", "w/o" or before "off" the row is as if nobody had said it, or as the word's absence means."""
+    plain = _rule(framework=software)
+    spoken = _rule(framework=software, overlap_notes=words)
+    for field, value in entry.get("framework", {}).items():
+        assert spoken["framework"][field] == value
+    for key in ("refused", "offload"):
+        assert spoken.get(key) == entry.get(key)
+    denied = plain
+    for other in table("training")["everywhere"]:
+        if "off" in other and re.search(other["where"].get("said", "^$"), words, re.IGNORECASE):
+            denied = on_top(denied, other["off"])
+    for text in (f"without {words}", f"no {words}", f"w/o {words}", f"{words} off"):
+        assert _rule(framework=software, overlap_notes=text) == denied, text
+
+
+@pytest.mark.parametrize(
+    ("words", "date", "kernel"),
+    [
+        ("FlashAttention-2", "2023-06", "flash2"),
+        ("FlashAttention-3", "2025-01", "flash3"),
+        ("FlashAttention 1.0.8", "2024-01", "flash1"),
+        ("FlashAttention", "2023-06", "flash1"),
+        ("FlashAttention", "2024-06", "flash2"),
+        ("no FlashAttention", "2024-06", None),
+        ("without FlashAttention-2", "2024-06", None),
+    ],
+)
+def test_versions_in_the_name_of_an_attention_kernel_count(
+    words: str, date: str, kernel: str | None
+) -> None:
+    """A version counts whatever the date; no version is that of the date; a denied kernel leaves scores materialised."""
+    chosen = _rule(framework=f"PyTorch FSDP ({words})", measured_date=date)["framework"]
+    assert chosen["fused_attention"] is (kernel is not None)
+    assert kernel is None or chosen["attention_kernel"] == kernel
+
+
+def test_ends_that_hold_fewer_layers_are_a_layout() -> None:
+    """Thirty layers on four stages whose ends hold one less, 7, 8, 8, 7, in words; the words measure no single layer."""
+    row = {"layers": "30", "overlap_notes": "first and last stage hold one layer less"}
+    mesh = _described(**row).scenario["parallelism"]
+    assert mesh["embedding_counts_as_layer"]
+    assert mesh["loss_counts_as_layer"]
+    assert "measures" not in _rule(schedule="1F1B, one layer less on the first and last stage")
+
+
+@pytest.mark.parametrize(
+    ("words", "window", "told"),
+    [
+        ("mqa, parallel block", None, False),
+        ("gqa, parallel block, sliding window", None, True),
+        ("gqa, sliding window 4096, parallel block", 4096, False),
+    ],
+)
+def test_parallel_blocks_are_read_with_and_without_a_window(
+    words: str, window: int | None, told: bool
+) -> None:
+    """A window that is not stated is left out and told; the block stays parallel."""
+    run = _described(attention_type=words)
+    assert run.scenario["model"]["parallel_block"]
+    assert run.scenario["model"].get("window") == window
+    assert any("window" in each.why for each in run.assumed) == told
+
+
+@pytest.mark.parametrize(
+    ("notes", "window"),
+    [("", None), ("packed to 8192", 512), ("packed sequences, mean length 700", 700)],
+)
+def test_packed_documents_attend_to_themselves_alone(notes: str, window: int | None) -> None:
+    """Attention is that of documents of their mean length, stated or assumed."""
+    run = _described(notes=notes)
+    assert run.scenario["model"].get("window") == window
+    assert any(each.to == "document_tokens" for each in run.assumed) == bool(window)
 
 
 def test_unknown_cells_are_refused_with_a_reason() -> None:

@@ -215,19 +215,15 @@ def test_records_have_an_interval_of_their_own(rows):
     assert dataclasses.replace(record, ends=None).figure == ""
 
 
-def test_a_row_that_contradicts_its_parameters_is_told(rows):
-    """A name of 3B whose columns make 6.7B is a doubt, not a prediction without a word."""
+def test_a_row_that_contradicts_its_parameters_is_not_predicted(rows):
+    """A name of 3B whose columns make 6.7B is refused with both, unless its words say that layers are left out."""
     empty = dict.fromkeys(set(next(iter(rows.values()))) - set(SMALL), "")
-    doubts = [
-        [
-            text
-            for text in predicted({**SMALL, **empty, "params_total_b": size}).assumed
-            if "params" in text
-        ]
-        for size in ("6.7", "3")
-    ]
-    assert doubts[0] == []
-    assert "where it states 3" in doubts[1][0]
+    row = {**SMALL, **empty}
+    assert predicted({**row, "params_total_b": "6.7"}).predicted
+    refused = predicted({**row, "params_total_b": "3"})
+    assert refused.predicted is None
+    assert "where it states 3" in refused.skipped_because
+    assert predicted({**row, "params_total_b": "30", "notes": "proxy: fewer layers"}).predicted
 
 
 def test_a_plan_without_a_micro_batch_takes_the_fastest_that_fits(rows):
