@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
 LONGEST_KEY = 120  # characters of a key that are printed: nobody reads more
 MOST_PROBLEMS = 50  # mistakes of a file that are printed, one a line
 LONGEST_LINE = 1000  # characters of a line that are printed
+LONGEST_WORD = re.compile(r"(?<=\S{140})\S{10,}(?=\S{50})")  # the middle of somebody's value
 LONGEST_LIST = 24  # names that `nearest` prints when none is close
 
 
@@ -69,7 +71,7 @@ class MpsimError(Exception):
     """Root of everything mpsim raises on purpose; no line of its text is longer than a person reads."""
 
     def __str__(self) -> str:
-        lines = super().__str__().split("\n")
+        lines = LONGEST_WORD.sub("...", super().__str__()).split("\n")
         return "\n".join(
             line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in lines
         )

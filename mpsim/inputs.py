@@ -62,7 +62,6 @@ _RATIO: Final = 300
 """Times that a packed file may grow: traces grow 10 to 50 times, a bomb 1000 times."""
 _FREE: Final = 1 << 24  # bytes unpacked before the ratio counts: a few repeated lines pack well
 _BUFFER: Final = 1 << 18
-_LONGEST_PATH: Final = 500  # characters of it in a message
 _SHOWN: Final = 40  # characters of somebody's value in a message
 _KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
@@ -77,9 +76,8 @@ _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOE
 
 def refusal(error: type[MpsimError], path: str | Path, reason: str, line: int = 0) -> MpsimError:
     """An error of a class about a file, or a line of it."""
-    path = str(path) if len(str(path)) <= _LONGEST_PATH else f"...{str(path)[-_LONGEST_PATH:]}"
     if issubclass(error, ScenarioError):
-        return error([Problem(reason, file=path, line=line)])
+        return error([Problem(reason, file=str(path), line=line)])
     return error(f"{path}:{line}: {reason}" if line else f"{path}: {reason}")
 
 

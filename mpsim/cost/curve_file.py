@@ -10,6 +10,7 @@ from mpsim.cost.curves import SWITCH_JUMP, CollectiveCurves, Curve, Place
 from mpsim.cost.traffic import COLLECTIVES
 from mpsim.document import Document, read_document
 from mpsim.errors import CalibrationError, Problem, ScenarioError, nearest
+from mpsim.inputs import shown
 
 __all__ = ["load_curves"]
 
@@ -51,15 +52,15 @@ def _problems(document: Document) -> Iterator[Problem]:
         return
     yield from _wrong_keys(data, _KEYS, _REQUIRED, "")
     if data.get("schema", _SCHEMA) != _SCHEMA:
-        yield Problem(f"got {data['schema']!r}; this version reads schema {_SCHEMA}", "schema")
+        yield Problem(f"got {shown(data['schema'])}; this version reads schema {_SCHEMA}", "schema")
     for key in _TEXTS:
         if key in data and (not isinstance(data[key], str) or not data[key]):
-            yield Problem(f"got {data[key]!r}; needed a text", key)
+            yield Problem(f"got {shown(data[key])}; needed a text", key)
     if isinstance(data.get("as_of"), str) and not _is_date(data["as_of"]):
-        yield Problem(f"got {data['as_of']!r}; needed a date such as 2026-11-21", "as_of")
+        yield Problem(f"got {shown(data['as_of'])}; needed a date such as 2026-11-21", "as_of")
     jump = data.get("switch_jump", SWITCH_JUMP)
     if not _is_number(jump) or jump <= 0:
-        yield Problem(f"got {jump!r}; needed a number above 0", "switch_jump")
+        yield Problem(f"got {shown(jump)}; needed a number above 0", "switch_jump")
     entries = data.get("curves", [{}])
     if not isinstance(entries, list) or not entries:
         yield Problem("needed a list of one curve or more", "curves")
@@ -70,16 +71,15 @@ def _problems(document: Document) -> Iterator[Problem]:
 
 def _curve_problems(entry: object, key: str) -> Iterator[Problem]:
     if not isinstance(entry, dict):
-        yield Problem(f"got {entry!r}; needed collective, ranks, bytes and seconds", key)
+        yield Problem(f"got {shown(entry)}; needed collective, ranks, bytes and seconds", key)
         return
     yield from _wrong_keys(entry, _CURVE_KEYS, _CURVE_REQUIRED, f"{key}.")
-    kind = entry.get("collective", COLLECTIVES[0])
-    if kind not in COLLECTIVES:
-        yield Problem(f"got {kind!r}; {nearest(str(kind), COLLECTIVES)}", f"{key}.collective")
+    if (kind := entry.get("collective", COLLECTIVES[0])) not in COLLECTIVES:
+        yield Problem(f"got {shown(kind)}; {nearest(str(kind), COLLECTIVES)}", f"{key}.collective")
     for name, least in (("ranks", 2), ("domains", 1)):
         value = entry.get(name, least)
         if type(value) is not int or value < least:
-            yield Problem(f"got {value!r}; needed {least} or more", f"{key}.{name}")
+            yield Problem(f"got {shown(value)}; needed {least} or more", f"{key}.{name}")
     for name in ("bytes", "seconds"):
         values = entry.get(name, [])
         if not isinstance(values, list) or not all(_is_number(value) for value in values):

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from mpsim.formats.configs import json_config, yaml_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.ledger import Ledger, flat, nested, shortened
+from mpsim.formats.ledger import Ledger, flat, nested, shown
 from mpsim.formats.outgoing import Exported, check_trains, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, Key, keys, keys_to, table
@@ -130,7 +130,7 @@ def _read_sharding(ledger: Ledger) -> int:
             last, where = row.name, device
             ledger.put(row.name, row.to, row.values[device])
         elif device not in (None, "none"):
-            why = f"got {shortened(device)}; needed none, cpu or nvme"
+            why = f"got {shown(device)}; needed none, cpu or nvme"
             ledger.refuse(f"{ledger.place(row.name)}: {why}")
     if where == "nvme":
         ledger.put(last, "parallelism.offload_to", where)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.configs import json_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, nested, shortened
+from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, nested, shown
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
 from mpsim.scenario.model import ModelChoice
@@ -108,7 +108,7 @@ class _Reader:
         data = table(DATA, "huggingface")
         for rule in data["not_simulated"]:
             if re.fullmatch(rule["pattern"], self.kind):
-                self._not_simulated(f"model_type {self.kind!r} {rule['why']}")
+                self._not_simulated(f"model_type {shown(self.kind)} {rule['why']}")
         section = self.data.get(self.head.rstrip("."), self.data) if self.head else self.data
         kinds = section.get("layer_types") or section.get("layers_block_type") or ()
         odd = (
@@ -117,11 +117,13 @@ class _Reader:
             else ()
         )
         if odd:
-            self._not_simulated(f"model_type {self.kind!r} has layers of {', '.join(sorted(odd))}")
+            self._not_simulated(
+                f"model_type {shown(self.kind)} has layers of {', '.join(sorted(odd))}"
+            )
         recurrent = [key for key in data["state_space_keys"] if section.get(key)]
         if recurrent:
             self._not_simulated(
-                f"model_type {self.kind!r} has state-space or linear attention layers ({', '.join(recurrent)})"
+                f"model_type {shown(self.kind)} has state-space or linear attention layers ({', '.join(recurrent)})"
             )
 
     def _not_simulated(self, what: str) -> None:
@@ -136,9 +138,9 @@ class _Reader:
         known = table(DATA, "huggingface")["types"]
         if missing:
             raise FormatError(
-                f"{self.ledger.file}: model_type {self.kind[:60]!r} is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
+                f"{self.ledger.file}: model_type {shown(self.kind)} is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
             )
-        why = f"model_type {self.kind[:60]!r} is unknown to mpsim; read as a {_GENERIC}: gated MLP, RMS norms, no biases"
+        why = f"model_type {shown(self.kind)} is unknown to mpsim; read as a {_GENERIC}: gated MLP, RMS norms, no biases"
         self.ledger.note("model", why)
         self.ledger.warn(f"{why}; its parameters are not counted")
 
@@ -314,7 +316,7 @@ class _Reader:
         value = self.ledger.get(key) if key else defaults.get("dropout", 0.0)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
             self.ledger.refuse(
-                f"{self.ledger.place(key or 'dropout')}: got {shortened(value)}; needed a probability"
+                f"{self.ledger.place(key or 'dropout')}: got {shown(value)}; needed a probability"
             )
             return
         self._put("model.dropout", float(value), [key] if key else ())

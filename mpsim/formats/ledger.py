@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Final
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Assumed, Imported, Mapped
 from mpsim.formats.words import keys, keys_to
+from mpsim.inputs import shown
 
-__all__ = ["MOST_LAYERS", "Ledger", "Settings", "flat", "laid", "nested", "shortened"]
+__all__ = ["MOST_LAYERS", "Ledger", "Settings", "flat", "laid", "nested", "shown"]
 
 MOST_LAYERS: Final = 4096
 """Layers, stages and experts that a configuration may state: lists are made of them, and no model has so many."""
@@ -23,7 +24,6 @@ MOST_LAYERS: Final = 4096
 _NEEDED = ("model", "cluster", "training.global_batch", "training.sequence_length")
 _OFF: Final = (None, False, 0, "", "0", "none", "None", "false", "False", "off")
 _UNSET: Final = (None, False, "False", "false", "None", "none", "null")
-LONGEST = 60  # characters of a value of somebody's file that a message repeats
 
 
 class Ledger:
@@ -137,7 +137,7 @@ class Ledger:
         if number is None or not least <= number <= most:
             needed = f"needed a whole number of at least {least}"
             needed += f" and at most {most}" if number is not None and number > most else ""
-            self.refuse(f"{self.place(key)}: got {shortened(value)}; {needed}")
+            self.refuse(f"{self.place(key)}: got {shown(value)}; {needed}")
             return None
         return number
 
@@ -151,7 +151,7 @@ class Ledger:
             return True
         if word in ("false", "0", "no", "off"):
             return False
-        self.refuse(f"{self.place(key)}: got {shortened(value)}; needed true or false")
+        self.refuse(f"{self.place(key)}: got {shown(value)}; needed true or false")
         return None
 
     def close(
@@ -250,7 +250,7 @@ class Settings:
         except (TypeError, ValueError):
             number = float("nan")
         if not abs(number) < 1e15:
-            self.ledger.refuse(f"{self.place(name)}: got {shortened(value)}; needed a number")
+            self.ledger.refuse(f"{self.place(name)}: got {shown(value)}; needed a number")
             return None
         return number
 
@@ -264,7 +264,7 @@ class Settings:
         known = next(row.values for row in keys(self.table) if row.name == name)
         if word not in known:
             needed = ", ".join(known)
-            self.ledger.refuse(f"{self.place(name)}: got {shortened(word)}; needed one of {needed}")
+            self.ledger.refuse(f"{self.place(name)}: got {shown(word)}; needed one of {needed}")
         return known.get(word)
 
     def place(self, name: str) -> str:
@@ -304,12 +304,6 @@ def _whole(value: object) -> int | None:
     return (
         int(number) if number is not None and abs(number) < 1e18 and number == int(number) else None
     )
-
-
-def shortened(value: object) -> str:
-    """A value of somebody's file as far as a message repeats it."""
-    text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def flat(

@@ -21,7 +21,7 @@ from typing import Final
 from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, header, launched, scheduler_variables
-from mpsim.formats.ledger import Ledger, shortened
+from mpsim.formats.ledger import Ledger, shown
 from mpsim.formats.megatron_flags import era_of, flags, moves, newest_tag, preset_of, refused, tags
 from mpsim.formats.megatron_habits import read_habits, write_habits
 from mpsim.formats.megatron_layout import (  # fmt: skip
@@ -277,7 +277,7 @@ def _check_known(ledger: Ledger, given: Mapping[str, Sequence[Word]], file: str)
         elif unknown:
             ledger.refuse(f"{place} needs {unknown[0].unknown[0]}; set it in the file")
         elif is_switch and len(values) == 1 and values[0].text:
-            ledger.refuse(f"{place} takes no value; got {shortened(values[0].text)}")
+            ledger.refuse(f"{place} takes no value; got {shown(values[0].text)}")
         elif not is_switch and not values:
             ledger.refuse(f"{place} needs a value")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from mpsim.formats.ledger import MOST_LAYERS, shortened
+from mpsim.formats.ledger import MOST_LAYERS, shown
 from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import keys_to
 
@@ -146,7 +146,7 @@ def _read_stages(given: Reading, text: str, pp: int, layers: int | None) -> int 
     """Layers of every stage as a layout string lists them; returns the chunks of a rank."""
     expanded = _expanded(text)
     if expanded is None:
-        why = f"got {shortened(text)}; needed stages such as 'Et*3|(tt|)*29,m|L'"
+        why = f"got {shown(text)}; needed stages such as 'Et*3|(tt|)*29,m|L'"
         given.refuse(_LAYOUT, why)
         return None
     stages = expanded.split("|")
@@ -244,7 +244,7 @@ def _read_recompute(given: Reading) -> None:
         how = "selective"
     how = "full" if old else how
     if how not in (None, "full", "selective"):
-        why = f"got {shortened(how)}; needed full or selective"
+        why = f"got {shown(how)}; needed full or selective"
         given.refuse("recompute-granularity", why)
         return
     names = ["recompute-granularity", "recompute-activations", *old]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mpsim.errors import FormatError
-from mpsim.formats.ledger import MOST_LAYERS, shortened
+from mpsim.formats.ledger import MOST_LAYERS, shown
 from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import DATA, table
 
@@ -166,7 +166,7 @@ def _read_expert_layers(given: Reading, value: object, layers: int | None) -> No
     name = "moe-layer-freq"
     pattern = value if isinstance(value, list) else _pattern(str(value))
     if pattern is None or layers is None:
-        given.refuse(name, f"got {shortened(value)}; needed a number, or a list such as ([0]*3+[1]*58)")  # fmt: skip
+        given.refuse(name, f"got {shown(value)}; needed a number, or a list such as ([0]*3+[1]*58)")  # fmt: skip
         return
     if len(pattern) == 1 and pattern[0] >= 1:
         if pattern[0] > 1:

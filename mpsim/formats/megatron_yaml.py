@@ -20,7 +20,7 @@ from mpsim.errors import nearest
 from mpsim.formats.configs import yaml_config
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, Stated
-from mpsim.formats.ledger import Ledger, flat, shortened
+from mpsim.formats.ledger import Ledger, flat, shown
 from mpsim.formats.megatron import put_scenario, settings_for
 from mpsim.formats.megatron_flags import flags, moves, refused
 from mpsim.formats.megatron_settings import Reading, Writing
@@ -108,7 +108,7 @@ def _settings(ledger: Ledger) -> tuple[dict[str, str], dict[str, object]]:
         for name, given in _setting(word, value):
             if isinstance(given, str) and "${" in given:
                 why = "which another file or a resolver decides; write the value"
-                ledger.refuse(f"{ledger.place(key)}: got {shortened(given)}, {why}")
+                ledger.refuse(f"{ledger.place(key)}: got {shown(given)}, {why}")
             elif name in values and values[name] != given:
                 ledger.note(ledger.place(key), f"{keys[name]} says otherwise, and counts")
             elif name not in values:
@@ -146,7 +146,7 @@ def _put_precision(ledger: Ledger, keys: dict[str, str], values: dict[str, objec
             continue
         word = str(ledger.get(key)).strip().lower()
         if word not in known:
-            why = f"precision recipe {shortened(word)} is unknown; {nearest(word, known)}"
+            why = f"precision recipe {shown(word)} is unknown; {nearest(word, known)}"
             ledger.refuse(f"{ledger.place(key)}: {why}")
             return
         for name, value in known[word].items():
@@ -156,7 +156,7 @@ def _put_precision(ledger: Ledger, keys: dict[str, str], values: dict[str, objec
                 keys[name], values[name] = key, value
     narrow = values.get("fp8-format")
     if narrow is not None and str(narrow).lower() not in _FP8_FORMATS:
-        why = f"got {shortened(narrow)}; needed hybrid or e4m3"
+        why = f"got {shown(narrow)}; needed hybrid or e4m3"
         ledger.refuse(f"{ledger.place(keys['fp8-format'])}: {why}")
 
 

@@ -136,7 +136,7 @@ def _read_json_report(head: Head, options: Options) -> Points:
     version = report.whole("version", _JSON_VERSIONS[0])
     if version not in _JSON_VERSIONS:
         raise CalibrationError(
-            f"{path}: JSON version {version!r} of nccl-tests; this version of mpsim reads {', '.join(map(str, _JSON_VERSIONS))}"
+            f"{path}: JSON version {shown(version)} of nccl-tests; this version of mpsim reads {', '.join(map(str, _JSON_VERSIONS))}"
         )
     if "end_time" not in report or not isinstance(report.value("results"), list):
         raise CalibrationError(f"{path}: truncated, it has no end_time; run it to its end")
@@ -257,7 +257,7 @@ def _places(path: Path, ranks: Sequence[tuple[int, int, str, str]]) -> tuple[int
     devices = {info for _, _, _, info in ranks if info}
     if len(devices) > 1:
         raise CalibrationError(
-            f"{path}: mixes {', '.join(sorted(devices))}; calibrate each on its own"
+            f"{path}: mixes {', '.join(map(shown, sorted(devices)[:4]))}; calibrate each on its own"
         )
     first = [(host, info) for _, group, host, info in ranks if group == ranks[0][1]]
     return len(first), len({host for host, _ in first}), next(iter(devices), "")

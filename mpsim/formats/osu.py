@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import MeasuredPoint, Points, collective_name, collective_point
-from mpsim.formats.ledger import shortened
+from mpsim.formats.ledger import shown
 from mpsim.formats.source import Format, Head, Options, read_text
 
 __all__ = ["OSU"]
@@ -84,7 +84,7 @@ def _read_report(head: Head, options: Options) -> Points:
         if match := _TITLE.match(stripped):
             if title and match[2] != title:
                 raise FormatError(
-                    f"{place}: a second benchmark ({shortened(match[2])}); needed the output of one"
+                    f"{place}: a second benchmark ({shown(match[2])}); needed the output of one"
                 )
             title, version = match[2], match[3] or ""
         elif match := re.match(r"#\s*Datatype:\s*([\w ]+)", stripped):
@@ -150,7 +150,7 @@ def _row(place: str, line: str, columns: Sequence[str]) -> dict[str, object]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0 or value > 1e18:
-            raise FormatError(f"{place}: got {shortened(cell)}; needed a number")
+            raise FormatError(f"{place}: got {shown(cell)}; needed a number")
         row[name] = value * _UNITS[name] if _UNITS[name] else int(value)
     return row
 

@@ -21,6 +21,7 @@ from mpsim.formats.imported import (
     kernel_point,
 )
 from mpsim.formats.source import Format, Head, Options
+from mpsim.inputs import shown
 from mpsim.workload import gemm_flops
 
 __all__ = ["TABLE", "table_of"]
@@ -55,7 +56,7 @@ def _read_table(head: Head, options: Options) -> Points:
     columns = set(rows[0])
     for key in only:
         if key not in columns:
-            raise CalibrationError(f"{path}: no column {key!r}; {nearest(key, columns)}")
+            raise CalibrationError(f"{path}: no column {shown(key)}; {nearest(key, columns)}")
     picked = [
         (number, row)
         for number, row in enumerate(rows, start=2)
@@ -120,10 +121,10 @@ def _check_one_machine(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
         if column in ("link", "nic"):  # a row on one node names no NIC
             values = [value for value in values if value and value != "none"]
         if len(values) > 1:
-            shown = ", ".join(map(repr, values[:_SHOWN]))
+            few = ", ".join(map(shown, values[:_SHOWN]))
             more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
             raise CalibrationError(
-                f"{path}: mixes {column}s {shown}{more}; pick one, such as --only {column}={values[0]!r}"
+                f"{path}: mixes {column}s {few}{more}; pick one, such as --only {column}={shown(values[0])}"
             )
 
 
@@ -132,7 +133,9 @@ def _collective(cells: Cells, place: str) -> MeasuredPoint | None:
     ranks, nodes = cells.required("gpus"), cells.required("nodes")
     name = collective_name(cells.text("collective"))
     if name is None:
-        raise CalibrationError(f"collective is {cells.text('collective')!r}, which is none of ours")
+        raise CalibrationError(
+            f"collective is {shown(cells.text('collective'))}, which is none of ours"
+        )
     if not time or not size or ranks <= 1:
         return None
     return collective_point(

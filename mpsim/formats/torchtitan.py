@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from mpsim.formats.configs import json_config, toml_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.ledger import MOST_LAYERS, Ledger, Settings, flat, shortened
+from mpsim.formats.ledger import MOST_LAYERS, Ledger, Settings, flat, shown
 from mpsim.formats.outgoing import Exported, check_trains, header, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, keys_to, table
@@ -108,7 +108,7 @@ class _Reader(Settings):
             self.layers = model(preset).layers
             return
         self.ledger.ask("model")
-        why = f"flavor {shortened(flavor)} of {shortened(name)} is in no table here"
+        why = f"flavor {shown(flavor)} of {shown(name)} is in no table here"
         self.ledger.warn(f"{self.place(rows[0])}: {why}")
 
     def parallelism(self, options: Options) -> None:
@@ -155,7 +155,7 @@ class _Reader(Settings):
         row = keys_to(_NAME, "parallelism.zero")[0]
         stays = str(self.ledger.get(row.name, "default"))
         if stays not in row.values:
-            self.refuse(row.name, f"got {shortened(stays)}; needed default, always or never")
+            self.refuse(row.name, f"got {shown(stays)}; needed default, always or never")
             return
         kind = str(self.ledger.get("training.data_parallel_type", "fsdp"))
         is_sharded = kind == "fsdp" and (self.mesh["shard"] != 1 or self.mesh["cp"] > 1)
@@ -178,7 +178,7 @@ class _Reader(Settings):
         names = {name.lower(): schedule for name, schedule in known.items()}
         if word.lower() not in names:
             needed = ", ".join(known)
-            self.refuse(key, f"schedule {shortened(word)} is not simulated; needed one of {needed}")
+            self.refuse(key, f"schedule {shown(word)} is not simulated; needed one of {needed}")
             return
         name, chunks = names[word.lower()]
         self.put(key, "schedule.name", name)
@@ -294,7 +294,7 @@ class _Reader(Settings):
             row = keys_to(_NAME, "training.precision")[0]
             word = str(self.ledger.get(row.name, "bfloat16"))
             if word not in row.values:
-                self.refuse(row.name, f"got {shortened(word)}; needed one of {', '.join(row.values)}")  # fmt: skip
+                self.refuse(row.name, f"got {shown(word)}; needed one of {', '.join(row.values)}")  # fmt: skip
                 return
             self.put(row.name, row.to, row.values[word])
 
@@ -318,7 +318,7 @@ class _Reader(Settings):
             )
             self.ledger.warn(f"{self.ledger.place(rows[0])}: {why}")
         else:
-            got = f"got {shortened(mode)} with option {shortened(option)}"
+            got = f"got {shown(mode)} with option {shown(option)}"
             self.refuse(rows[0], f"{got}; needed none, selective or full")
 
     def _every(self, rows: list[str], every: int) -> None:

@@ -87,7 +87,7 @@ def read_entry(noun: type[T], name: str, data: object) -> T:
         If a key is unknown or missing, or a figure is not a quantity.
     """
     if not isinstance(data, Mapping):
-        raise HardwareError(f"{name}: got {data!r}, needed a mapping of values")
+        raise HardwareError(f"{name}: got {shown(data)}, needed a mapping of values")
     fields = {
         _WRITTEN.get(field.name, field.name): field.name
         for field in dataclasses.fields(noun)  # type: ignore[arg-type] # nouns are dataclasses
@@ -96,7 +96,7 @@ def read_entry(noun: type[T], name: str, data: object) -> T:
     known = (*_PROVENANCE, *fields)
     for key in data:
         if key not in known:
-            raise HardwareError(f"{name}: unknown key {key!r}; {nearest(str(key), known)}")
+            raise HardwareError(f"{name}: unknown key {shown(key)}; {nearest(str(key), known)}")
     given = {key: value for key, value in data.items() if value is not None}
     try:
         origin = read(_Provenance, {key: given[key] for key in _PROVENANCE if key in given})

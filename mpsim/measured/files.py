@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from mpsim.errors import CalibrationError, nearest
-from mpsim.inputs import TEXT, open_text, read_lines
+from mpsim.inputs import TEXT, open_text, read_lines, shown
 from mpsim.measured.records import (
     Actions,
     End,
@@ -53,20 +53,20 @@ def _first(mistake: ErrorDetails) -> str:
     if kind == "json_invalid":
         return f"not JSON ({message}); the file is damaged or truncated"
     if kind.startswith("union_tag") and isinstance(value, dict):
-        return f"'kind' is {value.get('kind')!r}; needed {', '.join(_KINDS)}"
+        return f"'kind' is {shown(value.get('kind'))}; needed {', '.join(_KINDS)}"
     if not keys and kind != "value_error":
         return f"got {type(value).__name__}; needed an object on each line"
     if kind == "missing":
-        return f"field {key!r} is missing"
+        return f"field {shown(key)} is missing"
     if kind == "unexpected_keyword_argument":
         holder = _PARTS.get(str(keys[0]), _KINDS[str(line)])
         fields = [field.name for field in dataclasses.fields(holder)]
-        return f"unknown field {key!r}; {nearest(str(keys[-1]), fields)}"
+        return f"unknown field {shown(key)}; {nearest(str(keys[-1]), fields)}"
     if kind == "finite_number":
         return f"{json.dumps(value)} is not a measured time; the run that wrote it went wrong"
     if kind == "value_error":
         return str(mistake["ctx"]["error"])
-    return f"{key!r} is {json.dumps(value)}; {message[:1].lower()}{message[1:]}"
+    return f"{shown(key)} is {json.dumps(value)[:60]}; {message[:1].lower()}{message[1:]}"
 
 
 def to_line(line: Line) -> str:
@@ -155,11 +155,11 @@ class _Reading:
     def _take_measurement(self, measurement: Measurement) -> None:
         assert self.header is not None
         if measurement.id in self.measurements:
-            raise CalibrationError(f"measurement {measurement.id!r} was given before")
+            raise CalibrationError(f"measurement {shown(measurement.id)} was given before")
         outside = [rank for rank in measurement.group if rank >= self.header.world_size]
         if outside:
             raise CalibrationError(
-                f"rank {outside[0]} of {measurement.id!r} is not among the {self.header.world_size} of the header"
+                f"rank {outside[0]} of {shown(measurement.id)} is not among the {self.header.world_size} of the header"
             )
         self.measurements[measurement.id] = measurement
 

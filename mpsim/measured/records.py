@@ -25,6 +25,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from mpsim.errors import nearest
+from mpsim.inputs import shown
 
 __all__ = [
     "DTYPES",
@@ -104,7 +105,7 @@ Duration: TypeAlias = Annotated[float, Field(gt=0)]
 def _known_schema(schema: object) -> object:
     if type(schema) is not int or schema != SCHEMA:
         raise ValueError(
-            f"schema {schema!r}; this mpsim reads schema {SCHEMA}: measure again, or install the mpsim that wrote it"
+            f"schema {shown(schema)}; this mpsim reads schema {SCHEMA}: measure again, or install the mpsim that wrote it"
         )
     return schema
 
@@ -114,7 +115,7 @@ def _among(known: Sequence[str]) -> Callable[[object], object]:
 
     def check(word: object) -> object:
         if isinstance(word, str) and word not in known:
-            raise ValueError(f"{word!r} is not known; {nearest(word, known)}")
+            raise ValueError(f"{shown(word)} is not known; {nearest(word, known)}")
         return word
 
     return check
@@ -233,7 +234,7 @@ class Actions:
         for token in self.token:
             if not _TOKEN.fullmatch(token):
                 raise ValueError(
-                    f"'actions' holds the token {token!r}; known: 3F0 and the like with F, B, I or W, gradients, optimizer"
+                    f"'actions' holds the token {shown(token)}; known: 3F0 and the like with F, B, I or W, gradients, optimizer"
                 )
         if any(end < start for start, end in zip(self.start, self.end, strict=True)):
             raise ValueError("an action ends before it begins")
@@ -318,11 +319,11 @@ class Measurement:
     def _check_case(self) -> Self:
         """Refuse what no fit and no scenario could be made of: an unknown number format, or a case without its sizes."""
         if self.family != "collectives" and self.dtype not in DTYPES:
-            raise ValueError(f"'dtype' is {self.dtype!r}; known: {', '.join(DTYPES)}")
+            raise ValueError(f"'dtype' is {shown(self.dtype)}; known: {', '.join(DTYPES)}")
         lacking = [name for name in SIZES.get(self.op, ()) if self.shape.get(name, 0) < 1]
         if lacking:
             raise ValueError(
-                f"'shape' of {self.id!r} lacks {', '.join(lacking)}; {self.op} needs {', '.join(SIZES[self.op])}, each above 0"
+                f"'shape' of {shown(self.id)} lacks {', '.join(lacking)}; {self.op} needs {', '.join(SIZES[self.op])}, each above 0"
             )
         return self
 
@@ -330,7 +331,7 @@ class Measurement:
     def _check_group(self) -> Self:
         if not self.group or len(set(self.group)) != len(self.group):
             raise ValueError(f"'group' is {list(self.group)}; needed ranks, each once")
-        where = f"'seconds' of {self.id!r}"
+        where = f"'seconds' of {shown(self.id)}"
         if len(self.seconds) != len(self.group):
             raise ValueError(
                 f"{where} holds {len(self.seconds)} ranks, its group {len(self.group)}; a rank is missing, measure again"

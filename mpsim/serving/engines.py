@@ -106,7 +106,7 @@ def engine(name: str) -> EnginePreset:
     """
     entries = _entries()
     if name not in entries:
-        raise ScenarioError(f"no serving engine {name!r}; {nearest(name, entries)}")
+        raise ScenarioError(f"no serving engine {name[:60]!r}; {nearest(name, entries)}")
     return _preset(name)
 
 
@@ -132,7 +132,7 @@ def override(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset
         field.name for field in dataclasses.fields(EnginePreset) if field.name not in _PROVENANCE
     ]
     problems = [
-        Problem(f"unknown key {key!r}; {nearest(key, usable)}", key=f"serving.engine.{key}")
+        Problem(f"unknown key {key[:60]!r}; {nearest(key, usable)}", key=f"serving.engine.{key}")
         for key in fields
         if key not in usable
     ]

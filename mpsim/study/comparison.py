@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpsim.errors import ScenarioError
-from mpsim.formats.ledger import LONGEST, flat
+from mpsim.formats.ledger import flat
 from mpsim.frame import Tabular
 from mpsim.result import Result
 from mpsim.result.words import Figures, of_peak
@@ -40,7 +40,7 @@ _UNSAID = (
     "overrides",
 )  # keys of a file that decide no result
 _SIDES = ("a", "b", "difference", "relative")
-_TOLD = 4  # changes that are spelled out
+_TOLD, _LONGEST = 4, 60  # changes that are spelled out, characters of a value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Comparison(Shown, Tabular):
     def _changed(self) -> list[str]:
         """Keys and values of B instead of those of A, the first few."""
         words = [
-            f"{key} {' to '.join('default' if value is None else f'{value}'[:LONGEST] for value in values)}"
+            f"{key} {' to '.join('default' if value is None else f'{value}'[:_LONGEST] for value in values)}"
             for key, values in list(self.changes.items())[:_TOLD]
         ]
         more = len(self.changes) - len(words)
