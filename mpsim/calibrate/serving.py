@@ -22,7 +22,6 @@ __all__ = ["fit_serving", "on_machine"]
 Floats = NDArray[np.float64]
 
 _RATES = ("attention_bandwidth", "prompt_share", "reduction_latency")
-_SHARES = ("gemm_bandwidth", "gemm_compute", "expert_bandwidth", "expert_compute")
 _TIMES = ("step_time", "request_time", "layer_time", "host_layer_time", "first_token_time")
 _QUANTITIES = ("ttft", "tpot", "e2e", "throughput")
 _STEP = 0.05  # of a derivative, in logarithms: iterations are formed anew, so that less drowns in their steps
@@ -121,7 +120,8 @@ def _unknowns(points: Sequence[ServedPoint]) -> list[Unknown]:
     for name, value in sorted(starts.items()):
         kind = "share" if _unit(name) == "1" else "time"
         reach = 3.0 if kind == "share" else 50.0
-        high = min(value * reach, 1.0) if kind == "share" else value * reach
+        is_share = kind == "share" and ".rates." in name
+        high = min(value * reach, 1.0) if is_share else value * reach
         unknowns.append(Unknown(name, value, value / reach, high, _PRIOR[kind]))
     return unknowns
 
@@ -129,10 +129,10 @@ def _unknowns(points: Sequence[ServedPoint]) -> list[Unknown]:
 def _starts(plan: ServicePlan) -> dict[str, float]:
     rates, work = plan.rates, plan.work
     starts = {f"serving.rates.{name}": float(getattr(rates, name)) for name in _RATES}
-    formats = {linear.format.compute for linear in work.linears}
-    for name in _SHARES:
+    products = {linear.format.name for linear in work.linears}
+    experts = {routed.format.name for routed in work.experts}
+    for name, keys in (("product_rate", products), ("expert_rate", experts)):
         by_format: Mapping[str, float] = getattr(rates, name)
-        keys = formats if name.startswith("gemm") else {e.format.name for e in work.experts}
         for key in keys:
             usual = key if key in by_format else "*"
             starts[f"serving.{name}.{usual}"] = by_format[usual]

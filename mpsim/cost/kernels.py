@@ -6,7 +6,7 @@ Shapes: N operators, U shapes among them that were never seen before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,6 +58,7 @@ _RELATIVES = {
 _HALF = ("bf16", "fp16")
 
 Shape = tuple[object, ...]
+_Shapes: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike]
 
 
 class Work(NamedTuple):
@@ -163,6 +164,21 @@ class KernelModel:
             for shape, time in zip(group, times.tolist(), strict=True):
                 seen[shape] = time  # noqa: PERF403 # a Memo takes entries one by one
         return np.array([seen[shape] for shape in shapes], dtype=np.float64)
+
+    def row_seconds(
+        self,
+        product: Operator,
+        rows: Floats,
+        moved: Floats,
+        groups: ArrayLike = 1.0,
+        *,
+        least_tile: float = 1.0,
+    ) -> Floats:
+        """Time of a product over other numbers of rows that moves so many bytes [s]; of experts `rows` is the mean of the `groups` that have any, and tiles are no larger than it needs."""
+        shape = (rows, product.n, product.k, groups, moved)
+        if product.kind is OperatorKind.GROUPED_GEMM:
+            return self._group_seconds(shape, ragged=True, least=least_tile)
+        return self._product_seconds(shape, *self._gemm[self._precision_of(product)])
 
     def work(self, operators: Sequence[Operator]) -> Work:
         """Work of operators together."""
@@ -298,23 +314,26 @@ class KernelModel:
         """One kernel for the experts of a layer; `m` is the mean of their tokens, in `Phase.WEIGHT_GRADIENT` `k` is."""
         m, n, k, batch, moved = _columns(operators, "m", "n", "k", "batch", "bytes")
         ragged = np.array([o.phase is not Phase.WEIGHT_GRADIENT for o in operators])
-        tile, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
-        peak, constants = self._gemm[self.precision]
-        times = gemm_seconds(
-            *(m, n, k, batch, moved),
-            peak=peak,
-            bandwidth=self._bandwidth,
-            c=constants,
-            padding=group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors),
-        )
+        times = self._group_seconds((m, n, k, batch, moved), ragged=ragged)
         rules = self._rules["gemm_rules"]
         slower = 1.0 if ragged.all() else self._use(rules, "grouped_weight_gradient")
         result: Floats = times * np.where(ragged, 1.0, slower)
         return result
 
-    def _product_seconds(
-        self, shape: tuple[Floats, Floats, Floats, Floats, Floats], peak: float, c: GemmConstants
+    def _group_seconds(
+        self, shape: _Shapes, *, ragged: ArrayLike, least: float | None = None
     ) -> Floats:
+        """Time of grouped products; where tiles may have as few as `least` rows, of the smallest that holds the mean of rows."""
+        largest, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
+        peak, constants = self._gemm[self.precision]
+        m, n, _, batch, _ = shape
+        rows = 2.0 ** np.ceil(np.log2(m))
+        tile = largest if least is None else np.clip(rows, least, largest)
+        padding = group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors)
+        limits = {"peak": peak, "bandwidth": self._bandwidth}
+        return gemm_seconds(*shape, **limits, c=constants, padding=padding)
+
+    def _product_seconds(self, shape: _Shapes, peak: float, c: GemmConstants) -> Floats:
         if self._waves is None:
             return gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c)
         for leaf in self._waves:

@@ -89,7 +89,7 @@ def group_padding(
     groups: ArrayLike,
     *,
     ragged: ArrayLike,
-    tile: float,
+    tile: ArrayLike,
     processors: float,
 ) -> Floats:
     """Work of whole tiles of one kernel over groups, over the work asked for, at least 1.
@@ -102,7 +102,7 @@ def group_padding(
         Products of the kernel, such as experts.
     ragged : bool or array of bool
         Whether the rows of groups differ (tokens of experts; in `Phase.WEIGHT_GRADIENT` they are equal).
-    tile : float
+    tile : float or array
         Rows and columns of a tile.
     processors : float
         Streaming multiprocessors.
@@ -117,7 +117,7 @@ def group_padding(
     >>> float(group_padding(512, 4096, 8, ragged=True, tile=128, processors=132))
     1.125
     """
-    m, n, count = (np.asarray(size, float) for size in (rows, columns, groups))
+    m, n, count, tile = (np.asarray(size, float) for size in (rows, columns, groups, tile))
     done = np.where(ragged, np.maximum(m + tile / 2, tile), np.maximum(m, tile))
     tiles = count * (done / tile) * np.maximum(n / tile, 1.0)
     filled = np.divide(done, m, out=np.ones_like(done), where=m > 0)

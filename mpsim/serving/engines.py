@@ -65,8 +65,6 @@ class EnginePreset:
     first_token_time: Seconds = 0.0
     """Time to the first token beside queue and prompt: server, tokenizer, network [s]. A
     user of a closed loop is away from the engine for as long between two requests."""
-    expert_layer_time: Seconds = 0.0
-    """Further host time of a layer of experts that the device waits for [s]."""
     expert_first_token_time: Seconds = 0.0
     """Further time of each layer of experts until the first token [s]."""
     stream_kernels: Number = 4.0

@@ -19,7 +19,7 @@ from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
 from mpsim.serving.pools import Handover, Outage, Pool
-from mpsim.serving.prices import IterationPrices
+from mpsim.serving.prices import IterationPrices, Products
 from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.requests import Requests
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft
@@ -199,7 +199,7 @@ class ServicePlan:
         form = FORMATS[self.weights]
         if form.compute in self.cluster.accelerator.peak_flops:
             return form
-        return dataclasses.replace(form, compute="bf16")
+        return dataclasses.replace(form, compute="bf16", precision="")
 
     @functools.cached_property
     def work(self) -> RankWork:
@@ -244,6 +244,7 @@ class ServicePlan:
             reductions,
             CACHE_BYTES[self.kv],
             send=(link.hop_latency, link.bandwidth * link.efficiency),
+            products=Products(cluster, self.rates),
             draft=self.draft,
             exchange=Exchange(cluster, self.work)
             if self.ep > 1 and self.attention_dp > 1

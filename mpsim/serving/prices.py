@@ -7,20 +7,23 @@ tokens alone is tabulated once; an iteration is then a few additions, and many i
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost import Board, KernelModel, Load
+from mpsim.hardware import Cluster
 from mpsim.serving.batching import Batch
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
 from mpsim.serving.rates import Rates, Reductions
 from mpsim.serving.speculation import Draft
-from mpsim.serving.work import Attention, ExpertWork, Linear, RankWork
+from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork
 
-__all__ = ["IterationPrices"]
+__all__ = ["DecodeAttention", "IterationPrices", "Products"]
 
 Floats = NDArray[np.float64]
 Seconds: TypeAlias = float | Floats
@@ -30,11 +33,10 @@ Count = TypeVar("Count", float, Floats)
 _ACTIVATION = 2.0  # B: activations are 16 bits wide whatever the weights are
 _LOGIT = 4.0  # B
 _SAMPLING_PASSES = 3  # over the logits: scale, softmax, choice
-_PASSES = 6  # over the routed rows: in and out of permute, of both products and of combine
-_RAMP = 1.4  # few rows take narrow tiles, which lose no more than this
-_NORM = 4  # power of the norm between bandwidth and compute
-_EXACT = 512  # up to so many tokens an iteration is priced by itself, above between grid points
-_GRID_STEP = 1.04
+_PERMUTES = 4  # passes over the routed rows: in and out of permute, and of combine
+_EXACT = 64  # up to so many tokens an iteration is priced by itself, above between grid points:
+_GRAPHS = 512  # up to here every eighth, as graphs are captured, then by
+_GRID_STEP = 1.05
 _LARGEST = 300_000
 
 
@@ -56,8 +58,7 @@ class IterationPrices:
 
     Notes
     -----
-    A product of m tokens with an (out, in) matrix takes ``t0 + ((bytes / (e BW))^4 + (FLOPs / (c F))^4)^(1/4)``; decode attention ``t0 + max(bytes / (e BW), FLOPs / (c F))``; causal attention of
-    prompts its FLOPs at a share of the peak.
+    Products take what `Products` says, tabulated once; decode attention ``t0 + max(bytes / (e BW), FLOPs / (c F))``; causal attention of prompts its FLOPs at a share of the peak.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class IterationPrices:
         kv_bytes: float,
         *,
         send: tuple[float, float],
+        products: Products,
         draft: Draft | None = None,
         exchange: Exchange | None = None,
     ) -> None:
@@ -89,15 +91,17 @@ class IterationPrices:
                 reductions,
                 kv_bytes,
                 send=send,
+                products=products,
                 exchange=exchange,
             )
-        self._known: dict[int, float] = {}
-        self._own_known: dict[float, float] = {}
-        self._grid = _grid()
-        self._table: list[float | None] = [None] * len(self._grid)
+        self._products = products
+        # more tokens never take less time: whoever has fewer may pad them
+        self._table = np.maximum.accumulate(sum(self.parts(_GRID).values())).tolist()
+        self._own_table = self._own_parts(_GRID).tolist()
+        self._head_table = self._head_parts(_GRID).tolist()
         shared = engine.shared_reads
         self._decode = [
-            _Decode(shape, rates, kv_bytes, shared=shared, queries=self._queries)
+            DecodeAttention(shape, rates, kv_bytes, shared=shared, queries=self._queries)
             for shape in work.attention
         ]
         # decoding alone takes a fixed time for so many sequences, and so much for each token of their contexts
@@ -106,7 +110,6 @@ class IterationPrices:
         plain = self._drafting is None and not engine.host_layer_time and None not in slopes
         each = sum(slope for slope in slopes if slope is not None) / work.attention_dp
         self._slope = each * work.pp * engine.slowdown if plain else None
-        self._heads: dict[float, float] = {}
         rate = rates.prompt_share * rates.peaks["bf16"]
         self._prompts = [
             (s.window, s.layers * 2.0 * s.heads * (s.key_width + s.value_width) / rate)
@@ -175,14 +178,14 @@ class IterationPrices:
 
     def _own_seconds(self, tokens: float) -> float:
         """Products and streaming kernels of so many tokens of one rank that keeps requests of its own, on one stage [s]."""
-        if tokens not in self._own_known:
-            moved = self.engine.stream_elements * tokens * self.work.hidden * _ACTIVATION
-            self._own_known[tokens] = self.work.layers * moved / self._streamed + sum(
-                linear.layers * self.linear_seconds(linear, tokens / linear.share)
-                for linear in self.work.linears
-                if linear.share < 1.0
-            )
-        return self._own_known[tokens]
+        return _between(self._own_table, tokens)
+
+    def _own_parts(self, tokens: Floats) -> Floats:
+        seconds = self.work.layers * self._streaming(tokens)
+        for linear in self.work.linears:
+            if linear.share < 1.0:
+                seconds = seconds + linear.layers * self._products.seconds(linear, tokens)
+        return seconds
 
     def _joined(self, stage: Seconds, batch: Batch, prompts: int, sequences: float) -> Seconds:
         """Time of an iteration that takes so long on a stage: all stages, the head, drafts, messages and the host, which sees to so many sequences."""
@@ -252,42 +255,30 @@ class IterationPrices:
 
     def token_seconds(self, tokens: int) -> float:
         """Linear layers, experts, streaming kernels and reductions of one stage for so many tokens [s]."""
-        if tokens <= _EXACT:
-            if tokens not in self._known:
-                self._known[tokens] = self._evaluate(float(tokens))
-            return self._known[tokens]
-        place = min(bisect.bisect_right(self._grid, tokens), len(self._grid) - 1)
-        low, high = self._grid[place - 1], self._grid[place]
-        below, above = self._at(place - 1), self._at(place)
-        return below + (above - below) * (tokens - low) / (high - low)
+        return _between(self._table, tokens)
 
-    def _at(self, place: int) -> float:
-        value = self._table[place]
-        if value is None:
-            value = self._table[place] = self._evaluate(self._grid[place])
-        return value
-
-    def _evaluate(self, tokens: float) -> float:
-        return sum(self.parts(tokens).values())
-
-    def parts(self, tokens: float) -> dict[str, float]:
+    def parts(self, tokens: Floats) -> dict[str, Floats]:
         """Seconds of one stage that depend on the number of tokens alone, by part."""
-        work, rates, engine = self.work, self.rates, self.engine
-        own = tokens / work.attention_dp
-        moved = engine.stream_elements * own * work.hidden * _ACTIVATION
-        streaming = engine.stream_kernels * rates.stream_latency + moved / self._streamed
+        work, engine, products = self.work, self.engine, self._products
+        linear, experts = np.zeros(len(tokens)), np.zeros(len(tokens))
+        for each in work.linears:
+            linear += each.layers * products.seconds(each, tokens * each.share)
+        for routed in work.experts:
+            experts += routed.layers * products.expert_seconds(routed, tokens)
+        kernels = engine.stream_kernels * self.rates.stream_latency
         return {
-            "linear": sum(
-                linear.layers * self.linear_seconds(linear, tokens) for linear in work.linears
-            ),
-            "experts": sum(
-                expert.layers * self._expert_seconds(expert, tokens) for expert in work.experts
-            ),
-            "streaming": work.layers * streaming,
-            "host": work.layers * engine.layer_time + work.expert_layers * engine.expert_layer_time,
-            "communication": self._communication(tokens),
-            "exchange": self._exchanged(tokens),
+            "linear": linear,
+            "experts": experts,
+            "streaming": work.layers * (kernels + self._streaming(tokens / work.attention_dp)),
+            "host": np.full(len(tokens), work.layers * engine.layer_time),
+            "communication": np.array([self._communication(each) for each in tokens.tolist()]),
+            "exchange": np.array([self._exchanged(each) for each in tokens.tolist()]),
         }
+
+    def _streaming(self, tokens: Floats) -> Floats:
+        """Time in which the memory-bound kernels of a layer move so many tokens of a rank [s]."""
+        elements = tokens * (self.engine.stream_elements * self.work.hidden)
+        return elements * (_ACTIVATION / self._streamed)
 
     @property
     def _streamed(self) -> float:
@@ -318,30 +309,6 @@ class IterationPrices:
         """Time of an all-reduce of the hidden state of so many tokens [s]."""
         return self._reductions.seconds(tokens * self.work.hidden * _ACTIVATION)
 
-    def linear_seconds(self, linear: Linear, tokens: float) -> float:
-        """Time of one product of so many tokens of an iteration [s]."""
-        rates, form = self.rates, linear.format
-        own = tokens * linear.share
-        moved = linear.weights * form.bytes + _ACTIVATION * own * (linear.into + linear.out)
-        rate = rates.gemm_compute[form.compute] * rates.peaks[form.compute]
-        bandwidth = rates.gemm_bandwidth[form.compute] * rates.bandwidth
-        return rates.gemm_latency[form.compute] + _norm(
-            moved / bandwidth, 2.0 * linear.weights * own / rate
-        )
-
-    def _expert_seconds(self, experts: ExpertWork, tokens: float) -> float:
-        """Permute, two grouped products and combine of one layer for the tokens of the busiest rank."""
-        rates, form = self.rates, experts.format
-        rows = tokens * experts.top_k / experts.ep * experts.imbalance
-        touched = experts.touched(tokens)
-        moved = touched * experts.elements * form.bytes
-        moved += _ACTIVATION * rows * self.work.hidden * _PASSES
-        rate = _of(rates.expert_compute, form.name) * rates.gemm_compute[form.compute]
-        rate *= rates.peaks[form.compute] / (1.0 + min(_RAMP, rates.expert_rows * touched / rows))
-        bandwidth = _of(rates.expert_bandwidth, form.name) * rates.bandwidth
-        fixed = _of(rates.expert_latency, form.name) + 2 * rates.gemm_latency[form.compute]
-        return fixed + _norm(moved / bandwidth, 2.0 * experts.elements * rows / rate)
-
     def pairs_seconds(self, tokens: float, pairs: float) -> float:
         """Attention of so many tokens of prompts on one stage [s]."""
         own = self.work.attention_dp
@@ -357,20 +324,69 @@ class IterationPrices:
 
     def head_seconds(self, samples: float) -> float:
         """Logits and sampling of so many tokens [s]."""
-        known = self._heads.get(samples)
-        if known is None:
-            known = self._heads[samples] = self._head_seconds(samples) if samples else 0.0
-        return known
+        return _between(self._head_table, samples) if samples else 0.0
 
-    def _head_seconds(self, samples: float) -> float:
+    def _head_parts(self, samples: Floats) -> Floats:
         head = self.work.head
-        size = samples * head.out * _LOGIT
-        gathered = self._reductions.seconds(size) / 2.0
-        passes = _SAMPLING_PASSES * size / self._streamed
-        return self.linear_seconds(head, samples) + passes + gathered + self.engine.sampling_time
+        sizes = samples * (head.out * _LOGIT)
+        gathered = np.array([self._reductions.seconds(size) / 2.0 for size in sizes.tolist()])
+        passes = _SAMPLING_PASSES * sizes / self._streamed
+        seconds = self._products.seconds(head, samples) + passes + gathered
+        return np.maximum.accumulate(seconds) + self.engine.sampling_time
 
 
-class _Decode:
+class Products:
+    """Matrix products of one rank, as `mpsim.cost.KernelModel` prices them, with what quantises their input."""
+
+    def __init__(self, cluster: Cluster, rates: Rates) -> None:
+        chip = cluster.accelerator
+        # a cap and a lock of the clock leave memory its rate
+        level = Board(chip).rate(Load.PRODUCTS)
+        peaks = {precision: level * peak for precision, peak in chip.peak_flops.items()}
+        self._chip = dataclasses.replace(chip, peak_flops=peaks, memory_bandwidth=rates.bandwidth)
+        self._rates = rates
+        self._kernels: dict[str, KernelModel] = {}
+
+    def seconds(self, linear: Linear, tokens: Floats) -> Floats:
+        """Time of one product of so many tokens [s]."""
+        product, form = linear.product, linear.format
+        moved = linear.weights * form.bytes + _ACTIVATION * tokens * (product.n + product.k)
+        seconds = self._kernel(form).row_seconds(product, tokens, moved)
+        return seconds / _of(self._rates.product_rate, form) + self._cast(form, tokens * product.k)
+
+    def expert_seconds(self, experts: ExpertWork, tokens: Floats) -> Floats:
+        """Permute, grouped products and combine of one layer for the tokens of the busiest rank [s]."""
+        form, kernel = experts.format, self._kernel(experts.format)
+        rows, touched = experts.rows(tokens), experts.touched(tokens)
+        permuted = _PERMUTES * _ACTIVATION * rows * experts.products[0].k
+        seconds = np.zeros(len(tokens))
+        for product in experts.products:
+            moved = touched * product.n * product.k * form.bytes
+            moved = moved + _ACTIVATION * rows * (product.n + product.k)
+            seconds += kernel.row_seconds(
+                product, rows / touched, moved, touched, least_tile=self._rates.expert_tile
+            )
+        stream = permuted / (self._rates.stream_bandwidth * self._rates.bandwidth)
+        return seconds / _of(self._rates.expert_rate, form) + stream + self._rates.expert_latency
+
+    def _cast(self, form: Format, elements: Floats) -> Floats | float:
+        """Time of quantising the input of a product: its kernel, and elements read wide and written narrow [s]."""
+        if form.name not in self._rates.cast_latency or not form.precision:
+            return 0.0
+        rate = self._rates.stream_bandwidth * self._rates.bandwidth
+        return self._rates.cast_latency[form.name] + elements * (_ACTIVATION + form.bytes) / rate
+
+    def _kernel(self, form: Format) -> KernelModel:
+        """Kernels in the precision of a format; chips from before bfloat16 work in the other format of 16 bits."""
+        precision = form.precision or form.compute
+        if precision == "bf16" and precision not in self._chip.peak_flops:
+            precision = "fp16"
+        if precision not in self._kernels:
+            self._kernels[precision] = KernelModel(self._chip, precision, clocks="burst")
+        return self._kernels[precision]
+
+
+class DecodeAttention:
     """Decode attention of equal layers: every sequence reads its keys and values once, for all its queries."""
 
     def __init__(
@@ -405,19 +421,27 @@ class _Decode:
         return self._layers * (self._latency + self._per_token * context)
 
 
-def _of(by_format: Mapping[str, float], name: str) -> float:
-    """A rate of grouped products with weights of a format."""
-    return by_format.get(name, by_format["*"])
+def _of(by_format: Mapping[str, float], form: Format) -> float:
+    """A rate for weights of a format."""
+    return by_format.get(form.name, by_format["*"])
 
 
-def _norm(stream: float, compute: float) -> float:
-    """Time of a product that is bound a little by both."""
-    return float((stream**_NORM + compute**_NORM) ** (1.0 / _NORM))
-
-
-def _grid() -> list[float]:
+def _grid() -> Floats:
     """Numbers of tokens at which iterations are tabulated."""
-    points = [float(_EXACT)]
+    points = [*range(1, _EXACT), *range(_EXACT, _GRAPHS + 1, 8)]
     while points[-1] < _LARGEST:
-        points.append(float(round(points[-1] * _GRID_STEP)))
-    return points
+        points.append(round(points[-1] * _GRID_STEP))
+    return np.array(points, dtype=np.float64)
+
+
+_GRID = _grid()
+_POINTS: list[float] = _GRID.tolist()
+
+
+def _between(table: Sequence[float], tokens: float) -> float:
+    """Entry of a table over the grid, or between two of its points."""
+    if tokens <= _EXACT and tokens >= 1 and tokens == int(tokens):
+        return table[int(tokens) - 1]
+    place = min(max(bisect.bisect_right(_POINTS, tokens), 1), len(_POINTS) - 1)
+    low, high = _POINTS[place - 1], _POINTS[place]
+    return table[place - 1] + (table[place] - table[place - 1]) * (tokens - low) / (high - low)

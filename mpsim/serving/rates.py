@@ -27,8 +27,10 @@ class Rates:
         Of memory, from the datasheet [B/s].
     peaks : mapping of str to float
         Dense peak of each precision [FLOP/s].
-    gemm_latency, gemm_bandwidth, gemm_compute : mapping of str to float
-        Of skinny products by precision: fixed time [s], share of `bandwidth` at which they read their weights, share of the peak.
+    cast_latency : mapping of str to float
+        Of the kernels that quantise what a product of narrow weights reads, by format of the weights [s].
+    product_rate, expert_rate : mapping of str to float
+        Of products and of grouped ones over `mpsim.cost.KernelModel`'s at the clocks of a short run, by format of the weights, ``*`` for the others.
     attention_latency, attention_bandwidth, attention_compute : float
         Of the decode kernel: fixed time [s], share of `bandwidth` at which it reads the cache, share of the bf16 peak.
     prompt_share : float
@@ -37,17 +39,15 @@ class Rates:
         Of norms, rotary, activation: fixed time [s] and share of `bandwidth`.
     reduction_latency, reduction_share : float
         Of an engine's own all-reduces: fixed time [s] and share of the link.
-    expert_latency, expert_bandwidth, expert_compute : mapping of str to float
-        Of grouped products by format of the weights, ``*`` for the others: fixed time [s], share of `bandwidth`, share of what plain products reach of the peak.
-    expert_rows : float
-        Rows of an expert at which its products reach half of that.
+    expert_latency, expert_tile : float
+        Of the kernels that route, permute and combine [s]; rows of the smallest tile of the grouped ones.
     """
 
     bandwidth: float
     peaks: Mapping[str, float]
-    gemm_latency: Mapping[str, float]
-    gemm_bandwidth: Mapping[str, float]
-    gemm_compute: Mapping[str, float]
+    cast_latency: Mapping[str, float]
+    product_rate: Mapping[str, float]
+    expert_rate: Mapping[str, float]
     attention_latency: float
     attention_bandwidth: float
     attention_compute: float
@@ -56,23 +56,18 @@ class Rates:
     stream_bandwidth: float
     reduction_latency: float
     reduction_share: float
-    expert_latency: Mapping[str, float]
-    expert_bandwidth: Mapping[str, float]
-    expert_compute: Mapping[str, float]
-    expert_rows: float
+    expert_latency: float
+    expert_tile: float
 
 
 # fixed time of two-shot over one-shot: vLLM's kernels on eight H100, 9.7 and 5.5 us
 _SECOND_BARRIER = 1.75
-BY_FORMAT = (
-    *("gemm_latency", "gemm_bandwidth", "gemm_compute"),
-    *("expert_latency", "expert_bandwidth", "expert_compute"),
-)
-"""Rates of which there is one for each precision, or format of weights."""
-_TIMES = ("attention_latency", "stream_latency", "reduction_latency")
+BY_FORMAT = ("cast_latency", "product_rate", "expert_rate")
+"""Rates of which there is one for each format of weights."""
+_TIMES = ("attention_latency", "stream_latency", "reduction_latency", "expert_latency")
 _SHARES = (
     *("attention_bandwidth", "attention_compute", "prompt_share"),
-    *("stream_bandwidth", "reduction_share"),
+    *("stream_bandwidth", "reduction_share", "expert_tile"),
 )
 
 
@@ -84,42 +79,28 @@ def rates_of(cluster: Cluster) -> Rates:
     # chips from before bfloat16 work in the other format of 16 bits, at its rate
     if "fp16" in peaks:
         peaks.setdefault("bf16", peaks["fp16"])
-    latency = {name: _seconds(value) for name, value in group["gemm_latency"].items()}
     rates = Rates(
         bandwidth=chip.memory_bandwidth,
         peaks=peaks,
-        gemm_latency=_for_all(latency, peaks),
-        gemm_bandwidth=_for_all(group["gemm_bandwidth"], peaks),
-        gemm_compute=_for_all(group["gemm_compute"], peaks),
+        cast_latency={name: _seconds(value) for name, value in group["cast_latency"].items()},
+        product_rate=group["product_rate"],
+        expert_rate=group["expert_rate"],
         **{name: _seconds(group[name]) for name in _TIMES},
         **{name: float(group[name]) for name in _SHARES},
-        expert_latency={name: _seconds(value) for name, value in group["expert_latency"].items()},
-        expert_bandwidth=group["expert_bandwidth"],
-        expert_compute=group["expert_compute"],
-        expert_rows=float(group["expert_rows"]),
     )
     measured = rates if chip.calibration is None else replaced(rates, chip.calibration)
-    return _limited(measured, Board(chip))
-
-
-def _limited(rates: Rates, board: Board) -> Rates:
-    """Rates that a power cap or a lock of the clock leaves."""
-    if not board.limited:
-        return rates
-    products, attention, streams = (
-        board.rate(load) for load in (Load.PRODUCTS, Load.ATTENTION, Load.STREAMS)
-    )
+    board = Board(chip)  # a power cap or a lock of the clock leaves less
+    attention, streams = board.rate(Load.ATTENTION), board.rate(Load.STREAMS)
     return dataclasses.replace(
-        rates,
-        bandwidth=rates.bandwidth * streams,
-        gemm_compute={form: share * products for form, share in rates.gemm_compute.items()},
-        attention_compute=rates.attention_compute * attention,
-        prompt_share=rates.prompt_share * attention,
+        measured,
+        bandwidth=measured.bandwidth * streams,
+        attention_compute=measured.attention_compute * attention,
+        prompt_share=measured.prompt_share * attention,
     )
 
 
 def replaced(rates: Rates, measured: Calibration) -> Rates:
-    """Rates with the constants that were fitted on a machine: ``serving.rates`` and, by precision or format, ``serving.gemm_bandwidth`` and such."""
+    """Rates with the constants that were fitted on a machine: ``serving.rates`` and, by format, ``serving.product_rate`` and such."""
     fields: dict[str, object] = {name: at.value for name, at in measured.under("serving.rates")}
     for name in BY_FORMAT:
         found = {form: constant.value for form, constant in measured.under(f"serving.{name}")}
@@ -137,11 +118,6 @@ def _group(family: str, name: str) -> Figures:
         if family in group["families"] or "*" in group["families"]:
             return group
     raise AssertionError("the last group takes every accelerator")
-
-
-def _for_all(given: Mapping[str, float], peaks: Mapping[str, float]) -> dict[str, float]:
-    usual = given.get("*", max(given.values()))
-    return {precision: float(given.get(precision, usual)) for precision in peaks}
 
 
 def _seconds(value: str) -> float:

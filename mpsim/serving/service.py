@@ -20,7 +20,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from mpsim.serving.batching import Engine
+from mpsim.serving.batching import Engine, Iteration
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
 from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.ranks import AttentionRanks
@@ -281,7 +281,7 @@ class _Service:
                 yield request
             if receives:
                 self._take_up(lane)
-            iteration = engine.next()
+            iteration = self._formed(lane)
             if iteration is None:
                 if entrance is not None and request is not None:
                     entrance.release(request)
@@ -310,6 +310,10 @@ class _Service:
                 yield from self._go_on(lane, steps)
                 self._end = env.now
 
+    def _formed(self, lane: Lane) -> Iteration | None:
+        """The next iteration of a batch; none where nothing can run, or it went down while it waited for the first stage."""
+        return None if lane.down else lane.engine.next()
+
     def _go_on(self, lane: Lane, steps: int) -> Events:
         """Pass as many iterations at once as nothing disturbs."""
         if lane.down:  # since the iteration that has just ended
@@ -321,7 +325,9 @@ class _Service:
             yield self._env.timeout(self._jump(lane, steps, gap))
 
     def _sleep(self, lane: Lane, why: str = "") -> Events:
-        """Wait until something changes, and note what for."""
+        """Wait until something changes, and note what for; a batch that went down has that to do first."""
+        if lane.down and not why:
+            return
         begin, reason = self._env.now, why or lane.engine.waits_for
         stalls = self._stalled[lane.pool]
         event = lane.asleep = self._env.event()

@@ -7,13 +7,26 @@ per rank and per iteration, and linear in the tokens that take part, so that an 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
-from mpsim.errors import WorkloadError
-from mpsim.workload import Transformer
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.parallel import Sharding, shard
+from mpsim.workload import (
+    Lowering,
+    Module,
+    Operator,
+    OperatorKind,
+    Role,
+    Transformer,
+    expand_head,
+    expand_layer,
+)
 from mpsim.workload.transformer import LayerKind
 
 __all__ = ["FORMATS", "Attention", "ExpertWork", "Format", "Linear", "RankWork"]
+
+Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,11 +39,14 @@ class Format:
         Of a weight with its share of the scales [B].
     compute : str
         Precision whose matrix units do the product.
+    precision : str
+        Precision as `mpsim.cost.KernelModel` knows it; `compute` if empty.
     """
 
     name: str
     bytes: float
     compute: str
+    precision: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,25 +55,28 @@ class Linear:
 
     Parameters
     ----------
-    out, into : float
-        Features on this rank: (tokens, into) @ (into, out).
+    product : Operator
+        One rank's product for a token.
     layers : int
         How many such matrices.
     share : float
         Tokens that pass it over those of the instance's iteration: below 1 with attention data parallelism.
     """
 
-    role: str
-    out: float
-    into: float
+    product: Operator
     layers: int
     format: Format
     share: float = 1.0
 
     @property
+    def out(self) -> int:
+        """Features of the result on this rank."""
+        return self.product.n
+
+    @property
     def weights(self) -> float:
         """Elements of one matrix."""
-        return self.out * self.into
+        return float(self.product.n * self.product.k)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,8 +85,8 @@ class ExpertWork:
 
     Parameters
     ----------
-    elements : float
-        Of one expert on this rank: all its matrices, divided by the tensor parallelism inside experts.
+    products : tuple of Operator
+        One rank's grouped products, their features divided by the tensor parallelism inside experts.
     ep : int
         Ranks that divide the experts among them.
     imbalance : float
@@ -77,14 +96,23 @@ class ExpertWork:
     layers: int
     experts: int
     top_k: int
-    elements: float
+    products: tuple[Operator, ...]
     ep: int
     format: Format
     imbalance: float = 1.0
 
-    def touched(self, tokens: float) -> float:
+    @property
+    def elements(self) -> float:
+        """Elements of one expert on this rank: all its matrices."""
+        return float(sum(product.n * product.k for product in self.products))
+
+    def rows(self, tokens: Floats) -> Floats:
+        """Rows of the busiest rank's experts for so many tokens of all ranks."""
+        return tokens * (self.top_k / self.ep * self.imbalance)
+
+    def touched(self, tokens: Floats) -> Floats:
         """Experts of one rank that at least one of so many tokens is routed to, in the mean."""
-        missed = float((1.0 - self.top_k / self.experts) ** tokens)
+        missed: Floats = (1.0 - self.top_k / self.experts) ** tokens
         return self.experts / self.ep * (1.0 - missed)
 
 
@@ -165,9 +193,11 @@ class RankWork:
         imbalance : float
             Tokens of the busiest expert rank over the mean.
         """
-        around = attention_weights or weights
+        formats = {Module.ATTENTION: attention_weights or weights, Module.HEAD: wide}
         attention_tp = max(1, tp // attention_dp)
-        share = 1.0 / attention_dp
+        own_heads = Sharding(tp=attention_tp)
+        inside = max(1, tp // ep) if ep > 1 else tp
+        shared = Sharding(tp=tp, ep=ep, etp=inside)
         kinds: dict[LayerKind, int] = {}
         for kind in model.kinds[: model.layers - model.mtp_layers]:
             kinds[kind] = kinds.get(kind, 0) + 1
@@ -176,28 +206,37 @@ class RankWork:
         linears: list[Linear] = []
         experts: list[ExpertWork] = []
         attention: list[Attention] = []
-        expert_layers = 0
         for kind, count in stage.items():
-            linears += _projections(model, attention_tp, count, around, share)
             attention.append(_attention(model, kind, attention_tp, count))
-            if kind.experts and model.moe is not None:
-                expert_layers += count
-                more, routed = _experts(model, tp, ep, count, weights, wide, imbalance)
-                linears += more
-                experts.append(routed)
-            else:
-                linears += [
-                    Linear("gate and up", model.fc1_features / tp, model.hidden, count, weights),
-                    Linear("down", model.hidden, model.ffn_hidden / tp, count, weights),
-                ]
-        head = Linear("logits", model.vocab / tp, model.hidden, 1, wide)
+            grouped: list[Operator] = []
+            for operator in _products(model, kind.name, attention_tp):
+                around = operator.module is Module.ATTENTION
+                product = shard(operator, own_heads if around else shared)
+                if product.kind is OperatorKind.GROUPED_GEMM:
+                    grouped.append(product)
+                    continue
+                form = formats.get(product.module, weights)
+                if product.role is Role.ROUTER:
+                    form = wide
+                share = 1.0 / attention_dp if around else 1.0
+                linears.append(Linear(product, count, form, share))
+            if grouped and (moe := model.moe):
+                busiest = imbalance if ep > 1 else 1.0
+                pair = tuple(grouped)
+                experts.append(
+                    ExpertWork(count, moe.experts, moe.top_k, pair, ep, weights, busiest)
+                )
+        expert_layers = sum(routed.layers for routed in experts)
+        ends = expand_head(model, Lowering(), sequences=1, sequence_length=1)
+        (logits,) = (o for o in ends.forward if o.role is Role.LOGITS)
+        head = Linear(shard(logits, shared), 1, wide)
         own = sum(linear.weights * linear.layers * linear.format.bytes for linear in linears)
         own += sum(
             expert.layers * expert.experts / expert.ep * expert.elements * expert.format.bytes
             for expert in experts
         )
         embedding = model.vocab * model.hidden / tp * wide.bytes
-        ends = (head.weights * wide.bytes if not model.tied_embeddings else 0.0) + embedding
+        outer = (head.weights * wide.bytes if not model.tied_embeddings else 0.0) + embedding
         return cls(
             hidden=model.hidden,
             layers=layers,
@@ -211,33 +250,18 @@ class RankWork:
             attention_dp=attention_dp,
             dense_layers=layers - expert_layers,
             expert_layers=expert_layers,
-            weight_bytes=own + (ends if pp == 1 else ends / 2),
+            weight_bytes=own + (outer if pp == 1 else outer / 2),
             cache_elements=sum(block.layers * block.read_width for block in attention),
         )
 
 
-def _projections(
-    model: Transformer, tp: int, layers: int, weights: Format, share: float
-) -> Iterator[Linear]:
-    """Linear layers around the attention core."""
-    h, mla = model.hidden, model.mla
-    if mla is None:
-        repeated = max(model.kv_heads, tp) / tp  # fewer key-value heads than ranks: each has one
-        out = (model.query_features / tp) + 2 * repeated * model.head_dim
-        yield Linear("qkv", out, h, layers, weights, share)
-        yield Linear("projection", h, model.context_features / tp, layers, weights, share)
-        return
-    heads = model.heads / tp
-    if mla.q_lora_rank:
-        yield Linear("query down", mla.q_lora_rank, h, layers, weights, share)
-        yield Linear("query up", heads * mla.qk_head_dim, mla.q_lora_rank, layers, weights, share)
-    else:
-        yield Linear("query", heads * mla.qk_head_dim, h, layers, weights, share)
-    yield Linear("latent down", mla.kv_lora_rank + mla.qk_rope_head_dim, h, layers, weights, share)
-    # absorbed into queries and context in decoding, keys and values of a prompt otherwise: the same weights are read
-    both = mla.qk_nope_head_dim + mla.v_head_dim
-    yield Linear("latent up", heads * both, mla.kv_lora_rank, layers, weights, share)
-    yield Linear("projection", h, heads * mla.v_head_dim, layers, weights, share)
+def _products(model: Transformer, kind: str, tp: int) -> list[Operator]:
+    """Products with weights of a layer for one token, before they are divided among `tp` ranks of heads."""
+    if model.mla is None and model.kv_heads < tp:  # fewer key-value heads than ranks: each has one
+        model = dataclasses.replace(model, kv_heads=tp)
+    layer = expand_layer(model, Lowering(), sequences=1, sequence_length=1, kind=kind)
+    products = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
+    return [o for o in layer.forward if o.kind in products and not o.in_attention_core]
 
 
 def _attention(model: Transformer, kind: LayerKind, tp: int, layers: int) -> Attention:
@@ -268,48 +292,15 @@ def _attention(model: Transformer, kind: LayerKind, tp: int, layers: int) -> Att
     )
 
 
-def _experts(
-    model: Transformer,
-    tp: int,
-    ep: int,
-    layers: int,
-    weights: Format,
-    wide: Format,
-    imbalance: float,
-) -> tuple[list[Linear], ExpertWork]:
-    moe = model.moe
-    if moe is None:
-        raise WorkloadError(f"{model.name} has no experts")
-    inside = max(1, tp // ep) if ep > 1 else tp
-    matrices = 3 if model.gated_experts else 2
-    dense = [Linear("router", moe.experts, model.hidden, layers, wide)]
-    if moe.shared_features:
-        wide_up = moe.shared_features * (2 if model.gated_mlp else 1)
-        dense += [
-            Linear("shared gate and up", wide_up / tp, model.hidden, layers, weights),
-            Linear("shared down", model.hidden, moe.shared_features / tp, layers, weights),
-        ]
-    routed = ExpertWork(
-        layers=layers,
-        experts=moe.experts,
-        top_k=moe.top_k,
-        elements=matrices * model.hidden * moe.ffn_hidden / inside,
-        ep=ep,
-        format=weights,
-        imbalance=imbalance if ep > 1 else 1.0,
-    )
-    return dense, routed
-
-
 FORMATS = {
     "bf16": Format("bf16", 2.0, "bf16"),
     "fp16": Format("fp16", 2.0, "fp16"),
     "fp32": Format("fp32", 4.0, "fp32"),
     "fp8": Format("fp8", 1.0, "fp8"),
-    "fp8_block": Format("fp8_block", 1.0 + 4.0 / 128**2, "fp8"),
+    "fp8_block": Format("fp8_block", 1.0 + 4.0 / 128**2, "fp8", "fp8_block"),
     "int8": Format("int8", 1.0, "int8"),
     "w4a16": Format("w4a16", 0.5 + 2.0 / 128, "bf16"),
-    "nvfp4": Format("nvfp4", 0.5 + 1.0 / 16, "fp4"),
-    "mxfp4": Format("mxfp4", 0.5 + 1.0 / 32, "fp4"),
+    "nvfp4": Format("nvfp4", 0.5 + 1.0 / 16, "fp4", "nvfp4"),
+    "mxfp4": Format("mxfp4", 0.5 + 1.0 / 32, "fp4", "nvfp4"),
 }
 """Number formats of served weights: elements and their scales (128x128 blocks, 128 per group, 16 and 32 per block)."""

@@ -21,7 +21,7 @@ from mpsim.serving.result import ServedPoint, measurable
 from mpsim.workload import model
 
 TRUE = {
-    "serving.gemm_bandwidth.bf16": 0.7,
+    "serving.product_rate.*": 0.8,
     "serving.rates.attention_bandwidth": 0.62,
     "serving.engines.vllm-v1.step_time": 3e-3,
     "serving.engines.vllm-v1.first_token_time": 50e-3,

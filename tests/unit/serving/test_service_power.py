@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mpsim
 from mpsim.hardware import system
+from mpsim.serving.planning import make_service
+from mpsim.serving.prices import Products
 from mpsim.serving.rates import rates_of
 
 SCENARIO = "scenarios/serving/llama3-8b-h100.yaml"
@@ -43,11 +46,14 @@ def test_a_cap_scales_the_rates_of_products_and_leaves_that_of_memory() -> None:
     """Every format's products and the attention of prompts by 0.82; weights and caches are read as fast as before."""
     cluster = system("dgx-h100", nodes=1)
     chip = dataclasses.replace(cluster.accelerator, tdp_w=500.0)
-    low = rates_of(
-        dataclasses.replace(cluster, node=dataclasses.replace(cluster.node, accelerator=chip))
-    )
+    slow = dataclasses.replace(cluster, node=dataclasses.replace(cluster.node, accelerator=chip))
+    low = rates_of(slow)
     full = rates_of(cluster)
     assert low.bandwidth == full.bandwidth == chip.memory_bandwidth
     assert low.prompt_share / full.prompt_share == pytest.approx(0.82, abs=0.005)
-    for form, share in full.gemm_compute.items():
-        assert low.gemm_compute[form] / share == pytest.approx(0.82, abs=0.005)
+    few, many = np.array([1.0]), np.array([65536.0])
+    for linear in make_service(mpsim.load(SCENARIO)).work.linears:
+        usual, capped = (Products(c, full) for c in (cluster, slow))
+        assert capped.seconds(linear, few) == pytest.approx(usual.seconds(linear, few), rel=0.01)
+        longer = usual.seconds(linear, many) / capped.seconds(linear, many)
+        assert longer == pytest.approx(0.82, abs=0.01)

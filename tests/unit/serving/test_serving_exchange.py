@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from mpsim.hardware import build_cluster, link
@@ -56,7 +57,8 @@ def test_no_exchange_is_faster_than_its_links(tokens):
 
 def test_ranks_with_requests_of_their_own_exchange_rows_and_others_reduce():
     """One account each: what meets in the experts is none of tensor parallelism's."""
-    own, shared = _plan(16).prices.parts(512.0), _plan(16, attention_dp=1).prices.parts(512.0)
+    tokens = np.array([512.0])
+    own, shared = _plan(16).prices.parts(tokens), _plan(16, attention_dp=1).prices.parts(tokens)
     assert own["exchange"] > 0
     assert shared["exchange"] == 0
     assert shared["communication"] > own["communication"]

@@ -12,7 +12,7 @@ from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.batching import Batch, BatchRules, Engine
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.prices import IterationPrices
+from mpsim.serving.prices import IterationPrices, Products
 from mpsim.serving.rates import Reductions
 from mpsim.serving.served import Served
 from mpsim.serving.summary import account
@@ -54,6 +54,7 @@ def test_every_boundary_between_stages_costs_one_message(
             reductions,
             2.0,
             send=(latency, rate),
+            products=Products(plan.cluster, plan.rates),
         )
         return float(prices.seconds(Batch(decodes, 1000.0 * decodes, prompt, prompt**2 / 2)))
 
