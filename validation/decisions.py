@@ -17,6 +17,7 @@ from typing import NamedTuple
 from bench import files, validate_files
 from bench.runs import read_run, simulated
 from bench.training import group_of
+from mpsim.formats.cells import Cells
 from mpsim.validate import Validation
 from mpsim.validate.records import decisions_of, kendall_tau, told_apart
 
@@ -24,6 +25,8 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "decisions.md"
 TABLES = ("published-runs", "single-node-runs")
 SWEEPS = HERE / "data" / "layout-sweeps.csv"
+# what the first part of a sweep's notes, a column of its kernels, says beside `framework`
+KERNELS = {"torch": "without FlashAttention", "fused": "without FlashAttention, fused softmax"}
 REGRET = 0.02  # above which a pick is listed by itself
 HEAD = """# Decisions of the past
 
@@ -84,6 +87,9 @@ def sweeps() -> list[Sweep]:
     found: dict[str, list[Tried]] = {}
     for row in rows:
         cells = row.configuration
+        kernels = KERNELS.get(cells.text("notes").partition("|")[0], "")
+        words = {"framework": f"{cells.text('framework')}, {kernels}".rstrip(", ")}
+        cells = Cells({**cells.values, **words})
         told = simulated(read_run(cells)[1].scenario, layer=False, seen="memory")
         seconds = row.measured.number("iter_time_s")
         tried = Tried(row.id, told.seconds, told.filled, seconds)

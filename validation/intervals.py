@@ -125,6 +125,7 @@ TRAINING = ("step", "step-experts", "memory")
 MOST = 300  # rows of a family of services, each of which is a simulation of many requests
 DIFFERENCES = SHIPPED / "differences.yaml"
 FASTEST = SHIPPED / "fastest.yaml"
+ON_NODE = ("vtrain", "simumax")  # labels of single-node-runs.csv
 PARTS = ("lora", "korthikanti22-layer")  # families of which no row is a whole training
 FEWEST = 5  # pairs that a half-width rests on at least
 KINDS = {
@@ -764,13 +765,36 @@ class Judged(NamedTuple):
     ends: Floats
     log: Floats
 
-    def __str__(self) -> str:
+    @property
+    def sides(self) -> tuple[float, float]:
+        """Shares that were measured under the lower end, and over the upper one."""
         measured = np.exp(-self.log)
-        under, over = measured < self.ends[:, 0], measured > self.ends[:, 1]
-        width = self.ends[:, 1] / self.ends[:, 0]
         return (
-            f"| {self.title} | {len(self.log)} | {1 - (under | over).mean():.0%} | {under.mean():.0%} | {over.mean():.0%} | {np.median(width) - 1:.0%} | "
-            f"{rank_correlation(width, np.abs(self.log)):.2f} |"
+            float((measured < self.ends[:, 0]).mean()),
+            float((measured > self.ends[:, 1]).mean()),
+        )
+
+    @property
+    def inside(self) -> float:
+        """Share between the ends."""
+        return 1 - sum(self.sides)
+
+    @property
+    def width(self) -> Floats:
+        """Upper over lower end [N]."""
+        ratio: Floats = self.ends[:, 1] / self.ends[:, 0]
+        return ratio
+
+    @property
+    def ranks(self) -> float:
+        """Rank correlation of width and error."""
+        return rank_correlation(self.width, np.abs(self.log))
+
+    def __str__(self) -> str:
+        under, over = self.sides
+        return (
+            f"| {self.title} | {len(self.log)} | {self.inside:.0%} | {under:.0%} | {over:.0%} | {np.median(self.width) - 1:.0%} | "
+            f"{self.ranks:.2f} |"
         )
 
 
@@ -787,9 +811,11 @@ def classes(fitted: Mapping[str, Fitted]) -> list[str]:
     """Coverage of both sides, width, and whether wider intervals are of larger errors, by what is known of a run."""
     step = fitted["step"]
     known = ~step.fit.unknown[step.fit.stack]
+    node = np.isin(step.fit.family, ON_NODE)
+    parts = {"known stacks": known & ~node, "unknown stacks": ~known, "sweeps on one node": node}
     judged = [
         Judged(f"dense, {name}", step.ends[chosen], step.fit.log[chosen])
-        for name, chosen in (("known stacks", known), ("unknown stacks", ~known))
+        for name, chosen in parts.items()
     ]
     judged += [
         Judged(title, fitted[figure].ends, fitted[figure].fit.log)
