@@ -19,10 +19,11 @@ _DATA = "bench.data"
 table = functools.partial(words.table, _DATA)
 lookup = functools.partial(words.lookup, _DATA)
 
-# Words that deny what follows them in a clause, or what stands before them
+# Words that deny what follows them in a clause, or what stands before them; what is like a software is another one
 _DENIED = re.compile(
     r"(?<!\w)(?:no|not|non|without|w/o|never|lacks?|disabled?)(?=[\s-])[^,;|()]*?(?=[,;|()]|\sbut\s|\swith\s|$)"
-    r"|[^,;|()]*[\s=:](?:off|disabled|false)(?!\w)",
+    r"|[^,;|()]*[\s=:](?:off|disabled|false)(?!\w)"
+    r"|[\w.]+-like(?!\w)",
     re.IGNORECASE,
 )
 _WORDS = "words"  # stands for family and framework together

@@ -6,7 +6,9 @@ import csv
 
 import pytest
 
+from bench.tables import rule_of
 from decisions import SWEEPS, Sweep, Tried
+from mpsim.formats.cells import Cells
 
 RAN_OUT = None
 SWEEP = Sweep(
@@ -45,3 +47,14 @@ def test_every_layout_of_the_table_ran_or_ran_out() -> None:
     for row in rows:
         ran = {"ok": True, "OOM Error": False}[row["notes"].rpartition("|")[2]]
         assert bool(row["iter_time_s"]) == ran, row["id"]
+
+
+def test_what_is_like_a_software_is_another_one() -> None:
+    """Tensor parallelism "as Megatron has it" brings no rule of Megatron."""
+    empty = {"family": "", "measured_date": "2023-09", "tp": "2", "accelerator": "A100-SXM4-80GB"}
+    like, other, same = (
+        rule_of(Cells({**empty, "framework": words}))["source"]
+        for words in ("PyTorch, Megatron-like TP", "PyTorch, TP", "Megatron-LM")
+    )
+    assert like == other
+    assert like != same
