@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 
 from mpsim.errors import MpsimError
 from mpsim.hardware import LinkShape, system_names
+from mpsim.memo import remembered
 from mpsim.scenario.paths import expand_shorthand, join
 from mpsim.scenario.resolved import resolved_data
+from mpsim.shipped import read_shipped
 from mpsim.workload import model_names
 
 if TYPE_CHECKING:
@@ -151,6 +153,23 @@ _RULES: Final = (
         "requests share no prefix; give serving.workload.shared_prefix",
     ),
     _Rule(
+        "serving.engine.expert_layer_time serving.engine.expert_first_token_time",
+        lambda s: s.transformer.moe is None,
+        "the model has no experts",
+    ),
+    _Rule(
+        "serving.engine.attention_ranks",
+        lambda s: s.serves and s.service.attention_dp == 1,
+        "serving.attention_dp is 1",
+    ),
+    _Rule(
+        "serving.engine.prefix_cache",
+        lambda s: (
+            s.serves and not s.service.workload.shared_prefix and s.service.workload.trace is None
+        ),
+        "prompts share nothing; give serving.workload.shared_prefix",
+    ),
+    _Rule(
         "serving.slo.share",
         lambda s: s.serves and s.service.slo.ttft is None and s.service.slo.tpot is None,
         "there is no limit to keep; give serving.slo.ttft or serving.slo.tpot",
@@ -173,6 +192,36 @@ _RULES: Final = (
 )
 
 
+_WITHOUT: Final[Mapping[str, Callable[[Written], bool]]] = {
+    "experts": lambda s: s.transformer.moe is None,
+    "tensors": lambda s: s.parallelism.tp == 1,
+    "contexts": lambda s: s.parallelism.cp == 1,
+    "stages": lambda s: s.parallelism.pp == 1,
+    "shards": lambda s: s.parallelism.zero == 0,
+    "sharded parameters": lambda s: s.parallelism.zero < 3,
+    "buckets": lambda s: s.parallelism.zero == 3 and s.parallelism.pp == 1,
+    "narrow formats": lambda s: s.training_step.precision in ("bf16", "fp16", "fp32", "tf32"),
+    "recomputation": lambda s: s.training_step.recompute == "none",
+    "scores": lambda s: s.software.lowering.fused_attention,
+    "divided sequences": lambda s: not s.parallelism.sequence_parallel,
+    "balance": lambda s: s.parallelism.layers_per_stage != "auto",
+    "one device": lambda s: s.replicas * s.parallelism.pp > 1,
+    "groups of heads": lambda s: s.transformer.kv_heads == s.transformer.heads,
+    "rms norms": lambda s: s.transformer.norm != "rmsnorm",
+}
+"""What a training step may be without, by the words of data/unused.yaml, which lists fields of a framework that are of nothing else."""
+
+
+@remembered(1)
+def _rules() -> tuple[_Rule, ...]:
+    """Every rule; a key takes the first that applies."""
+    fields = read_shipped("mpsim.scenario.data", "unused.yaml")
+    return _RULES + tuple(
+        _Rule(" ".join(f"framework.{field}" for field in row["fields"]), _WITHOUT[what], row["why"])
+        for what, row in fields.items()
+    )
+
+
 def unused(scenario: Written) -> list[str]:
     """A sentence for each reason for which keys that the scenario gives change nothing.
 
@@ -181,7 +230,7 @@ def unused(scenario: Written) -> list[str]:
     reasons: dict[str, str] = {}
     for key in sorted(_leaves(scenario.source.data)):  # whatever the order of the file
         heads = _heads(key)
-        rule = next((rule for rule in _RULES if rule.applies(heads, scenario)), None)
+        rule = next((rule for rule in _rules() if rule.applies(heads, scenario)), None)
         if rule is not None:
             reasons[key] = rule.why
     # one look for what is spelled out

@@ -45,6 +45,8 @@ class BatchRules:
         ``static``: a batch starts when all of the last one has ended.
     max_sequences, max_tokens : int
         Sequences that run at once, and tokens of an iteration.
+    caches : bool
+        Whether leading units of prompts stay for requests that have them too.
     chunked : bool
         Whether a prompt may be cut; else it passes whole, alone with what decodes.
     block : int
@@ -69,6 +71,7 @@ class BatchRules:
     max_sequences: int = 256
     max_tokens: int = 8192
     chunked: bool = True
+    caches: bool = True
     block: int = 16
     ratio_start: float = 0.7
     ratio_end: float = 0.098
@@ -190,7 +193,7 @@ class Engine:
         self.hit_tokens = 0
         self._prompt = prompt
         self._output = output
-        self._hashes = hashes if hashes is not None and unit >= rules.block else None
+        self._hashes = hashes if rules.caches and unit >= rules.block else None
         self._unit = unit
         self._cache = PrefixCache(unit // rules.block)
         self._partial: list[list[int]] = []  # [request, tokens of its prompt that are done]

@@ -41,6 +41,7 @@ class EnginePreset:
     reserve: Bytes = 4e9
     """Memory that context, libraries and graphs take [B]."""
     prefix_cache: Flag = False
+    """Whether leading blocks that prompts share are computed once."""
     batch_wait_steps: Whole = 0
     """Decoding iterations for which prompts may be kept back until more of them have come."""
     batch_wait_share: Share = 1.0

@@ -329,6 +329,7 @@ class ServicePlan:
             max_sequences=engine.max_sequences * self.attention_dp,
             max_tokens=engine.max_tokens * self.attention_dp,
             chunked=engine.chunked,
+            caches=engine.prefix_cache,
             block=engine.block,
             drafts=0 if self.draft is None else self.draft.tokens,
             gain=1.0 if self.draft is None else self.draft.gain,

@@ -420,6 +420,9 @@ def _inverse(seconds: float) -> float | None:
 def _warnings(plan: ServicePlan, served: Served, state: SteadyState) -> list[str]:
     """Say what a reader should know: straddling groups, no steady state, preemptions."""
     warnings = [pool.straddles for pool in plan.pools.values() if pool.straddles]
+    if plan.workload.shared_prefix and not plan.engine.prefix_cache:
+        keys = "serving.workload.shared_prefix, serving.workload.prefix_groups"
+        warnings.append(f"not used: {keys}: serving.engine.prefix_cache is false")
     if not state["reached"] and plan.workload.arrival != "all-at-once":
         warnings.append(f"there is no steady state, numbers hold for this run: {state['reason']}")
     if served.moved:

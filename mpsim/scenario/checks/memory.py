@@ -160,7 +160,7 @@ def check_zero(scenario: Written) -> Iterator[Problem]:
     elif pp > 1 and zero > piped:
         message = (
             f"got {zero} with pp {pp}, but {software.name} does not shard {_SHARED[zero]} in a pipeline, where every "
-            f"microbatch would move them; set zero to at most {piped}, or pp to 1"
+            f"microbatch would move them (framework.pipeline_zero_limit); set zero to at most {piped}, or pp to 1"
         )
         yield Problem(message, "parallelism.zero")
 

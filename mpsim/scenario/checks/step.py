@@ -83,7 +83,7 @@ def check_stages(scenario: Written) -> Iterator[Problem]:
     if p.layers_per_stage == "auto":
         if stage_layers(scenario) is None:
             split = scenario.software.pipeline.stage_split
-            message = f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset} splits them ({split}); set pp or virtual_stages lower"
+            message = f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset} splits them (framework.stage_split: {split}); set pp or virtual_stages lower"
             yield Problem(message, key)
         return
     if p.layers_per_stage is not None:
