@@ -1,7 +1,7 @@
-"""Published peak memory of training runs: every row of full training, predicted, and every miss.
+"""Published peak memory of training runs: every row of full training, predicted, and every miss; runs that ran, held against their capacity.
 
-Covers: validation/data/memory-runs.csv (each row with its source), predicted from its configuration columns.
-Question: how far is the predicted peak from what an allocator reported, and which rows are not predicted?
+Covers: memory-runs.csv, published-runs.csv and layout-sweeps.csv of validation/data (each row with its source), predicted from configuration columns.
+Question: how far is the predicted peak from what an allocator reported, which runs that ran are predicted not to fit, and is what ran told from what ran out of memory?
 
 Run from the repository's root: python validation/memory.py. It rewrites validation/memory.md.
 """
@@ -13,13 +13,18 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench import validate_files
+from bench import files, validate_files
+from bench.runs import read_run, simulated
+from decisions import Sweep, sweeps
+from mpsim.errors import MpsimError
 from mpsim.validate import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "validation" / "data" / "memory-runs.csv"
+RAN = ROOT / "validation" / "data" / "published-runs.csv"
 PAGE = ROOT / "validation" / "memory.md"
 FAR, GIBI = 0.15, 2.0**30
+TOO_FAR = 1.1  # of the capacity: no run that ran should be predicted above
 
 Pair = tuple[Record, dict[str, str]]
 
@@ -50,6 +55,8 @@ def table(pairs: Iterable[Pair]) -> list[str]:
 def summary(title: str, pairs: Sequence[Pair]) -> str:
     """Mean, worst and bias of some rows."""
     errors = [record.error for record, _ in pairs if record.error is not None]
+    if not errors:
+        return f"| {title} | {len(pairs)} | 0 | | | | | |"
     sizes = [abs(error) for error in errors]
     return (
         f"| {title} | {len(pairs)} | {len(errors)} | {100 * statistics.fmean(sizes):.1f} % | {100 * statistics.median(sizes):.1f} % | "
@@ -57,12 +64,61 @@ def summary(title: str, pairs: Sequence[Pair]) -> str:
     )
 
 
-def page(pairs: Sequence[Pair]) -> str:
+def witnesses() -> list[tuple[float, str]]:
+    """Share of its accelerator's memory that each published run is predicted to take, all of which ran; fullest first."""
+    filled = []
+    for row in files._opened(RAN)[1]:
+        try:
+            rule, run = read_run(row.configuration)
+            told = simulated(run.scenario, layer=rule.get("measures") == "layer", seen="memory")
+        except MpsimError:
+            continue  # refused: its time is not predicted either
+        filled.append((told.filled, row.id))
+    return sorted(filled, reverse=True)
+
+
+def witness_section(filled: Sequence[tuple[float, str]]) -> list[str]:
+    """Runs that ran and are predicted not to fit."""
+    over = [(share, name) for share, name in filled if share > TOO_FAR]
+    worst = [f"| {name} | {share:.2f} |" for share, name in over]
+    return [
+        "## Runs that ran",
+        "",
+        (
+            f"Of {len(filled)} published runs, which all ran, {sum(share > 1 for share, _ in filled)} are predicted above the capacity of their accelerator, {len(over)} above "
+            f"{TOO_FAR:g} times it and {sum(share > 1.3 for share, _ in filled)} above 1.3 times:"
+        ),
+        "",
+        "| run | predicted peak over capacity |",
+        "| --- | ---: |",
+        *worst,
+        "",
+    ]
+
+
+def sweep_section(found: Sequence[Sweep]) -> list[str]:
+    """Layouts that ran and that ran out of memory, told apart or not."""
+    whole = Sweep("all", [each for sweep in found for each in sweep.tried])
+    lines = [
+        "## Whole sweeps: what ran and what ran out of memory",
+        "",
+        "| layouts of one model | ran | predicted to | ran out of memory | predicted to |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for sweep in (*found, whole):
+        out = len(sweep.tried) - len(sweep.ran)
+        lines.append(
+            f"| {sweep.title} | {len(sweep.ran)} | {sweep.right(ran=True):.0%} | {out} | {sweep.right(ran=False):.0%} |"
+        )
+    return [*lines, ""]
+
+
+def page(pairs: Sequence[Pair], filled: Sequence[tuple[float, str]], found: Sequence[Sweep]) -> str:
     """The whole page."""
     trains = [pair for pair in pairs if pair[1]["method"].startswith("full")]
     complete = [pair for pair in trains if pair[1]["complete"] == "yes"]
     rest = [pair for pair in trains if pair[1]["complete"] != "yes"]
-    families = list(dict.fromkeys(record.family for record, _ in complete))
+    families = list(dict.fromkeys(record.family for record, _ in trains))
     reasons: dict[str, int] = {}
     for record, _ in pairs:
         if record.skipped_because:
@@ -83,8 +139,9 @@ def page(pairs: Sequence[Pair]) -> str:
             "the same without litgpt-llama-3.2-1B",
             [pair for pair in complete if "llama-3.2-1B" not in pair[0].id],
         ),
+        summary("all", trains),
         *(
-            summary(family, [pair for pair in complete if pair[0].family == family])
+            summary(family, [pair for pair in trains if pair[0].family == family])
             for family in families
         ),
         "",
@@ -112,6 +169,8 @@ def page(pairs: Sequence[Pair]) -> str:
         "",
         *table(rest),
         "",
+        *witness_section(filled),
+        *sweep_section(found),
         "## Not predicted",
         "",
         "| rows | because |",
@@ -123,4 +182,4 @@ def page(pairs: Sequence[Pair]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(read()), encoding="utf-8")
+    PAGE.write_text(page(read(), witnesses(), sweeps()), encoding="utf-8")

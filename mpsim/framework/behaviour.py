@@ -332,8 +332,11 @@ class MemoryBehaviour:
     """Whether what is kept between products is divided over tensor parallelism without sequence
     parallelism too, as XLA divides it over every axis of its mesh."""
     drops_gradients: Flag = False
-    """Whether gradients are freed after the optimizer (torch's `zero_grad`), so that on one device
-    a step of one microbatch keeps its activations before there are any."""
+    """Whether gradients are freed after the optimizer (torch's `zero_grad`), so that on one device,
+    or on several where `frees_weights`, a step of one microbatch keeps its activations before there
+    are any."""
+    places_buffers: Flag = False
+    """Whether a compiler places every buffer ahead, so that no memory is lost between them."""
     steps_in_backward: Flag = False
     """Whether each parameter is updated as soon as its gradient is there, which is freed then; for
     one microbatch a step on one stage."""

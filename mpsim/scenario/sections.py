@@ -41,6 +41,8 @@ RecomputeModule = Literal[
     "core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj"
 ]
 
+KeptValue = Literal["query", "key", "value", "context", "output", "sums", "gate", "up"]
+
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 AXES: Final = ("tp", "cp", "ep", "dp", "pp")
 """Fields of `Parallelism` that are degrees of axes, as `mpsim.parallel.axes.AXES` has them."""
@@ -178,6 +180,14 @@ class Training(Section):
         Annotated[tuple[RecomputeModule, ...], Field(strict=False, min_length=1)] | None
     ) = None
     """Modules that selective recomputation runs again; left out, core_attn, or per-op where the framework's selective is that."""
+    recompute_keeps: Annotated[tuple[KeptValue, ...], Field(strict=False, min_length=1)] | None = (
+        None
+    )
+    """Values that per-op keeps beside the input of a layer: what products return, attention's output (context) and what tensor parallelism has summed; left out, every second product, context and sums."""
+    offload_activations: Literal["inputs", "products", "all"] | None = None
+    """Activations that wait in host memory: inputs of layers, all that is kept but those, or all."""
+    offload_layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """First layers of every stage whose activations wait in host memory; left out, all."""
 
 
 class FrameworkChoice(Section):

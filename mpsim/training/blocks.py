@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from mpsim.hardware import host_of
 from mpsim.memo import Memo
 from mpsim.parallel import (
     Communication,
@@ -22,6 +23,7 @@ from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block, total
 from mpsim.schedule import Action
 from mpsim.training.costs import PlanCosts, StageCosts
+from mpsim.training.memory import offloaded
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
 from mpsim.training.vocabulary import TRAINING, part_of
@@ -198,9 +200,10 @@ class Blocks:
         What it runs `again` is what the plan has a layer run again by itself, unless given.
         """
         again = again or self._plan.recompute.of_layer(0, 1)
-        key = (part, action, costs.key, again)
+        copied = self._copied(part) if _is_layer(part) and action is not Action.W else 0.0
+        key = (part, action, costs.key, again, copied)
         if key not in self._templates:
-            self._templates[key] = self._evaluate(part, action, costs, again)
+            self._templates[key] = self._evaluate(part, action, costs, again, copied)
         return self._templates[key]
 
     def fused(self, ahead: Stage, behind: Stage, action: Action) -> Template:
@@ -242,23 +245,41 @@ class Blocks:
     def _fused_template(
         self, ahead: str, behind: str, action: Action, costs: StageCosts
     ) -> Template:
-        key = ("fused", ahead, behind, action, costs.key)
+        copied = self._copied(ahead) + self._copied(behind)
+        key = ("fused", ahead, behind, action, costs.key, copied)
         if key not in self._templates:
             again = self._plan.recompute.of_layer(0, 1)
             forward = self._items(ahead, Action.F, NOTHING)
             items = fused_blocks(forward, self._items(behind, action, again))
             share = self._share(behind, again)
             launches = self._launch_seconds(Action.F) + self._launch_seconds(action, share)
+            launches = max(launches, copied)
             name = f"{ahead} F beside {behind} {action.name}"
             self._templates[key] = self._timed(name, items, costs, launches, is_layer=True)
         return self._templates[key]
 
-    def _evaluate(self, part: str, action: Action, costs: StageCosts, again: Recompute) -> Template:
+    def _evaluate(
+        self, part: str, action: Action, costs: StageCosts, again: Recompute, copied: float
+    ) -> Template:
         is_layer = _is_layer(part)
         launches = self._launch_seconds(action, self._share(part, again)) if is_layer else 0.0
+        launches = max(launches, copied)
         items = self._items(part, action, again)
         name = f"{_title(part)} {action.name}"
         return self._timed(name, items, costs, launches, is_layer=is_layer)
+
+    def _copied(self, part: str) -> float:
+        """Time of the copies of activations to the host, or back, beside a layer, which waits where they take longer [s].
+
+        Copies of some layers of a stage are spread over all of them, as Transformer Engine does.
+        """
+        layout, recompute = self._plan.layout, self._plan.recompute
+        if recompute.offload == "none":
+            return 0.0
+        layers = max(stage.layers for stage in layout.stages)
+        share = min((recompute.offload_layers or layers) / layers, 1.0)
+        copied = offloaded(self._plan, part, recompute.of_layer(0, layers))
+        return share * copied / host_of(layout.cluster).link_bandwidth
 
     def _items(self, part: str, action: Action, again: Recompute) -> list[Item]:
         """Kernels and collectives of one part in one action."""

@@ -83,9 +83,8 @@ class PlanCosts(LayoutCosts):
             usual = straggling_constants(layout.cluster.accelerator)
             if plan.layout.mesh.world > usual["beyond"].value:
                 constants = (*constants, *usual.values())
-        return (
-            constants if plan.offload == "none" else (*constants, *host_constants(layout.cluster))
-        )
+        on_host = {plan.offload, plan.recompute.offload} - {"none"}
+        return (*constants, *host_constants(layout.cluster)) if on_host else constants
 
     def straggling(self) -> float:
         """Time that every rank waits for the slowest of all at the end of the step [s]."""

@@ -194,6 +194,7 @@ def recompute_of(scenario: Scenario) -> Recompute:
     """Recomputation of every stage, as a scenario and its framework say."""
     training, usual = scenario.training_step, Recompute()
     layers = training.recompute_layers
+    wide = scenario.software.kernels.recompute_keeps_fp4 or training.precision not in _FP4
     return Recompute(
         training.recompute,
         modules=training.recompute_modules or usual.modules,
@@ -201,8 +202,9 @@ def recompute_of(scenario: Scenario) -> Recompute:
         layers=usual.layers if layers is None else layers,
         stops_early=scenario.software.kernels.recompute_stops_early,
         prunes=scenario.software.kernels.recompute_prunes,
-        keeps_products=scenario.software.kernels.recompute_keeps_fp4
-        or training.precision not in _FP4,
+        keeps=training.recompute_keeps or (usual.keeps if wide else ("context", "sums")),
+        offload=training.offload_activations or usual.offload,
+        offload_layers=training.offload_layers,
     )
 
 

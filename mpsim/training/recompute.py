@@ -1,7 +1,7 @@
 """Recomputation: what a layer keeps from its forward, and which of its kernels run again before which of its gradients.
 
 *Full* keeps the input of a layer (or of several) and runs all of it again. *Selective* runs modules again: some whole, from their input,
-some only to make an output anew that was thrown away. *Per-op* keeps what every second matrix product returns, and attention.
+some only to make an output anew that was thrown away. *Per-op* keeps what some matrix products return, or attention. What is kept may wait in host memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Final
 from mpsim.parallel import Repeat, Sharding, reshaped
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Role, Split
 
-__all__ = ["MODULES", "NOTHING", "Recompute", "Rerun", "repeats", "rerun"]
+__all__ = ["EVERY_SECOND", "MODULES", "NOTHING", "Recompute", "Rerun", "repeats", "rerun"]
 
 NONE, SELECTIVE, FULL, PER_OP = "none", "selective", "full", "per-op"
+EVERY_SECOND: Final = ("query", "value", "gate", "context", "sums")
+"""What torchtitan's list keeps: of the products query, key, value, output, gate, up, down every odd one, attention's output, and sums of tensor parallelism."""
 Bytes = tuple[float, float]  # kept until the input gradient, until the weight gradient
 Place = tuple[Module, Role]
 
@@ -40,8 +42,13 @@ class Recompute:
         layers that run again together all are run to their end.
     prunes : bool
         The same, and a product ends it also where its input is cast first.
-    keeps_products : bool
-        Whether *per-op* keeps what odd products return, beside attention's output; its list may lack products of a narrow format.
+    keeps : tuple of str
+        What *per-op* keeps beside the layer's input: what products return (query, key, value, output, gate, up), attention (context), and what
+        tensor parallelism has summed (sums).
+    offload : str
+        What of the kept waits in host memory: ``none``, ``inputs`` of layers, ``products`` (all but those) or ``all``.
+    offload_layers : int, optional
+        First layers of every stage that offload; all of them by default.
     """
 
     granularity: str = NONE
@@ -50,7 +57,9 @@ class Recompute:
     layers: int = 1
     stops_early: bool = False
     prunes: bool = False
-    keeps_products: bool = True
+    keeps: tuple[str, ...] = EVERY_SECOND
+    offload: str = "none"
+    offload_layers: int | None = None
 
     def chunks(self, layers: int) -> tuple[range, ...]:
         """Layers of a stage with so many that run again together from the input of the first; layers in none run again in part or not."""
@@ -66,21 +75,25 @@ class Recompute:
 
         Where chunks have several layers they run again together, before the gradients of the last.
         """
-        if self.granularity != FULL:
-            return self
-        whole = any(layer in chunk for chunk in self.chunks(layers))
-        return self._with(FULL) if whole else NOTHING
+        whole = self
+        if self.granularity == FULL:
+            runs_again = any(layer in chunk for chunk in self.chunks(layers))
+            whole = self._with(FULL if runs_again else NONE)
+        if self.offload_layers is None or layer < self.offload_layers:
+            return whole
+        return dataclasses.replace(whole, offload="none")
 
     def at(self, granularity: str) -> Recompute:
         """The same, or another granularity with its defaults."""
-        return self if granularity == self.granularity else self._with(granularity)
+        if granularity == self.granularity:
+            return self
+        return dataclasses.replace(
+            self._with(granularity), keeps=NOTHING.keeps, offload="none", offload_layers=None
+        )
 
     def _with(self, granularity: str) -> Recompute:
-        return Recompute(
-            granularity,
-            stops_early=self.stops_early,
-            prunes=self.prunes,
-            keeps_products=self.keeps_products,
+        return dataclasses.replace(
+            self, granularity=granularity, modules=NOTHING.modules, method="uniform", layers=1
         )
 
 
@@ -127,8 +140,8 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
     input is kept, all inside runs again with its collectives. ``layernorm``, ``moe_act`` and ``mla_up_proj`` discard an output and make it
     anew. Norms that are one kernel with the projection behind them (all but those before experts and before latent attention) have none.
 
-    Per-op is torchtitan's ``selective`` with ``op``: of the products query, key, value, output, gate, up, down every odd one is kept, with
-    attention's output and what sums of tensor parallelism return; all else runs again, up to the last value that a gradient reads.
+    Per-op is torchtitan's ``selective`` with ``op``, or a policy of XLA that saves values by name: what ``keeps`` names stays, all
+    else runs again, up to the last value that a gradient reads.
     """
     if recompute.granularity == FULL:
         again = expansion.forward
@@ -136,7 +149,7 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
             again = _until_read(again, prunes=recompute.prunes)
         return Rerun((Repeat(again, _places(expansion.forward)),), together=True)
     if recompute.granularity == PER_OP:
-        return _per_op(expansion, divided=divided, products=recompute.keeps_products)
+        return _per_op(expansion, divided=divided, keeps=recompute.keeps)
     if recompute.granularity == NONE:
         return Rerun()
     parts: list[Repeat] = []
@@ -313,14 +326,16 @@ _DOWN: Final = (Module.MLP, Role.DOWN)
 _SECOND_NORM: Final = (Module.MLP, Role.NORM)
 
 
-def _per_op(expansion: Expansion, *, divided: bool, products: bool = True) -> Rerun:
+def _per_op(expansion: Expansion, *, divided: bool, keeps: Collection[str]) -> Rerun:
     by_place = {operator.place: operator for operator in expansion.forward if not operator.is_cast}
     again: list[Operator] = []
-    features = _kept_features(by_place, products=products)
+    features = _kept_features(by_place, keeps)
     output = by_place[_OUTPUT]
     for operator in expansion.forward[: _last_needed(expansion.forward)]:
+        if operator.in_attention_core and "context" in keeps:
+            continue
         left = _left(operator, by_place, features)
-        if operator is output:  # its sum was kept
+        if operator is output and left and "sums" in keeps:
             again.append(dataclasses.replace(operator, split=Split.TENSOR))
         elif left:
             again.append(left)
@@ -328,12 +343,14 @@ def _per_op(expansion: Expansion, *, divided: bool, products: bool = True) -> Re
     kept = {operator.place: (0.0, 0.0) for operator in again if not operator.is_cast}
     kept |= {place: (count * feature, 0.0) for place, count in features.items()}
     # in eager mode nobody drops the last product, which is odd but never read
-    eager = any(role is Role.GATE_TIMES_UP for _, role in by_place)
+    eager = any(role is Role.GATE_TIMES_UP for _, role in by_place) and keeps == EVERY_SECOND
     last = by_place[_DOWN].n * feature if eager else 0.0
-    kept |= {_OUTPUT: (0.0, output.saved_for_weight), _DOWN: (last, 0.0)}
+    context = output.saved_for_weight if "context" in keeps else 0.0
+    kept |= {_OUTPUT: (kept[_OUTPUT][0], context), _DOWN: (last, 0.0)}
     first = expansion.forward[0]
     kept[first.place] = (first.saved, 0.0)  # the input of the layer
-    if divided:  # what the sum behind the attention returned stands in for its residual
+    # what the sum behind the attention returned stands in for its residual
+    if divided and "sums" in keeps and "output" not in keeps:
         kept[_SECOND_NORM] = (by_place[_SECOND_NORM].saved, 0.0)
     part = Repeat(tuple(again), _places(expansion.forward))
     return Rerun((part,), kept, together=True)
@@ -342,9 +359,7 @@ def _per_op(expansion: Expansion, *, divided: bool, products: bool = True) -> Re
 def _left(
     operator: Operator, by_place: Mapping[Place, Operator], features: Mapping[Place, int]
 ) -> Operator | None:
-    """The part of an operator that runs again: not attention, and of a projection the features that were not kept."""
-    if operator.in_attention_core:
-        return None
+    """The part of an operator that runs again: of a projection the features that were not kept."""
     if operator.place not in features:
         return operator
     whole = by_place[operator.place]
@@ -355,23 +370,22 @@ def _left(
     return dataclasses.replace(part, flops=operator.flops * left / operator.n, weights=1)
 
 
-def _kept_features(by_place: Mapping[Place, Operator], *, products: bool) -> dict[Place, int]:
-    """Output features that stay of every projection: those of odd products; products are numbered from 1 as torchtitan's are."""
+def _kept_features(by_place: Mapping[Place, Operator], keeps: Collection[str]) -> dict[Place, int]:
+    """Output features that stay of every projection."""
     core = by_place[Module.ATTENTION, Role.ATTENTION]
     up, down = by_place[_UP], by_place[_DOWN]
     queries = core.heads * core.head_dim
     keys = (by_place[_QKV].n - queries) // 2  # as projected: the core may see them repeated
+    # the first product of an MLP without gate has the place of a gate
     widths = {
-        _QKV: (queries, keys, keys),
-        _OUTPUT: (by_place[_OUTPUT].n,),
-        _UP: (down.k,) * (up.n // down.k),
+        _QKV: {"query": queries, "key": keys, "value": keys},
+        _OUTPUT: {"output": by_place[_OUTPUT].n},
+        _UP: dict.fromkeys(("gate", "up")[: up.n // down.k], down.k),
     }
-    kept, number = dict.fromkeys(widths, 0), 0
-    for place, parts in widths.items():
-        for width in parts:
-            number += 1
-            kept[place] += width if number % 2 and products else 0
-    return kept
+    return {
+        place: sum(width for name, width in parts.items() if name in keeps)
+        for place, parts in widths.items()
+    }
 
 
 def _last_needed(operators: Collection[Operator]) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import re
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,10 +34,15 @@ _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding"
 _WHOLE = {
     "tp": ("tp", 1),
     "pp": ("pp", 1),
-    "zero": ("zero_stage", 0),
-}  # degrees that divide nothing
+    "zero": ("zero_stage", 1),
+}  # degrees that divide no parameters
 _TOO_LARGE = "no accelerator holds the whole model"
-_AGAIN = ("none", "selective", "full")
+_AGAIN = {
+    **{kind: {"recompute": kind} for kind in ("none", "selective", "full")},
+    "full, inputs of layers offloaded": {"recompute": "full", "offload_activations": "inputs"},
+}  # the last where replicas share parameters too
+_SAYS_AGAIN = ("recompute", "offload")
+_SHARDED = 3  # ZeRO stage of parameters
 _DOUBLINGS = 8  # of a micro batch that are tried
 _MOST = 0.8  # of the parameters of a dense model are in its layers
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
@@ -92,7 +99,7 @@ def read_run(cells: Cells) -> tuple[Mapping[str, Any], Imported]:
         If the row does not say enough, or says what is not simulated.
     """
     rule = rule_of(cells)
-    run = fitting(described(cells, rule))
+    run = fitting(described(cells, rule), rule)
     if cells.text("tp") or _fits(run):
         return rule, run
     parts = run.scenario["parallelism"]
@@ -110,7 +117,7 @@ def read_run(cells: Cells) -> tuple[Mapping[str, Any], Imported]:
         more = Cells({**cells.values, **columns})
         meant = rule_of(more)
         try:
-            divided = fitting(described(more, meant))
+            divided = fitting(described(more, meant), meant)
             fits = _fits(divided)
         except MpsimError:
             continue  # heads or replicas do not divide so
@@ -149,42 +156,53 @@ def _guessed(run: Imported, column: str) -> bool:
     return any(each.to == column and each.why in guesses for each in run.assumed)
 
 
-def fitting(run: Imported) -> Imported:
-    """The run with the first change of what was guessed that fits in memory; itself where it fits, nothing was guessed, or nothing fits."""
-    room = 1.0 + float(table("assumptions")["memory"]["margin"])
-    for scenario, told in _instead(run):
+def fitting(run: Imported, rule: Mapping[str, Any] = types.MappingProxyType({})) -> Imported:
+    """The run with the changes of what was guessed that are fastest of those that fit in memory, or nearest to it; itself where it fits, or nothing comes near."""
+    memory = table("assumptions")["memory"]
+    room = 1.0 + float(memory["margin"])
+    best, least = run, (float(memory["withdrawn"]), math.inf)
+    for scenario, told in itertools.chain(_instead(run), _offloading(run, rule)):
         try:
-            outcome = _outcome(json.dumps(scenario, sort_keys=True))
+            figures = _outcome(json.dumps(scenario, sort_keys=True)).figures
         except MpsimError:
             if not told:
                 raise
             continue  # experts do not divide so
-        if outcome.figures["filled"] <= room:
-            return dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, *told))
-    return run
+        nearness = max(figures["filled"], room), figures["step"]
+        if nearness <= least:
+            least = nearness
+            best = dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, *told))
+        if figures["filled"] <= room and not told:
+            return best
+    return best
 
 
 def _instead(run: Imported) -> Iterator[tuple[dict[str, Any], tuple[Assumed, ...]]]:
-    """The run itself, then with more recomputation, smaller micro batches and experts divided as the layers around them, as far as these were guessed."""
+    """The run itself, then with more recomputation, smaller micro batches, divided states and experts divided as the layers around them, as far as these were guessed."""
     training, mesh = run.scenario["training"], run.scenario["parallelism"]
     kinds, sizes, divided = [training["recompute"]], [training["micro_batch"]], [mesh.get("etp")]
     if _guessed(run, "recompute"):
-        kinds = list(_AGAIN[_AGAIN.index(training["recompute"]) :])
+        kinds = list(_AGAIN)[: len(_AGAIN) - (mesh["zero"] < _SHARDED)]
+        kinds = kinds[kinds.index(training["recompute"]) :]
     if _guessed(run, "micro_batch_seqs"):
         while sizes[-1] % 2 == 0:
             sizes.append(sizes[-1] // 2)
     if _guessed(run, "etp"):
         divided += [mesh["tp"]] if mesh["etp"] != mesh["tp"] else []
-    for etp, each, kind in itertools.product(divided, sizes, kinds):
+    stages = [mesh["zero"]]
+    if _guessed(run, "zero_stage") and not mesh["zero"]:
+        stages.append(1)
+    for zero, etp, each, kind in itertools.product(stages, divided, sizes, kinds):
         scenario = {
             **run.scenario,
-            "training": {**training, "recompute": kind, "micro_batch": each},
-            "parallelism": mesh if etp is None else {**mesh, "etp": etp},
+            "training": {**training, **_AGAIN.get(kind, {}), "micro_batch": each},
+            "parallelism": {**mesh, "zero": zero, **({} if etp is None else {"etp": etp})},
         }
         changes = (
             ("recompute", training["recompute"], kind),
             ("micro_batch_seqs", training["micro_batch"], each),
             ("etp", mesh.get("etp"), etp),
+            ("zero_stage", mesh["zero"], zero),
         )
         told = (
             Assumed(column, value, f"{guess} does not fit in memory")
@@ -192,6 +210,18 @@ def _instead(run: Imported) -> Iterator[tuple[dict[str, Any], tuple[Assumed, ...
             if value != guess
         )
         yield scenario, tuple(told)
+
+
+def _offloading(
+    run: Imported, rule: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], tuple[Assumed, ...]]]:
+    """The run with activations of ever more layers in host memory, where its software offloads and says not how many."""
+    step, training = int(rule.get("offload_layers", 0)), run.scenario["training"]
+    layers = int(run.scenario["model"].get("layers", 0)) if step else 0
+    for count in range(step, layers + 1, step or 1):
+        more = {"offload_activations": "all", "offload_layers": count}
+        told = Assumed("offload_layers", str(count), "the least with which the run fits in memory")
+        yield {**run.scenario, "training": {**training, **more}}, (told,)
 
 
 def filling(run: Imported) -> Imported:
@@ -441,7 +471,7 @@ def _meant(cells: Cells, meant: object) -> dict[str, Any]:
     """The recomputation that a rule reads from words: a kind, or fields, of which a fraction is of the layers of a stage."""
     if not isinstance(meant, Mapping):
         return {"recompute": str(meant)}
-    fields = {name: value for name, value in meant.items() if name.startswith("recompute")}
+    fields = {name: value for name, value in meant.items() if name.startswith(_SAYS_AGAIN)}
     if "fraction" in meant:
         layers = cells.required("layers") / cells.required("pp")
         fields["recompute_layers"] = max(1, round(layers * meant["fraction"]))
@@ -474,7 +504,7 @@ def _recompute(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     if named := _modules(cells):
         return {"recompute": "selective", "recompute_modules": named}
     entry = lookup("training", "recomputations", text)
-    fields = {name: value for name, value in entry.items() if name.startswith("recompute")}
+    fields = {name: value for name, value in entry.items() if name.startswith(_SAYS_AGAIN)}
     if "layers" in entry:
         match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
         assert match is not None, "the pattern that was looked up fits"

@@ -21,6 +21,7 @@ _OF_GRANULARITY = {
     "recompute_method": "full",
     "recompute_layers": "full",
     "recompute_modules": "selective",
+    "recompute_keeps": "per-op",
 }
 
 
@@ -42,6 +43,30 @@ def check_recompute(scenario: Written) -> Iterator[Problem]:
             f"take {instead}, full or none"
         )
         yield Problem(message, "training.recompute")
+
+
+def check_offload_activations(scenario: Written) -> Iterator[Problem]:
+    """Layers that offload keep something of their own that can wait on the host."""
+    training = scenario.training_step
+    offload, layers = training.offload_activations, training.offload_layers
+    if layers is not None and offload is None:
+        message = f"got {layers}, but no activation is offloaded; set offload_activations to all, or leave it out"
+        yield Problem(message, "training.offload_layers")
+    elif layers is not None and layers > _largest_stage(scenario):
+        most = _largest_stage(scenario)
+        message = f"got {layers}; needed 1 to {most}, the layers of the largest (virtual) stage; set it to {most}"
+        yield Problem(message, "training.offload_layers")
+    if offload == "products" and training.recompute == "full":
+        message = (
+            "got products, but full recomputation keeps inputs of layers alone; set it to inputs"
+        )
+        yield Problem(message, "training.offload_activations")
+    if offload and training.recompute_method != "block" and (training.recompute_layers or 1) > 1:
+        message = (
+            f"got {offload} with chunks of {training.recompute_layers} layers, whose one input would be fetched long before its use, "
+            "which is not simulated; set recompute_layers to 1"
+        )
+        yield Problem(message, "training.offload_activations")
 
 
 def _against_per_op(scenario: Written) -> Iterator[str]:

@@ -418,7 +418,7 @@ class _Around:
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
         peaks, collected = order.flight().peaks(by_stage, fresh)
         constants = self._bounder.constants
-        held: Floats = peaks + fragments(peaks, collected) + constants["context"]
+        held: Floats = peaks + fragments(self._plan, peaks, collected) + constants["context"]
         return held
 
     def _seconds(

@@ -53,7 +53,10 @@ _HABITS = ("sequence_parallel", "zero", "offload", "recompute", "modules")
 _ASIDE = ("order", "offload", "modules")
 """Axes that are as the scenario has them unless asked for."""
 _SELECTIVE = "selective"
-_OF_RECOMPUTE = ("recompute_modules", "recompute_method", "recompute_layers")
+_OF_RECOMPUTE = (
+    *("recompute_modules", "recompute_method", "recompute_layers", "recompute_keeps"),
+    *("offload_activations", "offload_layers"),
+)
 _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_model": (),
     "check_cluster": (),
@@ -93,6 +96,9 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
         "zero",
     ),
     "check_recompute_modules": ("recompute", "modules"),
+    "check_offload_activations": (
+        *("pp", "schedule", "virtual_stages", "layers_per_stage", "recompute"),
+    ),
     "check_zero": ("pp", "zero"),
     "check_shard": (*_MESH, "zero"),
     "check_offload": ("zero", "offload"),

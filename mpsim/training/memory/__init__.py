@@ -6,7 +6,14 @@ from mpsim.training.memory.account import (
     fragments,
     memory_constants,
 )
-from mpsim.training.memory.activations import Held, Kept, held_by_rank, kept_by_part, kept_by_stage
+from mpsim.training.memory.activations import (
+    Held,
+    Kept,
+    held_by_rank,
+    kept_by_part,
+    kept_by_stage,
+    offloaded,
+)
 from mpsim.training.memory.curve import memory_curve
 from mpsim.training.memory.flight import Flight
 from mpsim.training.memory.fresh import Fresh, fresh_gradients
@@ -29,4 +36,5 @@ __all__ = [
     "memory_constants",
     "memory_curve",
     "model_states",
+    "offloaded",
 ]

@@ -51,7 +51,7 @@ def account_memory(plan: Plan) -> Memory:
         "buffers": buffers(plan) + gradient_scratch(plan),
     }
     states["gradients"] = states["gradients"] - fresh_gradients(plan).total + collected
-    states["overhead"] = constants["context"] + fragments(np.array(peak), collected)
+    states["overhead"] = constants["context"] + fragments(plan, np.array(peak), collected)
     return Memory(
         components=states,
         capacities=np.array(
@@ -78,15 +78,21 @@ def _moment(plan: Plan, rank: int, action: int) -> str:
     return f"{name} of microbatch {int(plan.orders.microbatch[row])}"
 
 
-def fragments(peaks: NDArray[np.float64], collected: NDArray[np.float64]) -> NDArray[np.float64]:
+def fragments(
+    plan: Plan, peaks: NDArray[np.float64], collected: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Memory lost between activations that come and go [B].
 
     Parameters
     ----------
+    plan : Plan
+        Whose software loses some.
     peaks, collected : float64[..., P]
         Activations of each rank at its fullest, and the part of them that is gradients of one microbatch [B].
     """
-    lost: NDArray[np.float64] = memory_constants()["fragmentation"] * (peaks - collected)
+    placed = plan.layout.framework.memory.places_buffers
+    share = 0.0 if placed else memory_constants()["fragmentation"]
+    lost: NDArray[np.float64] = share * (peaks - collected)
     return lost
 
 

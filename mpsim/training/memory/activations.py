@@ -17,10 +17,18 @@ from mpsim.parallel import Sharding, Stage, shard
 from mpsim.schedule import Action
 from mpsim.training.memory.fresh import fresh_gradients
 from mpsim.training.plan import Plan
-from mpsim.training.recompute import NOTHING, Recompute, Rerun, rerun
+from mpsim.training.recompute import Recompute, Rerun, rerun
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role, kept_narrow
 
-__all__ = ["SIGNS", "Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]
+__all__ = [
+    "SIGNS",
+    "Held",
+    "Kept",
+    "held_by_rank",
+    "kept_by_part",
+    "kept_by_stage",
+    "offloaded",
+]
 
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 _SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
@@ -42,6 +50,8 @@ class Kept:
         Part of `in_head` that is of the loss's own [B].
     collected : float
         Gradients that a whole backward collects before they are added to those kept [B].
+    on_host : float
+        Kept in host memory, of which one layer's is on the device while that is differentiated (`in_layers`) [B].
     """
 
     for_input: float = 0.0
@@ -51,6 +61,7 @@ class Kept:
     in_head: float = 0.0
     in_loss: float = 0.0
     collected: float = 0.0
+    on_host: float = 0.0
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(
@@ -61,6 +72,7 @@ class Kept:
             max(self.in_head, other.in_head),
             max(self.in_loss, other.in_loss),
             self.collected + other.collected,
+            self.on_host + other.on_host,
         )
 
 
@@ -126,6 +138,13 @@ def kept_by_part(plan: Plan) -> dict[str, Kept]:
     kinds = dict.fromkeys(plan.layout.model.layer_kinds)
     layers = {kind: _layer(parts[kind], sharding, again) for kind in kinds}
     return layers | _ends(plan, parts)
+
+
+def offloaded(plan: Plan, kind: str, recompute: Recompute) -> float:
+    """Bytes of one microbatch that a layer of this kind has in host memory from its forward to its backward."""
+    if recompute.offload == "none":
+        return 0.0
+    return _layer(_expansions(plan)[kind], _sharding(plan), recompute).on_host
 
 
 def _ends(plan: Plan, parts: Mapping[str, Expansion]) -> dict[str, Kept]:
@@ -244,13 +263,16 @@ class _Layers:
     def of(self, kinds: Sequence[str]) -> Kept:
         """All layers of a stage: chunks that run again together, and the others one by one."""
         recompute, total = self._recompute, Kept()
-        chunks = recompute.chunks(len(kinds))
+        chunks = [chunk for chunk in recompute.chunks(len(kinds)) if len(chunk) > 1]
         for chunk in chunks:
             total += self._chunk(tuple(kinds[layer] for layer in chunk))
-        whole = {layer for chunk in chunks for layer in chunk}
-        alone = NOTHING if chunks or recompute.granularity == "full" else recompute
-        left = (kind for layer, kind in enumerate(kinds) if layer not in whole)
-        return sum((self._layer(kind, alone) for kind in left), total)
+        together = {layer for chunk in chunks for layer in chunk}
+        alone = (
+            self._layer(kind, recompute.of_layer(layer, len(kinds)))
+            for layer, kind in enumerate(kinds)
+            if layer not in together
+        )
+        return sum(alone, total)
 
     def _chunk(self, content: tuple[str, ...]) -> Kept:
         if content not in self._chunks:
@@ -276,11 +298,28 @@ def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:
 
 def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Kept:
     if recompute.granularity == "full":
-        return _together([expansion], sharding)
-    repeated = rerun(expansion, recompute, divided=sharding.tp > 1)
-    kept = _all(expansion, sharding, repeated)
-    dropped = _dropped(expansion, sharding, repeated)
-    return dataclasses.replace(kept, in_layers=dropped + _gradients(expansion.backward, sharding))
+        kept, inputs = _together([expansion], sharding), 1.0
+    else:
+        repeated = rerun(expansion, recompute, divided=sharding.tp > 1)
+        kept = _all(expansion, sharding, repeated)
+        beside = _dropped(expansion, sharding, repeated) + _gradients(expansion.backward, sharding)
+        kept = dataclasses.replace(kept, in_layers=beside)
+        inputs = expansion.input_bytes / sharding.divisor(expansion.input_split)
+        inputs = min(inputs / (kept.for_input + kept.for_weight), 1.0)
+    share = {"none": 0.0, "inputs": inputs, "products": 1.0 - inputs, "all": 1.0}
+    return _on_host(kept, share[recompute.offload])
+
+
+def _on_host(kept: Kept, share: float) -> Kept:
+    """A layer with a share of what it keeps in host memory, and back on the device while it is differentiated."""
+    away = share * (kept.for_input + kept.for_weight)
+    return dataclasses.replace(
+        kept,
+        for_input=(1.0 - share) * kept.for_input,
+        for_weight=(1.0 - share) * kept.for_weight,
+        in_layers=kept.in_layers + away,
+        on_host=away,
+    )
 
 
 def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float:

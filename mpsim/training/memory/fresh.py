@@ -75,9 +75,10 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     if len(layout.stages) > 1:
         return Fresh()
     stage = layout.stages[0]
-    if plan.gathers_units:
+    compiled = lifetimes.drops_gradients and lifetimes.frees_weights
+    if plan.gathers_units and not compiled:
         return Fresh(waiting=_root_gradients(plan))
-    alone = count == 1 and plan.replicas == 1
+    alone = count == 1 and (plan.replicas == 1 or compiled)
     if not (alone and lifetimes.drops_gradients) or lifetimes.steps_in_backward:
         return Fresh()
     first = layout.held(layout.layer_parameters[layout.layer_kinds(stage)[0]])

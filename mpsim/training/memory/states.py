@@ -64,7 +64,7 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
 
 def _largest_weights(plan: Plan) -> float:
     """Elements of the two largest weights on a rank: of one the gradient is applied while that of the next is computed."""
-    return float(sum(sorted(weight_sizes(plan))[-2:]))
+    return float(sum(sorted(weight_sizes(plan, plan.expansions))[-2:]))
 
 
 def buffers(plan: Plan) -> NDArray[np.float64]:

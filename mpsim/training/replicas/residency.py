@@ -6,6 +6,7 @@ Shapes: P pipeline ranks.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan
 from mpsim.workload import OperatorKind, Phase
 
-__all__ = ["Residency", "largest_weight", "residency", "weight_sizes"]
+__all__ = ["Residency", "residency", "weight_sizes"]
 
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
@@ -59,7 +60,7 @@ def residency(plan: Plan) -> Residency:
     -----
     Sharded parameters: a rank keeps its share, and gathers ``units_in_flight`` units beside the root; all of them where units are
     kept after the forward. One unit's whole gradients exist while the one before is being reduced. A stack that frees each weight after its product has weights
-    in place of units. What the host keeps, the device does not.
+    in place of units; that of the head and its gradient are there when no layer's is. What the host keeps, the device does not.
     """
     dense, experts = plan.layout.parameter_kinds
     owned = dense + experts
@@ -70,13 +71,12 @@ def residency(plan: Plan) -> Residency:
     gathered = reducing = nothing
     if plan.gathers_units:
         largest, root = _units(plan)
+        whole, summed = plan.units_in_flight * largest, 2 * largest
         stays_gathered = plan.keeps_gathered or not plan.layout.framework.data.reshard_after_forward
         if plan.layout.framework.memory.frees_weights:
-            largest, root = np.minimum(largest, largest_weight(plan)), np.zeros_like(root)
-        gathered = (
-            owned if stays_gathered else np.minimum(owned, root + plan.units_in_flight * largest)
-        )
-        reducing = np.minimum(owned, 2 * largest)
+            whole, summed, root = *_weights(plan, largest), nothing
+        gathered = owned if stays_gathered else np.minimum(owned, root + whole)
+        reducing = np.minimum(owned, summed)
     divided = plan.zero >= SHARDED_GRADIENTS and plan.reduces_every_microbatch
     gradients = share if divided else owned
     offloads = plan.offload != "none"
@@ -93,18 +93,23 @@ def residency(plan: Plan) -> Residency:
     )
 
 
-def largest_weight(plan: Plan) -> float:
-    """Elements of the largest weight on a rank, those of all its experts together one weight."""
-    return max(weight_sizes(plan))
+def _weights(plan: Plan, units: Floats) -> tuple[Floats, Floats]:
+    """Weights that a rank has whole at a time, and gradients of weights: a few of a layer, or those of the head, whichever are more."""
+    gated = 2 if plan.layout.model.gated_mlp else 1  # gate and up are one product, but two tensors
+    parts = {part: weight_sizes(plan, [part]) for part in plan.expansions if part != "embedding"}
+    head = np.zeros_like(units)
+    for stage in plan.layout.stages:
+        head[stage.rank] += stage.head * max(parts["head"])
+    layer = max(max(sizes) for part, sizes in parts.items() if part != "head") / gated
+    return np.maximum(plan.units_in_flight * layer, head), np.maximum(2 * layer, head)
 
 
-def weight_sizes(plan: Plan) -> list[int]:
-    """Elements of every weight of the parts of a model on one rank."""
-    parts = plan.expansions
+def weight_sizes(plan: Plan, parts: Iterable[str]) -> list[int]:
+    """Elements of every weight of some parts of a model on one rank, those of all its experts together one weight."""
     return [
         operator.batch * operator.m * operator.n // operator.weights
         for part in parts
-        for operator in (shard(whole, plan.sharding) for whole in parts[part].backward)
+        for operator in (shard(whole, plan.sharding) for whole in plan.expansions[part].backward)
         if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
     ]
 
