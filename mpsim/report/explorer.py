@@ -14,6 +14,7 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.framework import SelectiveRecompute, framework_names
 from mpsim.hardware import system_names
 from mpsim.limits import unlimited
+from mpsim.memo import Memo
 from mpsim.report.blocks import plain, setting_text
 from mpsim.report.choices import Slider
 from mpsim.report.document import AnyResult, Page, document, page_of, report
@@ -36,6 +37,7 @@ _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _CHUNKS = (1, 2, 3, 4, 5, 6, 8)
 _RECOMPUTE = ("none", "selective", "full")
 _MOST_NODES = 65_536
+_TABS = 64
 _LABELS = {
     "model.preset": "model",
     "cluster.preset": "system",
@@ -186,7 +188,7 @@ class Explorer:
         self._unlimited = unlimited
         self.settings: list[Setting] = settings(scenario)
         self._working = threading.Lock()
-        self._last = 0  # number of the request that came last
+        self._last = Memo[str, int](_TABS)  # number of the question that came last of each tab
 
     def page(self) -> str:
         """The page with the settings and the scenario as it was written."""
@@ -242,22 +244,26 @@ class Explorer:
             follows["schedule.virtual_stages"] = chunks if free else None
         return self.scenario.with_values({**follows, **chosen})
 
-    def answer(self, places: Sequence[object], *, whole: bool = False) -> dict[str, object]:
+    def answer(
+        self, places: Sequence[object], *, whole: bool = False, tab: str = ""
+    ) -> dict[str, object]:
         """Simulate the scenario with these settings.
 
         Parameters
         ----------
         whole : bool
             Whether with what takes longer than a slider may wait.
+        tab : str
+            Who asks: a later question supersedes those of the same tab alone.
 
         Returns
         -------
         dict
             ``part`` of a document, and its ``html`` and ``contents``; or ``error``, why there is none; or ``superseded`` where a later question has come meanwhile.
         """
-        self._last = number = self._last + 1
+        self._last[tab] = number = self._last.get(tab, 0) + 1
         with self._working:
-            if number != self._last:
+            if number != self._last.get(tab, number):
                 return {"superseded": True}
             try:
                 part: Page = page_of(self._simulate(self.point(places)), whole=whole)

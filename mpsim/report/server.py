@@ -92,7 +92,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, asked: Figures) -> dict[str, object]:
         since = time.perf_counter()
-        answer = self.server.explorer.answer(asked["places"], whole=asked.get("whole") is True)
+        whole, tab = asked.get("whole") is True, str(asked.get("tab", ""))
+        answer = self.server.explorer.answer(asked["places"], whole=whole, tab=tab)
         return {**answer, "seconds": time.perf_counter() - since}
 
     def _read(self) -> Figures | None:

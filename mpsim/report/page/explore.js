@@ -6,6 +6,7 @@ async function ask(name, question) {
   return reply;
 }
 ask.control = new AbortController();
+ask.tab = String(Math.random()); // a later question supersedes those of this tab alone
 
 function offer(text, name, kind) {
   const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: kind })), download: name });
@@ -39,7 +40,7 @@ function makeExplorer() {
     ask.control = new AbortController();
     told.textContent = whole ? "Working out everything…" : "…";
     try {
-      show(await (await ask("answer", { places, whole })).json());
+      show(await (await ask("answer", { places, whole, tab: ask.tab })).json());
     } catch (error) {
       if (error.name !== "AbortError") told.textContent = `The explorer does not answer: ${error.message}`;
     }

@@ -206,17 +206,30 @@ def test_tokens_differ(explorer):
 
 def test_a_later_question_passes_an_earlier_one(explorer):
     """While one answer is worked out, of those that wait only the last is."""
-    answers, first = [], explorer._last
+    answers = _asked_at_once(explorer, ["a", "a", "a"])
+    assert sum("superseded" in answer for answer in answers) == 2
+    assert sum("part" in answer for answer in answers) == 1
+
+
+def test_two_tabs_do_not_supersede_each_other(explorer):
+    """Each gets the answer to its own last question."""
+    answers = _asked_at_once(explorer, ["c", "d", "d"])
+    assert sum("superseded" in answer for answer in answers) == 1
+    assert sum("part" in answer for answer in answers) == 2
+
+
+def _asked_at_once(explorer, tabs):
+    """Answers to questions of tabs that came while another one was worked out."""
+    answers = []
     with explorer._working:
         threads = [
-            threading.Thread(target=lambda: answers.append(explorer.answer(_places(explorer))))
-            for _ in range(3)
-        ]
+            threading.Thread(target=lambda tab=tab: answers.append(explorer.answer(_places(explorer), tab=tab)))
+            for tab in tabs
+        ]  # fmt: skip
         for thread in threads:
             thread.start()
-        while explorer._last < first + 3:
+        while sum(explorer._last.get(tab, 0) for tab in set(tabs)) < len(tabs):
             pass
     for thread in threads:
         thread.join()
-    assert sum("superseded" in answer for answer in answers) == 2
-    assert sum("part" in answer for answer in answers) == 1
+    return answers
