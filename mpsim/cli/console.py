@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mpsim.accessors import Drawn
+from mpsim.errors import ScenarioError
 from mpsim.output import printable
 from mpsim.sheet import Sheet
 from mpsim.table import RULE, WIDTH, lay_out
@@ -88,12 +89,16 @@ def _encodable(text: str) -> str:
 
 
 def print_json(value: object, *, stamped: bool = True) -> None:
-    """One JSON object on one line of stdout, an object `stamped` with who made it; NaN and infinities are bugs, not output."""
+    """One JSON object on one line of stdout, an object `stamped` with who made it; NaN and infinities are no output."""
     from mpsim.stamp import stamp
 
     if stamped and isinstance(value, Mapping):
         value = {**value, "mpsim": stamp()}
-    plain = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    try:
+        plain = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except ValueError as error:
+        message = "a figure is larger than numbers can be; give smaller prices, counts and times"
+        raise ScenarioError(message) from error
     if plain != _encodable(plain):
         plain = json.dumps(value, allow_nan=False)
     print_text(plain)

@@ -7,13 +7,14 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mpsim.document import read_document
-from mpsim.errors import Problem, ScenarioError, UnitError, nearest
+from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import GIVEN, Cluster, accelerator_names, source_of
 from mpsim.result.energy import meter_constants
 from mpsim.result.words import Figures
+from mpsim.scenario.fields import PriceRate
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
@@ -22,6 +23,7 @@ __all__ = ["OFFERS", "Facility", "Rate", "check_rates", "rate_of", "read_rates"]
 OFFERS = ("on-demand", "spot", "reserved-1y", "reserved-3y", "block")
 """Kinds of offers: by the hour, withdrawn at any time, committed for one or three years, a block of days."""
 _PACKAGE = "mpsim.study.data"
+_MOST = 1e9  # kg of carbon a kWh, or PUE: more is a slip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,11 +121,10 @@ def _choice(key: str, given: str | None, known: Figures, *, least: float) -> tup
     try:
         number = float(name)
     except ValueError:
-        raise ScenarioError(
-            f"{key}: got {given!r}; {nearest(name, tuple(values))}, or a number"
-        ) from None
-    if not least <= number < float("inf"):
-        raise ScenarioError(f"{key}: got {given}; needed at least {least:g}")
+        near = nearest(name, tuple(values))
+        raise ScenarioError(f"{key}: got {given!r}; {near}, or a number") from None
+    if not least <= number <= _MOST:
+        raise ScenarioError(f"{key}: got {given}; needed a number from {least:g} to {_MOST:g}")
     return number, "given"
 
 
@@ -223,8 +224,8 @@ def read_rates(path: str | Path) -> dict[str, float]:
     problems, rates = list(document.problems), {}
     for name, value in document.data.items():
         try:
-            rates[str(name)] = parse_quantity(value, Dimension.PRICE_RATE)
-        except UnitError as error:
+            rates[str(name)] = get_args(PriceRate)[1].parse(value)
+        except ValueError as error:
             problems.append(document.locate(Problem(str(error), key=str(name))))
     if problems:
         raise ScenarioError(problems)

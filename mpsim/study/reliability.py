@@ -224,7 +224,7 @@ def expected_share(reliability: Reliability, checkpoint: Checkpoint, interval: f
     if not math.isfinite(mean):
         return interval / (interval + checkpoint.blocking)
     segment = interval + checkpoint.blocking
-    if segment > 500.0 * mean:
+    if segment + reliability.restart > 500.0 * mean:
         return 0.0
     takes = mean * math.exp(reliability.restart / mean) * math.expm1(segment / mean)
     return max(0.0, interval / takes * (1.0 - min(1.0, checkpoint.lag / mean)))

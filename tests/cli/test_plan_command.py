@@ -62,6 +62,8 @@ def test_every_value_is_planned_and_drawn(mpsim_cli, scenarios, tmp_path):
         (("--tokens", "3B", "--offer", "free"), "on-demand"),
         (("--tokens", "3B", "--pue", "low"), "pue"),
         (("--tokens", "3B", "--prices", "missing.yaml"), "missing.yaml"),
+        (("--tokens", "3B", "--pue", "1e308", "--json"), "1 to 1e+09"),
+        (("--tokens", "3B", "--restart", "1e300 s", "--json"), "never ends"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(mpsim_cli, scenarios, arguments, text):

@@ -218,8 +218,9 @@ def test_what_cannot_be_planned_is_refused(scenario, change, text):
 def test_a_price_that_is_none_is_named_with_its_line(tmp_path):
     """All at once."""
     wrong = tmp_path / "prices.yaml"
-    wrong.write_text("h100-sxm: cheap\na100-sxm-80: 2 USD\n")
+    wrong.write_text("h100-sxm: cheap\na100-sxm-80: 2 USD\nb200: 1e308 USD/h\n")
     with pytest.raises(mpsim.ScenarioError) as error:
         read_rates(wrong)
     assert "prices.yaml:1" in str(error.value)
     assert "prices.yaml:2" in str(error.value)
+    assert "prices.yaml:3:1 b200: got '1e308 USD/h'; needed a quantity from" in str(error.value)
