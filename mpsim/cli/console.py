@@ -97,7 +97,7 @@ def print_json(value: object, *, stamped: bool = True) -> None:
     try:
         plain = json.dumps(value, allow_nan=False, ensure_ascii=False)
     except ValueError as error:
-        message = "a figure is larger than numbers can be; give smaller prices, counts and times"
+        message = "a result has more than 308 digits; give smaller prices, counts and times"
         raise ScenarioError(message) from error
     if plain != _encodable(plain):
         plain = json.dumps(value, allow_nan=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.imported import Assumed, Imported
-from mpsim.formats.ledger import flat, laid
+from mpsim.formats.ledger import flat, laid, nested
 from mpsim.formats.source import Options
 from mpsim.formats.written import yaml_text
 from mpsim.hardware import system, system_names
@@ -26,6 +26,8 @@ _CONTRADICTIONS = (
     "training.global_batch",
     "training.micro_batch",
 )
+_OPEN = ("cluster.", "parallelism.", "training.", "simulation.")
+"""Sections whose keys say nothing of each other, so that an assumed one stays as it was."""
 _NEEDED = {
     "model": "a preset such as llama3-8b ('mpsim show models'), or its sizes",
     "cluster": "which accelerators, links and NICs: --cluster NAME ('mpsim show systems')",
@@ -76,7 +78,7 @@ def _sized(cluster: Mapping[str, Any], ranks: int) -> dict[str, int]:
 
 
 def over(imported: Imported, base: Path) -> Imported:
-    """An import laid over a scenario file: what the import says wins, the rest stays.
+    """An import laid over a scenario file: what the import says wins, the rest stays, also where the import would assume something.
 
     A model or a framework that the import spells out replaces that of the file; a model of which it knows some sizes changes it.
 
@@ -89,9 +91,17 @@ def over(imported: Imported, base: Path) -> Imported:
     below = {
         key: expand_shorthand(key, value)
         for key, value in document.data.items()
-        if key not in ("include", "overrides", "sweep", "name")
+        if key not in ("include", "name")
     }
-    above = dict(imported.scenario)
+    stated = flat(below)
+    kept = {
+        item.to
+        for item in imported.assumed
+        if item.to.startswith(_OPEN) and item.to in stated and not isinstance(item.value, list)
+    }
+    above: dict[str, Any] = nested(
+        {key: value for key, value in flat(imported.scenario).items() if key not in kept}
+    )
     model = above.get("model")
     whole = isinstance(model, Mapping) and (
         "preset" in model or {"layers", "hidden", "heads", "vocab"} <= model.keys()
@@ -99,8 +109,9 @@ def over(imported: Imported, base: Path) -> Imported:
     for key, replaces in (("model", whole), ("framework", True)):
         if key in above and replaces:
             below.pop(key, None)
-    lines = dict.fromkeys(flat(below), base.name) | dict(imported.lines)
-    assumed = imported.assumed
+    said = {key: line for key, line in imported.lines.items() if key not in kept}
+    lines = dict.fromkeys(flat(below), base.name) | said
+    assumed = tuple(item for item in imported.assumed if item.to not in kept)
     mesh = below.get("parallelism")
     if isinstance(mesh, Mapping) and "dp" in mesh and "dp" not in above.get("parallelism", "dp"):
         below["parallelism"] = {key: value for key, value in mesh.items() if key != "dp"}

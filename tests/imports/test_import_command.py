@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
+
+from mpsim.scenario import load
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512,
@@ -29,6 +32,26 @@ def test_a_model_laid_over_a_scenario_runs(config, tmp_path, scenarios, mpsim_cl
     run = mpsim_cli("run", out, "--json")
     assert run.code == 0
     assert run.json()["step_time_s"] > 0
+
+
+def test_a_script_leaves_what_it_does_not_say_as_the_scenario_states_it(scenarios, mpsim_cli):
+    """Megatron 2.5 without --use-distributed-optimizer would be zero 0; the scenario says 1, and has a sweep."""
+    script = Path(__file__).parent / "samples" / "megatron" / "cmd_v2.5_era.sh"
+    alone = mpsim_cli("import", "auto", script, "--json").json()
+    done = mpsim_cli(
+        "import", "auto", script, "--onto", scenarios / "quickstart.yaml", "--json"
+    ).json()
+    before = load(scenarios / "quickstart.yaml").source.data
+    assert alone["scenario"]["parallelism"]["zero"] == 0
+    assert {"parallelism.zero", "parallelism.sequence_parallel"} <= {
+        item["to"] for item in alone["assumed"]
+    }
+    now = done["scenario"]
+    assert (now["parallelism"]["zero"], now["parallelism"]["sequence_parallel"]) == (1, True)
+    assert "parallelism.zero" not in {item["to"] for item in done["assumed"]}
+    assert (now["parallelism"]["tp"], now["training"]["precision"]) == (8, "fp16")  # which it says
+    assert now["framework"]["preset"] == "megatron-2021"  # whose tool it is of
+    assert now["sweep"] == before["sweep"]
 
 
 def test_what_is_missing_is_asked_for(config, mpsim_cli):
