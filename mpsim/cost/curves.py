@@ -271,7 +271,7 @@ _CURVES = {
 
 def kernel_class(operator: Operator) -> str:
     """Name of the measured curve that a memory-bound kernel reads: its kind, or for elementwise kernels what they compute."""
-    if operator.kind is not OperatorKind.ELEMENTWISE:
+    if operator.kind not in (OperatorKind.ELEMENTWISE, OperatorKind.GATHER):
         return operator.kind.value
     return _CURVES.get(operator.role, _ELEMENTWISE)
 

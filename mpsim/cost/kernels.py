@@ -38,14 +38,19 @@ from mpsim.memo import Memo
 from mpsim.workload.builders import attention_flops
 from mpsim.workload.casts import with_casts
 from mpsim.workload.expansion import Expansion
-from mpsim.workload.operators import Operator, OperatorKind, Phase, Role
+from mpsim.workload.operators import Operator, OperatorKind, Phase, Role, Split
 
 __all__ = ["CLOCKS", "KernelModel", "Work", "executed_flops"]
 
 _SHAPES = 1 << 16  # remembered with their time
 
 CLOCKS = ("sustained", "burst")
-_EAGER_KINDS = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
+_EAGER_KINDS = (
+    OperatorKind.NORM,
+    OperatorKind.SOFTMAX,
+    OperatorKind.ELEMENTWISE,
+    OperatorKind.GATHER,
+)
 _WIDE = "bf16"  # what stays unquantised when the rest is fp8 or fp4
 _ROWS = "fp8_rowwise"
 _NARROW = ("fp8", _ROWS, "fp8_block", "mxfp8", "fp4", "nvfp4")
@@ -317,7 +322,7 @@ class KernelModel:
         times = self._group_seconds((m, n, k, batch, moved), ragged=ragged)
         rules = self._rules["gemm_rules"]
         slower = 1.0 if ragged.all() else self._use(rules, "grouped_weight_gradient")
-        result: Floats = times * np.where(ragged, 1.0, slower)
+        result: Floats = times * np.where(ragged, 1.0, slower) * self._edges(operators)
         return result
 
     def _group_seconds(
@@ -363,7 +368,15 @@ class KernelModel:
             else 1.0
         )
         misaligned = self._off_matrix_units() if odd.any() else 1.0
-        return np.where(weight, slower, 1.0) * np.where(odd, misaligned, 1.0)
+        return (
+            np.where(weight, slower, 1.0) * np.where(odd, misaligned, 1.0) * self._edges(operators)
+        )
+
+    def _edges(self, operators: Sequence[Operator]) -> Floats:
+        """How much longer a product of one expert takes than as much of a large one: a tile is lost along its shortest side, of rows only where nothing shares the kernel."""
+        sides = np.array([_shortest(o) if o.split is Split.EXPERT else np.inf for o in operators])
+        edge = 0.0 if np.isinf(sides).all() else self._use(self._rules["gemm_rules"], "edge")
+        return 1.0 + edge / sides
 
     def _off_matrix_units(self) -> float:
         """How much longer a product takes on the float32 units of a GPU than on its matrix units; 1 where it has no such units."""
@@ -435,6 +448,13 @@ class KernelModel:
         return self._rules["memory_rules"], kind.value
 
 
+def _shortest(o: Operator) -> float:
+    """Shortest side of a product that does not share its kernel; in a group tokens of all experts fill the tiles."""
+    if o.kind is OperatorKind.GEMM:
+        return float(min(o.m, o.n, o.k))
+    return float(min(o.n, o.m if o.phase is Phase.WEIGHT_GRADIENT else o.k))
+
+
 def _check_choice(what: str, given: str, known: Iterable[str]) -> None:
     names = tuple(known)
     if given not in names:
@@ -448,7 +468,7 @@ def _columns(operators: Sequence[Operator], *fields: str) -> list[Floats]:
 def _shape(o: Operator) -> Shape:
     """Key of an operator's time: all that it depends on."""
     if o.kind in (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM):
-        return (o.kind, o.role, o.phase, o.m, o.n, o.k, o.batch, o.bytes, o.weights)
+        return (o.kind, o.role, o.split, o.phase, o.m, o.n, o.k, o.batch, o.bytes, o.weights)
     if o.kind is OperatorKind.ATTENTION:
         shape = (o.heads, o.head_dim, o.head_dim_v, o.queries, o.keys, o.sequences)
         return (o.kind, o.phase, *shape, o.causal, o.window)

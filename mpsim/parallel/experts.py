@@ -57,10 +57,7 @@ def expert_forward(
         What runs while tokens travel there, and back (the shared experts).
     """
     routing = _routing(sharding)
-    if sharding.ep > 1 and routing.software.expert_synchronizations:
-        yield Synchronization(
-            routing.software.expert_synchronizations, routing.software.expert_launches
-        )
+    yield from _bookkeeping(sharding, waits=routing.software.expert_synchronizations)
     whole = any(operator.role is Role.DOWN and operator.flops for operator in operators)
     back = _back("combine", Phase.FORWARD, sharding) if whole else []
     ways = _there("dispatch", Phase.FORWARD, sharding), back
@@ -82,11 +79,20 @@ def expert_backward(
     phase = Phase.INPUT_GRADIENT
     ways: tuple[list[Communication], list[Communication]] = ([], [])
     if any(operator.phase is phase for operator in operators):
+        yield from _bookkeeping(sharding, waits=0)
         ways = (
             _there(phase.of("combine"), phase, sharding),
             _back(phase.of("dispatch"), phase, sharding),
         )
     yield from _around(operators, sharding, ways, beside)
+
+
+def _bookkeeping(sharding: Sharding, *, waits: int) -> Iterator[Synchronization]:
+    """Small kernels of router, counts and permutations, and the waits of the host for what they count."""
+    launches = _routing(sharding).software.expert_launches
+    waits = waits if sharding.ep > 1 else 0
+    if waits or launches:
+        yield Synchronization(waits, launches)
 
 
 def way_back(sharding: Sharding, *, backward: bool) -> frozenset[str]:
@@ -236,7 +242,8 @@ def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
     """
     rows = sent_tokens(sharding) * sharding.etp + _worked_rows(sharding)
     moved = rows * sharding.hidden * sharding.activation_bytes
-    return make_elementwise(Role.COPY, phase, moved=moved, name=name, split=Split.EXPERT)
+    kind = OperatorKind.GATHER
+    return make_elementwise(Role.COPY, phase, moved=moved, kind=kind, name=name, split=Split.EXPERT)
 
 
 def _kernels(operators: Sequence[Operator], sharding: Sharding) -> Iterator[Operator]:

@@ -94,7 +94,7 @@ class Synchronization:
     Parameters
     ----------
     launches : int
-        Kernels that the host has launched since the wait before, each shorter than its launch: the device idles for as long.
+        Kernels shorter than their launch that the host issues before it waits.
     """
 
     count: int

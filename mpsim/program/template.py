@@ -76,9 +76,23 @@ class _Placed:
 
 
 class _Block:
-    """A block being placed: what was issued so far, and which collectives nobody has waited for."""
+    """A block being placed: what was issued so far, and which collectives nobody has waited for.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    Parameters
+    ----------
+    queue : tuple of float, optional
+        Host time of issuing a kernel of the block, host and device time of a kernel shorter than its launch [ticks]; without it the host is always ahead.
+    ahead : float
+        How far the host is ahead of the device when the block begins [ticks].
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        queue: tuple[float, float, float] | None = None,
+        ahead: float = 0.0,
+    ) -> None:
+        self.queue, self.host = queue, -ahead  # when the host has issued all so far
         self.placed: list[_Placed] = []
         self.beside: list[tuple[float, float, float]] = []
         self.vocabulary = vocabulary
@@ -91,9 +105,13 @@ class _Block:
         self.tagged: dict[str, int] = {}
 
     def compute(self, kernel: Compute, seconds: float, part: int) -> None:
-        """Issue a kernel that counts as a part of the account."""
+        """Issue a kernel that counts as a part of the account; the device idles until the host has come to it."""
         awaited = self.wait(kernel)
-        before = awaited if self.kernel is None else (*awaited, self.kernel)
+        if self.queue is not None:
+            self.host += self.queue[0]
+            if self.host > self.now:
+                self._idle("host launch", self.host - self.now, self._after(awaited))
+        before = self._after(awaited)
         duration = self._slowed(float(ticks(seconds)))
         self.kernel = len(self.placed)
         self.placed.append(
@@ -181,17 +199,27 @@ class _Block:
 
     def block_launches(self) -> None:
         """Let everything that follows wait for everything before."""
-        awaited = self.drain()
-        self._idle(
-            "launch blocked", 0.0, awaited if self.kernel is None else (*awaited, self.kernel)
-        )
+        self._idle("launch blocked", 0.0, self._after(self.drain()))
+
+    def small_kernels(self, launches: int) -> None:
+        """Run kernels shorter than their launch, one after the other as the host comes to them."""
+        if self.queue is not None and launches:
+            _, launch, alone = self.queue
+            self.host += launches * launch
+            end = max(self.host, self.now + launches * alone)
+            self._idle("small kernels", end - self.now, self._after(()))
 
     def synchronize(self, seconds: float) -> None:
         """Leave the device idle while the host, which has waited for it, launches the next kernel."""
-        if seconds > 0:
+        if seconds > 0 or self.queue is not None:
             awaited = self.wait(None)
-            before = awaited if self.kernel is None else (*awaited, self.kernel)
-            self._idle("host synchronisation", float(ticks(seconds)), before)
+            if seconds > 0:
+                self._idle("host synchronisation", float(ticks(seconds)), self._after(awaited))
+            self.host = self.now
+
+    def _after(self, awaited: tuple[int, ...]) -> tuple[int, ...]:
+        """These and the last kernel."""
+        return awaited if self.kernel is None else (*awaited, self.kernel)
 
     def wait_for_host(self, seconds: float) -> None:
         """Extend the block to the time its launches take."""
@@ -226,6 +254,7 @@ def evaluate_block(
     host_seconds: float = 0.0,
     synchronization_seconds: float = 0.0,
     launch_seconds: float = 0.0,
+    small_seconds: float = 0.0,
     launch_blocking: bool = False,
     shares: bool = True,
 ) -> Template:
@@ -244,7 +273,9 @@ def evaluate_block(
     synchronization_seconds : float
         Idle time of the device after each wait of the host for it [s].
     launch_seconds : float
-        Host time of one launch, where waits of the host leave launches uncovered [s].
+        Host time of launching one of the kernels that come with a wait of the host [s].
+    small_seconds : float
+        Device time of one of them [s].
     launch_blocking : bool
         Whether the host waits for every kernel before it launches the next: launches add to the block's time, and nothing runs beside
         anything else.
@@ -261,27 +292,42 @@ def evaluate_block(
     A kernel starts when the one before it and every collective it waits for have ended; a collective starts when the kernel
     before it, the collective before it on its stream and those whose tags it needs have ended. Compute idle inside the block is counted as exposed
     time of the collective that was awaited; no other idle time can occur.
+
+    Where the host waits for the device it falls back to it, and is ahead again as far as kernels run longer than their launches take: the device idles for
+    ``max over k of (issue of kernel k - end of kernel k - 1)``. Layers follow each other, so the block begins as far behind its host as it ends.
     """
     kernels = [item.operator for item in items if isinstance(item, Compute)]
     # all kernels of a block are one call: the cost model answers arrays much faster than one by one
     alone = costs.kernels(kernels)
-    seconds = iter(alone.tolist())
-    block = _Block(vocabulary)
-    for item in items:
-        if isinstance(item, Compute):
-            block.compute(item, next(seconds), part_of(item))
-        elif isinstance(item, Synchronization):
-            idle = item.count * synchronization_seconds + item.launches * launch_seconds
-            block.synchronize(idle)
-        else:
-            block.communicate(item, costs.collective(item), costs.lost(item) if shares else 0.0)
-            if launch_blocking:
-                block.block_launches()
-    block.drain()
-    if (
-        not block.placed
-    ):  # a kernel of no time, so that what waits for the block still has something to wait for
-        block.nothing()
+    small = sum(item.launches for item in items if isinstance(item, Synchronization))
+    queue = None
+    if small and not launch_blocking:
+        issued = max(0.0, host_seconds - small * launch_seconds) / max(len(kernels), 1)
+        each, launch, run = ticks(np.array([issued, launch_seconds, small_seconds])).tolist()
+        queue = each, launch, run
+
+    def place(ahead: float) -> _Block:
+        seconds, block = iter(alone.tolist()), _Block(vocabulary, queue, ahead)
+        for item in items:
+            if isinstance(item, Compute):
+                block.compute(item, next(seconds), part_of(item))
+            elif isinstance(item, Synchronization):
+                block.small_kernels(item.launches)
+                if item.count:
+                    block.synchronize(item.count * synchronization_seconds)
+            else:
+                lost = costs.lost(item) if shares else 0.0
+                block.communicate(item, costs.collective(item), lost)
+                if launch_blocking:
+                    block.block_launches()
+        block.drain()
+        if not block.placed:  # what waits for the block still has something to wait for
+            block.nothing()
+        return block
+
+    block = place(0.0)
+    if queue is not None:
+        block = place(block.now - block.host)
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
     return dataclasses.replace(
         _as_template(name, block),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from mpsim.cost.quantise import launch_seconds
 from mpsim.hardware import host_of
 from mpsim.memo import Memo
 from mpsim.parallel import (
@@ -315,6 +316,7 @@ class Blocks:
             host_seconds=launches + self._expert_launch_seconds(items) + collectives,
             synchronization_seconds=host.synchronization_cost,
             launch_seconds=host.launch_cost,
+            small_seconds=launch_seconds("graph", self._plan.layout.cluster.accelerator),
             launch_blocking=host.launch_blocking,
             shares=not self._plan.interference,
         )

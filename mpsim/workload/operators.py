@@ -34,6 +34,7 @@ class OperatorKind(enum.StrEnum):
     ELEMENTWISE = "elementwise"  # memory bound
     EAGER = "eager"  # memory bound, kernels of the framework that nothing fuses
     EMBEDDING = "embedding"  # memory bound gather or scatter-add
+    GATHER = "gather"  # memory bound, rows of tokens in the order of their experts, or summed back
     LOSS = "loss"  # memory bound, over the vocabulary
     QUANTISE = "quantise"  # memory bound, cast to a narrow format
 

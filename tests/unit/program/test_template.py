@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from mpsim.cost import Transfer
@@ -213,3 +214,41 @@ def test_blocking_launches_add_up_and_hide_nothing() -> None:
     items = [_kernel("a", 3), _tagged("t", 5, "tp"), _kernel("b", 4)]
     block = evaluate_block("b", items, _Costs(), host_seconds=9 * US, launch_blocking=True)
     assert _us(block) == {"forward": 7.0, "exposed_tp": 5.0, "host": 9.0}
+
+
+def _queued(
+    *, attention: float, experts: float, launches: int = 60, small: float = 0.0
+) -> Template:
+    """A layer whose host waits for counts: a kernel, small ones, the wait, three products of experts; each launch takes 10."""
+    items = [
+        _kernel("attention", attention),
+        Synchronization(1, launches),
+        *(_kernel("experts", experts) for _ in range(3)),
+    ]
+    return evaluate_block(
+        "b",
+        items,
+        _Costs(),
+        host_seconds=(launches + 4) * 10 * US,
+        launch_seconds=10 * US,
+        small_seconds=small * US,
+    )
+
+
+def test_long_kernels_hide_their_host_but_for_the_launch_after_its_wait() -> None:
+    """Kernels of 1000 with 64 launches of 10: the host falls back at its wait and exposes one launch, whatever comes before it."""
+    assert _us(_queued(attention=1000, experts=1000)) == {"forward": 4000.0, "host": 10.0}
+    assert _us(_queued(attention=4000, experts=4000)) == {"forward": 16000.0, "host": 10.0}
+
+
+def test_short_kernels_take_as_long_as_their_launches() -> None:
+    """Kernels of 1: 60 small launches and 4 more of 10 each, layer after layer."""
+    block = _queued(attention=1, experts=1)
+    assert block.parts.sum() * TICK == pytest.approx(640 * US)
+
+
+def test_small_kernels_run_back_to_back_where_the_host_is_ahead() -> None:
+    """60 kernels of 2 take 120 of the device behind long products, and 600 of the host behind short ones."""
+    long, short = (_queued(attention=time, experts=time, small=2) for time in (1000, 1))
+    assert _us(long) == {"forward": 4000.0, "host": 130.0}
+    assert short.parts.sum() * TICK == pytest.approx(640 * US)
