@@ -207,8 +207,8 @@ class Validation(Shown):
             "families": [family.to_json() for family in self.families],
             "rows": [record.to_json() for record in self.records],
             "decisions": [decision.to_json() for decision in self.decisions],
-            "interrupted": self.interrupted,
             "decisions_by_kind": [told._asdict() for told in told_apart(self.records)],
+            "interrupted": self.interrupted,
         }
 
 

@@ -72,7 +72,7 @@ def test_a_family_without_predictions_has_no_figures() -> None:
 def test_records_and_families_have_exactly_the_keys_of_the_contract() -> None:
     """Programs depend on the keys and their order."""
     data = Validation((_record("a", 10, 11),)).to_json()
-    assert list(data) == ["families", "rows", "decisions", "decisions_by_kind"]
+    assert list(data) == ["families", "rows", "decisions", "decisions_by_kind", "interrupted"]
     assert list(data["families"][0]) == (
         "family kind rows predicted mean_abs_error median_abs_error p90_abs_error bias worst".split()
     )
