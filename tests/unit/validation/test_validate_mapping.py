@@ -366,7 +366,7 @@ def test_an_ordinary_run_reaches_an_ordinary_share_of_the_peak(
     ("change", "field", "value"),
     [
         ({"model": "Qwen3-235B-A22B"}, "expert_dispatch", "all-to-all"),
-        ({"model": "Qwen3-235B-A22B", "accelerator": "GB200"}, "layer_launches_forward", 4),
+        ({"model": "Qwen3-235B-A22B", "accelerator": "GB200"}, "layer_launches_backward", 8),
         ({"model": "Qwen3-30B-A3B", "accelerator": "B300-SXM-288GB"}, "expert_launches", 20),
     ],
 )
