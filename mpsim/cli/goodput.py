@@ -57,6 +57,7 @@ def goodput(
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability
 
+    checkpoints.refuse_idle(repair=repair, spares=spares)
     result = simulate_step(reading.load(file))
     name, summary, cluster = result.scenario.name, result.summary, result.plan.layout.cluster
     reliability = Reliability.of(

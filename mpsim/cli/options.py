@@ -211,7 +211,10 @@ def values_over(
     for key, choices in pairs(over, option=option, needed=needed).items():
         if not choices:
             raise typer.BadParameter(f"got {key + '='!r}; needed {needed}", param_hint=option)
-        values[key] = [parse_scalar(choice.strip()) for choice in choices.split(",")]
+        listed = [choice.strip() for choice in choices.split(",")]
+        if len(set(listed)) < len(listed):
+            raise typer.BadParameter(f"got a value of {key} twice", param_hint=option)
+        values[key] = [parse_scalar(choice) for choice in listed]
     problems = [
         dataclasses.replace(problem, key="", file=option)
         for problem in wrong_values(scenario, values, indexed=False)
@@ -262,6 +265,12 @@ class Checkpoints:
             help="Multiplier on the published rates of failures, of components and of software; 0 for none.",
         ),
     ] = 1.0
+
+    def refuse_idle(self, **more: object) -> None:
+        """Refuse what counts after a failure alone where nothing fails."""
+        if self.failures == 0:
+            given = {f"--{name}": value for name, value in more.items()}
+            refuse({"--restart": self.restart, **given}, "--failures is 0; leave one of them out")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

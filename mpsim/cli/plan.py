@@ -98,6 +98,7 @@ def plan(
     from mpsim.study.plan import Assumptions, changed
     from mpsim.study.plan import plan as make_plan
 
+    checkpoints.refuse_idle()
     scenario = reading.load(file)
     values = values_over(scenario, over)
     reading.refuse_varied(values)

@@ -156,7 +156,10 @@ def rate_of(
     stated = own if source_of(chip, "price_per_hour") == GIVEN else None
     if rates and chip.name in rates:
         value = rates[chip.name]
-        return Rate(value, value, value, "file", "your prices", _passed_over("--prices", stated))
+        beside = _passed_over("--prices", stated)
+        if offer != "on-demand" and not beside:
+            beside = f"--prices counts, not --offer {offer}; leave one of them out"
+        return Rate(value, value, value, "file", "your prices", beside)
     known = read_shipped(_PACKAGE, "prices.yaml")["offers"].get(chip.name, ())
     offers = [entry for entry in known if entry["offer"] == offer]
     listed = sorted(parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers)

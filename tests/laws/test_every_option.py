@@ -12,7 +12,9 @@ import pytest
 import typer
 import yaml
 
-from mpsim.cli.app import application
+import mpsim
+from mpsim.cli.app import COMMANDS, application
+from mpsim.formats import export
 
 SCENARIO: dict[str, Any] = {
     "schema": 1,
@@ -26,9 +28,14 @@ SCENARIO: dict[str, Any] = {
 }
 WRITING = (
     *("plot", "plots", "trace", "csv", "emit", "resume", "as_json", "long", "output", "title"),
-    *("yes", "allow_include", "jobs", "cluster"),
+    *("yes", "allow_include", "jobs", "out", "list_", "help"),
 )
 """Options that say where and how long the answer is written, who computes it, or what is permitted."""
+ELSEWHERE = ("new", "explore", "measure")
+"""Commands that answer with a file, a page or measurements of this machine."""
+GEMM, CORE = "kernel gemm=512x512x512 --on h100-sxm", "kernel attention=2x4096x32x128 --on h100-sxm"
+SHORT = "kernel attention=1x64x32x128 --on h100-sxm"
+SUM, SWITCHES = "collective all_reduce='1 MiB' --on dgx-h100", "fabric dgx-h100 --nodes 64"
 READING = {"sets": "--set training.micro_batch=2", "overrides": "--override wide"}
 CHECKPOINTS = {
     "interval": "--interval '40 min'",
@@ -46,9 +53,17 @@ BASES = {
     "compare": "small.yaml --vs training.micro_batch=2",
     "sweep": "small.yaml",
     "schedule": "1f1b --pp 4 --microbatches 8",
+    "search": "small.yaml --over parallelism.cp=1 --over parallelism.zero=0",
+    "report": "small.yaml",
+    "check": "small.yaml",
+    "export": "megatron small.yaml",
+    "import": "megatron args.sh --cluster dgx-h100",
+    "validate": "measured.csv --scenario small.yaml",
+    "calibrate": "sums.csv --only system='OCI BM.GPU.H100.8' --on h100-sxm",
+    "show": GEMM,
 }
 """A question to each command."""
-OPTIONS: dict[str, dict[str, str]] = {
+OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
     "run": {**READING, "engine": "--engine simpy", "sensitivity": "--sensitivity"},
     "plan": {
         **READING,
@@ -86,15 +101,60 @@ OPTIONS: dict[str, dict[str, str]] = {
         "overlap": "--overlap serial",
         "options": "--option depth=2",
     },
+    "search": {
+        **READING,
+        "over": "--over parallelism.tp=1",
+        "also": "--also order",
+        "objective": "--objective cost",
+        "pools": "--pools",
+        "top": "--top 2",
+        "max_memory": "--max-memory '3 GB'",
+        "max_price": "--max-price '20 USD/h'",
+        "max_power": "--max-power '20 kW'",
+        "margin": "--margin 0.95",
+        "budget": "--budget '1 ms'",
+        "front": "--no-front",
+        "explain": "--explain",
+    },
+    "report": {**READING, "what_if": "--what-if training.micro_batch=1,2"},
+    "check": READING,
+    "export": READING,
+    "import": {
+        "onto": "--onto flow.yaml",
+        "ranks": "--ranks 64",
+        "cluster": "--cluster dgx-a100-80gb",
+    },
+    "validate": {**READING, "runs": "--runs runs.jsonl", "scenario": "--scenario wide.yaml"},
+    "calibrate": {
+        "on": "--on h200-sxm",
+        "only": "--only collective=all_gather",
+        "name": "--name mine",
+    },
+    "show": {
+        "on": "--on a100-sxm-80",
+        "precision": "--precision fp8",
+        "direction": "--pass wgrad",
+        "attention_kernel": (CORE, "--attention flash3"),
+        "kv_heads": (SHORT, "--kv-heads 4"),
+        "value_dim": (CORE, "--value-dim 64"),
+        "window": (CORE, "--window 128"),
+        "full": (CORE, "--full"),
+        "ranks": (SUM, "--ranks 32"),
+        "burst": (SUM, "--burst --ranks 32"),
+        "library": (SUM, "--library gloo"),
+        "calibration": (SUM, "--calibration curves.yaml"),
+        "nodes": (SWITCHES, "--nodes 128"),
+    },
 }
-"""What each option of a command is moved to."""
+"""What each option of a command is moved to, and from which question where it is another one."""
 
 
 def options(command: str) -> set[str]:
     """Names of the options of a command that are no `WRITING`."""
     group: Any = typer.main.get_command(application())
-    known = {option.name for option in group.get_command(None, command).params}
-    return known - set(WRITING) - {"file", "files", "a", "b", "name", "help"}
+    listed = group.get_command(None, command).params
+    known = {each.name for each in listed if each.param_type_name == "option"}
+    return known - set(WRITING) - ({"cluster"} if command == "sweep" else set())
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +162,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a scenario, and prices."""
     folder = tmp_path_factory.mktemp("options")
     (folder / "small.yaml").write_text(yaml.safe_dump(SCENARIO))
+    (folder / "wide.yaml").write_text(yaml.safe_dump({**SCENARIO, "parallelism": {"tp": 4}}))
+    (folder / "flow.yaml").write_text(
+        yaml.safe_dump({**SCENARIO, "simulation": {"network": "flow"}})
+    )
     (folder / "prices.yaml").write_text("h100-sxm: 1 USD/h\n")
+    (folder / "other.yaml").write_text("v100-sxm2-16: 1 USD/h\n")
+    (folder / "measured.csv").write_text("training.global_batch,step_time\n64,0.3 s\n")
+    published = Path(__file__).parents[2] / "validation" / "data" / "collectives.csv"
+    (folder / "sums.csv").write_bytes(published.read_bytes())
+    (folder / "args.sh").write_text(export(mpsim.load(folder / "small.yaml"), "megatron").text)
     return folder
 
 
@@ -113,7 +182,8 @@ def known() -> dict[str, Any]:
 
 
 def test_every_option_is_moved() -> None:
-    """The table has the options of each command, and no others."""
+    """The table has the options of each command, and no others; only commands that answer elsewhere are left out."""
+    assert set(COMMANDS) == {*BASES, *ELSEWHERE}
     assert {command: set(table) for command, table in OPTIONS.items()} == {
         command: options(command) for command in BASES
     }
@@ -138,12 +208,59 @@ def test_an_option_acts_or_is_refused_or_is_told(
         outcome = mpsim_cli(command, *shlex.split(words), "--json")
         return outcome.code, outcome.out, outcome.err
 
-    if command not in known:
-        known[command] = answer(BASES[command])
-        assert known[command][0] == 0, known[command]
-    moved = OPTIONS[command][option]
-    code, out, err = answer(f"{BASES[command]} {moved}")
+    entry = OPTIONS[command][option]
+    asked, moved = entry if isinstance(entry, tuple) else (BASES[command], entry)
+    if (command, asked) not in known:
+        known[command, asked] = answer(asked)
+        assert known[command, asked][0] == 0, known[command, asked]
+    code, out, err = answer(f"{asked} {moved}")
     if code == 2:
         assert moved.split()[0] in err or moved.split()[1].partition("=")[0] in err
     else:
-        assert json.loads(out) != json.loads(known[command][1])
+        assert json.loads(out) != json.loads(known[command, asked][1])
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("goodput small.yaml --failures 0 --repair '2 d'", "--repair"),
+        ("goodput small.yaml --failures 0 --spares 3", "--spares"),
+        ("plan small.yaml --tokens 1T --failures 0 --restart '2 h'", "--restart"),
+        ("sweep small.yaml --over training.micro_batch=1,1", "--over"),
+        ("sweep small.yaml --over training.micro_batch=1 --over training.micro_batch=2", "--over"),
+        ("sweep small.yaml --over parallelism.tp=1,2 --set parallelism.tp=2", "--set"),
+        ("run small.yaml --set training.micro_batch=2 --set training.micro_batch=4", "--set"),
+        ("compare small.yaml --vs parallelism.tp=2 --vs parallelism.tp=4", "parallelism.tp"),
+        ("compare small.yaml --set parallelism.tp=2 --vs parallelism.tp=4", "parallelism.tp"),
+        ("search small.yaml --over parallelism.tp=1 --over parallelism.tp=2", "--over"),
+        ("report small.yaml --what-if parallelism.tp=1 --what-if parallelism.tp=2", "--what-if"),
+        ("plan small.yaml --tokens 1T --over cluster.nodes=2 --over cluster.nodes=4", "--over"),
+        ("plan small.yaml --tokens 1T --prices other.yaml", "--prices"),
+        (
+            "schedule seq-1f1b --pp 2 --microbatches 4 --option segments=2 --option segments=4",
+            "--option",
+        ),
+    ],
+)
+def test_of_two_that_meet_none_wins_in_silence(
+    words: str,
+    named: str,
+    folder: Path,
+    mpsim_cli: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A key given twice, a value given twice, prices of nothing that is used, and what counts after failures where nothing fails are refused."""
+    monkeypatch.chdir(folder)
+    outcome = mpsim_cli(*shlex.split(words), "--json")
+    assert outcome.code == 2
+    assert named in outcome.err
+
+
+def test_an_offer_beside_own_prices_is_told(
+    folder: Path, mpsim_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prices of a file count, and a warning says that the kind of offer does not."""
+    monkeypatch.chdir(folder)
+    words = "plan small.yaml --tokens 1T --prices prices.yaml --offer spot --json"
+    warnings = json.loads(mpsim_cli(*shlex.split(words)).out)["warnings"]
+    assert "--prices counts, not --offer spot; leave one of them out" in warnings
