@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.assumptions import Filled, fill_in, guesses
 from bench.rows import Row
-from bench.runs import filling, read_run
+from bench.runs import read_run
 from bench.shapes import check_parameters, counted, head_of, stated, tables
 from bench.tables import of_stack, rule_of, table
 from mpsim.errors import CalibrationError
@@ -58,7 +58,6 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     tokens = cells.required_number("tokens_b") * _BILLION
     told = as_run(cells)
     rule, run = read_run(told.cells)
-    run = filling(run)
     result = simulate_step(Scenario.from_mapping(run.scenario))
     assumed = (*told.assumed, *run.assumed)
     setting = dataclasses.replace(setting_of(result.plan), guessed=guesses(assumed))

@@ -28,7 +28,7 @@ from mpsim.training.intervals import setting_of
 from mpsim.training.memory import memory_constants
 from mpsim.workload import model_names
 
-__all__ = ["Simulated", "described", "filled", "filling", "fitting", "scenario_of", "simulated"]
+__all__ = ["Simulated", "described", "filled", "fitting", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
 _WHOLE = {
@@ -43,7 +43,7 @@ _AGAIN = {
 }  # the last where replicas share parameters too
 _SAYS_AGAIN = ("recompute", "offload")
 _SHARDED = 3  # ZeRO stage of parameters
-_DOUBLINGS = 8  # of a micro batch that are tried
+_LARGEST = 64  # micro batch that is tried
 _MOST = 0.8  # of the parameters of a dense model are in its layers
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
 
@@ -157,36 +157,36 @@ def _guessed(run: Imported, column: str) -> bool:
 
 
 def fitting(run: Imported, rule: Mapping[str, Any] = types.MappingProxyType({})) -> Imported:
-    """The run with the changes of what was guessed that are fastest of those that fit in memory, or nearest to it; itself where it fits, or nothing comes near."""
+    """The run with the fastest of what was guessed that fits in memory, or is nearest to it: who trains has tried; itself where nothing was guessed, or nothing comes near."""
     memory = table("assumptions")["memory"]
     room = 1.0 + float(memory["margin"])
     best, least = run, (float(memory["withdrawn"]), math.inf)
     for scenario, told in itertools.chain(_instead(run), _offloading(run, rule)):
+        if least[0] <= room and any(each.to == "offload_layers" for each in told):
+            return best
         try:
             figures = _outcome(json.dumps(scenario, sort_keys=True)).figures
         except MpsimError:
             if not told:
                 raise
-            continue  # experts do not divide so
+            continue  # experts do not divide so, or replicas have fewer sequences
         nearness = max(figures["filled"], room), figures["step"]
-        if nearness <= least:
+        if nearness < least:
             least = nearness
             best = dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, *told))
-        if figures["filled"] <= room and not told:
-            return best
     return best
 
 
 def _instead(run: Imported) -> Iterator[tuple[dict[str, Any], tuple[Assumed, ...]]]:
-    """The run itself, then with more recomputation, smaller micro batches, divided states and experts divided as the layers around them, as far as these were guessed."""
+    """The run itself, then with more recomputation, other micro batches, divided states and experts divided as the layers around them, as far as these were guessed."""
     training, mesh = run.scenario["training"], run.scenario["parallelism"]
     kinds, sizes, divided = [training["recompute"]], [training["micro_batch"]], [mesh.get("etp")]
     if _guessed(run, "recompute"):
         kinds = list(_AGAIN)[: len(_AGAIN) - (mesh["zero"] < _SHARDED)]
         kinds = kinds[kinds.index(training["recompute"]) :]
     if _guessed(run, "micro_batch_seqs"):
-        while sizes[-1] % 2 == 0:
-            sizes.append(sizes[-1] // 2)
+        most = min(_LARGEST, training["global_batch"] // mesh["dp"])
+        sizes += [size for size in range(1, most + 1) if most % size == 0 and size not in sizes]
     if _guessed(run, "etp"):
         divided += [mesh["tp"]] if mesh["etp"] != mesh["tp"] else []
     stages = [mesh["zero"]]
@@ -205,7 +205,7 @@ def _instead(run: Imported) -> Iterator[tuple[dict[str, Any], tuple[Assumed, ...
             ("zero_stage", mesh["zero"], zero),
         )
         told = (
-            Assumed(column, value, f"{guess} does not fit in memory")
+            Assumed(column, value, f"the fastest that fits in memory, not {guess}")
             for column, guess, value in changes
             if value != guess
         )
@@ -222,28 +222,6 @@ def _offloading(
         more = {"offload_activations": "all", "offload_layers": count}
         told = Assumed("offload_layers", str(count), "the least with which the run fits in memory")
         yield {**run.scenario, "training": {**training, **more}}, (told,)
-
-
-def filling(run: Imported) -> Imported:
-    """The run with the fastest micro batch that fits in memory, where the row states none: who trains for weeks has tried."""
-    if not any(assumption.to == "micro_batch_seqs" for assumption in run.assumed):
-        return run
-    training = dict(run.scenario["training"])
-    best, chosen = _outcome(json.dumps(run.scenario, sort_keys=True)).figures["step"], run
-    for doublings in range(1, _DOUBLINGS):
-        each = training["micro_batch"] << doublings
-        scenario = {**run.scenario, "training": {**training, "micro_batch": each}}
-        try:
-            figures = _outcome(json.dumps(scenario, sort_keys=True)).figures
-        except MpsimError:
-            break  # replicas have fewer sequences
-        if figures["filled"] > 1.0:
-            break
-        if figures["step"] < best:
-            told = Assumed("micro_batch_seqs", each, "the fastest that fits in memory")
-            best = figures["step"]
-            chosen = dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, told))
-    return chosen
 
 
 def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:

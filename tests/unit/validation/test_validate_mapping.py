@@ -109,7 +109,9 @@ def _step(run: Imported) -> float:
         ),
         ({"family": "zero-bubble", "schedule": "ZB-2p"}, "zero-bubble-2023"),
         ({"framework": "sail-sg zero-bubble", "schedule": "V-Half"}, "zero-bubble-2023"),
-        ({"family": "megascale", "framework": "MegaScale"}, "megatron-core"),
+        ({"family": "megascale", "framework": "MegaScale"}, "megatron-core-2025"),
+        ({"framework": "Somebody's trainer"}, "torch-ddp"),
+        ({"framework": "Megatron-like trainer"}, "torch-ddp"),
         ({"framework": "HAI-LLM"}, "megatron-core-2025"),
         (
             {"framework": "Megatron-DeepSpeed", "measured_date": "2024"},
@@ -140,7 +142,7 @@ def _step(run: Imported) -> float:
             },
             "megatron-core-2025",
         ),
-        ({"framework": "", "accelerator": "MI325X"}, "primus-mi300x"),
+        ({"framework": "", "accelerator": "MI325X"}, "torch-ddp"),
     ],
 )
 def test_words_of_a_framework_mean_its_preset(change: dict[str, str], preset: str) -> None:
@@ -489,7 +491,7 @@ def test_what_runs_again_is_as_little_as_fits_where_nobody_says_it() -> None:
     kinds = {key: run.scenario["training"]["recompute"] for key, run in runs.items()}
     assert kinds[("", "2048")] == kinds[("none", "2048")] == kinds[("none", "32768")] == "none"
     assert kinds[("", "32768")] == "full"
-    assert any("does not fit" in str(one) for one in runs[("", "32768")].assumed)
+    assert any("fastest that fits" in str(one) for one in runs[("", "32768")].assumed)
 
 
 @pytest.mark.parametrize(
@@ -568,6 +570,14 @@ def test_words_act_in_every_stack_and_their_denial_undoes_them(
             denied = on_top(denied, other["off"])
     for text in (f"without {words}", f"no {words}", f"w/o {words}", f"{words} off"):
         assert _rule(framework=software, overlap_notes=text) == denied, text
+
+
+@pytest.mark.parametrize(("gpu", "fused"), [("V100-SXM2-32GB", False), ("A100-SXM4-80GB", True)])
+def test_no_flash_attention_before_ampere(gpu: str, fused: bool) -> None:
+    """A stack with fused attention materialises scores on a V100, which is told."""
+    run = _described(framework="PyTorch FSDP (FlashAttention)", accelerator=gpu, zero_stage="3")
+    assert run.scenario["framework"].get("fused_attention", True) is fused
+    assert any("no kernel" in each.why for each in run.assumed) is not fused
 
 
 @pytest.mark.parametrize(
