@@ -62,7 +62,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     plan = resolve(Scenario.from_mapping(scenario))
     setting = of_stack(setting_of(plan), rule)
     statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
-    peak = peak_of(plan, statistic["seen"], offloads=_offloads(cells, assumed))
+    peak = peak_of(plan, statistic["seen"])
     _check_states(plan, cells)
     told = tuple(map(str, assumed))
     return [
@@ -81,7 +81,7 @@ def _check_states(plan: Plan, cells: Cells) -> None:
         )
 
 
-def peak_of(plan: Plan, seen: str, *, offloads: str = "nothing") -> float:
+def peak_of(plan: Plan, seen: str) -> float:
     """Peak memory of the fullest rank as a tool reads it [B].
 
     Parameters
@@ -90,8 +90,6 @@ def peak_of(plan: Plan, seen: str, *, offloads: str = "nothing") -> float:
     seen : str
         ``memory`` (all of it), ``reserved`` (by torch's allocator: without the context of driver and libraries) or ``allocated`` (handed out by it: without fragments
         too).
-    offloads : str
-        ``activations`` where inputs of layers that run again wait in host memory.
     """
     memory = account_memory(plan)
     total = memory.total
@@ -99,24 +97,7 @@ def peak_of(plan: Plan, seen: str, *, offloads: str = "nothing") -> float:
         total = total - memory_constants()["context"]
     elif seen == "allocated":
         total = total - memory.components["overhead"]
-    peak = float(total[memory.fullest])
-    if offloads == "activations":
-        peak -= _inputs(plan)
-    return peak
-
-
-def _inputs(plan: Plan) -> float:
-    """Inputs of all layers but one of the fullest stage of a full recomputation [B]."""
-    if plan.recompute.granularity != "full" or len(plan.layout.stages) > 1:
-        raise CalibrationError(
-            "activations are offloaded; that is accounted with full recomputation on one stage alone"
-        )
-    kinds = plan.layout.layer_kinds(plan.layout.stages[0])
-    each = [
-        plan.expansions[kind].input_bytes / plan.sharding.divisor(plan.expansions[kind].input_split)
-        for kind in kinds
-    ]
-    return sum(each) - max(each)
+    return float(total[memory.fullest])
 
 
 def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
@@ -133,7 +114,7 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
         If the row does not say enough, or says what is not simulated.
     """
     lookup("peaks", "methods", cells.text("method"))
-    rule, assumed = rule_of(cells, "peaks"), list[Assumed]()
+    rule, assumed = _rule(cells), list[Assumed]()
     assumed += [Assumed("framework", "", str(why)) for why in rule.get("assumed", ())]
     numbers = _numbers(cells)
     cells = _on_its_devices(cells, rule, numbers, assumed)
@@ -145,7 +126,7 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
         ("states", paged if "zero" not in steps else ""),
         ("losses", cells.text("loss")),
     ):
-        if section == "weights" and "zero" in steps:
+        if section != "losses" and ("zero" in steps or rule.get("training")):
             continue  # a master copy beside the weights: the preset has its sizes
         framework |= _entry(section, text, section, assumed).get("framework", {})
     framework |= steps["framework"]
@@ -153,18 +134,38 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
         _entry("precisions", cells.text("compute_dtype"), "precision", assumed)["precision"]
     )
     training, schedule = _training(cells, numbers, precision, assumed)
+    mesh = _parallelism(cells, steps)
+    offload = _entry("offloads", cells.text("offload"), "offload", assumed)
+    training |= offload.get("training", {})
+    mesh |= offload.get("parallelism", {})
     if training["global_batch"] > training["micro_batch"] * (cells.whole("dp") or 1):
         framework |= rule.get("accumulating", {})
     scenario = {
         "schema": 1,
         "model": _model(cells, rule, assumed),
         "cluster": _cluster(cells, precision, assumed),
-        "parallelism": _parallelism(cells, steps),
+        "parallelism": mesh,
         "schedule": schedule,
         "training": training,
         "framework": framework,
     }
     return scenario, assumed
+
+
+def _rule(cells: Cells) -> Mapping[str, Any]:
+    """The family of a row; of software that training runs know, what their table says of it."""
+    rule = rule_of(cells, "peaks")
+    if not rule.get("training"):
+        return rule
+    columns = {
+        "framework": "software",
+        "measured_date": "source_date",
+        "precision": "compute_dtype",
+    }
+    renamed = {column: cells.text(name) for column, name in columns.items()}
+    stage = str(lookup("training", "sharding", cells.text("sharding") or "none")["zero"])
+    known = rule_of(Cells({**cells.values, **renamed, "zero_stage": stage, "family": ""}))
+    return {**known, **rule, "framework": known["framework"]}
 
 
 def _entry(section: str, text: str, to: str, assumed: list[Assumed]) -> Mapping[str, Any]:
@@ -173,10 +174,6 @@ def _entry(section: str, text: str, to: str, assumed: list[Assumed]) -> Mapping[
     if "assumed" in entry:
         assumed.append(Assumed(to, "", str(entry["assumed"])))
     return entry
-
-
-def _offloads(cells: Cells, assumed: list[Assumed]) -> str:
-    return str(_entry("offloads", cells.text("offload"), "offload", assumed)["offloads"])
 
 
 def _numbers(cells: Cells) -> dict[str, int]:
@@ -225,7 +222,8 @@ def _parallelism(cells: Cells, steps: Mapping[str, Any]) -> dict[str, Any]:
     words = cells.text("sharding")
     zero = int(lookup("training", "sharding", words)["zero"]) if words else steps.get("zero", 0)
     alone = degrees["dp"] * degrees["cp"] == 1 and not steps.get("zero")
-    return {"tp": tp, **degrees, "sequence_parallel": tp > 1, "zero": 0 if alone else zero}
+    divided = tp > 1 and not re.search(table("peaks")["undivided"], cells.text("notes"))
+    return {"tp": tp, **degrees, "sequence_parallel": divided, "zero": 0 if alone else zero}
 
 
 def _training(

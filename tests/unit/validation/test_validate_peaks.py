@@ -124,3 +124,20 @@ def test_the_runs_own_file_says_how_many_devices_it_uses() -> None:
     assert scenario["cluster"]["accelerators_per_node"] == 1
     assert scenario["training"]["recompute"] == "none"
     assert any("the run's own file" in assumption.why for assumption in assumed)
+
+
+def test_software_of_training_runs_is_read_by_their_table() -> None:
+    """Megatron-Core keeps a master copy and fp32 gradients beside 16-bit weights, whatever dtype a row gives them; eager torch has what the row says."""
+    sizes = plan_of(software="Megatron-Core 0.12", source_date="2025-04").layout.framework.optimizer
+    assert (sizes.parameter_bytes, sizes.gradient_bytes, sizes.optimizer_bytes) == (2, 4, 12)
+    alone = plan_of(software="torchtune", base_weights="bf16").layout.framework.optimizer
+    assert (alone.parameter_bytes, alone.gradient_bytes) == (2, 2)
+
+
+def test_peaks_that_releases_of_megatron_core_print_are_predicted(
+    shipped: dict[str, Record],
+) -> None:
+    """Runs of Megatron-Core whose releases print what was allocated are within 5 %."""
+    rows = [record for name, record in shipped.items() if name.startswith("mrel-")]
+    assert len(rows) == 3
+    assert all(abs(record.error or 1.0) < 0.05 for record in rows)
