@@ -215,6 +215,8 @@ class Link(Sourced):
     """Ports of one switch of this network; 0 where it does not matter."""
     max_domain: Whole | None = None
     """Most accelerators the link can join; None where it is a matter of what one builds."""
+    like: str = ""
+    """Entry of the catalog whose curves count, where that is not the one of its name."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
 

@@ -31,7 +31,7 @@ _WRITTEN: Mapping[str, str] = MappingProxyType(
     }
 )
 """Keys of fields that an entry calls otherwise."""
-_NOT_WRITTEN = frozenset({"name", "sources", "calibration", "clock_hz"})
+_NOT_WRITTEN = frozenset({"name", "sources", "calibration", "clock_hz", "like"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

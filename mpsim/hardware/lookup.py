@@ -108,10 +108,11 @@ class Shift:
 
 
 def shift_of(given: Link) -> Shift:
-    """How `given` differs from the catalog's link of its name; not at all where there is none."""
-    if given.name not in link_names():
+    """How `given` differs from the link of the catalog that it is like; not at all where there is none."""
+    name = given.like or given.name
+    if name not in link_names():
         return Shift(0.0, 1.0)
-    usual = link(given.name)
+    usual = link(name)
     return Shift(given.hop_latency - usual.hop_latency, given.efficiency / usual.efficiency)
 
 

@@ -196,17 +196,23 @@ def _problems(data: Mapping[str, object], mistakes: Sequence[Mistake]) -> list[P
     ]
 
 
+def _has(entry: object, key: str) -> bool:
+    return isinstance(entry, Mapping) and entry.get(key) is not None
+
+
 def _cluster(file: _MachineFile, data: Mapping[str, object]) -> Cluster:
     name, measured = f"{file.machine}", file.calibration(data)
     chip = dataclasses.replace(parse_accelerator(name, file.accelerator), calibration=measured)
     nic = link(GENERIC_NIC) if file.nic is None else parse_link(f"{name}-nic", file.nic)
+    joined = parse_link(f"{name}-scale-up", file.scale_up)
     cluster = build_cluster(
         accelerator=chip,
         accelerators_per_node=file.accelerators_per_node,
         nodes=file.nodes,
         nics_per_node=file.nics_per_node,
-        nic=nic,
-        scale_up=parse_link(f"{name}-scale-up", file.scale_up),
+        # one without an efficiency is as fast as it was measured
+        nic=dataclasses.replace(nic, like=GENERIC_NIC if _has(file.nic, "efficiency") else ""),
+        scale_up=dataclasses.replace(joined, like=chip.scale_up or ""),
         fabric_kind=file.fabric,
         name=name,
     )

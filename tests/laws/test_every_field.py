@@ -8,13 +8,18 @@ import enum
 import json
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+import mpsim
+from mpsim.calibrate.machine import link_entry, sheet_entry
 from mpsim.errors import MpsimError
 from mpsim.framework import framework
 from mpsim.framework.framework import AREAS, Framework
+from mpsim.hardware import system
 from mpsim.scenario import Scenario
 from mpsim.serving.engines import EnginePreset, engine
 from mpsim.units import format_exact
@@ -248,3 +253,81 @@ def test_a_field_of_what_the_scenario_has_not_is_told(key: str, value: object, r
     changed = {**start, "framework": {"preset": "megatron-core", key: value}}
     warnings = figures(Scenario.from_mapping(changed)).warnings
     assert f"not used: framework.{key}: {reason}" in warnings
+
+
+def machine() -> dict[str, Any]:
+    """Two nodes of eight H100 as a machine file has them."""
+    node, day = system("dgx-h100", nodes=2).node, "2026-11-21"
+    return {
+        "schema": 1,
+        "machine": "mine",
+        "source": "a test",
+        "as_of": day,
+        "accelerator": sheet_entry(node.accelerator),
+        "scale_up": link_entry(node.scale_up, None, day),
+        "accelerators_per_node": 8,
+        "nodes": 2,
+        "nics_per_node": 8,
+        "nic": link_entry(node.nic, None, day),
+        "fabric": "rail-optimized",
+    }
+
+
+def on_machine(job: str, cluster: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Figures of a training step, or of a service across both nodes, on a machine file."""
+    file = folder / "machine.yaml"
+    file.write_text(yaml.safe_dump(cluster))
+    jobs: dict[str, dict[str, Any]] = {
+        "training": {
+            "model": "gpt2-medium",
+            "parallelism": {"tp": 8},
+            "training": {"global_batch": 16, "sequence_length": 1024},
+        },
+        "serving": {
+            "model": "llama3-8b",
+            "parallelism": {"tp": 16},
+            "serving": {"workload": {"rate": 5, "requests": 4}},
+        },
+    }
+    return figures(Scenario.from_mapping({"schema": 1, **jobs[job], "cluster": str(file)})).figures
+
+
+@pytest.mark.parametrize("job", ["training", "serving"])
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("scale_up", "latency", "20 us"),
+        ("scale_up", "switch_latency", "10 us"),
+        ("scale_up", "efficiency", 0.3),
+        ("scale_up", "bandwidth", "50 GB/s"),
+        ("nic", "latency", "50 us"),
+        ("nic", "switch_latency", "30 us"),
+        ("nic", "efficiency", 0.3),
+        ("nic", "bandwidth", "10 Gb/s"),
+    ],
+)
+def test_links_of_a_machine_file_act(
+    job: str, part: str, key: str, value: object, tmp_path: Path
+) -> None:
+    """Latency, efficiency and rate of links that only a machine file names, and latencies of their switches."""
+    plain = machine()
+    moved = {**plain, part: {**plain[part], key: value}}
+    assert on_machine(job, plain, tmp_path) != on_machine(job, moved, tmp_path)
+
+
+def test_links_of_a_machine_file_shift_as_those_of_a_scenario(tmp_path: Path) -> None:
+    """20 us more latency of NVLink costs the step the same in either file."""
+    plain = machine()
+    moved = {**plain, "scale_up": {**plain["scale_up"], "latency": "20.6 us"}}
+    here, there = (on_machine("training", each, tmp_path)["step_time_s"] for each in (plain, moved))
+    file = tmp_path / "machine.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    written = {"preset": str(file), "scale_up": {"preset": "nvlink4", "latency": "20.6 us"}}
+    usual = {"preset": str(file), "scale_up": {"preset": "nvlink4"}}
+    data = {"schema": 1, "model": "gpt2-medium", "parallelism": {"tp": 8}}
+    data["training"] = {"global_batch": 16, "sequence_length": 1024}
+    steps = [
+        mpsim.simulate(Scenario.from_mapping({**data, "cluster": each})).summary["step_time_s"]
+        for each in (usual, written)
+    ]
+    assert there - here == pytest.approx(steps[1] - steps[0], rel=1e-6)
