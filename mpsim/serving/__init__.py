@@ -8,10 +8,4 @@ from mpsim.serving.planning import make_service
 from mpsim.serving.result import ServiceResult, run_service
 from mpsim.serving.served import Served
 
-__all__ = [
-    "Served",
-    "ServicePlan",
-    "ServiceResult",
-    "make_service",
-    "run_service",
-]
+__all__ = ["Served", "ServicePlan", "ServiceResult", "make_service", "run_service"]

@@ -84,7 +84,9 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
     busy = _work(plan, requests, *own_prompts) * _fastest(plan) / plan.pool.lanes
     if (behind := plan.prefill) is not None:
         busy = max(busy, _work(behind, None, tail, units) * _fastest(behind) / behind.pool.lanes)
-    return ServiceBounds(max(duration, busy), busy, ttft + plan.first_token_time, tpot)
+    return ServiceBounds(
+        max(duration, busy), busy, ttft + plan.front_end_time + plan.first_token_time, tpot
+    )
 
 
 def _fastest(plan: ServicePlan) -> float:

@@ -54,8 +54,8 @@ class EnginePreset:
     """Host time of an iteration that the device waits for [s]."""
     request_time: Seconds = 0.0
     """Host time of each sequence of an iteration [s]."""
-    prompt_step_time: Seconds = 0.0
-    """Further host time of an iteration with prompts [s]."""
+    prompt_layer_time: Seconds = 0.0
+    """Host time of a layer of experts where prompts run, whose kernels are launched one by one outside CUDA graphs: such an iteration is never shorter [s]."""
     layer_time: Seconds = 0.0
     """Host time of a layer that the device waits for [s]."""
     host_layer_time: Seconds = 0.0
@@ -66,8 +66,10 @@ class EnginePreset:
     first_token_time: Seconds = 0.0
     """Time to the first token beside queue and prompt: server, tokenizer, network [s]. A
     user of a closed loop is away from the engine for as long between two requests."""
-    expert_first_token_time: Seconds = 0.0
-    """Further time of each layer of experts until the first token [s]."""
+    front_end_time: Seconds = 0.0
+    """Time of the server for a request before it is queued, one request after another [s]."""
+    two_batch_overlap: Flag = False
+    """Whether a batch passes the experts in two halves, one of which computes while the other's tokens travel."""
     stream_kernels: Number = 4.0
     """Memory-bound kernels of a layer."""
     stream_elements: Number = 14.0

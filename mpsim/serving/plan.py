@@ -220,10 +220,14 @@ class ServicePlan:
     @property
     def first_token_time(self) -> float:
         """Time to the first token beside queue and prompt [s]: server, tokenizer, network; nothing of a static batch, which has no server."""
-        if self.engine.scheduler == "static":
+        return 0.0 if self.engine.scheduler == "static" else self.engine.first_token_time
+
+    @property
+    def front_end_time(self) -> float:
+        """Time that the servers need for a request, one after another [s]: one server an instance, none for a batch that is there at once."""
+        if self.engine.scheduler == "static" or self.workload.arrival == "all-at-once":
             return 0.0
-        engine, layers = self.engine, self.work.expert_layers * self.pp
-        return engine.first_token_time + layers * engine.expert_first_token_time
+        return self.engine.front_end_time / (self.prefill or self).replicas
 
     @functools.cached_property
     def rates(self) -> Rates:

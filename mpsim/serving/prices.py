@@ -96,7 +96,9 @@ class IterationPrices:
             )
         self._products = products
         # more tokens never take less time: whoever has fewer may pad them
-        self._table = np.maximum.accumulate(sum(self.parts(_GRID).values())).tolist()
+        parts = self.parts(_GRID)
+        self._table = np.maximum.accumulate(sum(parts.values())).tolist()
+        self._exposed_table = parts["exchange"].tolist()
         self._own_table = self._own_parts(_GRID).tolist()
         self._head_table = self._head_parts(_GRID).tolist()
         shared = engine.shared_reads
@@ -196,16 +198,16 @@ class IterationPrices:
         if work.pp > 1:
             device = device + self.send_seconds(self.tokens_of(batch.decodes, batch.prompt_tokens))
         device = device * engine.slowdown
-        if engine.host_layer_time:
-            device = np.maximum(device, engine.host_layer_time * work.layers * work.pp)
-        beside = engine.step_time + engine.request_time * sequences
+        launching = engine.host_layer_time * work.layers
         if batch.prompt_tokens:
-            beside += engine.prompt_step_time
-        return device + beside
+            launching = max(launching, engine.prompt_layer_time * work.expert_layers)
+        if launching:
+            device = np.maximum(device, launching * work.pp)
+        return device + engine.step_time + engine.request_time * sequences
 
     def exposed_seconds(self, tokens: float) -> tuple[float, float]:
         """Exposed time of one stage: its all-reduces, and the exchange of tokens between ranks of experts [s]."""
-        return self._communication(tokens), self._exchanged(tokens)
+        return self._communication(tokens), _between(self._exposed_table, tokens)
 
     def tokens_of(self, decodes: Count, prompt_tokens: Count) -> Count:
         """Tokens that pass the layers: those of prompts, and each decoding sequence's own with its drafts."""
@@ -266,13 +268,17 @@ class IterationPrices:
         for routed in work.experts:
             experts += routed.layers * products.expert_seconds(routed, tokens)
         kernels = engine.stream_kernels * self.rates.stream_latency
+        streaming = work.layers * (kernels + self._streaming(tokens / work.attention_dp))
+        exchange = np.array([self._exchanged(each) for each in tokens.tolist()])
+        if engine.two_batch_overlap:  # weights that both halves read are counted once
+            exchange = np.maximum(0.0, exchange - linear - experts - streaming)
         return {
             "linear": linear,
             "experts": experts,
-            "streaming": work.layers * (kernels + self._streaming(tokens / work.attention_dp)),
+            "streaming": streaming,
             "host": np.full(len(tokens), work.layers * engine.layer_time),
             "communication": np.array([self._communication(each) for each in tokens.tolist()]),
-            "exchange": np.array([self._exchanged(each) for each in tokens.tolist()]),
+            "exchange": exchange,
         }
 
     def _streaming(self, tokens: Floats) -> Floats:

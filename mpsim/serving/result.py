@@ -27,13 +27,7 @@ from mpsim.sheet import Sheet
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "ServedPoint",
-    "ServiceResult",
-    "measurable",
-    "run_service",
-    "serve_requests",
-]
+__all__ = ["ServedPoint", "ServiceResult", "measurable", "run_service", "serve_requests"]
 _TAIL = 99
 
 
@@ -164,6 +158,7 @@ def _run(plan: ServicePlan, requests: Requests, progress: Progress = lambda *_: 
         routing=plan.routing,
         handover=plan.handover,
         turnaround=plan.first_token_time,
+        front_end=plan.front_end_time,
         until=plan.workload.duration,
         progress=progress,
     )

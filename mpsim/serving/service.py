@@ -50,6 +50,7 @@ def serve(
     routing: str = "round-robin",
     handover: Handover | None = None,
     turnaround: float = 0.0,
+    front_end: float = 0.0,
     until: float | None = None,
     progress: Progress = lambda *_: None,
 ) -> Served:
@@ -66,10 +67,12 @@ def serve(
     turnaround : float
         From the last token of a request to the queue of the same user's next one [s]: server, network and client on the way out and in again. An iteration that begins meanwhile
         goes without it.
+    front_end : float
+        Time that the server needs for a request before it is queued, one request after another [s].
     until : float, optional
         When the users of a closed loop send no more [s].
     """
-    service = _Service(requests, pool, concurrency, routing, handover, turnaround, until)
+    service = _Service(requests, pool, concurrency, routing, handover, turnaround, front_end, until)
     service.progress = progress
     return service.run()
 
@@ -87,6 +90,7 @@ class _Service:
         routing: str,
         handover: Handover | None,
         turnaround: float,
+        front_end: float,
         until: float | None,
     ) -> None:
         count = len(requests)
@@ -98,8 +102,10 @@ class _Service:
         self._requests = requests
         self._fragile = bool(own.outages)
         self._turnaround = turnaround
+        self._front_end, self._free = front_end, 0.0  # when it has seen to all that came
         self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
         self._arrival = requests.arrival.tolist()
+        self._queued = [self._passed(at) for at in self._arrival] if concurrency is None else []
         if concurrency is not None:
             self._arrival = [0.0] * min(concurrency, count) + [np.nan] * max(0, count - concurrency)
         self._prompt, self._output = requests.prompt.tolist(), requests.output.tolist()
@@ -161,7 +167,7 @@ class _Service:
             self._env.process(self._arrivals())
         else:
             for _ in range(min(self._concurrency, self._count)):
-                self._hand_out()
+                self._send(0.0)
         lanes = [lane for pool in self._lanes for lane in pool]
         for lane in lanes:
             self._env.process(self._work(lane))
@@ -188,7 +194,7 @@ class _Service:
 
     def _arrivals(self) -> Events:
         """Hand requests out when they come."""
-        for at in self._arrival:
+        for at in self._queued:
             if at > self._env.now:
                 yield self._env.timeout(at - self._env.now)
             self._hand_out()
@@ -264,7 +270,7 @@ class _Service:
             return None
         lanes = len(self._lanes[0])
         request = self._sent + (lane.number - self._sent) % lanes
-        return self._arrival[request] - self._env.now if request < self._count else np.inf
+        return self._queued[request] - self._env.now if request < self._count else np.inf
 
     def _work(self, lane: Lane) -> Events:
         """Run one engine, iteration after iteration, as long as something comes."""
@@ -401,20 +407,26 @@ class _Service:
         more = self._sent + len(self._due) < self._count
         in_time = self._env.now + self._turnaround < self._until
         if self._concurrency is not None and more and in_time:
-            self._send_next()
+            self._send(self._env.now + self._turnaround)
 
-    def _send_next(self) -> None:
-        """Let the same user's next request come."""
-        if not self._turnaround:
-            self._arrival[self._sent] = self._env.now
+    def _passed(self, came: float) -> float:
+        """When a request that comes to the front end is through it: one passes after another."""
+        self._free = max(came, self._free) + self._front_end
+        return self._free
+
+    def _send(self, comes: float) -> None:
+        """Let the next request of a closed loop come to the front end."""
+        self._arrival[self._sent + len(self._due)] = comes
+        wait = self._passed(comes) - self._env.now
+        if wait <= 0.0:
             self._hand_out()
             return
-        self._due.append(self._env.now + self._turnaround)
-        self._env.timeout(self._turnaround).callbacks.append(self._reach)
+        self._due.append(self._free)
+        self._env.timeout(wait).callbacks.append(self._reach)
 
     def _reach(self, _: simpy.Event) -> None:
         """A request under way reaches the queue."""
-        self._arrival[self._sent] = self._due.popleft()
+        self._due.popleft()
         self._hand_out()
 
     def _offer(self, lane: Lane, request: int) -> None:

@@ -150,7 +150,6 @@ def _beside(plan: ServicePlan, steps: Mapping[str, Floats]) -> tuple[Floats, ...
     tensor, experts, sent = met * engine.slowdown
     each = engine.step_time + engine.layer_time * work.layers * work.pp
     host = each + prices.request_seconds(steps["decodes"])
-    host = host + engine.prompt_step_time * (steps["prompt_tokens"] > 0)
     return tensor * work.pp, experts * work.pp, sent, host
 
 

@@ -131,10 +131,7 @@ class Transfers:
     """
 
     def __init__(
-        self,
-        environment: simpy.Environment,
-        capacity: Sequence[float],
-        done: Callable[[int], None],
+        self, environment: simpy.Environment, capacity: Sequence[float], done: Callable[[int], None]
     ) -> None:
         self._environment = environment
         self._network = Fluid([rate * TICK for rate in capacity])

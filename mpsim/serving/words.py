@@ -39,10 +39,7 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
         *_ranges(summary),
         ("goodput", _goodput(summary)),
         ("where time goes", _shares(summary)),
-        (
-            "batch",
-            f"{summary['batch']['mean']:.1f} sequences on average, {summary['batch']['max']:.0f} at most",
-        ),
+        ("batch", "{mean:.1f} sequences on average, {max:.0f} at most".format(**summary["batch"])),
         ("cache", _cache(summary)),
         ("memory", _memory(summary["memory"])),
         ("energy and price", _cost(summary)),

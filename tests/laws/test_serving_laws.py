@@ -218,3 +218,15 @@ def test_two_replicas_of_half_the_load_are_one():
         )
         alone = _serve(plan, own)
         assert both.last[part::2] == pytest.approx(alone.last, rel=1e-9)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_requests_pass_the_front_end_one_after_another(closed):
+    """Eight requests that come at once: the k-th is queued k times its time later, and its first token waits for that too."""
+    plan, each = _plan(), 0.5
+    requests = Requests(np.zeros(8), np.full(8, 64), np.full(8, 4))
+    users = 8 if closed else None
+    slow, fast = (_serve(plan, requests, concurrency=users, front_end=f) for f in (each, 0.0))
+    assert (slow.started >= each * np.arange(1, 9)).all()
+    assert np.diff(slow.started).min() >= 0.99 * each
+    assert (slow.first - slow.arrival > fast.first - fast.arrival).all()

@@ -106,7 +106,7 @@ def test_options_of_a_named_recipe_are_taken_and_listed(rows, tmp_path):
     assert any("batch_wait_steps" in sentence for sentence in theirs.assumed)
     assert not any("batch_wait_steps" in sentence for sentence in plain.assumed)
     assert theirs.predicted > 1.5 * plain.predicted
-    assert abs(theirs.error) < 0.2
+    assert abs(theirs.error) < 0.25
 
 
 def test_settings_of_the_launch_script_count(rows, tmp_path):
