@@ -164,11 +164,15 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
         prompt_tokens = max(prompt_tokens, longest * rules.max_sequences)
     most = fullest * queries + (prompt_tokens if len(tail) else 0)
     tokens = float(tail.sum()) + units + decodes * queries
-    passes = _passes(plan, max(1, most), iterations, tokens)
+    hosted = engine.host_layer_time * prices.work.layers * pp
+    # under the host's time, which an iteration takes at least, attention and head may hide
+    plain, floored = (
+        _passes(plan, max(1, most), iterations, tokens, floor=floor) for floor in (0.0, hosted)
+    )
     attention = reads + float(sum(prices.pairs_seconds(t, t * t / 2) for t in tail.tolist()))
     samples = decodes * queries + len(tail)
     head = samples * _per_sample(prices, max(1, most))
-    device = passes + (attention * pp + head) * engine.slowdown
+    device = max(floored, plain + (attention * pp + head) * engine.slowdown)
     return device + engine.request_time * (decodes + len(tail))
 
 
@@ -181,13 +185,14 @@ def _fullest(plan: ServicePlan, requests: Requests) -> int:
     return max(1, min(each * plan.pool.ranks, len(requests)))
 
 
-def _passes(plan: ServicePlan, most: int, iterations: float, tokens: float) -> float:
-    """Least time of iterations of at most `most` tokens that pass so many together, of which so many are needed [s]."""
+def _passes(
+    plan: ServicePlan, most: int, iterations: float, tokens: float, *, floor: float
+) -> float:
+    """Least time of iterations of at most `most` tokens, each at least `floor`, that pass so many together, of which so many are needed [s]."""
     low, high = _grid(most)
     prices, engine = plan.prices, plan.engine
     stage = np.array([prices.token_seconds(int(number)) for number in low.tolist()])
     device = stage * prices.work.pp * engine.slowdown
-    floor = engine.host_layer_time * prices.work.layers * prices.work.pp
     price = np.maximum(device, floor) + engine.step_time
     steepest = float((price / high).min())
     best = 0.0
