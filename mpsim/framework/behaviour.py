@@ -404,6 +404,9 @@ class ExpertBehaviour:
     in C++); 0 for as any launch [s]."""
     expert_synchronizations: Whole = 1
     """Times a forward of an expert layer waits for the device to know its token counts."""
+    consecutive_experts: Flag = False
+    """Whether a forced routing gives a token experts that follow each other, which few ranks have
+    (AutoModel's fake balanced gate); without it they are any."""
     expert_padding: Flag = False
     """Whether rows of experts in fp8 or fp4 are copied to counts that such products take, and back,
     where no fused dispatch does it on its way (Transformer Engine's Fp8Padding)."""

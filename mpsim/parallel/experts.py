@@ -152,9 +152,12 @@ def _tokens_across(sharding: Sharding) -> float:
 def _reached(routing: Routing, places: int) -> float:
     """How many of `places` with equal shares of the experts have any of a token's experts, on average.
 
-    Of E experts a place has L, and none of a token's k with probability ``C(E - L, k) / C(E, k)``.
+    Of E experts a place has L, and none of a token's k with probability ``C(E - L, k) / C(E, k)``; k in a row are at ``k / L`` places, rounded up.
     """
-    elsewhere = routing.experts - routing.experts // places
+    here = routing.experts // places
+    if routing.software.consecutive_experts:
+        return float(min(places, -(-routing.top_k // here)))
+    elsewhere = routing.experts - here
     none = math.comb(elsewhere, routing.top_k) / math.comb(routing.experts, routing.top_k)
     return places * (1.0 - none)
 

@@ -384,3 +384,27 @@ def test_a_host_that_waits_for_token_counts_shows_what_the_router_launches() -> 
     waits = host(10) - host(0)
     assert waits >= 2 * 10e-3
     assert host(10, expert_synchronizations=0) <= host(10)
+
+
+def test_experts_in_a_row_are_at_few_ranks() -> None:
+    """8 of 256 in a row, 4 a rank: a token travels to 2 ranks of 64 and to 1 node of 8; any 8 are at 7.7 ranks and 5.3 nodes."""
+    routing = {"experts": 256, "top_k": 8, "domains": 8}
+
+    def sent(**more: object) -> tuple[float, float]:
+        own = {**routing, "expert_dispatch": ExpertDispatch.FUSED, **more}
+        items = block_forward(
+            LAYER,
+            Sharding(
+                ep=64,
+                tokens=TOKENS,
+                hidden=HIDDEN,
+                sequence_parallel=False,
+                routing=plans.routing(**own),
+            ),
+        )
+        there = next(i for i in items if isinstance(i, Communication) and i.axis == "ep")
+        token = TOKENS * HIDDEN * 2
+        return there.size / token, there.across / token
+
+    assert sent(consecutive_experts=True) == (2.0, 1.0)
+    assert sent() == pytest.approx((7.68, 5.3), rel=0.01)
