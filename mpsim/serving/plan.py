@@ -290,7 +290,7 @@ class ServicePlan:
         capacity = self.cluster.accelerator.memory_bytes
         tokens = min(engine.max_tokens, 16384)
         width = 2 * self.model.ffn_hidden / self.tp + 4 * self.model.hidden
-        logits = min(engine.max_sequences, 1024) * work.head.out * _LOGIT_BYTES
+        logits = min(engine.max_sequences, 1024) * work.head.product.n * _LOGIT_BYTES
         activations = tokens * width * 2.0 + logits
         weights, elements = work.weight_bytes, work.cache_elements
         if self.draft is not None:

@@ -334,7 +334,7 @@ class IterationPrices:
 
     def _head_parts(self, samples: Floats) -> Floats:
         head = self.work.head
-        sizes = samples * (head.out * _LOGIT)
+        sizes = samples * (head.product.n * _LOGIT)
         gathered = np.array([self._reductions.seconds(size) / 2.0 for size in sizes.tolist()])
         passes = _SAMPLING_PASSES * sizes / self._streamed
         seconds = self._products.seconds(head, samples) + passes + gathered

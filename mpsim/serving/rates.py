@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from mpsim.cost import Board, CollectiveModel, Load
 from mpsim.hardware import Calibration, Cluster, shift_of
@@ -130,15 +131,10 @@ class Reductions:
     """
 
     def __init__(self, cluster: Cluster, ranks: int, rates: Rates, engine: EnginePreset) -> None:
-        self._ranks = ranks
         domain = min(cluster.domain_size, ranks)
-        self._group = GroupShape(ranks, domain, -(-ranks // domain))
-        self._model = CollectiveModel(cluster, loaded=False)
-        # what a library loses inside a node hides behind the network's own time across nodes
-        self._factor = engine.reduction_factor if self._group.domains == 1 else 1.0
-        link = cluster.node.scale_up
+        group = GroupShape(ranks, domain, -(-ranks // domain))
+        inside, link = group.domains == 1, cluster.node.scale_up
         self._own: Callable[[float], float] | None = None
-        inside = self._group.domains == 1
         if engine.reduction == "custom" and inside and ranks > 1:
             shift = shift_of(link)
             fixed = max(0.0, rates.reduction_latency * (0.75 + ranks / 16) + shift.latency)
@@ -147,26 +143,16 @@ class Reductions:
                 fixed + (ranks - 1) * size / rate,
                 _SECOND_BARRIER * fixed + 2 * (ranks - 1) / ranks * size / rate,
             )
-        self._sizes = [float(1 << power) for power in range(8, 34)]
-        self._times: list[float | None] = [None] * len(self._sizes)
+        self._sizes = np.array([float(1 << power) for power in range(8, 38)])
+        # what a library loses inside a node hides behind the network's own time across nodes
+        factor = engine.reduction_factor if inside else 1.0
+        model = CollectiveModel(cluster, loaded=False)
+        self._times = factor * model.seconds("all_reduce", self._sizes, group)
+        self._alone = ranks <= 1
 
     def seconds(self, size: float) -> float:
         """Time of an all-reduce of so many bytes [s]."""
-        if self._ranks <= 1:
+        if self._alone:
             return 0.0
-        library = self._factor * self._library(size)
+        library = float(np.interp(size, self._sizes, self._times))
         return min(library, self._own(size)) if self._own else library
-
-    def _library(self, size: float) -> float:
-        """Time of the library's all-reduce, between tabulated sizes."""
-        at = min(max(bisect.bisect_right(self._sizes, size), 1), len(self._sizes) - 1)
-        low, high = self._sizes[at - 1], self._sizes[at]
-        below, above = self._at(at - 1), self._at(at)
-        return below + (above - below) * max(0.0, size - low) / (high - low)
-
-    def _at(self, place: int) -> float:
-        value = self._times[place]
-        if value is None:
-            value = float(self._model.seconds("all_reduce", self._sizes[place], self._group))
-            self._times[place] = value
-        return value

@@ -69,11 +69,6 @@ class Linear:
     share: float = 1.0
 
     @property
-    def out(self) -> int:
-        """Features of the result on this rank."""
-        return self.product.n
-
-    @property
     def weights(self) -> float:
         """Elements of one matrix."""
         return float(self.product.n * self.product.k)
