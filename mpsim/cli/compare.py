@@ -15,7 +15,8 @@ from mpsim.cli.complete import keys
 from mpsim.cli.console import print_json, print_sheet, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plot, Reading, count, option
 from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
-from mpsim.inputs import DOCUMENT, parse_json, read_text
+from mpsim.inputs import DOCUMENT, parse_json, read_text, shown
+from mpsim.stamp import stamp
 
 if TYPE_CHECKING:
     from mpsim.result import Result
@@ -195,8 +196,7 @@ def _result(
         with warnings.catch_warnings(record=True) as said:  # that another mpsim wrote it
             warnings.simplefilter("always")
             summary = Archive(file).of("Result").part("summary", dict)
-        told = [*summary.get("warnings", ()), *(str(warning.message) for warning in said)]
-        return {**_checked(file, summary), "warnings": told}
+        return _warned(_checked(file, summary), [str(warning.message) for warning in said])
     if file.suffix == ".json":
         return _stored(file)
     from mpsim.simulate import simulate
@@ -213,8 +213,16 @@ def _stored(file: Path) -> Mapping[str, object]:
         raise _no_result(file, "is not one JSON object") from None
     if not isinstance(stored, Mapping):
         raise _no_result(file, "is not a JSON object")
-    inner = stored.get("summary")
-    return _checked(file, inner if isinstance(inner, Mapping) else stored)
+    inner, version = stored.get("summary"), stored.get("mpsim", stamp())
+    summary = _checked(file, inner if isinstance(inner, Mapping) else stored)
+    other = f"{file} is of mpsim {shown(version)}, this is {stamp()}: it is shown as it is there"
+    return _warned(summary, [other] if version != stamp() else [])
+
+
+def _warned(summary: Mapping[str, object], more: list[str]) -> Mapping[str, object]:
+    """A summary with further warnings."""
+    known = summary.get("warnings")
+    return {**summary, "warnings": [*(known if isinstance(known, list) else ()), *more]}
 
 
 def _checked(file: Path, summary: Mapping[str, object]) -> Mapping[str, object]:

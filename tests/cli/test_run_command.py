@@ -113,6 +113,30 @@ def test_check_says_what_was_derived(mpsim_cli, quickstart):
     assert "ok" in mpsim_cli("check", quickstart).out
 
 
+def test_a_stored_result_of_another_mpsim_says_so(mpsim_cli, quickstart, tmp_path):
+    """`run --json` carries the mpsim that made it; one that this mpsim made, or nobody knows who, says nothing."""
+    stored = tmp_path / "a.json"
+    made = json.loads(mpsim_cli("run", quickstart, "--json").out)
+    for version, said in (
+        (made["mpsim"], []),
+        ("0.0.9", ["'0.0.9'"]),
+        (["x"], ["a list"]),
+        (None, []),
+    ):
+        stored.write_text(
+            json.dumps(
+                {**made, "mpsim": version}
+                if version
+                else {k: v for k, v in made.items() if k != "mpsim"}
+            )
+        )
+        told = json.loads(mpsim_cli("compare", stored, quickstart, "--json").out)["warnings"]
+        assert [
+            f"a.json is of mpsim {word}, this is {made['mpsim']}" in line
+            for word, line in zip(said, told, strict=True)
+        ] == [True] * len(said)
+
+
 def test_compare_accepts_a_stored_result(mpsim_cli, quickstart, tmp_path):
     """What run --json printed last week, against the scenario today."""
     stored = tmp_path / "before.json"
