@@ -5,6 +5,7 @@ Shapes: N operators, U shapes among them that were never seen before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -190,7 +191,7 @@ class KernelModel:
         products = [operator for operator in operators if operator.flops > 0]
         flops = executed_flops(products)
         peaks = np.array([self.accelerator.peak(self._format_of(work)) for work in products])
-        moved = sum(operator.bytes for operator in operators)
+        moved = math.fsum(operator.bytes for operator in operators)
         return Work(float(flops.sum()), float((flops / peaks).sum()), moved / self._bandwidth)
 
     def quantisation_seconds(self, elements: ArrayLike, *, from_bytes: float = 2.0) -> Floats:

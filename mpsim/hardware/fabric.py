@@ -330,4 +330,4 @@ def torus_distance(shape: Sequence[int]) -> float:
     -----
     A ring of k has a mean distance of floor(k^2 / 4) / k, itself included; axes add.
     """
-    return sum((length * length // 4) / length for length in shape)
+    return math.fsum((length * length // 4) / length for length in shape)

@@ -10,6 +10,7 @@ what perfect load balance makes of them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -158,7 +159,7 @@ def _torus(
     """Edges of a torus whose members spread `bandwidth` by `widths` over the axes they have neighbours on."""
     active = [axis for axis, length in enumerate(shape) if length > 1]
     share = widths or (1.0,) * len(shape)
-    whole = sum(share[axis] for axis in active)
+    whole = math.fsum(share[axis] for axis in active)
     for index, place in enumerate(itertools.product(*(range(length) for length in shape))):
         for axis in active:
             there = list(place)

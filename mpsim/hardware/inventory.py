@@ -132,7 +132,7 @@ def _torus_bisection(cluster: Cluster) -> float:
     """Two cuts through rings, along the axis where that takes least."""
     fabric, shape = cluster.fabric, cluster.fabric.lengths(cluster.nodes)
     widths = fabric.widths or (1.0,) * len(shape)
-    whole = sum(width for width, length in zip(widths, shape, strict=True) if length > 1)
+    whole = math.fsum(width for width, length in zip(widths, shape, strict=True) if length > 1)
     one_way = cluster.node.nic_bandwidth / (2 * whole)
     return min(
         2 * cluster.nodes / length * width * one_way

@@ -9,6 +9,7 @@ Shapes: F flows, L links.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -187,7 +188,7 @@ def _evenly(
         following: dict[Vertex, float] = {}
         for here, amount in share.items():
             next_hops = [hop for hop in graph.successors(here) if distance.get(hop) == left - 1]
-            room = sum(graph[here][hop]["capacity"] for hop in next_hops)
+            room = math.fsum(graph[here][hop]["capacity"] for hop in next_hops)
             for there in next_hops:
                 part = amount * graph[here][there]["capacity"] / room
                 ways[here, there] = ways.get((here, there), 0.0) + part

@@ -10,6 +10,7 @@ Shapes: G groups, M members of each, F flows.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -174,7 +175,7 @@ def _torus_rings(cluster: Cluster, members: Ints) -> Flows:
     flows = []
     for axis in axes:
         share = cluster.fabric.widths[axis] if cluster.fabric.widths else 1.0
-        whole = sum(
+        whole = math.fsum(
             cluster.fabric.widths[other] if cluster.fabric.widths else 1.0 for other in axes
         )
         for line in lines[axis]:

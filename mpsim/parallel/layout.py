@@ -9,6 +9,7 @@ Shapes: P pipeline ranks.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -361,7 +362,7 @@ def _rank_parameters(
         dense[stage.rank] += known[key][0]
         experts[stage.rank] += known[key][1]
     kinds_of_rank = ParameterKinds(
-        *(np.array([*map(sum, held)], float) for held in (dense, experts))
+        *(np.array([*map(math.fsum, held)], float) for held in (dense, experts))
     )
     for column in kinds_of_rank:
         column.setflags(write=False)  # the cache hands out the same arrays again

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -412,12 +413,12 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         ),
         before_ptr=before_ptr,
         before=before,
-        executed_flops=sum(block.executed_flops for block in templates),
-        peak_seconds=sum(block.peak_seconds for block in templates),
+        executed_flops=math.fsum(block.executed_flops for block in templates),
+        peak_seconds=math.fsum(block.peak_seconds for block in templates),
         load_seconds=tuple(
-            map(sum, zip(*(block.load_seconds for block in templates), strict=False))
+            map(math.fsum, zip(*(block.load_seconds for block in templates), strict=False))
         ),
-        memory_seconds=sum(block.memory_seconds for block in templates),
+        memory_seconds=math.fsum(block.memory_seconds for block in templates),
         **_joined(templates, [*_COLUMNS, "exposed"]),
     )
 

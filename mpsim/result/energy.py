@@ -126,12 +126,12 @@ def _to_the_meter(
     """Energy of everything up to the meter; `seconds` are accelerator-seconds of each class [J]."""
     watts = [_around(cluster) for cluster in clusters]
     outside = {
-        name: float(sum(w[name] * s for w, s in zip(watts, seconds, strict=True)))
+        name: float(math.fsum(w[name] * s for w, s in zip(watts, seconds, strict=True)))
         for name in ("hosts", "nics", "switches")
     }
     pue = meter_constants()["pue"]
     beyond = float(pue["values"][pue["default"]]) - 1.0
-    inside = accelerators + sum(outside.values())
+    inside = accelerators + math.fsum(outside.values())
     return {"accelerators": accelerators, **outside, "facility": inside * beyond}
 
 

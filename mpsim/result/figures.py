@@ -129,10 +129,10 @@ def unsure(
         # without interference its constants only shorten the little that runs beside exchanges
         if constant.status is Status.FAMILY_DEFAULT and (interference or area != "interference"):
             defaults.setdefault(area, []).append(name)
-    step = sum(breakdown.values())
+    step = math.fsum(breakdown.values())
     for area, names in sorted(defaults.items()):
         words, rests = _AREAS.get(area, (area, ("",)))
-        share = sum(time for part, time in breakdown.items() if part.startswith(rests)) / step
+        share = math.fsum(time for part, time in breakdown.items() if part.startswith(rests)) / step
         if share >= _TOLD:
             listed = ", ".join(dict.fromkeys(sorted(names)))
             told = f"{words} ({listed}), on which {percent(share)} of the step rests"

@@ -299,7 +299,7 @@ class Residuals:
         """
         kinds = decisions(a, b) if self.pairs else frozenset[str]()
         widest = max(self.pairs.values(), default=0.0)
-        squares = sum(self.pairs.get(kind, widest) ** 2 for kind in kinds)
+        squares = math.fsum(self.pairs.get(kind, widest) ** 2 for kind in kinds)
         square = max(self.pairs.get("same", 0.0) ** 2, squares)
         for name, levels in self.attributes.items():
             if _KIND_OF.get(name) not in kinds:
@@ -333,7 +333,9 @@ class Residuals:
 
     @property
     def _widest(self) -> float:
-        added = sum(sum(each**2 for each in levels) for levels in self.attributes.values())
+        added = math.fsum(
+            math.fsum(each**2 for each in levels) for levels in self.attributes.values()
+        )
         return added + (self.doubling * self.most_doublings) ** 2
 
     def _variance(self, setting: Setting, run: MeasuredRuns) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -70,7 +71,7 @@ def stage_loads(work: Work, counts: Sequence[int]) -> list[float]:
     """Work of each stage that holds `counts` layers in model order."""
     loads, first = [], 0
     for count in counts:
-        loads.append(sum(work.layers[first : first + count]))
+        loads.append(math.fsum(work.layers[first : first + count]))
         first += count
     loads[-1] += work.head
     return loads
@@ -184,7 +185,7 @@ def _dealt(work: Work, stage_rank: Sequence[int], pace: Sequence[float]) -> tupl
     left = layers - sum(counts)
     if left < 0:
         return None
-    mean = sum(work.layers) / layers
+    mean = math.fsum(work.layers) / layers
     times = [mean * count * each for count, each in zip(counts, pace, strict=True)]
     times[-1] += work.head * pace[-1]
     by_rank = _by_rank(stage_rank, times)

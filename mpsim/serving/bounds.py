@@ -169,7 +169,7 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
     plain, floored = (
         _passes(plan, max(1, most), iterations, tokens, floor=floor) for floor in (0.0, hosted)
     )
-    attention = reads + float(sum(prices.pairs_seconds(t, t * t / 2) for t in tail.tolist()))
+    attention = reads + float(math.fsum(prices.pairs_seconds(t, t * t / 2) for t in tail.tolist()))
     samples = decodes * queries + len(tail)
     head = samples * _per_sample(prices, max(1, most))
     device = max(floored, plain + (attention * pp + head) * engine.slowdown)

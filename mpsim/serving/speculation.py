@@ -11,6 +11,7 @@ References
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from mpsim.serving.work import Format, RankWork
 from mpsim.workload import Transformer
@@ -45,7 +46,7 @@ class Draft:
     @property
     def gain(self) -> float:
         """Tokens that a sequence gains in an iteration, in the mean."""
-        return 1.0 + sum(self.acceptance**place for place in range(1, self.tokens + 1))
+        return 1.0 + math.fsum(self.acceptance**place for place in range(1, self.tokens + 1))
 
     @property
     def cache_elements(self) -> float:

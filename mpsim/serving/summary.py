@@ -125,7 +125,7 @@ def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, fl
     # a batch is on one stage of several at a time, and as many batches run as there are stages
     lanes = served.pools[place]
     parts = {part: value / lanes for part, value in totals.items()}
-    worked = sum(parts.values())
+    worked = math.fsum(parts.values())
     idle = max(0.0, served.end - worked)
     if work.pp > 1:
         active = _active(steps, lanes // work.pp, work.pp)
@@ -179,7 +179,9 @@ def summarise(
     done, duration, output = window.counted, window.seconds, window.output
     by_pool = pool_accounts(plan, served)
     parts = _together(plan, by_pool)
-    unused = sum(parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble"))
+    unused = math.fsum(
+        parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble")
+    )
     busy = 1.0 - unused / served.end if served.end else 0.0
     gaps, weights = itl(served, since=window.begin, until=math.inf if until is None else until)
     accelerators = plan.accelerators
@@ -404,7 +406,7 @@ def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> floa
         "decode": streams,
         **dict.fromkeys((name for name in parts if name.startswith("exposed_")), transfers),
     }
-    drawn = sum((watts[name] - waiting) * parts[name] for name in watts)
+    drawn = math.fsum((watts[name] - waiting) * parts[name] for name in watts)
     return (waiting * duration + drawn) * plan.pool_accelerators
 
 

@@ -7,6 +7,7 @@ per rank and per iteration, and linear in the tokens that take part, so that an 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,7 +226,7 @@ class RankWork:
         ends = expand_head(model, Lowering(), sequences=1, sequence_length=1)
         (logits,) = (o for o in ends.forward if o.role is Role.LOGITS)
         head = Linear(shard(logits, shared), 1, wide)
-        own = sum(linear.weights * linear.layers * linear.format.bytes for linear in linears)
+        own = math.fsum(linear.weights * linear.layers * linear.format.bytes for linear in linears)
         own += sum(
             expert.layers * expert.experts / expert.ep * expert.elements * expert.format.bytes
             for expert in experts

@@ -93,7 +93,7 @@ class Reliability:
             "link": nics,
             "host": cluster.nodes,
         }
-        rate = sum(counts[name] * known[name] for name in _HARDWARE) * scale / _HOUR
+        rate = math.fsum(counts[name] * known[name] for name in _HARDWARE) * scale / _HOUR
         return cls(
             hardware_rate=rate,
             job_rate=known["job"] * scale / _HOUR,

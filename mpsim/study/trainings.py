@@ -56,7 +56,7 @@ def known_trainings(hours: Hours, *, without: str = "") -> Known:
     weighed = sorted((value, 1.0 / of[developer] / len(of)) for developer, value in rows)
     below = itertools.accumulate(weight for _, weight in weighed)
     centre = next(row[0] for row, share in zip(weighed, below, strict=True) if share >= _MEDIAN)
-    scale = sum(weight * abs(value - centre) for value, weight in weighed)
+    scale = math.fsum(weight * abs(value - centre) for value, weight in weighed)
     half = -math.log(1.0 - _LEVEL) * scale
     errors = [math.expm1(-value) for _, value in rows]
     return Known(
@@ -64,6 +64,6 @@ def known_trainings(hours: Hours, *, without: str = "") -> Known:
         developers=len(of),
         low=math.exp(centre - half),
         high=math.exp(centre + half),
-        error=sum(map(abs, errors)) / len(errors),
-        bias=sum(errors) / len(errors),
+        error=math.fsum(map(abs, errors)) / len(errors),
+        bias=math.fsum(errors) / len(errors),
     )

@@ -8,6 +8,7 @@ Shapes: N actions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -120,7 +121,9 @@ class ActionVariants:
         """Blocks of a segment with the passes over memory around them."""
         gathered = _parameters(segment.gathers) if self._plan.gathers_units else 0.0
         before = self._passes.gathered(gathered, rank)
-        added = sum(each.parameters for each in segment.blocks) if action in _GRADIENT else 0.0
+        added = (
+            math.fsum(each.parameters for each in segment.blocks) if action in _GRADIENT else 0.0
+        )
         return [*before, *segment.blocks, *self._passes.added(added, rank)]
 
     def _register(self, template: Template) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -162,7 +163,7 @@ def parts_of(
         return {}
     for rank, mine in by_rank.items():
         whole = span[rank][1] - span[rank][0] if step_time is None else step_time
-        mine["waiting"] = max(whole - sum(mine.values()), 0.0)
+        mine["waiting"] = max(whole - math.fsum(mine.values()), 0.0)
     share = np.array([float((weights or {}).get(rank, 1)) for rank in by_rank])
     table = np.array([[mine[part] for part in PARTS] for mine in by_rank.values()])
     means = share @ table / share.sum()

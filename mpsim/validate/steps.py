@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -211,7 +212,7 @@ class Comparison(Shown):
         if not rows:
             return {}
         sizes = {part: statistics.fmean(abs(row[part]) for row in rows) for part in PARTS}
-        total = sum(sizes.values())
+        total = math.fsum(sizes.values())
         return {part: size / total for part, size in sizes.items()} if total else sizes
 
     def write_trace(self, path: str | Path) -> Path:
@@ -496,10 +497,10 @@ def _error_lines(comparison: Comparison) -> Iterator[str]:
     if parts:
         most = max(parts, key=lambda part: parts[part])
         bias = [step.differences[most] for step in comparison.scored if step.differences]
-        way = "too long" if sum(bias) > 0 else "too short"
+        way = "too long" if math.fsum(bias) > 0 else "too short"
         yield (
             f"{most} explains most of the difference: {parts[most]:.0%} of it; predicted {way} by "
-            f"{abs(sum(bias)) / len(bias):.1%} of a step on average"
+            f"{abs(math.fsum(bias)) / len(bias):.1%} of a step on average"
         )
     memory = [step.memory_error for step in comparison.scored if step.memory_error is not None]
     if memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 from mpsim.errors import WorkloadError
@@ -98,12 +99,12 @@ class Expansion:
     @property
     def forward_flops(self) -> float:
         """Matrix work of the forward pass, before tensor parallelism [FLOP]."""
-        return sum(operator.flops for operator in self.forward)
+        return math.fsum(operator.flops for operator in self.forward)
 
     @property
     def backward_flops(self) -> float:
         """Matrix work of the backward pass, before tensor parallelism [FLOP]."""
-        return sum(operator.flops for operator in self.backward)
+        return math.fsum(operator.flops for operator in self.backward)
 
     def saved_bytes(
         self, *, tp: int = 1, sequence_parallel: bool = False, selective: bool = False
@@ -132,7 +133,7 @@ class Expansion:
         share = dict.fromkeys(Split, 1.0 / tp)
         share[Split.NONE] = 1.0
         share[Split.SEQUENCE] = 1.0 / tp if sequence_parallel else 1.0
-        return sum(
+        return math.fsum(
             (operator.saved + operator.saved_for_weight) * share[operator.saved_split]
             for operator in self.forward
             if not (selective and operator.in_attention_core)

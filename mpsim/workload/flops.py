@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from mpsim.memo import remembered
 from mpsim.workload.ends import expand_head
@@ -47,7 +48,7 @@ def model_flops(
     ``96`` and ``V / 16 L h``, which counts a fourth pass of the layers for full recomputation.
     """
     layers, head = part_flops(model, sequences, sequence_length, padded_vocab=padded_vocab)
-    return _PASSES * (sum(layers[kind] for kind in model.layer_kinds) + head)
+    return _PASSES * (math.fsum(layers[kind] for kind in model.layer_kinds) + head)
 
 
 def part_flops(

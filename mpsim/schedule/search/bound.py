@@ -55,17 +55,18 @@ class _Chain:
         )
         stages = range(len(forward))
         # earliest start of F: through the stages before
-        self.head = [sum(forward[:s]) + sum(setting.send[0][:s]) for s in stages]
+        self.head = [math.fsum(forward[:s]) + math.fsum(setting.send[0][:s]) for s in stages]
         # from the end of I to the end of the last weight gradient of stage 0
         self.tail = [
-            sum(backward[:s]) + sum(setting.send[1][1 : s + 1]) + self.weight[0] for s in stages
+            math.fsum(backward[:s]) + math.fsum(setting.send[1][1 : s + 1]) + self.weight[0]
+            for s in stages
         ]
         # from the start of F to the end of I of the same stage and microbatch
         self.turn = [
-            sum(forward[s:])
-            + sum(backward[s:])
-            + sum(setting.send[0][s:-1])
-            + sum(setting.send[1][s + 1 :])
+            math.fsum(forward[s:])
+            + math.fsum(backward[s:])
+            + math.fsum(setting.send[0][s:-1])
+            + math.fsum(setting.send[1][s + 1 :])
             for s in stages
         ]
 

@@ -157,7 +157,7 @@ class _Greedy:
             ]
             held.append(sum(self.size[s] for s in passed if gradients[s] <= number))
             needed.append(sum(self.size[s] for s in owned if s not in passed))
-        taken = sum(held)
+        taken = math.fsum(held)
         for given_back, missing in zip(held, needed, strict=True):
             if not self.room.fits(rank, taken + missing):
                 return False

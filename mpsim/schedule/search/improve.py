@@ -8,6 +8,7 @@ A change is kept when it respects memory and the order of F, I and W of one micr
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 from mpsim.errors import DeadlockError
@@ -32,7 +33,7 @@ class Candidate:
     def cost(self) -> tuple[float, float]:
         """The makespan, and among equals the sum of the ends of all ranks: smaller is better."""
         # A move off one of several critical paths leaves the makespan as it is; the sum lets it count as progress.
-        return self.run.makespan, sum(ends[-1] for ends in self.run.end)
+        return self.run.makespan, math.fsum(ends[-1] for ends in self.run.end)
 
 
 def improve(

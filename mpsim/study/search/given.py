@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -77,7 +78,7 @@ class Limits:
             if price > self.max_price:
                 return "price"
         clusters = _clusters(scenario)
-        power = sum(map(nameplate_power, clusters)) / len(clusters)
+        power = math.fsum(map(nameplate_power, clusters)) / len(clusters)
         return "power" if self.max_power is not None and power > self.max_power else None
 
 

@@ -339,7 +339,7 @@ def _ranking(search: Search, *, varied: bool, priced: bool) -> Section:
 def _line(line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
     row = line.row
     flat = row.flat()
-    exposed = sum(
+    exposed = math.fsum(
         float(value)
         for key, value in flat.items()
         if key.startswith("exposed_") and isinstance(value, int | float)

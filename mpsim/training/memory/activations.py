@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -248,7 +249,9 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
 def _collected(plan: Plan, stage: Stage) -> float:
     """Gradients of a stage on one rank, where a whole backward collects them [B]."""
     element = plan.layout.framework.optimizer.microbatch_gradients
-    held = sum(plan.layout.held(count) for count in plan.layout.stage_parameters(stage).values())
+    held = math.fsum(
+        plan.layout.held(count) for count in plan.layout.stage_parameters(stage).values()
+    )
     return float(element * held)
 
 

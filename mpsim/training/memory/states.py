@@ -5,6 +5,8 @@ Shapes: P pipeline ranks.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,7 +60,7 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
         ]
         copies = casts.copies if software.memory.transposed_weights else 1.0
         element = casts.element_bytes * copies - software.optimizer.parameter_bytes
-        held[rank] = min(element, 0.0) * sum(layers)
+        held[rank] = min(element, 0.0) * math.fsum(layers)
     return held
 
 

@@ -10,6 +10,7 @@ Shapes: N actions, S stages.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -217,12 +218,12 @@ def _split(
 
 
 def _bucket(blocks: Sequence[Block]) -> Bucket:
-    experts = sum(block.experts for block in blocks)
+    experts = math.fsum(block.experts for block in blocks)
     return Bucket(_parameters(blocks) - experts, experts)
 
 
 def _parameters(blocks: Iterable[Block]) -> float:
-    return sum(block.parameters for block in blocks)
+    return math.fsum(block.parameters for block in blocks)
 
 
 def _grouped(plan: Plan, stage: Stage, blocks: Sequence[Block]) -> list[list[Block]]:
