@@ -13,7 +13,7 @@ from mpsim.cli.console import print_json, print_table, print_text
 from mpsim.cli.emit import targets, write_emitted
 from mpsim.cli.options import AsJson, Emit, Reading
 from mpsim.table import plural
-from mpsim.units import Dimension, format_quantity
+from mpsim.units import Dimension, format_quantity, percent
 
 if TYPE_CHECKING:
     from mpsim.serving import ServicePlan
@@ -56,6 +56,8 @@ def _words(derived: Mapping[str, object]) -> list[tuple[str, str]]:
         if key.endswith("_bytes"):
             name = name.removesuffix(" bytes")
             text = format_quantity(float(text), Dimension.BYTES)
+        elif key.endswith("_probability"):
+            text = percent(float(text))
         elif "parameters" in key:
             text = f"{float(text) / 1e9:.4g} B"
         elif isinstance(value, bool):
@@ -87,6 +89,7 @@ def _derived(prepared: Prepared) -> dict[str, object]:
     """The values that a scenario leaves to be worked out."""
     from mpsim.cost import CollectiveModel
     from mpsim.scenario.settled import in_words, settled_by
+    from mpsim.training.intervals import fits_probability, setting_of
     from mpsim.training.memory import account_memory
     from mpsim.training.straddling import straddling_words
 
@@ -106,6 +109,7 @@ def _derived(prepared: Prepared) -> dict[str, object]:
         "peak_memory_bytes": float(memory.total.max()),
         "memory_capacity_bytes": memory.capacity,
         "fits_memory": memory.fits,
+        "fits_probability": fits_probability(memory, setting_of(plan)),
         "fullest_rank": f"pp {memory.fullest % plan.layout.mesh.pp}, in the {memory.when[memory.fullest]}",
     }
     domain, filled = scenario.hardware.node.domain, plan.layout.cluster.node.domain

@@ -105,6 +105,14 @@ def search(
             callback=share,
         ),
     ] = None,
+    odds: Annotated[
+        float | None,
+        option(
+            "--odds SHARE",
+            "Odds of fitting that a layout needs, in place of --margin, e.g. 0.9.",
+            callback=share,
+        ),
+    ] = None,
     budget: Annotated[
         float | None,
         quantity_option("--budget TIME", "TIME", "Stop after this time, e.g. 60s."),
@@ -146,6 +154,7 @@ def search(
         given = {
             "--emit": emit,
             "--margin": margin is not None,
+            "--odds": odds is not None,
             "--also": also,
             "--explain": explain,
         }
@@ -168,6 +177,7 @@ def search(
             max_price=max_price,
             max_power=max_power,
             margin=margin,
+            odds=odds,
             budget=budget,
             resume=resume,
             progress=report,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from mpsim.hardware import SCALED_FORMATS, Accelerator
@@ -91,6 +92,19 @@ class Interval:
         low, high = math.log(self.low), math.log(self.high)
         sigmas = (math.log(limit) - (low + high) / 2) / ((high - low) / 2) * _HALF
         return 0.5 * math.erfc(-sigmas / math.sqrt(2.0))
+
+    def limit(self, odds: float) -> float:
+        """Figure that the measured one is above with probability ``1 - odds``.
+
+        Examples
+        --------
+        >>> interval = Interval(9.0, 16.0)
+        >>> round(interval.limit(0.5), 9), round(interval.limit(0.9), 3)
+        (12.0, 16.0)
+        """
+        low, high = math.log(self.low), math.log(self.high)
+        sigmas = statistics.NormalDist().inv_cdf(odds) / _HALF
+        return math.exp((low + high) / 2 + sigmas * (high - low) / 2)
 
     def to_json(self) -> list[float]:
         """Both ends."""

@@ -9,11 +9,20 @@ from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent, price
 
-__all__ = ["Figures", "execution_rows", "of_peak", "shares", "summary_rows", "summary_sheet"]
+__all__ = [
+    "Figures",
+    "execution_rows",
+    "odds_words",
+    "of_peak",
+    "shares",
+    "summary_rows",
+    "summary_sheet",
+]
 
 Figures: TypeAlias = Mapping[str, Any]
 """Figures by name as JSON holds them: numbers, texts, lists, further such mappings."""
 _LEAST_SHARE = 0.0005  # that is told
+_DOUBT = 0.005  # odds of fitting nearer to 0 or 1 are not worth a word
 _EVERYBODY_ASKS = {
     *("step time", "throughput", "utilisation", "where time goes", "memory", "price"),
     *("nearest measured", "with variation"),  # who varies the step asks for what comes of it
@@ -189,7 +198,15 @@ def _memory(summary: Figures) -> str:
         format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
     )
     verdict = "fits" if summary["fits_memory"] else "DOES NOT FIT"
-    return f"{total} of {capacity} on rank {memory['rank']} (stage {memory['stage']}): {verdict}"
+    return f"{total} of {capacity} on rank {memory['rank']} (stage {memory['stage']}): {verdict}{odds_words(summary)}"
+
+
+def odds_words(summary: Figures) -> str:
+    """How many of such cases fit, where that is in doubt; nothing of results that were stored before it was kept."""
+    odds = summary.get("fits_probability")
+    if odds is None or not _DOUBT <= odds <= 1.0 - _DOUBT:
+        return ""
+    return f" ({percent(odds)} of such cases fit)"
 
 
 def _energy(summary: Figures) -> str:

@@ -13,6 +13,7 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.frame import Tabular
 from mpsim.result import Result
 from mpsim.result.residuals import Setting
+from mpsim.result.words import odds_words
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import simulate_step
@@ -100,6 +101,8 @@ class Training(Shown):
         Of the grid for that energy; embodied carbon is left out [kgCO2e].
     fits : bool
         Whether the layout fits into memory.
+    fits_probability : float, optional
+        Odds that it does, of published runs.
     spread : tuple of float
         Low and high days over the predicted ones.
     basis : str
@@ -124,6 +127,7 @@ class Training(Shown):
     energy_j: float
     carbon_kg: float
     fits: bool
+    fits_probability: float | None
     spread: tuple[float, float]
     basis: str
     computing_spread: tuple[float, float]
@@ -177,6 +181,7 @@ class Training(Shown):
             "interruptions": self.interruptions,
             "usd_per_gpu_hour": None if self.rate is None else dataclasses.asdict(self.rate),
             "fits_memory": self.fits,
+            "fits_probability": self.fits_probability,
             "interval": {
                 **{
                     name: None if value is None else [value * low, value * high]
@@ -266,6 +271,7 @@ def plan_training(
         energy_j=energy,
         carbon_kg=assumed.facility.emitted(energy),
         fits=bool(summary["fits_memory"]),
+        fits_probability=summary.get("fits_probability"),
         spread=_wider(spread, others),
         basis=f"{known.basis}; a third to three times the failures; at least that of {others.trainings} published trainings",
         computing_spread=_wider(steady, known_trainings("computing", without=without)),
@@ -521,8 +527,11 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
         yield "assumed", facility
     yield "interval", row.basis
     yield "trust", _trust(known_trainings("allocation"))
+    odds = odds_words({"fits_probability": row.fits_probability})
     if not row.fits:
-        yield "memory", "does not fit: this plan cannot run"
+        yield "memory", f"does not fit: this plan cannot run{odds}"
+    elif odds:
+        yield "memory", f"fits{odds}"
 
 
 def _trust(known: Known) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from mpsim.framework import framework_line
 from mpsim.parallel import AXIS_NAMES
+from mpsim.result.memory import Memory
 from mpsim.result.residuals import (
     LEVEL,
     Interval,
@@ -19,7 +20,14 @@ from mpsim.result.residuals import (
 from mpsim.result.words import Figures
 from mpsim.training.plan import Plan
 
-__all__ = ["intervals", "nearest_measured", "of_layout", "residuals_of", "setting_of"]
+__all__ = [
+    "fits_probability",
+    "intervals",
+    "nearest_measured",
+    "of_layout",
+    "residuals_of",
+    "setting_of",
+]
 
 _LONG = 16_384  # tokens from which attention is a large part of a step, whatever the model
 
@@ -100,6 +108,12 @@ def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
         "memory_basis": peak.basis,
         "of": setting.to_json(),
     }
+
+
+def fits_probability(memory: Memory, setting: Setting) -> float:
+    """Odds that what would be measured fits on the fullest rank, as residuals of published peaks have it."""
+    peak = float(memory.total[memory.fullest])
+    return residuals("memory").interval(peak, setting).odds(memory.capacity)
 
 
 def nearest_measured(setting: Setting) -> dict[str, object] | None:

@@ -12,7 +12,7 @@ from mpsim.program import TICK
 from mpsim.program.floors import link_floors
 from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
-from mpsim.training.intervals import intervals, nearest_measured, setting_of
+from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of
 from mpsim.training.plan import Plan
 from mpsim.training.straddling import straddling_words
 from mpsim.training.vocabulary import PARTS
@@ -66,6 +66,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, object]:
         "parameters": _parameters(plan),
         "memory": _memory(result, plan),
         "fits_memory": result.memory.fits,
+        "fits_probability": fits_probability(result.memory, setting),
         "peak_memory_bytes": float(result.memory.total.max()),
         "energy_j_per_step": energy.total,
         "energy_j_per_token": energy.total / plan.tokens_per_step,

@@ -145,6 +145,23 @@ def test_memory_that_stays_free_rules_layouts_out(mpsim_cli, scenarios):
     assert mpsim_cli("search", scenarios / "quickstart.yaml", "--margin", "1.5").code == 2
 
 
+def test_odds_of_fitting_rule_layouts_out(mpsim_cli, scenarios):
+    """Every layout that is left fits with the odds that were asked for, more are ruled out the surer it shall be, and a margin goes beside no odds."""
+    found = [
+        json.loads(
+            mpsim_cli("search", scenarios / "quickstart.yaml", *OVER, "--odds", odds, "--json").out
+        )
+        for odds in ("0.5", "0.9999")
+    ]
+    for search, least in zip(found, (0.5, 0.9999), strict=True):
+        assert all(row["fits_probability"] >= least - 1e-9 for row in search["rows"])
+    kept = [search["counts"].get("memory", 0) for search in found]
+    assert kept[0] < kept[1]
+    both = mpsim_cli("search", scenarios / "quickstart.yaml", "--odds", "0.9", "--margin", "0.1")
+    assert both.code == 2
+    assert "beside a margin" in both.err
+
+
 def test_explain_and_also(mpsim_cli, scenarios):
     """Decisions in the text and the JSON; a word that nobody knows is refused with the nearest."""
     words = ("search", scenarios / "quickstart.yaml", *OVER, "--no-front", "--explain")

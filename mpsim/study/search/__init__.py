@@ -32,6 +32,7 @@ def search(
     max_price: float | None = None,
     max_power: float | None = None,
     margin: float | None = None,
+    odds: float | None = None,
     budget: float | None = None,
     resume: str | Path | None = None,
     progress: Progress | None = None,
@@ -67,6 +68,8 @@ def search(
         Of all nodes by their nameplate; of a service its share [W].
     margin : float, optional
         Share of the accelerator's memory that stays free, 0.05 by default: what a prediction of memory may miss (training).
+    odds : float, optional
+        In place of a margin: odds of fitting that a layout needs, by the interval of its predicted memory (training).
     budget : float, optional
         Wall-clock time after which what was found counts [s].
     resume : path, optional
@@ -120,6 +123,7 @@ def search(
         explain=explain,
         limits=limits,
         margin=margin,
+        odds=odds,
         clock=clock,
     )
     journal = Journal(resume, what=trainings.what)

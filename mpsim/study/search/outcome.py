@@ -322,21 +322,26 @@ class Search(Outcome[Found]):
             "simplest": None if self.simplest is None else dict(self.simplest.values),
             "safest": None if self.safest is None else dict(self.safest.values),
             "counts": dict(self.counts),
-            "rows": [row.to_json() for row in self.leaders],
-            "front": [row.to_json() for row in self.front],
+            "rows": [self._with_odds(row) for row in self.leaders],
+            "front": [self._with_odds(row) for row in self.front],
         }
+
+    def _with_odds(self, row: Found) -> dict[str, object]:
+        odds = None if math.isinf(self.usable_bytes) else row.fits(self.usable_bytes)
+        return {**row.to_json(), "fits_probability": odds}
 
 
 def _ranking(search: Search, *, varied: bool, priced: bool) -> Section:
     header = (
         *("#", "step (s)", "80 % between", *(("tokens/s/acc.",) if varied else ()), "MFU"),
-        *("memory (GB)", "bubble", "exposed", *(("USD/step",) if priced else ()), "layout"),
+        *("memory (GB)", "fits", "bubble", "exposed"),
+        *(*(("USD/step",) if priced else ()), "layout"),
     )
-    rows = tuple(_line(line, varied=varied, priced=priced) for line in search.lines)
-    return Section(rows, header, tuple(range(7 + varied + priced)), lines=tuple(_beside(search)))
+    rows = tuple(_line(search, line, varied=varied, priced=priced) for line in search.lines)
+    return Section(rows, header, tuple(range(8 + varied + priced)), lines=tuple(_beside(search)))
 
 
-def _line(line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
+def _line(search: Search, line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
     row = line.row
     flat = row.flat()
     exposed = math.fsum(
@@ -352,10 +357,17 @@ def _line(line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
         *((f"{row.tokens_per_s_per_accelerator:.5g}",) if varied else ()),
         percent(float(str(flat["mfu"]))) if known else "-",
         f"{row.memory_bytes / 1e9:.1f}",
+        _odds(row, search.usable_bytes),
         percent(float(str(flat["bubble_fraction"]))) if known else "-",
         percent(exposed / row.step_time_s) if known else "-",
     )
     return (*figures, *_price(row, priced=priced), f"{row.name}{_twins(line)}")
+
+
+def _odds(row: Found, room: float) -> str:
+    """Odds that a layout fits, of published runs; nothing where the room is not known."""
+    odds = None if math.isinf(room) else row.fits(room)
+    return "-" if odds is None else percent(odds)
 
 
 def _twins(line: Line) -> str:

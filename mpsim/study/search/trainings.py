@@ -12,7 +12,7 @@ import numpy as np
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.hardware.routes import routes_of
 from mpsim.program.program import TICK, Program
-from mpsim.result.residuals import Setting
+from mpsim.result.residuals import Setting, residuals
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
 from mpsim.simulate import prepare, resolve, simulate_step
@@ -235,6 +235,7 @@ class Trainings(Space[Candidate]):
     explain: bool
     limits: Limits
     margin: float | None
+    odds: float | None
 
     def __post_init__(self) -> None:
         self.objective = self.objective or "time"
@@ -257,7 +258,13 @@ class Trainings(Space[Candidate]):
         free = float(usual["margin"]) if self.margin is None else self.margin
         if not 0.0 <= free < 1.0:
             raise ScenarioError(f"margin is {free!r}; needed a share from 0 to below 1")
-        self._usable = 1.0 - free  # share of each accelerator's memory
+        if self.odds is not None and (self.margin is not None or not 0.0 < self.odds < 1.0):
+            beside = "" if self.margin is None else " beside a margin"
+            message = (
+                f"got odds of {self.odds!r}{beside}; needed a number between 0 and 1, and no margin"
+            )
+            raise ScenarioError(message)
+        self._free = free  # share of each accelerator's memory, where no odds are asked for
         self.a_turn, self.a_batch = int(usual["bounded_a_turn"]), int(usual["batch"])
         self._timed: list[tuple[Candidate, float]] = []
         self._legal: dict[str, set[str]] = {}
@@ -358,7 +365,7 @@ class Trainings(Space[Candidate]):
             return []
         most = self.limits.max_memory or math.inf
         try:
-            known = machine.bounder.bound(runs, usable=self._usable, most=most)
+            known = machine.bounder.bound(runs, usable=self._usable(machine.setting), most=most)
         except MpsimError:
             self.counts["refused"] += len(runs)
             return []
@@ -491,8 +498,9 @@ class Trainings(Space[Candidate]):
     def _fits(self, plan: Plan) -> bool:
         """Whether each rank leaves what is to stay free."""
         most = self.limits.max_memory or math.inf
+        usable = self._usable(setting_of(plan))
         room = [
-            min(most, self._usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
+            min(most, usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
             for rank in range(plan.layout.mesh.pp)
         ]
         return bool((account_memory(plan).total <= room).all())
@@ -520,6 +528,12 @@ class Trainings(Space[Candidate]):
         most = _TIES_WITHIN * (rows[0].objective(self.objective) if rows else 0.0)
         near = (each.found(each.bound) for each in left if each.least <= most)
         return sum(tie(rows[0], row) for row in near)
+
+    def _usable(self, setting: Setting) -> float:
+        """Share of an accelerator's memory that a layout may be predicted to fill."""
+        if self.odds is None:
+            return 1.0 - self._free
+        return 1.0 / residuals("memory").interval(1.0, setting).limit(self.odds)
 
     def _room(self) -> float:
         """Memory of an accelerator of the best layout [B]; of clusters that are mixed nobody knows which."""
