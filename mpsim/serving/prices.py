@@ -163,7 +163,8 @@ class IterationPrices:
         most = max(self.tokens_of(load.decodes, load.prompt_tokens) for load in loads)
         stage: Seconds = self.token_seconds(tokens)
         if most * own > tokens:
-            stage = stage + self._own_seconds(most) - self._own_seconds(tokens / own)
+            own_table = self._own_table
+            stage = stage + _between(own_table, most) - _between(own_table, tokens / own)
         attention: Seconds = 0.0
         for load in loads:
             if load.decodes:
@@ -178,11 +179,8 @@ class IterationPrices:
         sequences = max(load.decodes for load in loads) + -(-prompts // own)
         return self._joined(stage + attention + busiest, whole, prompts, sequences)
 
-    def _own_seconds(self, tokens: float) -> float:
-        """Products and streaming kernels of so many tokens of one rank that keeps requests of its own, on one stage [s]."""
-        return _between(self._own_table, tokens)
-
     def _own_parts(self, tokens: Floats) -> Floats:
+        """Products and streaming kernels of so many tokens of one rank that keeps requests of its own, on one stage [s]."""
         seconds = self.work.layers * self._streaming(tokens)
         for linear in self.work.linears:
             if linear.share < 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -65,6 +66,7 @@ class Rates:
 _SECOND_BARRIER = 1.75
 BY_FORMAT = ("cast_latency", "product_rate", "expert_rate")
 """Rates of which there is one for each format of weights."""
+_seconds = functools.partial(parse_quantity, dimension=Dimension.TIME)
 _TIMES = ("attention_latency", "stream_latency", "reduction_latency", "expert_latency")
 _SHARES = (
     *("attention_bandwidth", "attention_compute", "prompt_share"),
@@ -114,10 +116,6 @@ def _group(family: str, name: str) -> Figures:
     groups: list[Figures] = read_shipped("mpsim.serving.data", "rates.yaml")["groups"]
     named = (group for group in groups if name in group.get("names", (name,)))
     return next(group for group in named if {family, "*"} & {*group["families"]})
-
-
-def _seconds(value: str) -> float:
-    return parse_quantity(value, Dimension.TIME)
 
 
 class Reductions:
