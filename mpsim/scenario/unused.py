@@ -153,7 +153,7 @@ _RULES: Final = (
         "requests share no prefix; give serving.workload.shared_prefix",
     ),
     _Rule(
-        "serving.engine.expert_layer_time serving.engine.expert_first_token_time",
+        "serving.engine.prompt_layer_time serving.engine.two_batch_overlap",
         lambda s: s.transformer.moe is None,
         "the model has no experts",
     ),

@@ -224,7 +224,7 @@ class RankWork:
                 )
         expert_layers = sum(routed.layers for routed in experts)
         ends = expand_head(model, Lowering(), sequences=1, sequence_length=1)
-        (logits,) = (o for o in ends.forward if o.role is Role.LOGITS)
+        logits = next(o for o in ends.forward if o.role is Role.LOGITS)  # heads of drafts follow
         head = Linear(shard(logits, shared), 1, wide)
         own = math.fsum(linear.weights * linear.layers * linear.format.bytes for linear in linears)
         own += sum(

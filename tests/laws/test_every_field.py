@@ -106,8 +106,13 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "expert_padding": {**MIXTURE, "training.precision": "fp8"},
     },
     "serving.engine": {
-        **dict.fromkeys(("expert_layer_time", "expert_first_token_time"), MIXTRAL),
+        **dict.fromkeys(("prompt_layer_time",), MIXTRAL),
         "chunked": LONG,
+        "two_batch_overlap": {
+            "model.preset": "mixtral-8x7b",
+            "parallelism": {"tp": 8, "ep": 8},
+            "serving.attention_dp": 8,
+        },
         "prefix_cache": {"serving.replicas": 1, "serving.workload.shared_prefix": 256},
         **dict.fromkeys(("batch_wait_steps", "poll_steps"), REPLICA),
         "batch_wait_share": {"serving.replicas": 1, "serving.engine": {"batch_wait_steps": 8}},
