@@ -299,6 +299,9 @@ class OptimizerBehaviour:
     """Memory traffic of the optimizer step per owned parameter [B]."""
     gradient_norm: Flag
     """A global gradient norm synchronises all stages before the optimizer."""
+    host_optimizer_traffic: ParameterBytes = 28.0
+    """Traffic of the host's memory where the optimizer steps there [B per owned parameter]: states,
+    gradients and parameters once with a fused kernel, several times with one operation each."""
     gradient_scratch: ElementBytes = 0
     """Bytes per element of a buffer for every distinct shape of a layer's weights (Transformer
     Engine's dummy gradients); 0 without."""

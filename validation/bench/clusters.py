@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from bench.assumptions import instance_of, slices_of, system_of
-from bench.machines import links_of, nic_named, rack_of
+from bench.machines import links_of, nic_named, per_node, rack_of
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
@@ -41,7 +42,7 @@ def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
         If the row does not say enough.
     """
     count, name = cells.required("num_accel"), cells.text("accelerator")
-    chip = gpu(name)
+    chip = gpu(f"{name} core" if _counts_cores(cells) else name)
     each, assumed = _per_node(cells, count)
     if (tori := system_of(name)) and not cells.whole("nics_per_node"):
         return _torus(cells, tori, count, each), assumed
@@ -60,6 +61,12 @@ def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
         cluster |= network
         more = (*more, *nic_told)
     return cluster, (*assumed, *link_told, *more)
+
+
+def _counts_cores(cells: Cells) -> bool:
+    """Whether a row counts the two NeuronCores of each Trainium 1, as its software does, 32 a node."""
+    of_name = re.match(r"(AWS )?(Trainium ?1|Trn1)\b", cells.text("accelerator"), re.IGNORECASE)
+    return of_name is not None and cells.whole("accel_per_node") == 2 * per_node("Trainium1")
 
 
 def _links(chip: Accelerator, text: str) -> tuple[Link, int | None, tuple[Assumed, ...]]:

@@ -107,13 +107,14 @@ def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Int
 
     Notes
     -----
-    The host moves ``optimizer_traffic`` bytes a parameter through its memory. States on drives are read before and written after,
+    The host moves ``host_optimizer_traffic`` bytes a parameter through its memory. States on drives are read before and written after,
     one after the other (DeepSpeed's default).
     """
     host, rank = host_of(plan.layout.cluster), np.arange(plan.layout.mesh.pp)
-    near = plan.layout.cluster.node.accelerators
+    near = min(plan.layout.cluster.node.accelerators, plan.layout.mesh.world)
     sizes = plan.layout.framework.optimizer
-    steps = [("optimizer step on host", sizes.optimizer_traffic * share, host.memory_bandwidth)]
+    moved = sizes.host_optimizer_traffic * share
+    steps = [("optimizer step on host", moved, host.memory_bandwidth)]
     if plan.offload_to == "nvme":
         states = sizes.optimizer_bytes * share
         steps.insert(0, ("read states", states, host.nvme_read))

@@ -343,7 +343,7 @@ def test_a_fusion_cycle_delays_every_reduction_by_half_of_it() -> None:
 
 def test_an_offloaded_optimizer_runs_on_the_host_after_its_gradients_came() -> None:
     """Each GPU takes its share down, the node's 8 GPUs share its memory, and the share returns: all in a row by hand."""
-    plan = plan_of(offload="optimizer", overrides={"optimizer_traffic": 40.0})
+    plan = plan_of(offload="optimizer", overrides={"host_optimizer_traffic": 40.0})
     timeline = step(plan)
     program, host = timeline.program, host_of(plan.layout.cluster)
     share = float(plan.layout.rank_parameters[0]) / 16

@@ -171,6 +171,8 @@ def test_words_of_a_framework_mean_its_preset(change: dict[str, str], preset: st
         ("MI300X-192GB", "mi300x"),
         ("MI325X", "mi325x"),
         ("MI355X (288 GB)", "mi355x"),
+        ("Trainium1 (trn1.32xlarge)", "trainium1"),
+        ("Intel Data Center GPU Max 1550 (Aurora)", "max1550-tile"),
     ],
 )
 def test_words_of_an_accelerator_mean_its_entry(words: str, accelerator: str) -> None:
@@ -326,6 +328,13 @@ def test_what_is_exchanged_or_assumed_is_told_and_runs(change: dict[str, str], t
     run = _described(**change)
     assert any(told in str(one) for one in run.assumed), run.assumed
     assert _step(run) > 0
+
+
+@pytest.mark.parametrize(("each", "chip"), [("32", "trainium1-core"), ("16", "trainium1")])
+def test_cores_of_a_trainium_are_told_from_chips_by_their_number(each: str, chip: str) -> None:
+    """A node of 32 counts NeuronCores, each half a chip."""
+    row = {"accelerator": "Trainium1 (trn1.32xlarge)", "accel_per_node": each}
+    assert _described(**row).scenario["cluster"]["accelerator"] == chip
 
 
 def test_a_row_with_every_column_assumes_nothing_of_its_layout() -> None:
