@@ -59,7 +59,7 @@ _RULES: Final = (
     ),
     _Rule(
         "model.norm model.bias model.qkv_bias model.dropout model.positions model.max_positions model.qk_norm "
-        "model.post_norm model.parallel_block model.embedding_norm",
+        "model.post_norm model.embedding_norm",
         lambda s: s.serves and s.transformer.name in model_names(),  # else they describe a model
         "a service counts the products, attention and cache of a layer, and its small kernels by their number in serving.engine",
     ),
