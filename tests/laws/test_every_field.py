@@ -49,6 +49,11 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         **dict.fromkeys(("fused_softmax", "softmax_group"), APART),
         "softmax_launches": {**APART, "framework.softmax_group": 3},
         **dict.fromkeys(("merged_qkv", "repeated_keys"), GROUPED),
+        "host_optimizer_traffic": {
+            **ONE_STAGE,
+            "parallelism.zero": 3,
+            "parallelism.offload": "optimizer",
+        },
         "fused_rotary": {"model.positions": "rotary"},
         "consecutive_experts": {
             "model.moe": {"experts": 64, "top_k": 8, "ffn_hidden": 512},
