@@ -314,8 +314,8 @@ def test_the_best_is_expected_to_take_longer_than_predicted(found):
 
 
 def test_a_prediction_above_all_measurements_says_so(found):
-    """544 TFLOP/s were measured on a dense model in bf16 on an H100."""
-    for rate, said in ((500.0, False), (600.0, True)):
+    """639 TFLOP/s were measured on a dense model in bf16 on an H100."""
+    for rate, said in ((600.0, False), (700.0, True)):
         summary = {**found.best.summary, "model_tflops_per_accelerator": rate}
         rows = (dataclasses.replace(found.best, summary=summary), *found.rows[1:])
         text = dataclasses.replace(found, rows=rows).sheet().text()
