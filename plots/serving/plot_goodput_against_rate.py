@@ -13,7 +13,7 @@ from mpsim.plot import goodput_rate_chart
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
 RATES = [4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 32.0]
-EVEN = {"requests": 800, "prompt": {"kind": "fixed"}, "output": {"kind": "fixed", "tokens": 200}}
+EVEN = {"requests": 800, "prompt": {"spread": 0.0}, "output": {"tokens": 200, "spread": 0.0}}
 
 base = mpsim.load(SCENARIO).with_values({"serving.workload": EVEN})  # little drain in the rates
 sweeps = {

@@ -112,7 +112,7 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "max_price": "--max-price '20 USD/h'",
         "max_power": "--max-power '20 kW'",
         "margin": "--margin 0.95",
-        "odds": "--odds 0.999999",
+        "odds": "--odds 0.999999999999",
         "budget": "--budget '1 ms'",
         "front": "--no-front",
         "explain": "--explain",

@@ -45,7 +45,7 @@ def test_fp4_products_gain_over_fp8_ones(chip: str) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "mxfp8"])
 def test_chips_keep_their_order(precision: str) -> None:
-    """B200 is slower than GB200, GB200 no faster than B300, B300 slower than GB300."""
+    """B200 is the slowest and GB300 the fastest; GB200, whose board may draw more than a B300, lies between them."""
     b200, gb200, b300, gb300 = (product(chip, precision) for chip in BLACKWELL)
-    assert b200 > gb200 >= 0.99 * b300
-    assert b300 > gb300
+    assert b200 > gb200 > gb300
+    assert b200 > b300 > gb300

@@ -227,7 +227,18 @@ def _figures(part):
 
 def test_the_schema_has_every_figure_of_the_hardware():
     """A figure added to a component must be added here, or the resolved form would lose it."""
-    fixed = {"name", "title", "vendor", "family", "year", "sources", "note", "shape", "max_domain"}
+    fixed = {
+        "name",
+        "title",
+        "vendor",
+        "family",
+        "year",
+        "sources",
+        "note",
+        "shape",
+        "max_domain",
+        "like",
+    }
     renamed = {"memory_bytes": "memory", "tdp_w": "tdp", "idle_w": "idle", "boost_clock_hz": "boost_clock", "clock_hz": "clock", "calibration": "machine",
                "above": "oversubscription", "switch_power_w": "switch_power"}  # fmt: skip
     elsewhere = {"scale_up", "price_per_hour"}  # of the cluster
