@@ -309,7 +309,7 @@ class _Again:
     """Predicts some rows of a file again and again."""
 
     def __init__(self, file: Path, ids: set[str]) -> None:
-        self._kind, rows = files._opened(file)
+        self._kind, rows = files.opened(file)
         self._rows = [row for row in rows if row.id in ids]
 
     def errors(self, families: Sequence[str]) -> dict[str, float]:
@@ -393,7 +393,7 @@ class Board:
     """All published runs with names hidden, predicted again without single rules or constants."""
 
     def __init__(self, *, swap: bool = False) -> None:
-        self.kind, rows = files._opened(HERE / "data" / "published-runs.csv")
+        self.kind, rows = files.opened(HERE / "data" / "published-runs.csv")
         hidden = {"family": "", "source": ""}
         self.rows = [
             dataclasses.replace(row, configuration=Cells({**row.configuration.values, **hidden}))

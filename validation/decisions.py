@@ -83,7 +83,7 @@ class Sweep(NamedTuple):
 
 def sweeps() -> list[Sweep]:
     """Every sweep of layouts, predicted."""
-    _, rows = files._opened(SWEEPS)
+    _, rows = files.opened(SWEEPS)
     found: dict[str, list[Tried]] = {}
     for row in rows:
         cells = row.configuration

@@ -194,7 +194,7 @@ def predicted(names: Sequence[str] = TABLES) -> list[Residual]:
         path = DATA / f"{name}.csv"
         if not path.exists():
             continue
-        kind, rows = files._opened(path)
+        kind, rows = files.opened(path)
         for row in _some(rows):
             hidden = {
                 key: "" if key in BLANK else cell for key, cell in row.configuration.values.items()

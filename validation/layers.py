@@ -8,13 +8,13 @@ Run from the repository's root: python validation/layers.py. It rewrites validat
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections import defaultdict
 from pathlib import Path
 
 import mpsim
 from mpsim.cost import KernelModel
+from mpsim.formats.cells import read_rows
 from mpsim.parallel import Communication, Compute, Item
 from mpsim.simulate import prepare
 from mpsim.training.blocks import Blocks
@@ -108,10 +108,8 @@ def layer(row: Row) -> dict[str, float]:
 
 def report() -> str:
     """The table as Markdown."""
-    with DATA.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     lines, errors = [], []
-    for row in rows:
+    for row in read_rows(DATA):
         found = layer(row)
         predicted, measured = 1e3 * sum(found.values()), float(row["measured_ms"])
         errors.append(predicted / measured - 1)

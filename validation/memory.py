@@ -1,7 +1,7 @@
 """Published peak memory of training runs: every row of full training, predicted, and every miss; runs that ran, held against their capacity.
 
-Covers: memory-runs.csv, published-runs.csv and layout-sweeps.csv of validation/data (each row with its source), predicted from configuration columns.
-Question: how far is the predicted peak from what an allocator reported, which runs that ran are predicted not to fit, and is what ran told from what ran out of memory?
+Covers: memory-runs.csv and published-runs.csv of validation/data (each row with its source), predicted from configuration columns.
+Question: how far is the predicted peak from what an allocator reported, and which runs that ran are predicted not to fit?
 
 Run from the repository's root: python validation/memory.py. It rewrites validation/memory.md.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from bench import files, validate_files
 from bench.runs import read_run, simulated
-from decisions import Sweep, sweeps
 from mpsim.errors import MpsimError
 from mpsim.validate import Record
 
@@ -67,7 +66,7 @@ def summary(title: str, pairs: Sequence[Pair]) -> str:
 def witnesses() -> list[tuple[float, str]]:
     """Share of its accelerator's memory that each published run is predicted to take, all of which ran; fullest first."""
     filled = []
-    for row in files._opened(RAN)[1]:
+    for row in files.opened(RAN)[1]:
         try:
             rule, run = read_run(row.configuration)
             told = simulated(run.scenario, layer=rule.get("measures") == "layer", seen="memory")
@@ -96,24 +95,7 @@ def witness_section(filled: Sequence[tuple[float, str]]) -> list[str]:
     ]
 
 
-def sweep_section(found: Sequence[Sweep]) -> list[str]:
-    """Layouts that ran and that ran out of memory, told apart or not."""
-    whole = Sweep("all", [each for sweep in found for each in sweep.tried])
-    lines = [
-        "## Whole sweeps: what ran and what ran out of memory",
-        "",
-        "| layouts of one model | ran | predicted to | ran out of memory | predicted to |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for sweep in (*found, whole):
-        out = len(sweep.tried) - len(sweep.ran)
-        lines.append(
-            f"| {sweep.title} | {len(sweep.ran)} | {sweep.right(ran=True):.0%} | {out} | {sweep.right(ran=False):.0%} |"
-        )
-    return [*lines, ""]
-
-
-def page(pairs: Sequence[Pair], filled: Sequence[tuple[float, str]], found: Sequence[Sweep]) -> str:
+def page(pairs: Sequence[Pair], filled: Sequence[tuple[float, str]]) -> str:
     """The whole page."""
     trains = [pair for pair in pairs if pair[1]["method"].startswith("full")]
     complete = [pair for pair in trains if pair[1]["complete"] == "yes"]
@@ -174,7 +156,8 @@ def page(pairs: Sequence[Pair], filled: Sequence[tuple[float, str]], found: Sequ
         *table(rest),
         "",
         *witness_section(filled),
-        *sweep_section(found),
+        "Layouts of whole sweeps that ran and that ran out of memory: [decisions](decisions.md).",
+        "",
         "## Not predicted",
         "",
         "| rows | because |",
@@ -186,4 +169,4 @@ def page(pairs: Sequence[Pair], filled: Sequence[tuple[float, str]], found: Sequ
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(read(), witnesses(), sweeps()), encoding="utf-8")
+    PAGE.write_text(page(read(), witnesses()), encoding="utf-8")

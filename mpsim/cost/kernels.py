@@ -336,8 +336,9 @@ class KernelModel:
         rows = 2.0 ** np.ceil(np.log2(m))
         tile = largest if least is None else np.clip(rows, least, largest)
         padding = group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors)
-        limits = {"peak": peak, "bandwidth": self._bandwidth}
-        return gemm_seconds(*shape, **limits, c=constants, padding=padding)
+        return gemm_seconds(
+            *shape, peak=peak, bandwidth=self._bandwidth, c=constants, padding=padding
+        )
 
     def _product_seconds(self, shape: _Shapes, peak: float, c: GemmConstants) -> Floats:
         if self._waves is None:

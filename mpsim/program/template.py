@@ -300,6 +300,11 @@ def evaluate_block(
     kernels = [item.operator for item in items if isinstance(item, Compute)]
     # all kernels of a block are one call: the cost model answers arrays much faster than one by one
     alone = costs.kernels(kernels)
+    sent = [
+        (costs.collective(item), costs.lost(item) if shares else 0.0)
+        for item in items
+        if isinstance(item, Communication)
+    ]
     small = sum(item.launches for item in items if isinstance(item, Synchronization))
     queue = None
     if small and not launch_blocking:
@@ -308,7 +313,8 @@ def evaluate_block(
         queue = each, launch, run
 
     def place(ahead: float) -> _Block:
-        seconds, block = iter(alone.tolist()), _Block(vocabulary, queue, ahead)
+        seconds, moves = iter(alone.tolist()), iter(sent)
+        block = _Block(vocabulary, queue, ahead)
         for item in items:
             if isinstance(item, Compute):
                 block.compute(item, next(seconds), part_of(item))
@@ -317,8 +323,7 @@ def evaluate_block(
                 if item.count:
                     block.synchronize(item.count * synchronization_seconds)
             else:
-                lost = costs.lost(item) if shares else 0.0
-                block.communicate(item, costs.collective(item), lost)
+                block.communicate(item, *next(moves))
                 if launch_blocking:
                     block.block_launches()
         block.drain()

@@ -161,8 +161,8 @@ class ServicePlan:
     def pool(self) -> Pool:
         """Its instances, as they are simulated."""
         apart = self.engine.attention_ranks == "apart"
-        ranks = paces_of(self), outages_of(self)
-        return Pool(self.prices, self.rules, self.blocks, self.replicas, apart, *ranks)
+        paces, outages = paces_of(self), outages_of(self)
+        return Pool(self.prices, self.rules, self.blocks, self.replicas, apart, paces, outages)
 
     @functools.cached_property
     def handover(self) -> Handover | None:

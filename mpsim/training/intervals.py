@@ -24,6 +24,7 @@ __all__ = [
     "fits_probability",
     "intervals",
     "nearest_measured",
+    "odds_of_fitting",
     "of_layout",
     "residuals_of",
     "setting_of",
@@ -112,8 +113,12 @@ def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
 
 def fits_probability(memory: Memory, setting: Setting) -> float:
     """Odds that what would be measured fits on the fullest rank, as residuals of published peaks have it."""
-    peak = float(memory.total[memory.fullest])
-    return residuals("memory").interval(peak, setting).odds(memory.capacity)
+    return odds_of_fitting(float(memory.total[memory.fullest]), memory.capacity, setting)
+
+
+def odds_of_fitting(peak: float, room: float, setting: Setting) -> float:
+    """Odds that what would be measured of a predicted peak is at most `room` [B]."""
+    return residuals("memory").interval(peak, setting).odds(room)
 
 
 def nearest_measured(setting: Setting) -> dict[str, object] | None:

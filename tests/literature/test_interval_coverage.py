@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.files import _opened
+from bench.files import opened
 from bench.training import as_published
 from intervals import FASTEST, Residual, differences, fastest_yaml
 from mpsim.result.residuals import FASTEST_BY, FIGURES, Setting, fastest_measured, residuals
@@ -63,7 +63,7 @@ def test_differences_hold_four_of_five_measured_pairs_of_other_families() -> Non
     errors = {row["id"]: row for row in steps()}
     chosen = []
     for name in ("published-runs", "single-node-runs"):
-        kind, runs = _opened(TABLE.parent / "data" / f"{name}.csv")
+        kind, runs = opened(TABLE.parent / "data" / f"{name}.csv")
         for run in runs:
             record = kind.blank(run)[0]
             if error := errors.get(record.id):

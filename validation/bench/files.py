@@ -15,7 +15,7 @@ from mpsim.hardware import Cluster
 from mpsim.serving.result import ServedPoint
 from mpsim.validate.records import Record, Validation
 
-__all__ = ["KINDS", "FileKind", "recognise", "served_points", "validate_files"]
+__all__ = ["KINDS", "FileKind", "opened", "recognise", "served_points", "validate_files"]
 
 Progress = Callable[[int, int], None]
 
@@ -99,7 +99,7 @@ def validate_files(
     KeyboardInterrupt
         If no row was predicted until then; else the records of those that were are returned.
     """
-    files = [_opened(Path(path), machine) for path in paths]
+    files = [opened(Path(path), machine) for path in paths]
     total, done = sum(len(rows) for _, rows in files), 0
     records: list[Record] = []
     try:
@@ -153,7 +153,7 @@ def served_points(
         Value that a column must have.
     """
     try:
-        kind, rows = _opened(Path(path))
+        kind, rows = opened(Path(path))
     except CalibrationError:
         return None
     if kind.title != "inference":
@@ -173,7 +173,7 @@ def served_points(
     return points, skipped
 
 
-def _opened(path: Path, machine: Cluster | None = None) -> tuple[FileKind, list[Row]]:
+def opened(path: Path, machine: Cluster | None = None) -> tuple[FileKind, list[Row]]:
     rows = read_rows(path)
     kind = recognise(path, rows[0])
     return kind, [

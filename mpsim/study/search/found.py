@@ -12,7 +12,7 @@ from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.scenario.sections import Parallelism
 from mpsim.study.search.layouts import ALWAYS_SAID, AXES
 from mpsim.study.ties import ratio_between, selection
-from mpsim.training.intervals import residuals_of
+from mpsim.training.intervals import odds_of_fitting, residuals_of
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["SHORT", "Found", "Line", "expected", "folded", "name_of_layout", "runs", "tie"]
@@ -126,7 +126,7 @@ class Found:
         """Odds that what would be measured is at most `room` [B]; None where nothing is known of the setting."""
         if self.setting is None:
             return None
-        return residuals("memory").interval(self.memory_bytes, self.setting).odds(room)
+        return odds_of_fitting(self.memory_bytes, room, self.setting)
 
     def objective(self, name: str) -> float:
         """Seconds, or dollars, a token."""

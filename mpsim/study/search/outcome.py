@@ -326,9 +326,12 @@ class Search(Outcome[Found]):
             "front": [self._with_odds(row) for row in self.front],
         }
 
+    def odds(self, row: Found) -> float | None:
+        """Odds that a layout fits, of published runs; None where the room is not known."""
+        return None if math.isinf(self.usable_bytes) else row.fits(self.usable_bytes)
+
     def _with_odds(self, row: Found) -> dict[str, object]:
-        odds = None if math.isinf(self.usable_bytes) else row.fits(self.usable_bytes)
-        return {**row.to_json(), "fits_probability": odds}
+        return {**row.to_json(), "fits_probability": self.odds(row)}
 
 
 def _ranking(search: Search, *, varied: bool, priced: bool) -> Section:
@@ -343,7 +346,7 @@ def _ranking(search: Search, *, varied: bool, priced: bool) -> Section:
 
 def _line(search: Search, line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
     row = line.row
-    flat = row.flat()
+    flat, odds = row.flat(), search.odds(row)
     exposed = math.fsum(
         float(value)
         for key, value in flat.items()
@@ -357,17 +360,11 @@ def _line(search: Search, line: Line, *, varied: bool, priced: bool) -> tuple[st
         *((f"{row.tokens_per_s_per_accelerator:.5g}",) if varied else ()),
         percent(float(str(flat["mfu"]))) if known else "-",
         f"{row.memory_bytes / 1e9:.1f}",
-        _odds(row, search.usable_bytes),
+        "-" if odds is None else percent(odds),
         percent(float(str(flat["bubble_fraction"]))) if known else "-",
         percent(exposed / row.step_time_s) if known else "-",
     )
     return (*figures, *_price(row, priced=priced), f"{row.name}{_twins(line)}")
-
-
-def _odds(row: Found, room: float) -> str:
-    """Odds that a layout fits, of published runs; nothing where the room is not known."""
-    odds = None if math.isinf(room) else row.fits(room)
-    return "-" if odds is None else percent(odds)
 
 
 def _twins(line: Line) -> str:
