@@ -210,6 +210,7 @@ def instead(values: Mapping[Fitted | Declared, float | str]) -> Iterator[None]:
 
     runs.scenario_of = changed
     if shelves:  # what is changed in a scenario is seen by the cache
+        runs._filled.cache_clear()
         runs._outcome.cache_clear()
     try:
         yield
@@ -218,6 +219,7 @@ def instead(values: Mapping[Fitted | Declared, float | str]) -> Iterator[None]:
         for group, before in shelves.values():
             object.__setattr__(group, "constants", before)
         if shelves:
+            runs._filled.cache_clear()
             runs._outcome.cache_clear()
 
 

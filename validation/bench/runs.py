@@ -23,9 +23,9 @@ from mpsim.formats.cells import Cells
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
-from mpsim.simulate import simulate_step
+from mpsim.simulate import resolve, simulate_step
 from mpsim.training.intervals import setting_of
-from mpsim.training.memory import memory_constants
+from mpsim.training.memory import account_memory, memory_constants
 from mpsim.workload import model_names
 
 __all__ = ["Simulated", "described", "filled", "fitting", "scenario_of", "simulated"]
@@ -147,7 +147,7 @@ def _columns_of(division: Mapping[str, Any], cells: Cells) -> dict[str, str] | N
 def _fits(run: Imported) -> bool:
     """Whether its peak memory is no further above the capacity than the error of predicted peaks."""
     room = 1.0 + float(table("assumptions")["memory"]["margin"])
-    return bool(_outcome(json.dumps(run.scenario, sort_keys=True)).figures["filled"] <= room)
+    return _filled(json.dumps(run.scenario, sort_keys=True)) <= room
 
 
 def _guessed(run: Imported, column: str) -> bool:
@@ -164,13 +164,16 @@ def fitting(run: Imported, rule: Mapping[str, Any] = types.MappingProxyType({}))
     for scenario, told in itertools.chain(_instead(run), _offloading(run, rule)):
         if least[0] <= room and any(each.to == "offload_layers" for each in told):
             return best
+        text = json.dumps(scenario, sort_keys=True)
         try:
-            figures = _outcome(json.dumps(scenario, sort_keys=True)).figures
+            filled = max(_filled(text), room)
+            if filled > least[0]:
+                continue
+            nearness = filled, _outcome(text).figures["step"]
         except MpsimError:
             if not told:
                 raise
             continue  # experts do not divide so, or replicas have fewer sequences
-        nearness = max(figures["filled"], room), figures["step"]
         if nearness < least:
             least = nearness
             best = dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, *told))
@@ -305,7 +308,7 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> Simulat
     Simulated
     """
     if layer:
-        single, double = (_outcome(_with_layers(scenario, layers)) for layers in (1, 2))
+        single, double = (_outcome(_with_layers(scenario, layers), True) for layers in (1, 2))
         seconds = double.figures["layers"] - single.figures["layers"]
         return Simulated(seconds, single.figures[seen], 0.0, single.setting)
     outcome = _outcome(json.dumps(scenario, sort_keys=True))
@@ -334,19 +337,28 @@ class _Outcome:
 
 
 @remembered(4096)
-def _outcome(scenario: str) -> _Outcome:
-    """Figures of a simulation; equal scenarios are simulated once."""
+def _filled(scenario: str) -> float:
+    """Share of its accelerator's memory that the fullest rank takes; nothing is simulated for it."""
+    memory = account_memory(resolve(Scenario.from_mapping(json.loads(scenario))))
+    return float(memory.total[memory.fullest]) / memory.capacity
+
+
+@remembered(4096)
+def _outcome(scenario: str, parts: bool = False) -> _Outcome:
+    """Figures of a simulation, that of its layers if `parts` are asked for; equal scenarios are simulated once."""
     result = simulate_step(Scenario.from_mapping(json.loads(scenario)))
-    memory = result.summary["memory"]
+    memory, model = result.memory, result.plan.layout.model
+    total = float(memory.total[memory.fullest])
     figures = {
-        "step": float(result.summary["step_time_s"]),
-        "parameters": float(result.summary["parameters"]["total"]),
-        "layers": float(sum(result.breakdown[part] for part in _LAYER_PARTS)),
-        "memory": float(memory["total"]),
-        "filled": float(memory["total"]) / float(memory["capacity"]),
-        "reserved": float(memory["total"]) - memory_constants()["context"],
-        "allocated": float(memory["total"] - memory["overhead"]),
+        "step": result.timeline.step_time_s,
+        "parameters": float(model.parameters().total),
+        "memory": total,
+        "filled": total / memory.capacity,
+        "reserved": total - memory_constants()["context"],
+        "allocated": total - float(memory.components["overhead"][memory.fullest]),
     }
+    if parts:
+        figures["layers"] = float(sum(result.breakdown[part] for part in _LAYER_PARTS))
     return _Outcome(figures, setting_of(result.plan))
 
 
