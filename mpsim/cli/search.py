@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.console import draw, end_early, note, print_json, print_sheet, write_table
+from mpsim.cli.console import (
+    draw,
+    end_early,
+    note,
+    print_answer,
+    print_json,
+    print_sheet,
+    write_table,
+    wrote,
+)
 from mpsim.cli.emit import refuse_unwritable, targets, write_emitted
 from mpsim.cli.options import (
     AsJson,
@@ -24,10 +33,13 @@ from mpsim.cli.options import (
     share,
     values_over,
 )
+from mpsim.cli.paths import check_folder
 from mpsim.cli.progress import phases_bar
 
 if TYPE_CHECKING:
+    from mpsim.scenario import Scenario
     from mpsim.study.search import Search, ServiceSearch
+    from mpsim.study.search.shortlist import Shortlist
 
 __all__ = ["search"]
 
@@ -132,6 +144,25 @@ def search(
             "--explain", help="Show the decisions that matter most, and what each is worth."
         ),
     ] = False,
+    shortlist: Annotated[
+        int | None,
+        typer.Option(
+            "--shortlist",
+            min=1,
+            help="Write this many diverse layouts as short runs to launch, into the folder of --output (training).",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        option("--output -o", "Folder for --shortlist.", callback=check_folder),
+    ] = None,
+    with_runs: Annotated[
+        Path | None,
+        option(
+            "--with-runs DIR",
+            "Folder of --shortlist with the logs of its runs: rank its layouts again, without a search.",
+        ),
+    ] = None,
     csv: Csv = None,
     plot: Plot = None,
     resume: Resume = None,
@@ -148,6 +179,17 @@ def search(
     refuse_unwritable(wanted, scenario)
     values = values_over(scenario, over)
     reading.refuse_varied(values)
+    if (shortlist is None) != (output is None):
+        raise typer.BadParameter(
+            "--shortlist N needs -o DIR, and -o DIR needs --shortlist N", param_hint="--shortlist"
+        )
+    if with_runs is not None:
+        given = {"--over": over, "--also": also, "--objective": objective, "--top": top, "--max-memory": max_memory, "--max-price": max_price, "--max-power": max_power, "--margin": margin, "--odds": odds, "--budget": budget, "--explain": explain, "--shortlist": shortlist, "--csv": csv, "--plot": plot, "--resume": resume, "--emit": emit}  # fmt: skip
+        refuse(given, "does nothing beside --with-runs, which searches no further; leave it out")
+        from mpsim.study.search.tried import read_runs
+
+        print_answer(read_runs(scenario, with_runs), as_json=as_json)
+        return
     if scenario.serves:
         why = "ranks training steps; give goodput, throughput, cost or rate"
         refuse({"--objective": objective is Objective.TIME}, why)
@@ -157,6 +199,7 @@ def search(
             "--odds": odds is not None,
             "--also": also,
             "--explain": explain,
+            "--shortlist": shortlist,
         }
         refuse(given, "is for training steps, and the scenario serves; leave it out")
     else:
@@ -193,15 +236,32 @@ def search(
     if outcome.best is not None and wanted and whole:
         best = scenario.with_values(outcome.best.values)
         files = [item.of(best) for item in wanted]
+    chosen = _shortlist(scenario, outcome, shortlist, output) if whole else None
     if as_json:
-        told = {"emitted": [item.to_json() for item in files]} if files else {}
+        told: dict[str, object] = {"emitted": [item.to_json() for item in files]} if files else {}
+        told |= {"shortlist": chosen.to_json()["candidates"]} if chosen is not None else {}
         print_json({**outcome.to_json(), **told})
     else:
-        print_sheet(outcome.sheet(front=front, long=long))
+        print_sheet(chosen.sheet() if chosen else outcome.sheet(front=front, long=long))
     write_emitted(files, as_json=as_json)
     for remark in outcome.remarks:
         note(remark)
     end_early(outcome.interrupted)
+
+
+def _shortlist(
+    scenario: Scenario, outcome: Search | ServiceSearch, count: int | None, folder: Path | None
+) -> Shortlist | None:
+    """The shortlist, written; None where nobody asked for one."""
+    from mpsim.study.search import Search
+    from mpsim.study.search.shortlist import shortlist
+
+    if count is None or folder is None or not isinstance(outcome, Search):
+        return None
+    chosen = shortlist(scenario, outcome, count)
+    chosen.write(folder)
+    wrote(folder)
+    return chosen
 
 
 def _draw(outcome: Search | ServiceSearch, path: Path) -> None:

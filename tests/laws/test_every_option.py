@@ -15,6 +15,8 @@ import yaml
 import mpsim
 from mpsim.cli.app import COMMANDS, application
 from mpsim.formats import export
+from mpsim.study.search import Search
+from mpsim.study.search.shortlist import shortlist
 
 SCENARIO: dict[str, Any] = {
     "schema": 1,
@@ -45,6 +47,7 @@ CHECKPOINTS = {
     "failures": "--failures 30",
 }
 
+SEARCHED: dict[str, list[object]] = {"parallelism.tp": [2], "parallelism.cp": [1]}
 BASES = {
     "run": "small.yaml",
     "plan": "small.yaml --tokens 1T",
@@ -116,6 +119,8 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "budget": "--budget '1 ms'",
         "front": "--no-front",
         "explain": "--explain",
+        "shortlist": "--shortlist 3 -o listed",
+        "with_runs": "--with-runs launched",
     },
     "report": {**READING, "what_if": "--what-if training.micro_batch=1,2"},
     "check": READING,
@@ -172,6 +177,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "measured.csv").write_text("training.global_batch,step_time\n64,0.3 s\n")
     published = Path(__file__).parents[2] / "validation" / "data" / "collectives.csv"
     (folder / "sums.csv").write_bytes(published.read_bytes())
+    launched = folder / "launched"
+    search = mpsim.search(mpsim.load(folder / "small.yaml"), SEARCHED, front=False)
+    assert isinstance(search, Search)
+    shortlist(mpsim.load(folder / "small.yaml"), search, 1).write(launched)
+    (next(launched.glob("1-*")) / "run.log").write_text("CUDA out of memory")
     (folder / "args.sh").write_text(export(mpsim.load(folder / "small.yaml"), "megatron").text)
     return folder
 

@@ -1,0 +1,216 @@
+"""Logs of training runs, line by line: the steps of Megatron-LM, Megatron-Bridge, NeMo, torchtitan, DeepSpeed, or JSON lines, and whether memory ran out.
+
+A log is read as it grows: lines of several ranks may be interleaved, a last line may be cut in the middle, and what is no line of a step is passed over.
+
+References
+----------
+NVIDIA/Megatron-LM, ``training.py`` (``training_log``) and ``report_memory``; NVIDIA/NeMo, ``progress_printer.py``; pytorch/torchtitan, ``components/metrics.py``;
+deepspeedai/DeepSpeed, ``utils/timer.py`` (``ThroughputTimer.stop``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from mpsim.errors import FormatError
+from mpsim.formats.spans import is_number
+from mpsim.inputs import open_text
+
+__all__ = ["LogStep", "RunLog", "parse_line", "read_log"]
+
+_NUMBER = r"([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
+_LONGEST = 20_000  # characters of a line that are looked at
+_MIB, _GIB = 2.0**20, 2.0**30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogStep:
+    """One step as a log tells of it.
+
+    Parameters
+    ----------
+    step : int
+        Its number; -1 where a line of memory alone does not belong to one.
+    seconds : float or None
+        Of the step [s].
+    tokens_per_s : float or None
+        Of one rank; the step's seconds follow from the scenario's tokens.
+    samples_per_s : float or None
+        Of all ranks.
+    memory : float or None
+        Peak of the rank that wrote the line [B].
+    """
+
+    step: int
+    seconds: float | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    memory: float | None = None
+
+    def seconds_of(self, *, rank_tokens: float, samples: float) -> float | None:
+        """Seconds of the step, of which a rank has so many tokens and all have so many samples."""
+        if self.seconds is not None:
+            return self.seconds
+        if self.tokens_per_s:
+            return rank_tokens / self.tokens_per_s
+        return samples / self.samples_per_s if self.samples_per_s else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """One tool's line: a mark that is looked for first, and where each figure stands with its unit."""
+
+    mark: str
+    step: re.Pattern[str]
+    figures: Mapping[str, tuple[re.Pattern[str], float]]
+
+
+def _form(mark: str, step: str, **figures: tuple[str, float]) -> _Form:
+    found = {name: (re.compile(words + _NUMBER), unit) for name, (words, unit) in figures.items()}
+    return _Form(mark, re.compile(step), found)
+
+
+_FORMS: Final = (
+    _form(
+        "elapsed time per iteration",
+        r"iteration\s+(\d+)\s*/",
+        seconds=(r"elapsed time per iteration \(ms\):\s*", 1e-3),
+    ),
+    _form(
+        "max reserved",
+        r"after (\d+) iterations",
+        memory=(r"max reserved:\s*", _MIB),
+    ),
+    _form(
+        "train_step_timing",
+        r"(?:global_step\s*[:=]\s*|iteration )(\d+)",
+        seconds=(r"train_step_timing in s\s*[:=]\s*", 1.0),
+        memory=(r"peak_memory_usage\s*[:=]\s*", 1.0),
+    ),
+    _form(
+        "tps:",
+        r"step:\s*(\d+)",
+        tokens_per_s=(r"tps:\s*", 1.0),
+        memory=(r"memory:\s*", _GIB),
+    ),
+    _form(
+        "CurrSamplesPerSec",
+        r"global_step=(\d+)",
+        samples_per_s=(r"CurrSamplesPerSec=", 1.0),
+        memory=(r"MaxMemAllocated=", _GIB),
+    ),
+)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory|RESOURCE_EXHAUSTED")
+_JSON_STEP = ("step", "iteration", "global_step")
+_JSON: Final[Mapping[str, tuple[str, float]]] = {
+    **dict.fromkeys(("step_time_s", "step_time", "seconds", "elapsed_s", "train_step_timing in s"), ("seconds", 1.0)),
+    **dict.fromkeys(("step_time_ms", "elapsed_ms", "elapsed time per iteration (ms)"), ("seconds", 1e-3)),
+    "tokens_per_s_per_rank": ("tokens_per_s", 1.0), "samples_per_s": ("samples_per_s", 1.0),
+    "peak_memory_bytes": ("memory", 1.0), "memory_bytes": ("memory", 1.0), "memory_gib": ("memory", _GIB),
+}  # fmt: skip
+
+
+def parse_line(line: str) -> LogStep | None:
+    """The step that a line tells of; None where it tells of none.
+
+    Examples
+    --------
+    >>> parse_line(" iteration 7/ 20 | elapsed time per iteration (ms): 1250.5 | lm loss: 2.1E+00").seconds
+    1.2505
+    >>> parse_line("step: 3  loss: 8.1  memory: 20.50GiB(25.9%)  tps: 1,024  mfu: 30%").tokens_per_s
+    1024.0
+    """
+    text = _COLOURS.sub("", line[:_LONGEST]).strip()
+    if text.startswith("{"):
+        return _of_json(text)
+    for form in _FORMS:
+        if form.mark in text and (number := form.step.search(text)):
+            # a line cut inside a number would say another one: a figure counts if something stands behind it
+            found = {
+                name: float(match[1].replace(",", "")) * unit
+                for name, (pattern, unit) in form.figures.items()
+                if (match := pattern.search(text))
+                and (match.end() < len(text) or line[-1:] == "\n")
+            }
+            if found and all(0 < value < math.inf for value in found.values()):
+                return LogStep(int(number[1][:18]), **found)
+    return None
+
+
+def _of_json(text: str) -> LogStep | None:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # cut in the middle, or no JSON
+    if not isinstance(data, dict):
+        return None
+    step = next((data[key] for key in _JSON_STEP if type(data.get(key)) is int), None)
+    found = {
+        name: float(data[key]) * unit
+        for key, (name, unit) in _JSON.items()
+        if is_number(data.get(key)) and data[key] > 0
+    }
+    return LogStep(step, **found) if found and step is not None else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunLog:
+    """A whole log.
+
+    Parameters
+    ----------
+    steps : tuple of LogStep
+        In the order of the file; several ranks may have written of one step.
+    ran_out : bool
+        Whether a rank ran out of memory.
+    """
+
+    steps: tuple[LogStep, ...]
+    ran_out: bool
+
+    @property
+    def memory(self) -> float | None:
+        """Largest peak that any line tells of [B]."""
+        return max((step.memory for step in self.steps if step.memory), default=None)
+
+    def times(self, seconds: Callable[[LogStep], float | None]) -> dict[int, float]:
+        """Seconds of every step by its number: of the slowest rank that wrote of it [s]."""
+        found: dict[int, float] = {}
+        for step in self.steps:
+            if took := seconds(step):
+                found[step.step] = max(took, found.get(step.step, 0.0))
+        return found
+
+
+def read_log(files: Iterable[Path]) -> RunLog:
+    """Read the logs of one run, of one rank or many.
+
+    Raises
+    ------
+    FormatError
+        If no line tells of a step and none of memory that ran out.
+    """
+    files, ran_out = tuple(files), False
+    steps: list[LogStep] = []
+    for file in files:
+        # a crash may leave bytes that are no text
+        with open_text(
+            file, needed="a log of a training run", error=FormatError, errors="replace"
+        ) as stream:
+            for line in stream:
+                ran_out = ran_out or _OUT_OF_MEMORY.search(line) is not None
+                if (step := parse_line(line)) is not None:
+                    steps.append(step)
+    if not steps and not ran_out:
+        names = ", ".join(map(str, files)) or "no file"
+        raise FormatError(
+            f"{names}: no line tells of a step; needed a log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines with step and step_time_s"
+        )
+    return RunLog(tuple(steps), ran_out)

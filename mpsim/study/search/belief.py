@@ -1,0 +1,263 @@
+"""Belief: how fast each layout will be and whether it fits, before anything ran and after each run.
+
+ln(measured / predicted) of the time of layout i is the sum of errors that layouts share: a level that all have, a slope for each doubling of tp, of pp and of the microbatches (the host's share),
+an error of each other choice, and what remains. All are normal; the level's spread is that of the setting's residuals, the others are half-widths h of differences over 1.2816 sqrt 2
+(`mpsim.result.residuals.Residuals.pairs`). Of memory there is a level and a remainder. A measured run conditions the draws of both (Matheron's rule); one that ran out of memory, or ran, weights
+them by how likely that was. Shapes: D draws, L layouts, O observed.
+
+References
+----------
+J. Wilson et al., "Pathwise Conditioning of Gaussian Processes", JMLR 22, 2021, equation 8 (Matheron's rule).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.result.residuals import Setting, chosen_of, residuals
+from mpsim.training.intervals import residuals_of
+
+__all__ = ["SLOPES", "Belief", "Ran"]
+
+Floats = NDArray[np.float64]
+
+SLOPES: Mapping[str, tuple[str, float]] = {
+    "tensor parallel": ("tp", 1.0),
+    "pipeline": ("pp", 1.0),
+    "host": ("micro batch", -1.0),
+}
+"""Errors that grow with each doubling of a choice: its kind, and the sign of its logarithm."""
+_DRAWS = 4000
+_HALF = 1.2816 * math.sqrt(
+    2.0
+)  # half-width of an 80 % interval of a difference over the sigma of one
+_OWN = 0.3  # share of the spread of memory that a layout has to itself, as those of one stack err alike
+_FIRST, _NEXT = 2.0, 1.25  # times the shortest step that a launch which dies counts as
+_FEWEST = 50.0  # effective draws: fewer say that the prior had no room for what was measured
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ran:
+    """A layout that was launched, and what became of it.
+
+    Parameters
+    ----------
+    place : int
+        Of the layout.
+    seconds : float or None
+        Measured step; None where it ran out of memory [s].
+    memory : float or None
+        Measured peak; None where nobody told [B].
+    """
+
+    place: int
+    seconds: float | None
+    memory: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # no slots: draws are kept
+class Belief:
+    """Joint distribution of the times and the fits of layouts.
+
+    Parameters
+    ----------
+    settings : sequence of Setting
+        Of the layouts, which share model, machine and software.
+    seconds, memory : float64[L]
+        Predicted [s] [B].
+    room : float
+        Memory of an accelerator [B].
+    ran : tuple of Ran
+        What was launched.
+    """
+
+    settings: Sequence[Setting]
+    seconds: Floats
+    memory: Floats
+    room: float
+    ran: tuple[Ran, ...] = ()
+
+    def after(self, *ran: Ran) -> Belief:
+        """The belief once these ran too."""
+        return dataclasses.replace(self, ran=(*self.ran, *ran))
+
+    @functools.cached_property
+    def _features(self) -> tuple[list[str], Floats, Floats]:
+        """Names, spreads, and what each is multiplied by in each layout [F, L]."""
+        known = residuals_of(self.settings[0])
+        chosen = [chosen_of(setting) for setting in self.settings]
+        widest = max(known.pairs.values(), default=0.1)
+        names, sigma = ["level"], [known.sigma(self.settings[0])]
+        rows = [np.ones(len(chosen))]
+        for name, (kind, sign) in SLOPES.items():
+            names.append(name)
+            sigma.append(known.pairs.get(kind, widest) / _HALF)
+            rows.append(
+                np.array([sign * math.log2(_count(each.get(kind, "1"))) for each in chosen])
+            )
+        ordered = {kind for kind, _ in SLOPES.values()} | {"dp"}
+        for kind in sorted({kind for each in chosen for kind in each} - ordered):
+            values = [each.get(kind) for each in chosen]
+            for value in list(dict.fromkeys(values))[1:]:
+                names.append(f"{kind} {value}")
+                sigma.append(known.pairs.get(kind, widest) / _HALF * math.sqrt(2.0))
+                rows.append(np.array([float(other == value) for other in values]))
+        return names, np.array(sigma), np.array(rows)
+
+    @functools.cached_property
+    def _drawn(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Coefficients [D, F], ln of times [D, L], ln of memory over its prediction [D, L], weights [D]."""
+        _, sigma, rows = self._features
+        draw, own = np.random.default_rng(0), self._noise
+        many = len(self.settings)
+        drawn = draw.normal(0.0, 1.0, (_DRAWS, len(sigma))) * sigma
+        rest = draw.normal(0.0, own, (_DRAWS, many))
+        timed = [each for each in self.ran if each.seconds]
+        if timed:
+            places = np.array([each.place for each in timed])
+            seen = np.log([each.seconds or 1.0 for each in timed]) - np.log(self.seconds[places])
+            spread = (rows * sigma[:, None] ** 2).T @ rows[:, places]
+            spread[places, np.arange(len(places))] += own**2
+            gap = seen - (drawn @ rows[:, places] + rest[:, places])
+            # np.linalg.pinv: two runs of one layout make the same row
+            gain = np.linalg.pinv(spread[places]) @ gap.T
+            drawn = drawn + (rows[:, places] * sigma[:, None] ** 2 @ gain).T
+            rest[:, places] += (own**2 * gain).T
+        held, weights = self._held(draw)
+        return drawn, np.log(self.seconds) + drawn @ rows + rest, held, weights
+
+    def _held(self, draw: np.random.Generator) -> tuple[Floats, Floats]:
+        """ln of memory over its prediction, and the likelihood of who ran and who ran out."""
+        memory = residuals("memory").interval(1.0, self.settings[0])
+        low, high = math.log(memory.low), math.log(memory.high)
+        sigma = (high - low) / 2 / 1.2816
+        own, told = _OWN * sigma, [each for each in self.ran if each.memory]
+        level = draw.normal((low + high) / 2, math.sqrt(1 - _OWN**2) * sigma, _DRAWS)
+        weights = np.zeros(_DRAWS)
+        for each in self.ran:
+            margin = math.log(self.room / self.memory[each.place]) - level
+            if each in told:
+                off = math.log((each.memory or 1.0) / self.memory[each.place]) - level
+                weights -= (off / own) ** 2 / 2
+            else:
+                odds = _normal(margin / own)
+                weights += np.log(np.maximum(odds if each.seconds else 1 - odds, 1e-12))
+        held = level[:, None] + draw.normal(0.0, own, (_DRAWS, len(self.settings)))
+        weights = np.exp(weights - weights.max())
+        return held, weights / weights.sum()
+
+    @property
+    def _noise(self) -> float:
+        return residuals_of(self.settings[0]).pairs.get("same", 0.05) / _HALF
+
+    @functools.cached_property
+    def runs(self) -> NDArray[np.bool_]:
+        """Whether a layout fits, in each draw [D, L]; of those launched what was seen."""
+        fits: NDArray[np.bool_] = self._drawn[2] <= np.log(self.room / self.memory)
+        for each in self.ran:
+            fits[:, each.place] = each.seconds is not None
+        return fits
+
+    @functools.cached_property
+    def times(self) -> Floats:
+        """Seconds in each draw, of those launched what was measured [D, L]."""
+        times = np.exp(self._drawn[1])
+        for each in self.ran:
+            times[:, each.place] = each.seconds or np.inf
+        return times
+
+    @property
+    def weights(self) -> Floats:
+        """Weights of the draws, summing to 1 [D]."""
+        return self._drawn[3]
+
+    @property
+    def surprised(self) -> bool:
+        """Whether hardly a draw agrees with who ran and who ran out."""
+        return 1.0 / float((self.weights**2).sum()) < _FEWEST
+
+    @property
+    def fits(self) -> Floats:
+        """Odds that each layout fits [L]."""
+        return np.asarray(self.weights @ self.runs)
+
+    @property
+    def best(self) -> Floats:
+        """Odds that each layout is the fastest of those that fit [L]; all 0 where none does."""
+        times = np.where(self.runs, self.times, np.inf)
+        fastest = times.argmin(axis=1)
+        some = np.isfinite(times.min(axis=1))
+        return np.asarray(np.bincount(fastest, self.weights * some, len(self.settings)), float)
+
+    @property
+    def expected(self) -> Floats:
+        """Median step of each layout [s]."""
+        return np.asarray(
+            np.exp(self.weights @ np.log(np.where(np.isfinite(self.times), self.times, 1e30)))
+        )
+
+    def choose(self, count: int, taken: Sequence[int] = ()) -> list[int]:
+        """Layouts that together promise most, of different tp x pp: each is the one that most shortens the best step of all chosen.
+
+        Notes
+        -----
+        Greedy minimisation of E[min over chosen of (time if it fits, else the penalty)], which is submodular, so that greedy is within 1 - 1/e of the best set (Nemhauser et al., 1978).
+        The first has to run, or nothing is learnt of the level: its penalty is `_FIRST` times the shortest prediction; of the others a death costs no more than a slow run (`_NEXT`).
+        """
+        shortest = float(self.expected.min())
+        chosen: list[int] = []
+        degrees = [chosen_of(setting) for setting in self.settings]
+        families = [(each.get("tp"), each.get("pp")) for each in degrees]
+        least = np.full(len(self.weights), np.inf)
+        for place in taken:
+            least = np.minimum(least, np.where(self.runs[:, place], self.times[:, place], np.inf))
+        while len(chosen) < min(count, len(self.settings) - len(taken)):
+            first = not chosen and not any(each.seconds for each in self.ran)
+            penalty = shortest * (_FIRST if first else _NEXT)
+            times = np.where(self.runs, np.minimum(self.times, penalty), penalty)
+            value = self.weights @ np.minimum(times, least[:, None])
+            value[[*taken, *chosen]] = np.inf
+            # a second launch of a family says less of the others; where no family is left, any layout may be next
+            same = [families[n] in {families[c] for c in chosen} for n in range(len(value))]
+            value = np.where(same, value + penalty, value)
+            chosen.append(int(value.argmin()))
+            least = np.minimum(least, np.where(self.runs, self.times, np.inf)[:, chosen[-1]])
+        return chosen
+
+    def gain(self, place: int) -> float:
+        """Share by which launching one more layout is expected to shorten the best step measured."""
+        known = min((each.seconds for each in self.ran if each.seconds), default=math.inf)
+        if math.isinf(known):
+            return 1.0
+        times = np.where(self.runs[:, place], self.times[:, place], known)
+        return 1.0 - float(self.weights @ np.minimum(times, known)) / known
+
+    def learnt(self) -> dict[str, tuple[float, float, float]]:
+        """Factors on the time by name: mean, spread (both of its logarithm), and the spread before anything ran; ``memory`` is that on the memory."""
+        names, sigma, _ = self._features
+        drawn = self._drawn[0]
+        found = {
+            name: (float(drawn[:, n].mean()), float(drawn[:, n].std()), float(sigma[n]))
+            for n, name in enumerate(names)
+            if name == "level" or name in SLOPES
+        }
+        level = self._drawn[2].mean(axis=1)
+        mean = float(self.weights @ level)
+        spread = math.sqrt(float(self.weights @ (level - mean) ** 2))
+        return {**found, "memory": (mean, spread, float(level.std()))}
+
+
+def _count(text: str) -> float:
+    """A degree, or the number that begins ``2 a microbatch``."""
+    return max(1.0, float(text.split(" ", maxsplit=1)[0] or 1))
+
+
+def _normal(sigmas: Floats) -> Floats:
+    """Normal distribution function; scipy's without scipy: math.erfc element by element is fast enough for the draws."""
+    return np.array([0.5 * math.erfc(-each / math.sqrt(2.0)) for each in sigmas])

@@ -1,0 +1,231 @@
+"""A shortlist: a few layouts to launch for twenty steps each, written as short runs; `mpsim.study.search.tried` reads their logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mpsim.errors import ScenarioError
+from mpsim.formats import export
+from mpsim.framework import framework_line
+from mpsim.output import safe_name, write_whole
+from mpsim.scenario import Scenario
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.study.search.belief import Belief
+from mpsim.study.search.found import Found
+from mpsim.study.search.outcome import Search
+from mpsim.units import Dimension, format_quantity, percent
+
+__all__ = ["SHORTLIST", "STEPS", "Shortlist", "belief_of", "shortlist", "shown_step"]
+
+STEPS = 20
+"""Steps of a launch."""
+_POOL = 400  # layouts that are ranked again
+SHORTLIST = "shortlist.json"
+"""File of a shortlist's folder that says what was launched, and of which layouts."""
+_LAUNCHES: Final[Mapping[str, tuple[str, str, str]]] = {
+    "megatron-bridge": ("megatron-bridge", "overrides.yaml", "torchrun {world} pretrain.py --config-file overrides.yaml train.train_iters={steps} logger.log_interval=1"),
+    "nemo-2": ("nemo", "nemo.yaml", "torchrun {world} pretrain.py --yaml nemo.yaml trainer.max_steps={steps} trainer.log_every_n_steps=1"),
+    "nvidia": ("megatron", "launch.sh", "bash launch.sh"),
+    "pytorch": ("torchtitan", "config.toml", "torchrun {world} -m torchtitan.train --job.config_file config.toml --training.steps {steps} --metrics.log_freq 1"),
+    "deepspeed": ("deepspeed", "ds_config.json", "torchrun {world} train.py --deepspeed --deepspeed_config ds_config.json"),
+}  # fmt: skip
+"""Format, file and command by a line of software, the most special first."""
+_WORLD = "--nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500"
+_RUN = """#!/bin/bash
+# {title}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={each}
+#SBATCH --time=00:30:00
+cd "${{SLURM_SUBMIT_DIR:-.}}"
+export MASTER_ADDR=${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}
+srun {command} 2>&1 | tee run.log
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """One layout to launch.
+
+    Parameters
+    ----------
+    row : Found
+        As it was simulated.
+    shows : str
+        What its launch is to show.
+    odds : float
+        Of fitting.
+    """
+
+    row: Found
+    shows: str
+    odds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Shortlist(Shown):
+    """Layouts to launch, and all that they say something of.
+
+    Parameters
+    ----------
+    pool : tuple of Found
+        Simulated layouts, the best first.
+    room : float
+        Memory of an accelerator [B].
+    """
+
+    scenario: Scenario
+    candidates: tuple[Candidate, ...]
+    pool: tuple[Found, ...]
+    room: float
+
+    def sheet(self) -> Sheet:
+        """A line for each candidate."""
+        rows = tuple(
+            (str(n), *_figures(item.row), percent(item.odds), item.row.name, item.shows)
+            for n, item in enumerate(self.candidates, start=1)
+        )
+        header = ("#", "step", "memory", "fits", "layout", "shows")
+        return Sheet("", (Section(rows, header, (1, 2, 3)),))
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "scenario": self.scenario.name,
+            "candidates": [
+                {**item.row.to_json(), "shows": item.shows, "fits_probability": item.odds}
+                for item in self.candidates
+            ],
+        }
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write a folder for each candidate, a README, and what `read_runs` needs."""
+        written, lines = [], [_README.format(name=self.scenario.name, steps=STEPS)]
+        names: list[str] = []
+        lost: dict[str, None] = {}
+        for number, item in enumerate(self.candidates, start=1):
+            degrees = "-".join(f"{a}{item.row.values[f'parallelism.{a}']}" for a in ("tp", "pp"))
+            names.append(safe_name(f"{number}-{degrees}"))
+            step, memory = _figures(item.row)
+            lines.append(
+                f"| `{names[-1]}` | {item.row.name} | {step} | {memory} | {percent(item.odds)} | {item.shows} |\n"
+            )
+            chosen = self.scenario.with_values(item.row.values)
+            exported = export(chosen, _launch(chosen)[0])
+            lost |= {str(loss): None for loss in exported.lost}
+            for file, text in self._files(item.row, exported.text):
+                written.append(folder / names[-1] / file)
+                written[-1].parent.mkdir(parents=True, exist_ok=True)
+                write_whole(written[-1], text)
+        lines += [
+            "\nThe files cannot hold these; see to them:\n\n",
+            *(f"- {loss}\n" for loss in lost),
+        ]
+        pool = [_plain(row) for row in self.pool]
+        places = [self.pool.index(item.row) for item in self.candidates]
+        data = {"digest": self.scenario.digest, "room": self.room, "pool": pool, "launched": dict(zip(names, places, strict=True))}  # fmt: skip
+        for file, text in (("README.md", "".join(lines)), (SHORTLIST, json.dumps(data))):
+            write_whole(folder / file, text)
+            written.append(folder / file)
+        return written
+
+    def _files(self, row: Found, text: str) -> Iterator[tuple[str, str]]:
+        chosen = self.scenario.with_values(row.values)
+        _, file, command = _launch(chosen)
+        each = min(row.accelerators, chosen.hardware.node.accelerators)
+        nodes = row.accelerators // each
+        world = _WORLD.format(nodes=nodes, each=each)
+        # Megatron-LM reports every hundredth step unless it is told
+        yield file, text.replace("--train-iters 20", f"--train-iters {STEPS} --log-interval 1")
+        title = f"{STEPS} steps of {row.name}"
+        command = command.format(world=world, steps=STEPS)
+        yield "run.sh", _RUN.format(title=title, nodes=nodes, each=each, command=command)
+
+
+def _launch(scenario: Scenario) -> tuple[str, str, str]:
+    """Format, file and command that launch the software of a scenario."""
+    names = framework_line(scenario.framework.preset)
+    found = next((_LAUNCHES[name] for name in names if name in _LAUNCHES), None)
+    if found is None:
+        raise ScenarioError(
+            f"framework.preset: no launch of {names[0]} is written; needed software of the lines {', '.join(_LAUNCHES)}"
+        )
+    return found
+
+
+_README = """# Short runs of {name}
+
+Each folder is one layout: `run.sh` is a Slurm job of {steps} steps (`cd` into the folder, `sbatch run.sh`); without Slurm start its last command on every node with MASTER_ADDR set, and keep
+what it prints in `run.log`. Data and the learning rate are yours. A run that runs out of memory says something too: leave its log. Then
+
+    mpsim search SCENARIO --with-runs THIS-FOLDER
+
+| folder | layout | step | memory | fits | shows |
+| --- | --- | ---: | ---: | ---: | --- |
+"""
+
+
+def shortlist(scenario: Scenario, search: Search, count: int) -> Shortlist:
+    """Choose layouts to launch: see `mpsim.study.search.belief.Belief.choose`; the simplest that ties is among them.
+
+    Raises
+    ------
+    ScenarioError
+        If nothing was simulated.
+    """
+    front = set(map(id, search.front))
+    pool = tuple(row for n, row in enumerate(search.rows) if n < _POOL or id(row) in front)
+    _launch(scenario)
+    if not pool:
+        raise ScenarioError(f"{search.why_nothing}; nothing to put on a shortlist")
+    belief = belief_of(pool, search.usable_bytes)
+    chosen = belief.choose(count)
+    simplest = next((n for n, row in enumerate(pool) if row is search.simplest), chosen[0])
+    if simplest not in chosen and len(chosen) > 2:
+        alike = [
+            n for n, place in enumerate(chosen) if _family(pool[place]) == _family(pool[simplest])
+        ]
+        chosen[alike[-1] if alike and alike[-1] else -1] = simplest  # the first has to run
+    odds, best = belief.fits, belief.best
+    words = {
+        simplest: "whether the simplest that ties is as fast",
+        chosen[0]: "the level of time and memory: it is sure to run",
+        max(chosen, key=lambda n: odds[n]): "the level of time and memory: it is sure to run",
+    }
+    words = {max(chosen, key=lambda n: best[n]): "whether the likeliest winner fits and is as fast", **words}  # fmt: skip
+    usual = "what its tp x pp costs here"
+    candidates = [Candidate(pool[n], words.get(n, usual), float(odds[n])) for n in chosen]
+    return Shortlist(scenario, tuple(candidates), pool, search.usable_bytes)
+
+
+def belief_of(pool: Sequence[Found], room: float) -> Belief:
+    """Belief about layouts before any ran."""
+    settings = [row.setting for row in pool if row.setting is not None]
+    assert len(settings) == len(pool)
+    seconds = np.array([row.step_time_s for row in pool])
+    return Belief(settings, seconds, np.array([row.memory_bytes for row in pool]), room)
+
+
+def _plain(row: Found) -> dict[str, object]:
+    setting = None if row.setting is None else row.setting.to_json()
+    own = ("step_time_s", "memory_bytes", "accelerators", "tokens")
+    return {"values": dict(row.values), "setting": setting, **{name: getattr(row, name) for name in own}}  # fmt: skip
+
+
+def shown_step(seconds: float) -> str:
+    """A step with its unit; a dash where nothing is expected to run."""
+    return format_quantity(seconds, Dimension.TIME, digits=4) if seconds < 1e9 else "-"
+
+
+def _family(row: Found) -> tuple[object, object]:
+    return row.values["parallelism.tp"], row.values["parallelism.pp"]
+
+
+def _figures(row: Found) -> tuple[str, str]:
+    return shown_step(row.step_time_s), f"{row.memory_bytes / 1e9:.1f} GB"

@@ -1,0 +1,50 @@
+"""Logs of training runs: one line of each tool, and what is cut or foreign."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpsim.errors import FormatError
+from mpsim.formats.training_log import LogStep, parse_line, read_log
+
+LINES = {
+    " [2026-01-01 10:00:00] iteration       10/     100 | consumed samples: 160 | elapsed time per iteration (ms): 1234.5 | lm loss: 2": LogStep(10, 1.2345),
+    "[Rank 0] (after 10 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | reserved: 1.0 | max reserved: 1024.0\n": LogStep(10, memory=2.0**30),
+    "Training epoch 0, iteration 10/99 | global_step: 10 | train_step_timing in s: 5.432 | consumed_samples: 1": LogStep(10, 5.432),
+    "Epoch 0: : 10%|# | 10/100 [00:58<08:42, global_step=9.000, train_step_timing in s=5.43]": LogStep(9, 5.43),
+    "[rank0]:[titan] - root - INFO - \x1b[31mstep: 10 \x1b[32m loss: 8.1 \x1b[33mmemory:  2.00GiB(2.6%) \x1b[34mtps: 1,234 \x1b[35mmfu: 45%\x1b[0m": LogStep(10, tokens_per_s=1234.0, memory=2.0**31),
+    "[timer.py:260:stop] global_step=50, RunningAvgSamplesPerSec=12.0, CurrSamplesPerSec=12.5, MemAllocated=4.3GB, MaxMemAllocated=2.0GB": LogStep(50, samples_per_s=12.5, memory=2.0**31),
+    '{"step": 3, "step_time_s": 1.5, "memory_bytes": 1000}': LogStep(3, 1.5, memory=1000.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "step"), LINES.items())
+def test_a_line_of_each_tool_is_read(line: str, step: LogStep) -> None:
+    """Step, time or rate, and memory."""
+    assert parse_line(line) == step
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_cut_anywhere_says_the_same_or_nothing(line: str) -> None:
+    """A number that is cut in the middle is not taken for a smaller one."""
+    whole = parse_line(line)
+    assert whole is not None
+    for length in range(len(line.strip())):
+        cut = parse_line(line[:length])
+        if cut is not None and "{" not in line:
+            for name in ("seconds", "tokens_per_s", "samples_per_s", "memory"):
+                assert getattr(cut, name) in (None, getattr(whole, name))
+
+
+def test_memory_that_ran_out_is_told_and_a_file_of_something_else_is_refused(
+    tmp_path: Path,
+) -> None:
+    """A log without steps counts if it says why."""
+    log = tmp_path / "run.log"
+    log.write_text("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB\n")
+    assert read_log([log]).ran_out
+    log.write_text("hello\n")
+    with pytest.raises(FormatError, match="no line tells of a step"):
+        read_log([log])

@@ -1,0 +1,136 @@
+"""A shortlist: diverse layouts to launch, and what their logs say of those that did not run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpsim
+from mpsim.errors import FormatError
+from mpsim.result.residuals import Setting
+from mpsim.study.search import Search
+from mpsim.study.search.belief import Belief, Ran
+from mpsim.study.search.shortlist import SHORTLIST, Shortlist, shortlist
+from mpsim.study.search.tried import read_runs
+
+DEGREES = [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (8, 1)]
+
+
+def believed(memory: list[float] | None = None) -> Belief:
+    """Six layouts of one stack whose steps are predicted to be equally long."""
+    settings = [
+        Setting(
+            {
+                "framework": ("torch-ddp", "pytorch"),
+                "accelerator": ("h100-sxm", "hopper"),
+                "format": ("bf16", "wide"),
+                "length": ("short",),
+                "model": ("dense",),
+                "layout": (f"tp {tp}, pp {pp}, cp 1, ep 1, dp 8",),
+                "rest": ("1 a microbatch, zero 1, 1f1b, recompute none",),
+            },
+            16,
+        )
+        for tp, pp in DEGREES
+    ]
+    held = np.array(memory or [40e9] * len(DEGREES))
+    return Belief(settings, np.ones(len(DEGREES)), held, 80e9)
+
+
+def test_a_slope_of_tensor_parallel_is_found_from_three_runs_and_carried_to_the_fourth() -> None:
+    """Steps 10 % longer with each doubling of tp: tp 8, which never ran, is expected about 1.331 times tp 1."""
+    after = believed().after(Ran(0, 1.2), Ran(2, 1.32), Ran(4, 1.452))
+    slope, spread, before = after.learnt()["tensor parallel"]
+    assert spread < before / 2
+    assert slope == pytest.approx(math.log(1.1), abs=0.02)
+    assert after.expected[5] == pytest.approx(1.2 * 1.331, rel=0.06)
+
+
+def test_what_ran_out_of_memory_lowers_the_odds_of_what_is_as_full() -> None:
+    """Memory errs alike in all layouts of a stack."""
+    before = believed([70e9, 70e9, 40e9, 40e9, 40e9, 20e9])
+    after = before.after(Ran(0, None))
+    assert after.fits[0] == 0.0
+    assert after.fits[1] < 0.7 * before.fits[1]
+    assert after.fits[5] > 0.95
+
+
+def test_odds_of_being_the_best_are_shared_by_those_that_may_fit() -> None:
+    """They sum to 1, and a layout that ran slower than another has none."""
+    after = believed().after(Ran(0, 1.0), Ran(1, 1.2))
+    assert after.best.sum() == pytest.approx(1.0)
+    assert after.best[1] == 0.0
+
+
+def test_the_first_to_launch_is_likely_to_run_and_families_differ() -> None:
+    """Full layouts come after one that is sure to say how fast the stack is; no tp x pp is launched twice while others are left."""
+    belief = believed([79e9, 30e9, 79e9, 60e9, 50e9, 50e9])
+    chosen = belief.choose(4)
+    assert belief.fits[chosen[0]] > 0.9
+    assert len({DEGREES[n] for n in chosen}) == 4
+
+
+@pytest.fixture(scope="module")
+def scenario() -> mpsim.Scenario:
+    """A small model on two nodes."""
+    return mpsim.Scenario.from_mapping({
+        "schema": 1, "name": "small", "model": "gpt2-large", "cluster": {"preset": "dgx-h100", "nodes": 2},
+        "training": {"global_batch": 64, "sequence_length": 1024},
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chosen(scenario: mpsim.Scenario) -> Shortlist:
+    """Three of its layouts."""
+    over = {"parallelism.cp": [1], "parallelism.zero": [1], "parallelism.tp": [1, 2], "parallelism.pp": [1, 2]}  # fmt: skip
+    search = mpsim.search(scenario, over, front=False)
+    assert isinstance(search, Search)
+    return shortlist(scenario, search, 3)
+
+
+def log(folder: Path, seconds: float) -> None:
+    """What Megatron-LM prints of twenty steps, the first two of them slow, the last cut in the middle."""
+    lines = [
+        f" iteration {n}/ 20 | elapsed time per iteration (ms): {1e3 * seconds * (4 if n < 3 else 1):.3f} | lm loss: 1\n"
+        for n in range(1, 21)
+    ]
+    (folder / "run.log").write_text("".join(lines)[:-60])
+
+
+def test_launched_runs_are_read_back_and_rank_all_layouts(
+    scenario: mpsim.Scenario, chosen: Shortlist, tmp_path: Path
+) -> None:
+    """Steps a fifth longer than predicted make those of most other layouts longer; a run out of memory never is the best."""
+    chosen.write(tmp_path)
+    folders = list(json.loads((tmp_path / SHORTLIST).read_text())["launched"])
+    for folder, item in zip(folders[:2], chosen.candidates, strict=False):
+        assert "--train-iters 20 --log-interval 1" in (tmp_path / folder / "launch.sh").read_text()
+        log(tmp_path / folder, 1.2 * item.row.step_time_s)
+    (tmp_path / folders[2] / "run.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    tried = read_runs(scenario, tmp_path)
+    others = [n for n in range(len(tried.pool)) if tried.belief.fits[n] > 0.0]
+    ratio = tried.belief.expected[others] / tried.belief.seconds[others]
+    assert 1.1 < np.median(ratio) < 1.25
+    assert tried.launched[folders[2]].seconds is None
+    assert tried.belief.best[tried.launched[folders[2]].place] == 0.0
+    assert tried.launched[folders[0]].seconds == pytest.approx(
+        1.2 * chosen.candidates[0].row.step_time_s, rel=1e-3
+    )
+
+
+def test_a_folder_of_another_scenario_or_without_logs_is_refused(
+    scenario: mpsim.Scenario, chosen: Shortlist, tmp_path: Path
+) -> None:
+    """Logs say nothing of another model."""
+    chosen.write(tmp_path)
+    with pytest.raises(FormatError, match="has a log"):
+        read_runs(scenario, tmp_path)
+    with pytest.raises(FormatError, match="of another scenario"):
+        read_runs(scenario.with_values({"training.global_batch": 128}), tmp_path)
+    (tmp_path / SHORTLIST).write_text('{"digest": 1')
+    with pytest.raises(FormatError, match="is damaged"):
+        read_runs(scenario, tmp_path)
