@@ -90,7 +90,8 @@ def _from_words(row: Filled) -> Filled:
     text = f"{said(row.cells)} | {row.cells.text('notes')}"
     for entry in table("assumptions")["words"]:
         if not row.cells.text(entry["column"]) and (match := re.search(entry["pattern"], text)):
-            value = row.cells.text(entry["same_as"]) if "same_as" in entry else match[1]
+            stated = entry["value"] if "value" in entry else match[match.lastindex or 0]
+            value = row.cells.text(entry["same_as"]) if "same_as" in entry else stated
             row = row.with_column(entry["column"], value, "as its words say") if value else row
     return row
 
@@ -270,7 +271,8 @@ def _network(row: Filled) -> Filled:
     if count and each and count <= each:
         return row
     for column in ("nics_per_node", "nic_gbit_s", "inter_node_link"):
-        row = row.with_column(column, str(entry[column]), entry["why"])
+        usual = min(entry[column], int(each or 8)) if column == "nics_per_node" else entry[column]
+        row = row.with_column(column, str(usual), entry["why"])
     return row
 
 

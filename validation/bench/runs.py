@@ -445,7 +445,10 @@ def _experts(cells: Cells) -> dict[str, Any]:
         "shared_experts": cells.whole("moe_shared_experts") or 0,
         "dense_layers": cells.whole("moe_dense_layers") or 0,
     }
-    if capacity := cells.number("moe_capacity"):
+    if cells.text("moe_capacity") == "busiest":
+        most = experts["experts"] / experts["top_k"]
+        experts["capacity_factor"] = 1.0 + table("assumptions")["busiest"]["share"] * (most - 1.0)
+    elif capacity := cells.number("moe_capacity"):
         experts["capacity_factor"] = capacity
     every = cells.whole("moe_every") or 1  # left out where all layers have them
     return {"moe": experts | ({"every": every} if every > 1 else {})}

@@ -52,6 +52,29 @@ def test_one_node_needs_no_network() -> None:
     assert not [one for one in found.assumed if "nic" in one.to]
 
 
+def test_a_node_of_four_has_four_of_the_usual_nics() -> None:
+    """One NIC a GPU, of a node that has half of the usual GPUs too."""
+    found = fill_in(Cells({**FSDP, "accel_per_node": "4"}), RULE)
+    assert found.cells.whole("nics_per_node") == 4
+
+
+@pytest.mark.parametrize(
+    ("notes", "factor"),
+    [
+        ("(tokendrop)", 1.0),
+        ("padded to capacity factor 1.25", 1.25),
+        # between an even share of 1 and the 8 / 2 times of an expert that has every token
+        ("experts padded to the busiest one", 1.0 + 0.55 * 3.0),
+        ("", None),
+    ],
+)
+def test_words_say_how_many_rows_an_expert_computes(notes: str, factor: float | None) -> None:
+    """Dropped tokens, a stated capacity and padding to the busiest expert fix the rows of all of them."""
+    experts = {"moe_experts": "8", "moe_topk": "2", "moe_ffn_hidden": "1024"}
+    cells = filled(Cells({**FSDP, **experts, "notes": notes}), RULE).cells
+    assert scenario_of(cells, RULE)["model"]["moe"].get("capacity_factor") == factor
+
+
 def test_the_family_comes_before_what_is_usual() -> None:
     """A rule's word for an empty column wins; a word of the row wins over both."""
     rule = {**RULE, "assume": {"recompute": "none", "precision": "fp16"}}

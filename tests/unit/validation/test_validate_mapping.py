@@ -389,6 +389,7 @@ def test_recipes_of_megatron_bridge_are_those_of_model_and_accelerator(
         **LLAMA,
         "family": "megatron-bridge",
         "framework": "Megatron-Bridge/Core container 26.04",
+        "moe_experts": "128",
     }
     assert rule_of(Cells({**row, **change}))["framework"][field] == value
 
