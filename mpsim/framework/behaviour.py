@@ -183,7 +183,8 @@ class TensorBehaviour:
     """Whether gathers and reduce-scatters of tokens copy the whole tensor, because the collectives
     work along the first dimension and tokens are the second (torch's functional collectives)."""
     loss_reductions: Whole = 3
-    """All-reduces of one float32 a token in the vocabulary-parallel loss."""
+    """All-reduces of one float32 a token in the vocabulary-parallel loss; 0 where logits are gathered
+    for a loss that every rank computes whole."""
     context_exchange: ContextExchange = ContextExchange.RING
     eager_context_sums: Flag = False
     """Whether the steps of a ring are summed in float32 by kernels of one operation each (torch's

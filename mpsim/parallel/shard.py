@@ -105,6 +105,8 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
     A GEMM's bytes are counted again from its divided shape, because the operand that is not divided is read whole by every
     rank: with T the token count, a column GEMM reads T x in whatever t is.
     """
+    if operator.kind is OperatorKind.LOSS and not sharding.tensor.loss_reductions:
+        return operator  # every rank has all logits
     t = sharding.divisor(operator.split)
     saved = sharding.divisor(operator.saved_split)
     mine = dataclasses.replace(

@@ -33,11 +33,13 @@ def forward_items(whole: Operator, sharding: Sharding) -> Iterator[Item]:
     if gathers:
         yield from _gather(whole.m * whole.k, whole, sharding)
     yield Compute(mine)
+    if whole.role is Role.LOGITS and sharding.tp > 1 and not sharding.tensor.loss_reductions:
+        yield from _gather(whole.m * whole.n, whole, sharding)
+        yield _copy("logit parts", whole.phase, whole.m * whole.n * sharding.activation_bytes)
     if whole.kind is OperatorKind.LOSS and sharding.tp > 1:
         yield from _loss(whole, sharding)
     elif reduces:
-        elements = _output_elements(whole, sharding)
-        yield from _reduce(elements, whole, sharding)
+        yield from _reduce(_output_elements(whole, sharding), whole, sharding)
 
 
 def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> Iterator[Item]:
@@ -53,9 +55,7 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
     beside = together and sharding.tensor.tensor_overlap in _BESIDE
     if is_input:
         yield from _scales(whole, sharding)
-    again = (
-        _scatters(sharding) and not sharding.tensor.keeps_gathered
-    )  # the gathered input was not kept
+    again = _scatters(sharding) and not sharding.tensor.keeps_gathered
     if is_input and whole.split is Split.ROW and _scatters(sharding):
         if _is_cut(whole, sharding, NarrowChunks.GATHERS):
             mine = shard(whole, sharding)
@@ -71,7 +71,9 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
         yield Compute(_sum_of_weights(whole, sharding))
     if column_input:
         waits = Waits.NOT_WEIGHTS if beside else Waits.ALL
-        yield from _reduce(whole.m * whole.n, whole, sharding, waits=waits)
+        # modules that copy their input to all ranks reduce its gradient, each for itself; tokens are gathered once for all
+        for _ in range(1 if sharding.sequence_parallel else whole.weights):
+            yield from _reduce(whole.m * whole.n, whole, sharding, waits=waits)
 
 
 def norm_items(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
@@ -137,12 +139,11 @@ def _gather(
     waits: Waits = Waits.ALL,
 ) -> Iterator[Item]:
     """Gather an operand of a product, as narrow as it is read where gathers are."""
-    whole = _collective("all_gather", elements, operator, sharding, waits=waits)
     size = elements * _element(operator, sharding)
+    whole = _collective("all_gather", elements, operator, sharding, waits=waits)
     yield dataclasses.replace(whole, size=size)
     if sharding.tensor.copies_parts:
-        copy = _copy(f"{operator.name} gathered copy", operator.phase, size)
-        yield Compute(copy)
+        yield _copy(f"{operator.name} gathered copy", operator.phase, size)
 
 
 def _reduce(
@@ -156,15 +157,14 @@ def _reduce(
     scatters = sharding.sequence_parallel
     if scatters and sharding.tensor.copies_parts:
         size = elements * sharding.activation_bytes
-        copy = _copy(f"{operator.name} copy to scatter", operator.phase, size)
-        yield Compute(copy)
+        yield _copy(f"{operator.name} copy to scatter", operator.phase, size)
     kind = "reduce_scatter" if scatters else "all_reduce"
     yield _collective(kind, elements, operator, sharding, waits=waits)
 
 
-def _copy(name: str, phase: Phase, size: float) -> Operator:
+def _copy(name: str, phase: Phase, size: float) -> Compute:
     """Read and write so many bytes."""
-    return make_elementwise(Role.COPY, phase, moved=2.0 * size, name=name)
+    return Compute(make_elementwise(Role.COPY, phase, moved=2.0 * size, name=name))
 
 
 def _sum_of_weights(product: Operator, sharding: Sharding) -> Operator:
@@ -207,11 +207,9 @@ def _gather_beside(mine: Operator, elements: float, sharding: Sharding) -> Itera
     steps = sharding.tp
     chunk = _chunk(mine, steps)
     size = elements * _element(mine, sharding)
-    if (
-        sharding.tensor.tensor_overlap is TensorOverlap.MICRO_PIPELINE
-    ):  # into memory that the peers see
-        buffered = _copy(f"{mine.name} copy to gather", mine.phase, size / steps)
-        yield Compute(buffered)
+    if sharding.tensor.tensor_overlap is TensorOverlap.MICRO_PIPELINE:
+        # into memory that the peers see
+        yield _copy(f"{mine.name} copy to gather", mine.phase, size / steps)
     for step in range(steps):
         if step < steps - 1:
             yield _ring_step(mine, size, step + 1, "gather", sharding)
@@ -262,6 +260,6 @@ def _tags(mine: Operator, what: str, step: int) -> frozenset[str]:
 
 def _loss(operator: Operator, sharding: Sharding) -> Iterator[Communication]:
     size = float(_STATISTIC_BYTES * sharding.tokens)
-    whole = _collective("all_reduce", 0, operator, sharding)
-    for _ in range(sharding.tensor.loss_reductions):
-        yield dataclasses.replace(whole, name="loss all-reduce", size=size)
+    each = _collective("all_reduce", 0, operator, sharding)
+    each = dataclasses.replace(each, name="loss all-reduce", size=size)
+    yield from [each] * sharding.tensor.loss_reductions

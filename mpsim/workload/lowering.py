@@ -37,8 +37,8 @@ class Lowering:
     """Whether queries, keys and values are one tensor, all of which is kept because the values are
     a view of it, or three."""
     separate_projections: Flag = False
-    """Whether queries, keys and values, and gate and up, are products of their own, whose input
-    gradients a kernel adds up, or one product."""
+    """Whether queries, keys and values, and gate and up, are products, whose input gradients a kernel
+    adds up (each reduced over tensor parallelism, if the sequence is not divided), or one."""
     repeated_keys: Flag = False
     """Whether keys and values of grouped heads are copied out to all heads before attention
     (`repeat_kv`), and kept and sent so."""

@@ -318,6 +318,36 @@ def test_separate_projections_add_up_their_input_gradients() -> None:
     assert product.repeated_bytes == 2 * 2.0 * 2048 * 4096
 
 
+def test_separate_projections_reduce_each_unless_tokens_are_gathered_once() -> None:
+    """q, k and v, and fc1: four all-reduces where one product of each had two, and two reduce-scatters with sequence parallelism."""
+    lowering = Lowering(separate_projections=True)
+    layer = expand_layer(GPT, lowering, sequences=1, sequence_length=2048)
+    alone, divided = (
+        _collectives(block_backward(layer, _sharding(sequence_parallel=s))) for s in (False, True)
+    )
+    assert alone == ["all_reduce"] * 4
+    assert divided.count("reduce_scatter") == 2
+
+
+def test_a_whole_loss_gathers_logits_and_divides_nothing() -> None:
+    """Without a vocabulary-parallel loss 2 B of 2048 tokens' logits travel once, and every rank's loss moves what one rank alone would."""
+    head = expand_head(GPT, Lowering(), sequences=1, sequence_length=2048)
+    logits = 2.0 * 2048 * GPT.vocab
+    whole, divided, alone = (
+        block_forward(head, _sharding(loss_reductions=each, tp=tp))
+        for each, tp in ((0, 4), (3, 4), (0, 1))
+    )
+    sent = [one.size for one in whole if isinstance(one, Communication)]
+    assert sent == [logits]
+    losses = [
+        one.operator.bytes
+        for items in (whole, divided, alone)
+        for one in items
+        if isinstance(one, Compute) and one.operator.name == "loss"
+    ]
+    assert losses[0] == losses[2] == 4 * losses[1]
+
+
 def test_scales_of_whole_tensors_are_reduced_before_every_product() -> None:
     """fp8, separate wq, wk, wv: 1 + 3 scales before the projection, 3 + 3 before its input gradients, 4 B each; none in 16 bits."""
     lowering = Lowering(fused_attention=False, separate_projections=True)
