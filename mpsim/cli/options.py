@@ -298,7 +298,7 @@ class Reading:
         typer.Option("--yes", help="Run even if the estimate of memory or time is over the limit."),
     ] = False
 
-    def load(self, file: Path, *changes: str) -> Scenario:
+    def load(self, file: Path, *changes: str, checked: bool = True) -> Scenario:
         """The scenario of `file` with what the command line changes, then `changes`."""
         from mpsim.scenario import load
 
@@ -307,6 +307,7 @@ class Reading:
             file,
             overrides=self.overrides or [],
             set=[*(self.sets or ()), *changes],
+            checked=checked,
             allow_include=self.allow_include,
         )
 

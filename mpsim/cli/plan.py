@@ -99,7 +99,7 @@ def plan(
     from mpsim.study.plan import plan as make_plan
 
     checkpoints.refuse_idle()
-    scenario = reading.load(file)
+    scenario = reading.load(file, checked=False)
     values = values_over(scenario, over)
     reading.refuse_varied(values)
     assumed = Assumptions(

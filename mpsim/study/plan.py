@@ -27,6 +27,7 @@ from mpsim.study.reliability import (
 )
 from mpsim.study.ties import front_of
 from mpsim.study.trainings import Known, known_trainings
+from mpsim.study.usual import GUESSED, usual
 from mpsim.table import plural
 from mpsim.training.intervals import residuals_of, setting_of
 from mpsim.units import percent
@@ -417,7 +418,7 @@ def plan(
     budget : float, optional
         Dollars.
     search : float, optional
-        Seconds of search for the best layout of every combination; the scenario's own layout when left out.
+        Seconds of search for the best layout of every combination; when left out the scenario's own layout, what it does not write as `mpsim.study.usual` has it.
     progress : callable, optional
         Called with how many combinations are done, and how many there are.
 
@@ -443,9 +444,13 @@ def plan(
         for chosen in combinations:
             values = dict(zip(keys, chosen, strict=True))
             try:
-                base = _base(scenario, values, checked=search is None)
-                laid, cut = ({}, ()) if search is None else _searched(base, search)
-                row = plan_training(simulate_step(base.with_values(laid)), tokens, assumed)
+                base = _base(scenario, values)
+                laid, cut = (usual(base), ()) if search is None else _searched(base, search)
+                result = simulate_step(base.with_values(laid))
+                of = dataclasses.replace(
+                    setting_of(result.plan), guessed=len(laid.keys() & {*GUESSED})
+                )
+                row = plan_training(result, tokens, assumed, setting=of if search is None else None)
             except MpsimError as error:
                 if len(combinations) == 1:
                     raise
@@ -467,18 +472,18 @@ def plan(
     return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted, words)
 
 
-def _base(scenario: Scenario, values: Mapping[str, object], *, checked: bool) -> Scenario:
-    """A combination; another cluster has room for other replicas."""
+def _base(scenario: Scenario, values: Mapping[str, object]) -> Scenario:
+    """A combination, unchecked; another cluster has room for other replicas."""
     free = any(key.startswith("cluster.") for key in values) and "parallelism.dp" not in values
     laid = {"parallelism.dp": None, **values} if free else values
-    return scenario.with_values(laid, checked=checked) if values else scenario
+    return scenario.with_values(laid, checked=False) if values else scenario
 
 
 def _chips(scenario: Scenario, combinations: Iterable[Mapping[str, object]]) -> Iterator[str]:
     """The accelerator of each combination that has one; why the others have none is told where they are planned."""
     for values in combinations:
         with contextlib.suppress(MpsimError):
-            yield _base(scenario, values, checked=False).hardware.accelerator.name
+            yield _base(scenario, values).hardware.accelerator.name
 
 
 def _searched(base: Scenario, seconds: float) -> tuple[Mapping[str, object], tuple[str, ...]]:

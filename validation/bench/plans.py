@@ -22,7 +22,7 @@ from mpsim.study.plan import Assumptions, plan_training
 from mpsim.training.intervals import setting_of
 from mpsim.validate.records import Record
 
-__all__ = ["MEASURED", "as_run", "blank", "hours_of", "predict"]
+__all__ = ["MEASURED", "as_run", "assumptions_of", "blank", "hours_of", "predict"]
 
 MEASURED = (
     *("accelerator_hours", "days", "mfu_pct_stated", "tokens_per_s_per_accel_stated"),
@@ -66,7 +66,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     training = plan_training(
         result,
         tokens,
-        _assumptions(cells),
+        assumptions_of(cells),
         setting=setting,
         without=cells.text("developer"),
     )
@@ -115,15 +115,15 @@ def as_run(cells: Cells) -> Filled:
     return _batch(_deepened(row), cells)
 
 
-def _assumptions(cells: Cells) -> Assumptions:
-    """How often a training of its time stopped, with checkpoints that block."""
+def assumptions_of(cells: Cells) -> Assumptions:
+    """How often a training of its time stopped, and whether for checkpoints."""
     date, eras = cells.text("date"), table("plans")["eras"]
     era = next(entry for entry in eras if re.search(entry["pattern"], date))
     return Assumptions(
         facility=Facility.of(),
         failures=float(era["failures"]),
         restart=None if era["restart"] is None else float(era["restart"]),
-        background=False,
+        background=bool(era["background"]),
     )
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import math
 import re
 import types
 from collections.abc import Iterator, Mapping
@@ -17,18 +15,19 @@ from bench.clusters import cluster_of
 from bench.layouts import parallelism_of, schedule_of
 from bench.shapes import counted, stated
 from bench.tables import lookup, on_top, rule_of, said, table
-from mpsim.errors import CalibrationError, MpsimError
+from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed, Imported
 from mpsim.formats.cells import Cells
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve, simulate_step
+from mpsim.study.usual import Tried, settled
 from mpsim.training.intervals import setting_of
 from mpsim.training.memory import account_memory, memory_constants
 from mpsim.workload import model_names
 
-__all__ = ["Simulated", "described", "filled", "fitting", "scenario_of", "simulated"]
+__all__ = ["Simulated", "described", "filled", "fitting", "opened_of", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
 _WHOLE = {
@@ -37,13 +36,20 @@ _WHOLE = {
     "zero": ("zero_stage", 1),
 }  # degrees that divide no parameters
 _TOO_LARGE = "no accelerator holds the whole model"
-_AGAIN = {
-    **{kind: {"recompute": kind} for kind in ("none", "selective", "full")},
-    "full, inputs of layers offloaded": {"recompute": "full", "offload_activations": "inputs"},
-}  # the last where replicas share parameters too
+_COLUMNS = {
+    "training.recompute": "recompute",
+    "training.offload_activations": "offload",
+    "training.offload_layers": "offload_layers",
+    "training.micro_batch": "micro_batch_seqs",
+    "parallelism.etp": "etp",
+    "parallelism.zero": "zero_stage",
+    "parallelism.tp": "tp",
+    "parallelism.pp": "pp",
+    "parallelism.ep": "ep",
+    "parallelism.sequence_parallel": "sequence_parallel",
+}
+_TRIED = ("recompute", "micro_batch_seqs", "etp", "zero_stage")
 _SAYS_AGAIN = ("recompute", "offload")
-_SHARDED = 3  # ZeRO stage of parameters
-_LARGEST = 64  # micro batch that is tried
 _MOST = 0.8  # of the parameters of a dense model are in its layers
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
 
@@ -91,7 +97,7 @@ def described(cells: Cells, rule: Mapping[str, Any]) -> Imported:
 
 
 def read_run(cells: Cells) -> tuple[Mapping[str, Any], Imported]:
-    """The rule of a row, and its run with as little recomputation and division as fits in memory where the row leaves them open.
+    """The rule of a row, and its run with what it leaves open settled as `mpsim plan` settles it: as little recomputation and division as fits in memory.
 
     Raises
     ------
@@ -99,55 +105,8 @@ def read_run(cells: Cells) -> tuple[Mapping[str, Any], Imported]:
         If the row does not say enough, or says what is not simulated.
     """
     rule = rule_of(cells)
-    run = fitting(described(cells, rule), rule)
-    if cells.text("tp") or _fits(run):
-        return rule, run
-    parts = run.scenario["parallelism"]
-    if any(
-        parts[name] > usual and not cells.text(column) for name, (column, usual) in _WHOLE.items()
-    ):
-        return rule, run
-    for division in table("assumptions")["divisions"]:
-        usual = rule.get(
-            "assume", {}
-        )  # of its software, which comes before what divides models elsewhere
-        asked = {name: value for name, value in division.items() if name not in usual}
-        if (columns := _columns_of(asked, cells)) is None:
-            continue
-        more = Cells({**cells.values, **columns})
-        meant = rule_of(more)
-        try:
-            divided = fitting(described(more, meant), meant)
-            fits = _fits(divided)
-        except MpsimError:
-            continue  # heads or replicas do not divide so
-        if fits:
-            told = (Assumed(column, value, _TOO_LARGE) for column, value in columns.items())
-            return meant, dataclasses.replace(divided, assumed=(*divided.assumed, *told))
-    return rule, run
-
-
-def _columns_of(division: Mapping[str, Any], cells: Cells) -> dict[str, str] | None:
-    """Columns that a division fills in; None where it is for other rows, or not what the row states."""
-    if any(
-        not re.fullmatch(pattern, cells.text(column))
-        for column, pattern in division.get("where", {}).items()
-    ):
-        return None
-    values = {column: value for column, value in division.items() if column != "where"}
-    columns = {
-        column: cells.text(value["same_as"]) if isinstance(value, Mapping) else str(value)
-        for column, value in values.items()
-    }
-    if any(cells.text(name) not in ("", value) for name, value in columns.items()):
-        return None
-    return {name: value for name, value in columns.items() if not cells.text(name)} or None
-
-
-def _fits(run: Imported) -> bool:
-    """Whether its peak memory is no further above the capacity than the error of predicted peaks."""
-    room = 1.0 + float(table("assumptions")["memory"]["margin"])
-    return _filled(json.dumps(run.scenario, sort_keys=True)) <= room
+    run = described(cells, rule)
+    return rule, fitting(run, rule, cells)
 
 
 def _guessed(run: Imported, column: str) -> bool:
@@ -156,75 +115,86 @@ def _guessed(run: Imported, column: str) -> bool:
     return any(each.to == column and each.why in guesses for each in run.assumed)
 
 
-def fitting(run: Imported, rule: Mapping[str, Any] = types.MappingProxyType({})) -> Imported:
+def opened_of(run: Imported, cells: Cells | None) -> set[str]:
+    """Keys of a run's scenario that are guesses; those of its layout where the row states no division and its software has none of its own."""
+    opened = {key for key, column in _COLUMNS.items() if column in _TRIED and _guessed(run, column)}
+    if cells is None or cells.text("tp"):
+        return opened
+    parts = run.scenario["parallelism"]
+    own = [
+        parts[name] > usual and not cells.text(column) for name, (column, usual) in _WHOLE.items()
+    ]
+    if any(own):
+        return opened
+    usual = rule_of(cells).get(
+        "assume", {}
+    )  # of its software, which comes before what divides models elsewhere
+    layout = {
+        key
+        for key, column in _COLUMNS.items()
+        if key.startswith("parallelism.") and not cells.text(column) and column not in usual
+    }
+    staged = re.search(table("assumptions")["staged"], cells.text("framework"))
+    return opened | layout | (set() if staged else {"schedule"})
+
+
+def fitting(
+    run: Imported,
+    rule: Mapping[str, Any] = types.MappingProxyType({}),
+    cells: Cells | None = None,
+) -> Imported:
     """The run with the fastest of what was guessed that fits in memory, or is nearest to it: who trains has tried; itself where nothing was guessed, or nothing comes near."""
-    memory = table("assumptions")["memory"]
-    room = 1.0 + float(memory["margin"])
-    best, least = run, (float(memory["withdrawn"]), math.inf)
-    for scenario, told in itertools.chain(_instead(run), _offloading(run, rule)):
-        if least[0] <= room and any(each.to == "offload_layers" for each in told):
-            return best
-        text = json.dumps(scenario, sort_keys=True)
-        try:
-            filled = max(_filled(text), room)
-            if filled > least[0]:
-                continue
-            nearness = filled, _outcome(text).figures["step"]
-        except MpsimError:
-            if not told:
-                raise
-            continue  # experts do not divide so, or replicas have fewer sequences
-        if nearness < least:
-            least = nearness
-            best = dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, *told))
-    return best
+    scenario = Scenario.from_mapping(run.scenario, checked=False)
 
+    def text(values: Mapping[str, object]) -> str:
+        return json.dumps(_laid(run.scenario, values), sort_keys=True)
 
-def _instead(run: Imported) -> Iterator[tuple[dict[str, Any], tuple[Assumed, ...]]]:
-    """The run itself, then with more recomputation, other micro batches, divided states and experts divided as the layers around them, as far as these were guessed."""
-    training, mesh = run.scenario["training"], run.scenario["parallelism"]
-    kinds, sizes, divided = [training["recompute"]], [training["micro_batch"]], [mesh.get("etp")]
-    if _guessed(run, "recompute"):
-        kinds = list(_AGAIN)[: len(_AGAIN) - (mesh["zero"] < _SHARDED)]
-        kinds = kinds[kinds.index(training["recompute"]) :]
-    if _guessed(run, "micro_batch_seqs"):
-        most = min(_LARGEST, training["global_batch"] // mesh["dp"])
-        sizes += [size for size in range(1, most + 1) if most % size == 0 and size not in sizes]
-    if _guessed(run, "etp"):
-        divided += [mesh["tp"]] if mesh["etp"] != mesh["tp"] else []
-    stages = [mesh["zero"]]
-    if _guessed(run, "zero_stage") and not mesh["zero"]:
-        stages.append(1)
-    for zero, etp, each, kind in itertools.product(stages, divided, sizes, kinds):
-        scenario = {
-            **run.scenario,
-            "training": {**training, **_AGAIN.get(kind, {}), "micro_batch": each},
-            "parallelism": {**mesh, "zero": zero, **({} if etp is None else {"etp": etp})},
-        }
-        changes = (
-            ("recompute", training["recompute"], kind),
-            ("micro_batch_seqs", training["micro_batch"], each),
-            ("etp", mesh.get("etp"), etp),
-            ("zero_stage", mesh["zero"], zero),
+    tried = Tried(
+        lambda values: _filled(text(values)),
+        lambda values: _outcome(text(values)).figures["step"],
+    )
+    values = settled(scenario, opened_of(run, cells), tried, _offloading(run, rule))
+    divided = "parallelism.dp" in values
+    told = [
+        Assumed(
+            _COLUMNS[key],
+            _told(value),
+            _TOO_LARGE
+            if divided and key.startswith("parallelism.")
+            else f"the fastest that fits in memory, not {_written(run.scenario, key)}",
         )
-        told = (
-            Assumed(column, value, f"the fastest that fits in memory, not {guess}")
-            for column, guess, value in changes
-            if value != guess
-        )
-        yield scenario, tuple(told)
+        for key, value in values.items()
+        if key in _COLUMNS
+    ]
+    return dataclasses.replace(
+        run, scenario=_laid(run.scenario, values), assumed=(*run.assumed, *told)
+    )
 
 
-def _offloading(
-    run: Imported, rule: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], tuple[Assumed, ...]]]:
-    """The run with activations of ever more layers in host memory, where its software offloads and says not how many."""
-    step, training = int(rule.get("offload_layers", 0)), run.scenario["training"]
+def _laid(scenario: Mapping[str, Any], values: Mapping[str, object]) -> dict[str, Any]:
+    """A scenario with values by dotted key."""
+    result = dict(scenario)
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        result[section] = {**result[section], name: value}
+    return result
+
+
+def _written(scenario: Mapping[str, Any], key: str) -> object:
+    section, _, name = key.partition(".")
+    return scenario[section].get(name, 1)
+
+
+def _told(value: object) -> object:
+    return int(value) if isinstance(value, bool) else value
+
+
+def _offloading(run: Imported, rule: Mapping[str, Any]) -> Iterator[dict[str, object]]:
+    """Activations of ever more layers in host memory, where its software offloads and says not how many."""
+    step = int(rule.get("offload_layers", 0))
     layers = int(run.scenario["model"].get("layers", 0)) if step else 0
     for count in range(step, layers + 1, step or 1):
-        more = {"offload_activations": "all", "offload_layers": count}
-        told = Assumed("offload_layers", str(count), "the least with which the run fits in memory")
-        yield {**run.scenario, "training": {**training, **more}}, (told,)
+        yield {"training.offload_activations": "all", "training.offload_layers": count}
 
 
 def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""Settings that a question leaves open, settled as those who train settle them: the fastest that fits in memory, or comes nearest to it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from mpsim.errors import MpsimError
+from mpsim.scenario import Scenario
+from mpsim.shipped import read_shipped
+from mpsim.simulate import resolve, simulate_step
+from mpsim.training.memory import account_memory
+
+__all__ = ["GUESSED", "Tried", "settled", "usual"]
+
+Values: TypeAlias = dict[str, object]
+_AGAIN, _BATCH, _STATES = "training.recompute", "training.micro_batch", "parallelism.zero"
+_EXPERTS, _REPLICAS, _SPREAD = "parallelism.etp", "parallelism.dp", "parallelism.ep"
+_LAYOUT = {"parallelism.tp", "parallelism.pp"}
+_OPEN = {*_LAYOUT, _AGAIN, _BATCH, _STATES, _EXPERTS, _SPREAD, "parallelism.sequence_parallel"}
+GUESSED = {*_LAYOUT, _AGAIN, _BATCH, _STATES}
+"""Keys each of which makes a prediction less certain that nobody states."""
+_SHARDED = 3  # ZeRO stage of parameters
+
+
+class Tried(NamedTuple):
+    """Answers to values: share of its memory that the fullest rank takes, and seconds of a step, asked where the memory lets it count; MpsimError where they do not go together."""
+
+    filled: Callable[[Values], float]
+    seconds: Callable[[Values], float]
+
+    def over(self, values: Values) -> Tried:
+        """The same on top of other values."""
+        return Tried(*(lambda more, asked=asked: asked({**values, **more}) for asked in self))
+
+
+def usual(scenario: Scenario) -> Values:
+    """Values of settings that the file of a scenario leaves open."""
+
+    def filled(values: Values) -> float:
+        memory = account_memory(resolve(scenario.with_values(values)))
+        return float(memory.total[memory.fullest]) / memory.capacity
+
+    def seconds(values: Values) -> float:
+        return simulate_step(scenario.with_values(values)).timeline.step_time_s
+
+    data = scenario.source.data
+    parts = ((key, key.partition(".")) for key in _OPEN)
+    opened = {
+        key for key, (section, _, name) in parts if (data.get(section) or {}).get(name) is None
+    }
+    return settled(scenario, opened | {"schedule"} - data.keys(), Tried(filled, seconds))
+
+
+def settled(
+    scenario: Scenario, opened: Collection[str], tried: Tried, further: Iterable[Values] = ()
+) -> Values:
+    """Values of open settings.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        May be unchecked.
+    opened : collection of str
+        Dotted keys that may change, and ``schedule`` where no pipeline is meant.
+    further : iterable of mapping
+        Values tried in turn while nothing fits.
+
+    Raises
+    ------
+    MpsimError
+        That of the scenario itself, where its layout is not open.
+    """
+    best, fits = _fastest(scenario, opened, tried, further)
+    for division in () if fits or not {*opened} >= _LAYOUT else _divisions(scenario, opened):
+        try:
+            base = scenario.with_values({**division, _REPLICAS: None}, checked=False)
+            divided = {**division, _REPLICAS: base.dp}
+            inner, fits = _fastest(base, opened, tried.over(divided))
+        except MpsimError:
+            continue  # heads or replicas do not divide so
+        if fits:
+            return {**divided, **inner}
+    return best
+
+
+def _fastest(
+    scenario: Scenario, opened: Collection[str], tried: Tried, further: Iterable[Values] = ()
+) -> tuple[Values, bool]:
+    """The fastest values that fit, or the nearest, and whether they fit."""
+    memory = read_shipped("mpsim.study.data", "usual.yaml")["memory"]
+    room = 1.0 + float(memory["margin"])
+    best, least = Values(), (float(memory["withdrawn"]), math.inf)
+    own = list(_instead(scenario, opened))
+    for number, values in enumerate(itertools.chain(own, further)):
+        if number >= len(own) and least[0] <= room:
+            break
+        try:
+            filled = max(tried.filled(values), room)
+            nearness = filled, tried.seconds(values) if filled <= least[0] else math.inf
+        except MpsimError:
+            if not values and not {*opened} >= _LAYOUT:
+                raise
+            continue  # experts do not divide so, or replicas have fewer sequences
+        if nearness < least:
+            best, least = values, nearness
+    return best, least[0] <= room
+
+
+def _instead(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
+    """Nothing changed, then more recomputation, other micro batches, experts divided otherwise and divided states, as far as they are open."""
+    data = read_shipped("mpsim.study.data", "usual.yaml")
+    training, mesh = scenario.training_step, scenario.parallelism
+    ladder: list[Mapping[str, Any]] = data["recompute"]
+    kinds, sizes, divided, stages = ([Values()] for _ in range(4))
+    if _AGAIN in opened:
+        start = [rung[_AGAIN] for rung in ladder].index(training.recompute)
+        kinds += map(dict, ladder[start + 1 : None if mesh.zero >= _SHARDED else -1])
+    if _BATCH in opened:
+        most = min(data["largest_micro_batch"], training.global_batch // max(1, scenario.dp))
+        each = (size for size in range(1, most + 1) if most % size == 0)
+        sizes += [{_BATCH: size} for size in each if size != training.micro_batch]
+    if _EXPERTS in opened and mesh.etp not in (None, mesh.tp):
+        divided.append({_EXPERTS: mesh.tp})
+    if _STATES in opened and not mesh.zero:
+        stages.append({_STATES: 1})
+    for choice in itertools.product(stages, divided, sizes, kinds):
+        yield {key: value for part in choice for key, value in part.items()}
+
+
+def _divisions(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
+    """Divisions for such a model on such accelerators, without what is not open."""
+    moe, chip = scenario.transformer.moe, scenario.hardware.accelerator
+    facts = {"experts": bool(moe), "tpu": chip.family == "tpu", "staged": "schedule" not in opened}
+    for entry in read_shipped("mpsim.study.data", "usual.yaml")["divisions"]:
+        values = {key: value for key, value in entry["values"].items() if key in opened}
+        if moe is not None and values.get(_SPREAD) == "all":
+            values[_SPREAD] = moe.experts
+        if values and all(entry.get(name, fact) == fact for name, fact in facts.items()):
+            yield values

@@ -1,0 +1,63 @@
+"""What a question leaves open is the fastest that fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsim.errors import ScenarioError
+from mpsim.scenario import Scenario
+from mpsim.study.usual import Tried, settled, usual
+
+QUESTION = {
+    "schema": 1,
+    "model": "llama2-70b",
+    "cluster": {"preset": "dgx-a100-80gb", "nodes": 8},
+    "training": {"global_batch": 512, "sequence_length": 4096},
+}
+
+
+def asked(**training: object) -> Scenario:
+    """The plain question, with more of its training said."""
+    return Scenario.from_mapping({**QUESTION, "training": {**QUESTION["training"], **training}})
+
+
+def test_a_model_that_no_accelerator_holds_is_divided() -> None:
+    """70B in 16 bytes a parameter are 14 times 80 GB: parts of it fit, and all of them make up the cluster."""
+    values = usual(asked())
+    assert values["parallelism.tp"] * values["parallelism.dp"] == 64
+    assert values["parallelism.tp"] > 1
+
+
+def test_what_the_file_writes_stays() -> None:
+    """Of a micro batch and recomputation that are stated nothing is said."""
+    values = usual(asked(micro_batch=2, recompute="full"))
+    assert not values.keys() & {"training.micro_batch", "training.recompute"}
+
+
+def test_the_fastest_that_fits_counts_and_the_nearest_where_none_does() -> None:
+    """By hand: micro batch 4 is fastest and too large, 2 fits, 1 is slower; of 1.2 and 1.1 times the memory the latter."""
+    scenario, key = asked(), "training.micro_batch"
+    seconds = lambda values: 1.0 / values.get(key, 1)  # noqa: E731
+    for filled, best in (
+        (lambda values: values.get(key, 1) / 2.5, {key: 2}),
+        (lambda values: 1.2 if values else 1.1, {}),
+    ):
+        assert settled(scenario, {key}, Tried(filled, seconds)) == best
+
+
+def test_more_is_tried_only_while_nothing_fits() -> None:
+    """A third choice stands behind one that fits, and before the end where none does."""
+    more = {"training.offload_layers": 10}
+    for full, best in ((0.9, {}), (1.2, more)):
+        tried = Tried(lambda values, full=full: 0.5 if values else full, lambda _: 1.0)
+        assert settled(asked(), set(), tried, [more]) == best
+
+
+def test_a_question_that_nothing_mends_says_why() -> None:
+    """The mistake of the scenario itself, where its layout is stated."""
+
+    def refuse(_: object) -> float:
+        raise ScenarioError("no")
+
+    with pytest.raises(ScenarioError, match="no"):
+        settled(asked(), {"training.recompute"}, Tried(refuse, refuse))
