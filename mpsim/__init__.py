@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mpsim.study import compare as compare
     from mpsim.study import schedule_times as schedule
     from mpsim.study import sweep as sweep
+    from mpsim.study.design import design as design
     from mpsim.study.goodput import simulate_goodput as goodput
     from mpsim.study.plan import plan as plan
     from mpsim.study.reliability import Checkpoint as Checkpoint
@@ -68,6 +69,7 @@ _HOMES = {
         "mpsim.scenario": "Scenario check load",
         "mpsim.simulate": "Prepared prepare simulate",
         "mpsim.study": "Comparison Search Sweep compare schedule search sweep",
+        "mpsim.study.design": "design",
         "mpsim.study.goodput": "goodput",
         "mpsim.study.plan": "plan",
         "mpsim.study.reliability": "Checkpoint Reliability",
@@ -114,7 +116,7 @@ _offer("result.plot", "mpsim.plot", "Plots")
 _offer("result.sensitivity", "mpsim.study", "measure_sensitivity")
 _offer("result.variation", "mpsim.study", "simulate_variation")
 _offer("result.write_trace", "mpsim.formats.step_trace", "write_step_trace")
-for _name in ("goodput", "plan", "scaling", "sensitivity"):
+for _name in ("design", "goodput", "plan", "scaling", "sensitivity"):
     _offer(f"chart.{_name}", "mpsim.plot", f"{_name}_chart")
 _offer("chart.display", "mpsim.plot.pen", "Display")
 _offer("service.plot", "mpsim.plot", "ServicePlots")

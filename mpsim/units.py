@@ -21,6 +21,7 @@ __all__ = [
     "Dimension",
     "format_exact",
     "format_quantity",
+    "parse_count",
     "parse_quantity",
     "percent",
     "price",
@@ -107,6 +108,33 @@ _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(\S.*?)?\s*")
 def units_of(dimension: Dimension) -> tuple[str, ...]:
     """Every unit that `dimension` accepts, in the order of the table."""
     return tuple(_UNITS[dimension])
+
+
+_COUNTS: Mapping[str, float] = MappingProxyType({"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12})
+
+
+def parse_count(value: object) -> float:
+    """Turn a count such as 300B, 15.6T or 1e12 into a float.
+
+    Raises
+    ------
+    UnitError
+        If it is no number above 0.
+
+    Examples
+    --------
+    >>> parse_count("15.6T")
+    15600000000000.0
+    """
+    word = str(value)[:_LONGEST].strip().lower().replace(",", "").replace("_", "")
+    scale = _COUNTS.get(word[-1:], 1.0)
+    try:
+        number = float(word[:-1] if scale > 1.0 else word) * scale
+    except ValueError:
+        number = -1.0
+    if not 0.0 < number < math.inf or isinstance(value, bool):
+        raise UnitError(f"got {value!r}; needed a number above 0 such as 300B, 15.6T or 1e12")
+    return number
 
 
 def parse_quantity(value: object, dimension: Dimension) -> float:

@@ -63,6 +63,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Decide": {
         "search": "mpsim search my-run.yaml --budget 60s --csv layouts.csv",
         "plan": "mpsim plan my-run.yaml --tokens 2T --deadline '60 d'",
+        "design": "mpsim design my-design.yaml --csv clusters.csv --plot front.png",
     },
     "Your data": {
         "measure": "mpsim measure --budget 5m --out measured.jsonl",

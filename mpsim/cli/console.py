@@ -18,6 +18,7 @@ from mpsim.table import RULE, WIDTH, lay_out
 
 if TYPE_CHECKING:
     from mpsim.study import Search, Sweep
+    from mpsim.study.design import Design
     from mpsim.study.search import ServiceSearch
 
 __all__ = [
@@ -161,7 +162,7 @@ def draw(chart: Drawn, file: Path) -> None:
     wrote(chart.save(file))
 
 
-def write_table(answer: Sweep | Search | ServiceSearch, file: Path) -> None:
+def write_table(answer: Sweep | Search | ServiceSearch | Design, file: Path) -> None:
     """Write the rows of a study as CSV; a name that ends in ``.partial`` says that some are missing."""
     path = file.with_name(f"{file.name}.partial") if answer.interrupted else file
     answer.to_csv(path)

@@ -21,7 +21,7 @@ from mpsim.cli.complete import keys
 from mpsim.cli.paths import check_file, check_folder, check_picture, check_trace
 from mpsim.errors import Problem, ScenarioError, UnitError
 from mpsim.limits import set_unlimited
-from mpsim.units import Dimension, parse_quantity
+from mpsim.units import Dimension, parse_count, parse_quantity
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
@@ -149,22 +149,14 @@ Resume = Annotated[
         callback=check_file,
     ),
 ]
-_COUNTS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def count(text: str) -> float:
     """Read a count such as 300B, 15.6T or 1e12."""
-    word = text.strip().lower().replace(",", "").replace("_", "")
-    scale = _COUNTS.get(word[-1:], 1.0)
     try:
-        value = float(word[:-1] if scale > 1.0 else word) * scale
-    except ValueError:
-        value = -1.0
-    if not 0.0 < value < float("inf"):
-        raise typer.BadParameter(
-            f"got {text!r}; needed a number above 0 such as 300B, 15.6T or 1e12"
-        )
-    return value
+        return parse_count(text)
+    except UnitError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def pairs(texts: Sequence[str] | None, *, option: str, needed: str) -> dict[str, str]:

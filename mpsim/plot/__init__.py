@@ -5,6 +5,7 @@ Importing this package does not import matplotlib; drawing does. Charts of one s
 
 from mpsim.plot.accuracy import Scored, agreement_chart, error_chart, residual_chart
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Lines, Panels, Part, Series
+from mpsim.plot.designs import design_chart
 from mpsim.plot.fabric import fabric_chart
 from mpsim.plot.fronts import plan_chart, schedules_chart, search_chart, service_front_chart
 from mpsim.plot.pen import FORMATS, Display
@@ -42,6 +43,7 @@ __all__ = [
     "answer_chart",
     "blame_chart",
     "comparison_chart",
+    "design_chart",
     "draw_timeline",
     "error_chart",
     "fabric_chart",

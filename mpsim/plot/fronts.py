@@ -16,6 +16,7 @@ from mpsim.study.search.service_outcome import FoundService, ServiceSearch
 from mpsim.study.ties import front_of
 
 __all__ = [
+    "FRONT",
     "Point",
     "layouts_chart",
     "lowest",
@@ -26,7 +27,7 @@ __all__ = [
     "services_chart",
 ]
 
-_FRONT = "Pareto front: no other is better in both"
+FRONT = "Pareto front: no other is better in both"
 _LETTERS = "ABCDEFGH"
 _REACH, _BEFORE, _ROOM = 2.5, 0.97, 1.25  # of a search's axes, times the shortest and the largest
 _MILLION = 1e6
@@ -96,7 +97,7 @@ def layouts_chart(
     series = [
         _series(f"simulated{left_out}", rows, "other", line="", size=3.5),
         _series(
-            _FRONT,
+            FRONT,
             front,
             "backward",
             size=2.0,
@@ -161,7 +162,7 @@ def services_chart(groups: Mapping[str, Sequence[Point]], front: Sequence[Point]
     ]
     if front:
         written = {at: str(at + 1) for at in range(len(front))}
-        series.append(_series(_FRONT, front, "forward", written=written))
+        series.append(_series(FRONT, front, "forward", written=written))
     user, chip = (1.1 * max(each) for each in zip(*((p.x, p.y) for p in every), strict=True))
     return Lines(
         title="Users and accelerators",
@@ -200,7 +201,7 @@ def plan_chart(plans: Plans) -> Lines:
         alt=f"{len(every)} plans, {len(front)} on the front.",
         series=[
             _series("plan", every, "other", line="", size=4.2),
-            _series(_FRONT, front, "forward", step=True, written=_names(front)),
+            _series(FRONT, front, "forward", step=True, written=_names(front)),
         ],
         x=Axis(
             name="days of training, failures and checkpoints included", limits=(0.0, 1.2 * latest)
@@ -236,7 +237,7 @@ def schedules_chart(choices: Sequence[ScheduleChoice], *, memory: float | None =
     fitting = [point for (_, refused), points in groups.items() if not refused for point in points]
     every, front = [point for points in groups.values() for point in points], lowest(fitting)
     copies = sorted({each for each, _ in groups})
-    series = [_series(_FRONT, front, "other", mark="", labels=(), width=1.0, step=True)]
+    series = [_series(FRONT, front, "other", mark="", labels=(), width=1.0, step=True)]
     for (own, refused), points in sorted(groups.items()):
         number = copies.index(own)
         series.append(

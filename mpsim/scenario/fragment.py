@@ -21,9 +21,13 @@ S = TypeVar("S", bound=pydantic.BaseModel)
 
 _SECTIONS: Final = (
     *("model", "cluster", "parallelism", "schedule", "training", "serving", "framework"),
-    *("simulation", "variation", "sweep", "overrides"),
+    *("simulation", "variation", "sweep", "design", "overrides"),
 )
-_VARIANTS: Final = ("sweep", "overrides")  # without which a scenario is checked as if it had none
+_VARIANTS: Final = (
+    "sweep",
+    "design",
+    "overrides",
+)  # without which a scenario is checked as if it had none
 
 
 class _NotReadError(MpsimError):

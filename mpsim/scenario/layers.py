@@ -17,7 +17,8 @@ __all__ = ["Layers", "lay_values", "read_layers"]
 
 MAX_FILES: Final = 64
 _SHOWN: Final = 100  # characters of a path
-FLAT: Final = ("sweep", "overrides")  # sections whose own keys are dotted
+FLAT: Final = ("sweep", "design", "overrides")  # sections whose own keys are dotted
+STUDIES: Final = ("sweep", "design")  # sections that say what to run beside the scenario itself
 RIVALS: Final = {"schedule.name": ("file",), "schedule.file": ("name", "virtual_stages")}
 """Keys beside a key whose place it takes where a layer below wrote them."""
 
@@ -203,9 +204,9 @@ def read_layers(
 
 
 def ground(document: Document) -> Layers:
-    """`document` without its sweep, for values to be laid on copies of it."""
+    """`document` without its sweep and design, for values to be laid on copies of it."""
     layers = Layers(document.file)
-    unswept = {key: value for key, value in document.data.items() if key != "sweep"}
+    unswept = {key: document.data[key] for key in document.data if key not in STUDIES}
     layers.lay(dataclasses.replace(document, data=unswept))
     return layers
 

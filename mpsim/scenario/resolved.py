@@ -20,6 +20,7 @@ from mpsim.memo import remembered
 from mpsim.scenario.balance import stage_layers
 from mpsim.scenario.cluster import AcceleratorChoice, ClusterChoice, LinkChoice
 from mpsim.scenario.fields import Fields, Section
+from mpsim.scenario.layers import STUDIES
 from mpsim.scenario.network import FIGURES, FabricChoice
 from mpsim.workload import Transformer
 
@@ -53,6 +54,8 @@ def resolved_data(scenario: Written) -> Fields:
         data["variation"] = {**variation, "outages": outages} if outages else variation
     if scenario.sweep:
         data["sweep"] = {key: list(values) for key, values in scenario.sweep.items()}
+    if scenario.design is not None:
+        data["design"] = _dumped(scenario.design)
     return data
 
 
@@ -60,7 +63,8 @@ def digest_of(scenario: Written) -> str:
     """sha256 of all that decides the result: of what files hold, not of their names, nor of the order of keys."""
     content = resolved_data(scenario)
     del content["name"]
-    content.pop("sweep", None)
+    for study in STUDIES:
+        content.pop(study, None)
     content["framework"] = _behaviour(scenario.software)
     if scenario.schedule.file is not None:
         content["schedule"]["file"] = _hashed(scenario, scenario.schedule.file, "a schedule")

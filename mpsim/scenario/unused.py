@@ -248,7 +248,7 @@ def _leaves(data: object, head: str = "") -> Iterator[str]:
     inner = expand_shorthand(head, data)
     if isinstance(inner, dict) and head != "schedule":
         for key, value in inner.items():
-            if head or key not in ("sweep", "overrides"):
+            if head or key not in ("sweep", "design", "overrides"):
                 yield from _leaves(value, join(head, key))
     elif isinstance(inner, list) and inner and all(isinstance(part, dict) for part in inner):
         for number, part in enumerate(inner):

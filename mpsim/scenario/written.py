@@ -18,6 +18,7 @@ from mpsim.framework import Framework, framework
 from mpsim.hardware import Cluster
 from mpsim.inputs import shown
 from mpsim.scenario.cluster import ClusterChoice, clusters_of
+from mpsim.scenario.design import DesignChoice
 from mpsim.scenario.fields import Section, Shorthand
 from mpsim.scenario.layers import Layers, ground
 from mpsim.scenario.model import ModelChoice
@@ -73,6 +74,8 @@ class Written(Section):
     """Differences from rank to rank and from step to step; left out, none."""
     sweep: Annotated[dict[str, SweepValues], Field(default_factory=dict)]
     """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
+    design: DesignChoice | None = None
+    """Clusters to choose from for some work, for `mpsim design`; left out, none."""
     include: Annotated[tuple[str, ...], Field(strict=False)] | str = ()
     """Files to start from, relative to this one; what stands here wins."""
     overrides: Annotated[dict[str, dict[str, object]], Field(default_factory=dict, max_length=100)]

@@ -37,6 +37,7 @@ _UNSAID = (
     "name",
     "include",
     "sweep",
+    "design",
     "overrides",
 )  # keys of a file that decide no result
 _SIDES = ("a", "b", "difference", "relative")

@@ -14,7 +14,7 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -29,7 +29,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from mpsim.errors import MissingExtraError, MpsimError, ScenarioError
 
-__all__ = ["dask_cluster", "executor_for", "finished", "local_processes"]
+__all__ = ["computed", "dask_cluster", "executor_for", "finished", "local_processes"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -211,3 +211,24 @@ def finished(waiting: Iterable[Future[T]], pool: Executor) -> Iterator[Future[T]
                 cause = "the scheduler is gone" if error is None else type(error).__name__
                 raise MpsimError(f"workers went away ({cause}); {_MEND}") from error
             yield future
+
+
+def computed(
+    pool: Executor | None, function: Callable[..., T], tasks: Sequence[Sequence[Any]]
+) -> Iterator[T]:
+    """Results of a function for the arguments of each task, in their order, each as soon as it and all before it have finished; in this process without a pool."""
+    if pool is None:
+        yield from (function(*task) for task in tasks)
+        return
+    waiting = {pool.submit(function, *task): place for place, task in enumerate(tasks)}
+    results: dict[int, T] = {}
+    following = 0
+    try:
+        for future in finished(waiting, pool):
+            results[waiting[future]] = future.result()
+            while following in results:
+                yield results.pop(following)
+                following += 1
+    finally:
+        for future in waiting:
+            future.cancel()

@@ -13,8 +13,8 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from mpsim.errors import MpsimError, ScenarioError
@@ -22,8 +22,8 @@ from mpsim.limits import is_unlimited, refuse_large
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.shipped import read_shipped
-from mpsim.study.executors import executor_for, finished
-from mpsim.study.journal import Entry, Journal, name_of
+from mpsim.study.executors import computed, executor_for
+from mpsim.study.journal import Journal, name_of
 from mpsim.study.rows import Lazy, StoredRows, Sweep, reason_of
 from mpsim.study.together import compute_rows
 
@@ -277,7 +277,10 @@ def sweep(
             journal.writing(),
             executor_for(jobs, len(missing), executor=executor, cluster=cluster) as pool,
         ):
-            for chunk, outcomes in _computed(points, _chunks(missing, jobs), pool):
+            chunks = _chunks(missing, jobs)
+            tasks = [_task(points, chunk) for chunk in chunks]
+            outcomes_of = computed(pool, compute_rows, tasks)
+            for chunk, outcomes in zip(chunks, outcomes_of, strict=True):
                 for place, outcome in zip(chunk, outcomes, strict=True):
                     row = {"base": base, "values": dict(points.values[place]), **outcome}
                     journal.add(points.names[place], row)
@@ -315,39 +318,7 @@ def _chunks(missing: Sequence[int], jobs: int) -> list[Sequence[int]]:
     return chunks
 
 
-def _computed(
-    points: Points, chunks: Sequence[Sequence[int]], pool: Executor | None
-) -> Iterator[tuple[Sequence[int], list[Entry]]]:
-    """Rows of each chunk, in the order of the chunks."""
-    tasks = [
-        [(points.values[place], points.wrong.get(place)) for place in chunk] for chunk in chunks
-    ]
-    if pool is None:
-        for chunk, task in zip(chunks, tasks, strict=True):
-            yield chunk, compute_rows(points.scenario, task, is_unlimited())
-        return
-    any_size = is_unlimited()  # which workers have to be told
-    waiting = {
-        pool.submit(compute_rows, points.scenario, task, any_size): i
-        for i, task in enumerate(tasks)
-    }
-    try:
-        yield from _in_order(waiting, chunks, pool)
-    finally:
-        for future in waiting:
-            future.cancel()
-
-
-def _in_order(
-    waiting: Mapping[Future[list[Entry]], int],
-    chunks: Sequence[Sequence[int]],
-    pool: Executor,
-) -> Iterator[tuple[Sequence[int], list[Entry]]]:
-    """Chunks as soon as they and all before them have finished."""
-    computed: dict[int, list[Entry]] = {}
-    following = 0
-    for future in finished(waiting, pool):
-        computed[waiting[future]] = future.result()
-        while following in computed:
-            yield chunks[following], computed.pop(following)
-            following += 1
+def _task(points: Points, chunk: Sequence[int]) -> tuple[object, ...]:
+    """Arguments that compute the rows of a chunk; workers have to be told that any size may be."""
+    task = [(points.values[place], points.wrong.get(place)) for place in chunk]
+    return points.scenario, task, is_unlimited()

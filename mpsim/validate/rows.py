@@ -229,8 +229,8 @@ def read_table(path: str | Path) -> Table:
 @remembered(1)
 def _sections() -> frozenset[str]:
     """First parts of dotted keys."""
-    fields = Scenario.model_fields.items()
-    return frozenset(field.alias or name for name, field in fields) - {"sweep", "overrides"}
+    names = {field.alias or name for name, field in Scenario.model_fields.items()}
+    return frozenset(names - {"sweep", "design", "overrides"})
 
 
 def _own(columns: Sequence[str]) -> set[str]:

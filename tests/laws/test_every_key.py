@@ -28,7 +28,7 @@ from tests.nightly import some
 ECHO = ("scenario", "warnings", "calibration", "validated", "interval")
 """Entries of a summary that repeat the scenario, or look up measured runs that resemble it."""
 NO_FIGURES = (
-    *("schema", "name", "model.name", "cluster.name", "sweep", "include", "overrides"),
+    *("schema", "name", "model.name", "cluster.name", "sweep", "design", "include", "overrides"),
     *("machine", "framework.overrides", "serving.engine.overrides"),
 )
 """Keys that call something by a name, say what else to read or to run, or stand for what is written beside them."""

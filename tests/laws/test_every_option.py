@@ -27,6 +27,10 @@ SCENARIO: dict[str, Any] = {
     "training": {"global_batch": 64, "sequence_length": 1024},
     "sweep": {"training.micro_batch": [1, 2]},
     "overrides": {"wide": {"parallelism.tp": 4}},
+    "design": {
+        "jobs": {"train": {"tokens": "10B"}},
+        "choices": {"cluster.nodes": [1, 2]},
+    },
 }
 WRITING = (
     *("plot", "plots", "trace", "csv", "emit", "resume", "as_json", "long", "output", "title"),
@@ -52,6 +56,7 @@ BASES = {
     "run": "small.yaml",
     "plan": "small.yaml --tokens 1T",
     "goodput": "small.yaml --days 20 --trials 5",
+    "design": "small.yaml --set training.global_batch=32 --search '1 s'",
     "scale": "small.yaml --gpus 16..32",
     "compare": "small.yaml --vs training.micro_batch=2",
     "sweep": "small.yaml",
@@ -90,6 +95,12 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "spares": "--spares 0 --failures 300",
         "trials": "--trials 9",
         "seed": "--seed 7",
+    },
+    "design": {
+        **READING,
+        "overrides": "--override wide --set model.layers=4",
+        "search": ("small.yaml --search '1 s' --no-upgrades", "--search '1 ms'"),
+        "upgrades": "--no-upgrades",
     },
     "scale": {**READING, "gpus": "--gpus 16..64", "mode": "--mode weak"},
     "compare": {**READING, "vs": "--vs training.micro_batch=4", "tokens": "--tokens 1T"},
@@ -160,7 +171,7 @@ def options(command: str) -> set[str]:
     group: Any = typer.main.get_command(application())
     listed = group.get_command(None, command).params
     known = {each.name for each in listed if each.param_type_name == "option"}
-    return known - set(WRITING) - ({"cluster"} if command == "sweep" else set())
+    return known - set(WRITING) - ({"cluster"} if command in ("sweep", "design") else set())
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ __all__ = ["wrong_values"]
 
 MAX_MESSAGE: Final = 400  # characters; a value quoted in it can be of any length
 MAX_POINTS: Final = 100_000
-FIXED_KEYS: Final = ("schema", "name", "sweep", "include", "overrides")
+FIXED_KEYS: Final = ("schema", "name", "sweep", "design", "include", "overrides")
 
 
 def check_model(scenario: Written) -> Iterator[Problem]:
@@ -64,14 +64,48 @@ _PRESETS: Final[Mapping[str, Callable[[Written], Iterator[Problem]]]] = {
 
 def check_sweep(scenario: Written) -> Iterator[Problem]:
     """Every value of the sweep fits the key it is for."""
-    total = math.prod(map(len, scenario.sweep.values()))
+    yield from _wrong_grid(scenario, scenario.sweep, "sweep")
+
+
+def check_design(scenario: Written) -> Iterator[Problem]:
+    """Every choice of the design is of the cluster, and its values fit the key it is for."""
+    if (design := scenario.design) is None:
+        return
+    yield from _wrong_grid(scenario, design.choices, "design.choices")
+    for key in design.choices:
+        if key.partition(".")[0] != "cluster":
+            message = "is no key of the cluster; the search finds the layout, so needed a key such as cluster.nodes"
+            yield Problem(message, f"design.choices.{key}")
+    bought = design.money.basis == "purchase"
+    idle: dict[str, object] = {
+        "design.money.offer": bought and "offer" in design.money.model_fields_set,
+        "design.money.life": not bought and design.money.life,
+        "design.money.tariff": not bought and design.money.tariff,
+        "design.bounds.capital": not bought and design.bounds.capital,
+    }
+    for key, is_idle in idle.items():
+        if is_idle:
+            other, own = ("rent", "purchase") if bought else ("purchase", "rent")
+            yield Problem(f"is of a {other}, and design.money.basis is {own}; leave one out", key)
+    if (shared := math.fsum(job.share for job in design.jobs.values())) > 1.0 + 1e-9:
+        shares = ", ".join(f"{name} {job.share:g}" for name, job in design.jobs.items())
+        message = (
+            f"cannot share the nodes: {shares} make {shared:g}; needed shares that sum to at most 1"
+        )
+        yield Problem(message, "design.jobs")
+
+
+def _wrong_grid(
+    scenario: Written, values: Mapping[str, Sequence[object]], section: str
+) -> Iterator[Problem]:
+    total = math.prod(map(len, values.values()))
     if total > MAX_POINTS:
         yield Problem(
-            f"makes {total} points; needed at most {MAX_POINTS}: try fewer values", "sweep"
+            f"makes {total} points; needed at most {MAX_POINTS}: try fewer values", section
         )
         return
-    for problem in wrong_values(scenario, scenario.sweep):
-        yield dataclasses.replace(problem, key=f"sweep.{problem.key}")
+    for problem in wrong_values(scenario, values):
+        yield dataclasses.replace(problem, key=f"{section}.{problem.key}")
 
 
 def wrong_values(

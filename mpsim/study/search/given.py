@@ -57,9 +57,9 @@ def split_axes(over: Mapping[str, Sequence[object]], axes: Mapping[str, str]) ->
 class Limits:
     """Upper limits; None where there is none."""
 
-    max_memory: float | None
-    max_price: float | None
-    max_power: float | None
+    max_memory: float | None = None
+    max_price: float | None = None
+    max_power: float | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

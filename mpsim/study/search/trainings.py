@@ -35,7 +35,7 @@ from mpsim.training.memory import account_memory
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, has_parts, recompute_of
 
-__all__ = ["Candidate", "Machine", "Timer", "Trainings", "WaitingFrame"]
+__all__ = ["Candidate", "Machine", "Timer", "Trainings", "WaitingFrame", "seconds_of"]
 
 _NEAR = 10  # of the ranking, among which are
 _TIES = 4  # layouts of different degrees on which switches are turned
@@ -228,14 +228,14 @@ class Trainings(Space[Candidate]):
     what = "a layout of a search"
 
     scenario: Scenario
-    over: Mapping[str, Sequence[object]]
-    also: Sequence[str]
-    objective: str
-    front: bool
-    explain: bool
-    limits: Limits
-    margin: float | None
-    odds: float | None
+    over: Mapping[str, Sequence[object]] = dataclasses.field(default_factory=dict)
+    also: Sequence[str] = ()
+    objective: str = ""
+    front: bool = True
+    explain: bool = False
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    margin: float | None = None
+    odds: float | None = None
 
     def __post_init__(self) -> None:
         self.objective = self.objective or "time"
@@ -266,7 +266,7 @@ class Trainings(Space[Candidate]):
             raise ScenarioError(message)
         self._free = free  # share of each accelerator's memory, where no odds are asked for
         self.a_turn, self.a_batch = int(usual["bounded_a_turn"]), int(usual["batch"])
-        self._timed: list[tuple[Candidate, float]] = []
+        self.timed: list[tuple[Candidate, float]] = []
         self._legal: dict[str, set[str]] = {}
         self._explained = self._hides_nothing_too = False
         self._undivided = self._unbatched = self._machines = 0
@@ -383,7 +383,7 @@ class Trainings(Space[Candidate]):
         if not candidates:
             return
         timer = candidates[0].machine.timer
-        took = _seconds(timer, [candidate.layout for candidate in candidates])
+        took = seconds_of(timer, [candidate.layout for candidate in candidates])
         for candidate, seconds in zip(candidates, took, strict=True):
             yield {"values": candidate.values(), "step_time_s": seconds}
 
@@ -393,14 +393,14 @@ class Trainings(Space[Candidate]):
         if seconds is None:
             self.counts["deadlock"] += 1
             return None
-        self._timed.append((candidate, float(seconds)))
-        return self._score(self._timed[-1])
+        self.timed.append((candidate, float(seconds)))
+        return self._score(self.timed[-1])
 
     def labellings(self) -> Iterator[Labels[Candidate]]:
         """The best for each value of the keys beside the layout, of simpler layouts that may tie with the best, and without each decision."""
         if self.keys:
             yield lambda candidate: [self._beside(candidate)]
-        if self._timed:
+        if self.timed:
             yield self._simpler
         if self.explain:
             yield from self._alternatives()
@@ -408,7 +408,7 @@ class Trainings(Space[Candidate]):
 
     def _simpler(self, candidate: Candidate) -> Iterable[object]:
         """Axes and switches of a layout that has fewer than the best and may tie with it."""
-        best, took = min(self._timed, key=self._score)
+        best, took = min(self.timed, key=self._score)
         if candidate.least > _TIES_WITHIN * self._score((best, took)):
             return ()
         leader, row = best.found(took), candidate.found(candidate.bound)
@@ -419,8 +419,8 @@ class Trainings(Space[Candidate]):
         """Decisions of the best layout, until they stay."""
         # a search that was cut short may find a better one on the way
         chosen: dict[str, str] = {}
-        while self._timed and not self.clock.spent():
-            best = min(self._timed, key=self._score)[0]
+        while self.timed and not self.clock.spent():
+            best = min(self.timed, key=self._score)[0]
             if choices(best.values()) == chosen:
                 return
             chosen, beside = choices(best.values()), self._beside(best)
@@ -444,7 +444,7 @@ class Trainings(Space[Candidate]):
             took <= candidate.bound
             and other.memory <= candidate.memory
             and (other.machine.price or 0.0) <= price
-            for other, took in self._timed
+            for other, took in self.timed
         )
 
     def _score(self, pair: tuple[Candidate, float]) -> float:
@@ -458,7 +458,7 @@ class Trainings(Space[Candidate]):
         self, run: BranchAndBound[Candidate], *, top: int, remarks: tuple[str, ...]
     ) -> Search:
         """The ranking, with whole results of the rows that are printed."""
-        order = sorted(self._timed, key=lambda pair: (self._score(pair), pair[0].memory))
+        order = sorted(self.timed, key=lambda pair: (self._score(pair), pair[0].memory))
         rows = [candidate.found(took) for candidate, took in order]
         own, switches = Own(), Switches()
         try:
@@ -537,7 +537,7 @@ class Trainings(Space[Candidate]):
 
     def _room(self) -> float:
         """Memory of an accelerator of the best layout [B]; of clusters that are mixed nobody knows which."""
-        scenario = min(self._timed, key=self._score)[0].machine.scenario if self._timed else None
+        scenario = min(self.timed, key=self._score)[0].machine.scenario if self.timed else None
         if scenario is None or scenario.stage_clusters:
             return math.inf
         return min(self.limits.max_memory or math.inf, scenario.hardware.accelerator.memory_bytes)
@@ -563,14 +563,14 @@ class Trainings(Space[Candidate]):
         reason = "" if self._fits(result.plan) else "does not fit into memory"
         took, price = float(result.summary["step_time_s"]), price_of(self.scenario)
         weight = weight_of(self.scenario, price, self.objective)
-        machines = dict.fromkeys(candidate.machine for candidate, _ in self._timed)
+        machines = dict.fromkeys(candidate.machine for candidate, _ in self.timed)
         mine = (each for each in machines if each.scenario.digest == self.scenario.digest)
         values = next((each.values.items() for each in mine), None)
         alike = (row for row in rows if values is not None and values <= row.values.items())
         return Own(took, reason, took * weight, next(alike, None))
 
 
-def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
+def seconds_of(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
     """Step times [s]; None where operations would wait for each other."""
     try:
         return [*timer.seconds(layouts)]
@@ -578,7 +578,7 @@ def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
         # replayed together, one that cannot run fails all: find out which
         if len(layouts) == 1:
             return [None]
-        return [took for layout in layouts for took in _seconds(timer, [layout])]
+        return [took for layout in layouts for took in seconds_of(timer, [layout])]
 
 
 def _check_schedules(names: Sequence[object]) -> None:

@@ -1,0 +1,75 @@
+"""``mpsim design``: which cluster for some work under a budget."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpsim.cli.console import draw, end_early, note, print_answer, write_table
+from mpsim.cli.options import AsJson, Csv, Plot, Reading, Resume, option, quantity_option
+from mpsim.cli.progress import progress_bar
+
+__all__ = ["design"]
+
+
+def design(
+    file: Annotated[Path, typer.Argument(help="Scenario file with a `design:` section.")],
+    search: Annotated[
+        float | None,
+        quantity_option(
+            "--search TIME",
+            "TIME",
+            "Time limit of the search on one kind of cluster; left out: until it is complete.",
+        ),
+    ] = None,
+    upgrades: Annotated[
+        bool,
+        typer.Option(
+            "--upgrades/--no-upgrades", help="Also look at changes to the chosen cluster."
+        ),
+    ] = True,
+    csv: Csv = None,
+    plot: Plot = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; left out: one per core.")
+    ] = None,
+    resume: Resume = None,
+    cluster: Annotated[
+        str | None,
+        option("--cluster ADDRESS", "Run on the workers of this dask scheduler, tcp://host:8786."),
+    ] = None,
+    *,
+    reading: Reading,
+    as_json: AsJson = False,
+) -> None:
+    """Choose a cluster for some work: the best layout of each job on every cluster, what it costs, and what would change the choice."""
+    from mpsim.study.design import design as run_design
+
+    scenario = reading.load(file)
+    if cluster is not None and jobs is not None:
+        raise typer.BadParameter(
+            "the workers of --cluster compute; leave it out", param_hint="--jobs"
+        )
+    with progress_bar(scenario.name) as report:
+        answer = run_design(
+            scenario,
+            jobs=(os.cpu_count() or 1) if jobs is None else jobs,
+            cluster=cluster,
+            resume=resume,
+            search=search,
+            upgrades=upgrades,
+            progress=report,
+        )
+    if csv is not None:
+        write_table(answer, csv)
+    if plot is not None and answer.possible and not answer.interrupted:
+        draw(answer.display(), plot)
+    print_answer(answer, as_json=as_json)
+    end_early(answer.interrupted)
+    if answer.best is None:
+        if not as_json:
+            note("mpsim design: no cluster keeps every bound")
+        raise typer.Exit(1)

@@ -1,0 +1,118 @@
+"""Changes of the choice of a design: upgrades of the chosen cluster, prices and times that make another as good, and constants it rests on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+from mpsim.errors import MpsimError
+from mpsim.hardware import Cluster
+from mpsim.simulate import simulate_step
+from mpsim.study.design.bill import bill_of
+from mpsim.study.design.explore import Explorer
+from mpsim.study.design.outcome import Design, Flip, Option, Upgrade
+from mpsim.study.sensitivity import measure_sensitivity
+from mpsim.units import Dimension, format_exact
+
+__all__ = ["CHANGES", "flips_of", "rests_on", "upgrades_of"]
+
+CHANGES = 7
+"""Most changes to a cluster that `upgrades_of` looks at."""
+_MOST = 8.0  # times a price: further than that nobody is wrong
+_LEAST = 0.02  # elasticity below which a constant moves nothing
+
+
+def _changes(machine: Cluster) -> Iterator[tuple[str, str, object]]:
+    """Changes to a machine: name, key, new value."""
+    node, chip = machine.node, machine.accelerator
+    if node.nics and machine.domains > 1:
+        rate = format_exact(2 * node.nic.bandwidth, Dimension.BANDWIDTH)
+        yield "twice the NICs", "cluster.nics_per_node", 2 * node.nics
+        yield "NICs twice as fast", "cluster.nic.bandwidth", rate
+        if machine.fabric.oversubscription > 1:
+            yield "full bisection", "cluster.fabric.oversubscription", 1
+    if 2 * node.domain <= min(node.scale_up.max_domain or math.inf, machine.accelerators):
+        yield "twice the scale-up domain", "cluster.domain", 2 * node.domain
+    for name, key, value, dimension in (
+        ("10 % more memory", "memory", 1.1 * chip.memory_bytes, Dimension.BYTES),
+        ("10 % more memory bandwidth", "memory_bandwidth", 1.1 * chip.memory_bandwidth, Dimension.BANDWIDTH),
+        ("power cap at 80 %", "tdp", 0.8 * chip.tdp_w, Dimension.POWER),
+    ):  # fmt: skip
+        yield name, f"cluster.accelerator.{key}", format_exact(value, dimension)
+
+
+def upgrades_of(explorer: Explorer, best: Option) -> tuple[Upgrade, ...]:
+    """Changes to the chosen cluster and what each buys with the best layout of its own, the most throughput per dollar first.
+
+    Notes
+    -----
+    Faster is s = t / t' - 1 in days or seconds a request, dearer d = c / c' - 1 in the hourly cost. Where a part has no price, d is of the parts that
+    have one, and what the rest may cost is (1 + s) c - c' over the accelerators.
+    """
+    known = []
+    for name, key, value in _changes(explorer.machine(best.values)):
+        values = {**best.values, key: value}
+        with contextlib.suppress(MpsimError):  # where no such cluster can be built
+            bill = bill_of(explorer.machine(values), values, explorer.spec)
+            known.append((name, dataclasses.replace(best, values=values, bill=bill)))
+    entries = explorer.entries([after.values for _, after in known])
+    upgrades = [
+        _bought(name, best, dataclasses.replace(after, entries=entry))
+        for (name, after), entry in zip(known, entries, strict=True)
+        if not any("error" in each for each in entry.values())
+    ]
+    return tuple(sorted(upgrades, key=lambda upgrade: (upgrade.dearer or 0.0) - upgrade.faster))
+
+
+def _bought(name: str, before: Option, after: Option) -> Upgrade:
+    faster = before.slowness / after.slowness - 1.0
+    dearer = after.hourly / before.hourly - 1.0
+    room = ((1.0 + faster) * before.hourly - after.hourly) * (after.bill.life_h or 1.0)
+    return Upgrade(name, faster, None if after.bill.missing else dearer, room / after.accelerators)
+
+
+def flips_of(answer: Design) -> tuple[Flip, ...]:
+    """Changes that make another one as good as the chosen one: one price, or the chosen one's time, times so much; of each the nearest.
+
+    Notes
+    -----
+    Costs are linear in each price: with the parts c_i of the chosen one and r_i of another, sum c + (f - 1) c_i = sum r + (f - 1) r_i.
+    """
+    flips: dict[str, Flip] = {}
+    for best, other in itertools.product(answer.ranking[:1], answer.ranking[1:]):
+        own = Flip("time of the chosen", answer.score(other) / answer.score(best), other.name)
+        for flip in (own, *(_prices(best, other) if answer.by == "cost" else ())):
+            flips[flip.name] = min(flips.get(flip.name, flip), flip, key=_far)
+    return tuple(sorted(flips.values(), key=_far))
+
+
+def _far(flip: Flip) -> float:
+    return abs(math.log(flip.times))
+
+
+def _prices(best: Option, other: Option) -> Iterator[Flip]:
+    mine, theirs = best.parts, other.parts
+    for name in dict.fromkeys((*mine, *theirs)):
+        apart = mine.get(name, 0.0) - theirs.get(name, 0.0)
+        times = 1.0 + (other.cost - best.cost) / apart if apart else 0.0
+        if 1.0 / _MOST < times < _MOST:
+            yield Flip(f"price of {name}", times, other.name)
+
+
+def rests_on(explorer: Explorer, best: Option) -> tuple[str, ...]:
+    """Constants of the chosen cluster's hardware that are of a datasheet or of another chip, with the share of the step that each moves."""
+    name, entry = next(((n, e) for n, e in best.entries.items() if "days" in e), ("", {}))
+    if not entry:
+        return ()
+    result = simulate_step(explorer.on(name, best.values).with_values(entry["layout"]))
+    sizes = {row.name: row.elasticity for row in measure_sensitivity(result).rows}
+    told = []
+    for constant in result.summary["calibration"]["constants"]:
+        name, status = constant["name"], constant["status"].replace("_", " ")
+        moved = next((sizes[key] for key in sizes if key.split(".")[-1] in name.split(".")), 0.0)
+        if status != "calibrated" and abs(moved) >= _LEAST:
+            told.append((abs(moved), f"{name} ({status}): {moved:+.2f} % of the step for 1 % more"))
+    return tuple(text for _, text in sorted(told, reverse=True))

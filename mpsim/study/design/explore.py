@@ -1,0 +1,230 @@
+"""Points of a design: a cluster by its values, the scenario of each job on it, and what the best layout of each job does there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+
+from mpsim.errors import MpsimError, Problem, ScenarioError
+from mpsim.hardware import Cluster
+from mpsim.scenario import Scenario, load
+from mpsim.scenario.design import DesignChoice, Job
+from mpsim.simulate import simulate_step
+from mpsim.study.executors import computed
+from mpsim.study.facility import Facility
+from mpsim.study.journal import Entry, Journal, name_of
+from mpsim.study.plan import Assumptions, plan_training
+from mpsim.study.rows import reason_of
+from mpsim.study.search import search
+from mpsim.study.search.again import LINKS, Best, best_layouts
+from mpsim.study.search.found import name_of_layout
+from mpsim.study.search.given import nameplate_power
+from mpsim.study.search.service_outcome import SERVICE_REASONS, ServiceSearch
+
+__all__ = ["Explorer", "Values", "explore", "jobs_of"]
+
+Values = Mapping[str, object]
+_DAY = 86400.0
+_PASSES = 6.0  # FLOPs of a training a token and parameter: two forward, four backward
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Explorer:
+    """Looks at points, at those of the journal not again.
+
+    Parameters
+    ----------
+    jobs : mapping of str to Scenario
+        By name, on any cluster.
+    pool : Executor or None
+        Where points are computed; None for this process.
+    budget : float or None
+        Seconds that a search may take.
+    report : callable
+        Called with how many more points are done.
+    """
+
+    scenario: Scenario
+    spec: DesignChoice
+    jobs: Mapping[str, Scenario]
+    journal: Journal
+    pool: Executor | None = None
+    budget: float | None = None
+    report: Callable[[int], None] = lambda done: None
+
+    def machine(self, values: Values) -> Cluster:
+        """The cluster of a point."""
+        laid = {"parallelism.dp": None, **values}
+        return self.scenario.with_values(laid, checked=False).hardware
+
+    def on(self, name: str, values: Values) -> Scenario:
+        """A job on the cluster of a point, with its share of the nodes; its layout is not looked at."""
+        share, nodes = self.spec.jobs[name].share, self.machine(values).nodes
+        own = math.floor(share * nodes + 1e-9)
+        if own < 1:
+            message = f"{name}: {share:g} of {nodes} nodes is less than one"
+            raise ScenarioError(f"{message}; needed a larger share, or more nodes")
+        laid = {"parallelism.dp": None, **values, "cluster.nodes": own}
+        return self.jobs[name].with_values(laid, checked=False)
+
+    @property
+    def assumed(self) -> Assumptions:
+        """Assumptions of every plan."""
+        place = self.spec.place
+        pue = None if place.pue is None else str(place.pue)
+        return Assumptions(facility=Facility.of(pue=pue, region=place.region))
+
+    def least_days(self, values: Values) -> float:
+        """Days that the trainings of a point take at least: their matrix products of weights at the peak of the accelerators; 0 for services."""
+        least = 0.0
+        for name, job in self.spec.jobs.items():
+            scenario = self.on(name, values)
+            model, step = scenario.transformer, scenario.training
+            # with an encoder not every token meets every weight; what experts drop nobody knows
+            if step is None or job.tokens is None or model.decoder_length or model.moe is not None:
+                continue
+            peak = scenario.hardware.accelerator.peak(step.precision) * scenario.world_size
+            least = max(least, _PASSES * model.active_parameters() * job.tokens / peak / _DAY)
+        return least
+
+    def group(self, values: Values) -> tuple[object, ...]:
+        """Values that are not of the network between nodes, comparable: points that share them share a search."""
+        return tuple(
+            (key, str(value))
+            for key, value in values.items()
+            if not any(f"{key}.".startswith(f"{link}.") for link in LINKS)
+        )
+
+    def entries(self, points: Sequence[Values]) -> list[dict[str, Entry]]:
+        """Entry of each job on each point, for its best layout; jobs that cannot run have an ``error``."""
+        built = {
+            (at, job): self.on(job, point) for at, point in enumerate(points) for job in self.jobs
+        }
+        names = {
+            key: name_of(
+                *(scenario.digest, "design", self.spec.jobs[key[1]].model_dump()),
+                *(self.assumed.facility.words, self.budget),
+            )
+            for key, scenario in built.items()
+        }
+        groups: dict[tuple[object, ...], list[tuple[int, str]]] = {}
+        for (at, job), name in names.items():
+            if name not in self.journal:
+                groups.setdefault((job, *self.group(points[at])), []).append((at, job))
+        self.report(len(points) - len({at for group in groups.values() for at, _ in group}))
+        tasks = [
+            ([built[key] for key in group], self.spec.jobs[group[0][1]], self.assumed, self.budget)
+            for group in groups.values()
+        ]
+        found = computed(self.pool, explore, tasks)
+        for group, entries in zip(groups.values(), found, strict=True):
+            for key, entry in zip(group, entries, strict=True):
+                self.journal.add(names[key], entry)
+            self.journal.flush()
+            self.report(len(group) * (group[0][1] == next(iter(self.jobs))))
+        return [
+            {job: self.journal[names[at, job]] for job in self.jobs} for at in range(len(points))
+        ]
+
+
+def explore(
+    scenarios: Sequence[Scenario], job: Job, assumed: Assumptions, budget: float | None
+) -> list[Entry]:
+    """The best layout of a job on clusters that differ in their links alone, and what it does there."""
+    serves = scenarios[0].serves
+    found = [None] * len(scenarios) if serves else best_layouts(scenarios, budget=budget)
+    entries: list[Entry] = []
+    for scenario, best in zip(scenarios, found, strict=True):
+        try:
+            if isinstance(best, MpsimError):
+                raise best
+            entries.append(
+                _trained(scenario, job, assumed, best)
+                if best is not None
+                else _served(scenario, job, assumed, budget)
+            )
+        except MpsimError as error:
+            entries.append({"error": reason_of(error)})
+    return entries
+
+
+def _trained(scenario: Scenario, job: Job, assumed: Assumptions, best: Best) -> Entry:
+    result = simulate_step(scenario.with_values(best.values))
+    planned = plan_training(result, job.tokens or 0.0, assumed)
+    own = ("step_time_s", "tokens_per_s_per_accelerator", "accelerators", "mfu")
+    return {
+        "layout": dict(best.values),
+        "name": name_of_layout(best.values),
+        "proved": best.proved,
+        **{name: result.summary[name] for name in own},
+        **{
+            name: getattr(planned, name)
+            for name in ("days", "goodput", "fits_probability", "basis")
+        },
+        "power_w": planned.energy_j / (planned.days * _DAY),
+        "tco2": planned.figures["tco2"],
+        "spread": list(planned.spread),
+        "interval": {"of": result.summary["interval"]["of"]},
+    }
+
+
+def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | None) -> Entry:
+    """The service with most requests/s within the limits, at the rate that the job has to hold or that of its workload."""
+    if job.rate is not None:
+        scenario = scenario.with_values({"serving.workload.rate": job.rate}, checked=False)
+    outcome = search(scenario, top=1, budget=budget)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    assert isinstance(outcome, ServiceSearch)
+    if (best := outcome.best) is None:
+        counted = outcome.counted(SERVICE_REASONS)
+        raise ScenarioError(f"no layout keeps the limits at this rate ({counted})")
+    return {
+        "layout": dict(best.values),
+        "name": best.name,
+        "proved": outcome.complete,
+        "rate": best.objective,
+        "accelerators": best.accelerators,
+        "power_w": nameplate_power(scenario.hardware) * assumed.facility.pue,
+    }
+
+
+def jobs_of(scenario: Scenario, spec: DesignChoice) -> dict[str, Scenario]:
+    """The scenario of each job on the cluster of the design.
+
+    Raises
+    ------
+    ScenarioError
+        With every job that does not say what it needs.
+    """
+    jobs, problems = {}, list[Problem]()
+    for name, job in spec.jobs.items():
+        jobs[name] = scenario
+        if job.scenario is not None:
+            own = load(scenario.folder / job.scenario, checked=False)
+            data = {**own.source.data, "cluster": scenario.source.data["cluster"]}
+            jobs[name] = Scenario.of(dataclasses.replace(own.source, data=data))
+        wrong = _wrong(jobs[name], job)
+        problems += [Problem(text, key=f"design.jobs.{name}.{key}") for key, text in wrong.items()]
+    if problems:
+        raise ScenarioError(scenario.locate(problems))
+    return jobs
+
+
+def _wrong(scenario: Scenario, job: Job) -> dict[str, str]:
+    """Mistakes of a job, by key."""
+    serves, slo = scenario.serves, scenario.serving and scenario.serving.slo
+    idle = ("tokens", "deadline") if serves else ("rate",)
+    kinds = ("trains", "serves") if serves else ("serves", "trains")
+    wrong = {
+        key: f"is for a job that {kinds[0]}, and this one {kinds[1]}; leave it out"
+        for key in idle
+        if getattr(job, key) is not None
+    }
+    if slo and slo.ttft is None and slo.tpot is None:
+        wrong["scenario"] = "serves without limits, so any rate holds; give it serving.slo"
+    if not serves and job.tokens is None:
+        wrong["tokens"] = "missing; needed the tokens of the training, such as 15T"
+    return wrong

@@ -1,0 +1,296 @@
+"""The outcome of a design: every cluster with what its jobs do and cost, the Pareto front, and the chosen one with its odds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
+
+from mpsim.accessors import Drawable, chart
+from mpsim.frame import Tabular
+from mpsim.scenario.design import DesignChoice
+from mpsim.sheet import Sheet, Shown
+from mpsim.study.design.bill import Bill
+from mpsim.study.design.explore import Values
+from mpsim.study.journal import Entry
+from mpsim.study.plan import changed
+from mpsim.study.rows import write_csv
+from mpsim.study.ties import Ratio, front_of, ratio_of
+from mpsim.units import percent
+
+__all__ = ["Design", "Flip", "Option", "Upgrade", "beats"]
+
+_WIDTH = 2.0 * 1.2816  # of an 80 % interval over its sigma
+_DAY_HOURS = 24.0
+_PLACES = 200  # of the integral over the error of the chosen one
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One cluster.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        Of the choices, by dotted key.
+    entries : mapping of str to Entry
+        What the best layout of each job does; empty where it was ruled out before any search.
+    racks : int or None
+        None where nobody says how many nodes a rack holds.
+    over : mapping of str to float
+        Bounds that it misses, and how many times over.
+    reason : str
+        Why it is no design; empty where it is one.
+    """
+
+    values: Values
+    entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
+    bill: Bill = dataclasses.field(default_factory=Bill)
+    accelerators: int = 0
+    racks: int | None = None
+    over: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its values in a few words."""
+        return changed(self.values)
+
+    @property
+    def misses(self) -> str:
+        """Bounds that it misses, and by how much."""
+        return ", ".join(f"{name} by {percent(times - 1)}" for name, times in self.over.items())
+
+    @property
+    def trained(self) -> list[Entry]:
+        """Entries of its trainings."""
+        return [entry for entry in self.entries.values() if "days" in entry]
+
+    @property
+    def days(self) -> float | None:
+        """Days until the last training ends; None without one."""
+        return max((float(entry["days"]) for entry in self.trained), default=None)
+
+    @property
+    def rate(self) -> float | None:
+        """Requests/s of all services within their limits; None without one."""
+        rates = [float(entry["rate"]) for entry in self.entries.values() if "rate" in entry]
+        return math.fsum(rates) if rates else None
+
+    @property
+    def power_w(self) -> float:
+        """Power at the meter while the jobs run [W]."""
+        return math.fsum(float(entry["power_w"]) for entry in self.entries.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Cost by part: of the trainings until the last ends [USD], of services alone an hour of them [USD/h]."""
+        hours = 1.0 if self.days is None else self.days * _DAY_HOURS
+        return {name: each * hours for name, each in self.bill.hourly(self.power_w).items()}
+
+    @property
+    def cost(self) -> float:
+        """Sum of `parts`."""
+        return math.fsum(self.parts.values())
+
+    @property
+    def hourly(self) -> float:
+        """Cost of an hour [USD/h]."""
+        return math.fsum(self.bill.hourly(self.power_w).values())
+
+    @property
+    def slowness(self) -> float:
+        """Days, or seconds a request of services alone: what a faster one has less of."""
+        return self.days if self.days is not None else 1.0 / max(self.rate or 0.0, 1e-300)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Low and high days over the predicted ones, of the training that ends last."""
+        last = max(self.trained, key=lambda entry: float(entry["days"]), default=None)
+        return (1.0, 1.0) if last is None else (last["spread"][0], last["spread"][1])
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        names = ("accelerators", "racks", "days", "power_w", "reason")
+        ends = None if self.days is None else [self.days * end for end in self.spread]
+        return {
+            "values": dict(self.values),
+            **{name: getattr(self, name) for name in names},
+            "cost_usd" if self.trained else "cost_usd_per_h": self.cost,
+            "capital_usd": self.bill.capital,
+            "usd_per_h": self.hourly,
+            "requests_per_s": self.rate,
+            "interval": {"days": ends, "level": 0.8},
+            "parts_usd": self.parts,
+            "over": dict(self.over),
+            "jobs": dict(self.entries),
+        }
+
+
+def beats(a: Option, b: Option) -> Ratio | None:
+    """How many times faster b is than a, with its interval; None where nothing is known of their errors."""
+    if not (a.trained and b.trained):
+        return None
+    # errors that both share cancel in the time of their own steps; sizes and goodput are as planned
+    ratio = ratio_of(a.trained[0], b.trained[0], "tokens_per_s_per_accelerator")
+    if ratio is None:
+        return None
+    value, low, high = a.slowness / b.slowness, ratio.low / ratio.value, ratio.high / ratio.value
+    return Ratio(value, value * low, value * high)
+
+
+class Upgrade(NamedTuple):
+    """One change to the chosen cluster: what it makes faster, and what it costs more, each as a share; None where nobody says what it costs."""
+
+    name: str
+    faster: float
+    dearer: float | None
+    worth_usd: float
+    """Price of an accelerator's part of it up to which a token gets no dearer [USD, or USD/h of rent]."""
+
+
+class Flip(NamedTuple):
+    """Change that would make another cluster as good as the chosen one: a price or a time, times so much."""
+
+    name: str
+    times: float
+    instead: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class Design(Shown, Tabular):
+    """Answer of a design study.
+
+    Parameters
+    ----------
+    options : tuple of Option
+        Every cluster that was looked at, in the order of the choices.
+    ruled_out : int
+        Clusters that no search looked at: even at the peak of their accelerators another one is faster and cheaper.
+    upgrades, flips : tuple
+        Of the chosen one.
+    rests : tuple of str
+        Constants that nobody measured on its hardware, the heaviest first.
+    """
+
+    scenario: str
+    spec: DesignChoice
+    options: tuple[Option, ...]
+    ruled_out: int = 0
+    upgrades: tuple[Upgrade, ...] = ()
+    flips: tuple[Flip, ...] = ()
+    rests: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def possible(self) -> tuple[Option, ...]:
+        """Options that can run and keep every bound."""
+        return tuple(row for row in self.options if not row.reason and not row.over and row.entries)
+
+    @property
+    def front(self) -> tuple[Option, ...]:
+        """Options that no other beats in cost and in days, or in requests/s, at once; the cheapest first."""
+        return front_of(self.possible, lambda row: (row.cost, row.slowness))
+
+    @property
+    def by(self) -> str:
+        """Figure of which the chosen one has least: ``days`` (or seconds a request) where money, power or racks are bounded and no job says what is enough, else ``cost``."""
+        limits = self.spec.bounds.model_dump(exclude_none=True).keys() - {"rack_power"}
+        asked = any(job.deadline or job.rate for job in self.spec.jobs.values())
+        return "days" if limits and not asked else "cost"
+
+    @property
+    def ranking(self) -> list[Option]:
+        """Possible options, the best first."""
+        return sorted(self.possible, key=self.score)
+
+    def score(self, option: Option) -> float:
+        """Figure of which the best has least."""
+        return option.cost if self.by == "cost" else option.slowness
+
+    @property
+    def best(self) -> Option | None:
+        """The chosen one; None where nothing is possible."""
+        return next(iter(self.ranking), None)
+
+    @property
+    def nearest(self) -> Option | None:
+        """The one that misses its bounds by least, where nothing keeps them."""
+        near = [row for row in self.options if row.over and not row.reason]
+        return min(near, key=lambda row: max(row.over.values()), default=None)
+
+    def lead(self, option: Option, over: Option) -> float | None:
+        """Odds that an option is better than another, by the interval of their difference; None where nothing is known."""
+        ratio = beats(over, option)
+        if ratio is None or ratio.high <= ratio.low:
+            return None
+        lead = math.log(self.score(over) / self.score(option))
+        return NormalDist().cdf(lead * _WIDTH / math.log(ratio.high / ratio.low))
+
+    @property
+    def odds(self) -> float | None:
+        """Odds that the chosen one is the best of all that are possible; None where those over another are not known.
+
+        Notes
+        -----
+        Errors of differences to the chosen one share its own error, half of their variance: P = E over z of prod_j Phi((d_j - z) sqrt 2), where d_j
+        is the lead over j in halves of its sigma; the mean is over equally likely z.
+        """
+        ranking, normal, half = self.ranking, NormalDist(), math.sqrt(0.5)
+        known = [lead for row in ranking[1:] if (lead := self.lead(ranking[0], row)) is not None]
+        if not known or len(known) < len(ranking) - 1:
+            return None
+        tops = [normal.inv_cdf(min(max(lead, 1e-12), 1 - 1e-12)) for lead in known]
+        places = [half * normal.inv_cdf((n + 0.5) / _PLACES) for n in range(_PLACES)]
+        chances = [math.prod(normal.cdf((top - z) / half) for top in tops) for z in places]
+        return math.fsum(chances) / _PLACES
+
+    def table(self) -> list[dict[str, object]]:
+        """One mapping an option: values, figures, layouts, whether it is on the front."""
+        rows: list[dict[str, object]] = []
+        for row in self.options:
+            plain = {
+                key: value for key, value in row.to_json().items() if not isinstance(value, dict)
+            }
+            layouts = {f"{job}.layout": entry.get("name") for job, entry in row.entries.items()}
+            marks = {"front": row in self.front, "chosen": row is self.best}
+            rows.append({**row.values, **plain, **layouts, **marks})
+        keys = dict.fromkeys(key for row in rows for key in row)
+        return [{key: row.get(key) for key in keys} for row in rows]
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Write every option as CSV, units in the column names; return the text."""
+        return write_csv(self.table(), path)
+
+    def display(self) -> Drawable:
+        """Front, flips and upgrades."""
+        return chart("design", self)
+
+    def sheet(self) -> Sheet:
+        """The chosen one, the front, and what would change it, as ``mpsim design`` prints them."""
+        from mpsim.study.design.words import sheet_of
+
+        return sheet_of(self)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        best = self.best
+        leads = [None if best in (None, row) else self.lead(best, row) for row in self.front]
+        front = zip(self.front, leads, strict=True)
+        return {
+            "scenario": self.scenario,
+            "chosen": None if best is None else best.to_json(),
+            "by": self.by,
+            "p_best": self.odds,
+            "front": [{**row.to_json(), "p_chosen_is_better": lead} for row, lead in front],
+            "upgrades": [upgrade._asdict() for upgrade in self.upgrades],
+            "flips": [flip._asdict() for flip in self.flips],
+            "rests_on": list(self.rests),
+            "ruled_out": self.ruled_out,
+            "interrupted": self.interrupted,
+            "rows": [row.to_json() for row in self.options],
+        }

@@ -1,0 +1,129 @@
+"""One search for clusters that differ in their links alone: the layouts of the search on the best links of all are timed again on each of them.
+
+No step is shorter on thinner links: what a layout takes, or is bounded by, on the best of all links bounds it on every other. So layouts are timed in
+the order of those bounds until none that is left can beat the best, as in the search itself, and the answer is that of a search on each cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mpsim.errors import MpsimError, ScenarioError
+from mpsim.scenario import Scenario
+from mpsim.simulate import resolve
+from mpsim.study.journal import Journal
+from mpsim.study.search.bound import Bounder
+from mpsim.study.search.branch_and_bound import BranchAndBound
+from mpsim.study.search.given import Clock
+from mpsim.study.search.layouts import Layout
+from mpsim.study.search.outcome import REASONS
+from mpsim.study.search.trainings import Timer, Trainings, seconds_of
+from mpsim.training.planning import Division, has_parts, recompute_of
+
+__all__ = ["LINKS", "Best", "best_layouts"]
+
+LINKS = ("cluster.nics_per_node", "cluster.nic", "cluster.fabric")
+"""Keys of the network between nodes."""
+_BATCH = 8  # layouts timed between two looks at the bound of the next
+
+
+class Best(NamedTuple):
+    """The best layout on one cluster.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        By dotted key.
+    step_time_s : float
+        Simulated [s].
+    proved : bool
+        Whether no other layout can be better; a search that a budget cut short proves nothing.
+    """
+
+    values: Mapping[str, object]
+    step_time_s: float
+    proved: bool
+
+
+def best_layouts(
+    scenarios: Sequence[Scenario], *, budget: float | None = None
+) -> list[Best | MpsimError]:
+    """The best layout of each scenario, in which only the network between nodes differs; what is wrong where there is none.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If the search was interrupted.
+    """
+    known = None
+    if len(scenarios) > 1 and not any(has_parts(scenario) for scenario in scenarios):
+        with contextlib.suppress(MpsimError):  # where no envelope is legal, one of them may be
+            known = _known(_envelope(scenarios), budget)
+    answers: list[Best | MpsimError] = []
+    for scenario in scenarios:
+        try:
+            answers.append(_timed(scenario, known or _known(scenario, budget)))
+        except MpsimError as error:
+            answers.append(error)
+    return answers
+
+
+class _Known(NamedTuple):
+    """Layouts that fit by what their steps take at least, whether these are all, and words for none."""
+
+    layouts: list[tuple[float, Layout]]
+    whole: bool
+    nothing: str
+
+
+def _known(scenario: Scenario, budget: float | None) -> _Known:
+    space = Trainings(scenario=scenario, front=False, clock=Clock(budget))
+    run = BranchAndBound(space, top=1, journal=Journal(None))
+    run.run()
+    if run.interrupted:  # what was not looked at may be better than what was found
+        raise KeyboardInterrupt
+    timed = [(took, candidate.layout) for candidate, took in space.timed]
+    bounded = [(candidate.bound, candidate.layout) for candidate in run.left]
+    counted = "; ".join(f"{n:,} {REASONS[name]}" for name, n in space.counts.items() if n)
+    nothing = f"{scenario.name}: no layout fits ({counted})"
+    layouts = sorted([*timed, *bounded], key=lambda pair: pair[0])
+    return _Known(layouts, run.complete, nothing)
+
+
+def _timed(scenario: Scenario, known: _Known) -> Best:
+    """The best of known layouts on the cluster of a scenario."""
+    if not known.layouts:
+        raise ScenarioError(known.nothing)
+    plan = resolve(scenario.with_values(known.layouts[0][1].values()))
+    whole = None if has_parts(scenario) else scenario.hardware
+    bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario), whole)
+    timer, best, values = Timer(bounder, scenario), math.inf, known.layouts[0][1].values()
+    for start in range(0, len(known.layouts), _BATCH):
+        part = [pair for pair in known.layouts[start : start + _BATCH] if pair[0] <= best]
+        if not part:
+            break
+        took = seconds_of(timer, [layout for _, layout in part])
+        for (_, layout), seconds in zip(part, took, strict=True):
+            if seconds is not None and seconds < best:
+                best, values = seconds, layout.values()
+    if best == math.inf:
+        raise ScenarioError(f"{scenario.name}: every layout that fits would deadlock")
+    return Best(values, best, known.whole)
+
+
+def _envelope(scenarios: Sequence[Scenario]) -> Scenario:
+    """A scenario whose network is at least as good as that of each: the fastest NICs, and one switch without latency that joins all nodes."""
+    machines = [scenario.hardware for scenario in scenarios]
+    fastest = max(machines, key=lambda machine: machine.node.nic_bandwidth)
+    place = machines.index(fastest)
+    latency = min(machine.node.nic.latency for machine in machines)
+    values: dict[str, object] = {
+        "cluster.nics_per_node": max(machine.node.nics for machine in machines),
+        "cluster.nic.bandwidth": f"{max(m.node.nic.bandwidth for m in machines)!r} B/s",
+        "cluster.nic.latency": f"{latency!r} s",
+        "cluster.fabric": {"kind": "single-switch", "oversubscription": 1, "hop_latency": "0 s"},
+    }
+    return scenarios[place].with_values(values, checked=False)

@@ -1,0 +1,197 @@
+"""Laws of designs: what a search on each cluster finds is what the design has, and no choice or price makes its front worse than it must."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import mpsim
+from mpsim.errors import ScenarioError
+from mpsim.scenario import Scenario
+from mpsim.scenario.design import DesignChoice
+from mpsim.scenario.schema import known_keys
+from mpsim.study.design import Design, design
+from mpsim.study.search import search
+
+DATA: dict[str, Any] = {
+    "schema": 1,
+    "name": "small",
+    "model": {"preset": "gpt2-medium", "layers": 4},
+    "cluster": {"accelerator": "h100-sxm", "accelerators_per_node": 2, "nodes": 2, "nic": "ib-ndr",
+                "nics_per_node": 2, "node_power": "3 kW",
+                "fabric": {"kind": "rail-optimized", "radix": 64, "switch_price": 30000, "cable_price": 1500}},
+    "parallelism": {},
+    "training": {"global_batch": 16, "micro_batch": 4, "sequence_length": 1024},
+    "design": {
+        "jobs": {"train": {"tokens": "10B"}},
+        "choices": {"cluster.nodes": [1, 2], "cluster.nics_per_node": [2, 1]},
+        "money": {"basis": "purchase"},
+    },
+}  # fmt: skip
+
+
+def study(changes: dict[str, Any] | None = None, **options: Any) -> Design:
+    """The design with some of its keys changed; slashes part them, as those of choices have dots."""
+    data = copy.deepcopy(DATA)
+    for key, value in (changes or {}).items():
+        *way, last = key.split("/")
+        node = functools.reduce(lambda part, name: part.setdefault(name, {}), way, data["design"])
+        node[last] = value
+    return design(Scenario.from_mapping(data), upgrades=False, **options)
+
+
+@functools.cache
+def usual() -> Design:
+    """The design as it is."""
+    return study()
+
+
+def points(answer: Design) -> list[tuple[float, float]]:
+    """Cost and days of the front."""
+    return [(row.cost, row.slowness) for row in answer.front]
+
+
+def covers(larger: Design, smaller: Design) -> bool:
+    """Whether each point of a front is reached by the other, to rounding."""
+    return all(
+        any(cost <= c * (1 + 1e-9) and days <= d * (1 + 1e-9) for cost, days in points(larger))
+        for c, d in points(smaller)
+    )
+
+
+def test_each_cluster_has_the_layout_that_a_search_of_its_own_finds() -> None:
+    """One search for clusters that differ in their links gives the step times of a search on each."""
+    scenario = Scenario.from_mapping(DATA)
+    for row in usual().options:
+        own = scenario.with_values({"parallelism.dp": None, **row.values}, checked=False)
+        found = search(own, top=1, front=False).best
+        assert found is not None
+        assert row.entries["train"]["step_time_s"] == pytest.approx(found.step_time_s, rel=1e-9)
+
+
+def test_no_cluster_of_the_choices_beats_the_front() -> None:
+    """Every cluster that can run is reached by the front, those ruled out included."""
+    answer = usual()
+    for row in answer.possible:
+        assert any(cost <= row.cost and days <= row.slowness for cost, days in points(answer))
+
+
+def test_another_choice_never_worsens_the_front() -> None:
+    """With one more value the front reaches whatever it reached."""
+    more = study({"choices/cluster.nodes": [1, 2, 4]})
+    assert covers(more, usual())
+
+
+def test_dearer_parts_of_the_same_figures_never_enter() -> None:
+    """Of clusters that differ in a price alone the cheaper one leads."""
+    answer = study({"choices": {"cluster.nodes": [2], "cluster.fabric.cable_price": [1500, 3000]}})
+    assert [row.values["cluster.fabric.cable_price"] for row in answer.front] == [1500]
+
+
+def test_processes_and_a_journal_change_no_byte(tmp_path: Path) -> None:
+    """Two processes, and a second run from the journal of the first, print what one process prints."""
+    journal = tmp_path / "journal.jsonl"
+    answers = [study(jobs=2, resume=journal), study(resume=journal)]
+    expected = json.dumps(usual().to_json())
+    assert [json.dumps(answer.to_json()) for answer in answers] == [expected, expected]
+
+
+def test_what_is_hopeless_at_its_peak_is_not_searched() -> None:
+    """A cluster that costs more at the peak of its accelerators than another one does in truth is ruled out, and the front is that without."""
+    chips = {"cluster.accelerator": ["h100-sxm", "l4"], "cluster.nodes": [1, 2]}
+    answer = study({"choices": chips, "prices": {"l4": 1e6}})
+    assert answer.ruled_out == 1
+    alone = study({"choices": {**chips, "cluster.accelerator": ["h100-sxm"]}})
+    assert points(answer) == points(alone)
+
+
+MOVED: dict[str, tuple[dict[str, Any], str]] = {
+    "jobs": ({"jobs": {"other": {"tokens": "10B"}}}, ""),
+    "jobs.scenario": ({"jobs/train/scenario": "absent.yaml"}, "absent.yaml"),
+    "jobs.share": ({"jobs/train/share": 0.5}, "share"),
+    "jobs.tokens": ({"jobs/train/tokens": "20B"}, ""),
+    "jobs.deadline": ({"jobs/train/deadline": "1 h"}, ""),
+    "jobs.rate": ({"jobs/train/rate": 3}, "rate"),
+    "choices": ({"choices": {"cluster.nodes": [2]}}, ""),
+    "bounds": ({"bounds": {"capital": 300000}}, ""),
+    "bounds.capital": ({"bounds/capital": 1.0}, "capital"),
+    "bounds.hourly": ({"bounds/hourly": "0.5 USD/h"}, "hourly"),
+    "bounds.power": ({"bounds/power": "3 kW"}, ""),
+    "bounds.racks": ({"bounds/racks": 1}, "rack_power"),
+    "bounds.rack_power": ({"bounds/rack_power": "3 kW"}, ""),
+    "money": ({"money": {"basis": "purchase", "tariff": 1}}, ""),
+    "money.basis": ({"money/basis": "rent"}, "nics_per_node=1"),
+    "money.offer": ({"money/offer": "spot"}, "offer"),
+    "money.life": ({"money/life": "365 d"}, ""),
+    "money.tariff": ({"money/tariff": 3.0}, ""),
+    "prices": ({"prices": {"host": 1}}, ""),
+    "place": ({"place": {"pue": 2.0}}, ""),
+    "place.pue": ({"place/pue": "industry"}, ""),
+    "place.region": ({"place/region": "fra"}, ""),
+}
+"""Each key of the section moved, and a word of the refusal where it is one."""
+
+
+def test_every_key_is_moved() -> None:
+    """The table has every key of the section."""
+    assert set(MOVED) == set(known_keys(DesignChoice))
+
+
+@pytest.mark.parametrize("key", MOVED)
+def test_a_key_acts_or_is_refused(key: str) -> None:
+    """A key of the section changes the answer, or is refused by name."""
+    changes, word = MOVED[key]
+    try:
+        answer = study(changes)
+    except ScenarioError as error:
+        assert word
+        assert word in str(error)
+    else:
+        assert json.dumps(answer.to_json()) != json.dumps(usual().to_json())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"choices/cluster.nic": ["ib-ndr", "250 Gb/s"], "choices/cluster.accelerator.memory": ["80 GB", "90 GB"]}, ["design.prices.nic-250", "design.prices.cluster.accelerator.memory=90 GB"]),
+        ({"bounds": {"capital": 100.0, "hourly": "0.1 USD/h"}}, ["no cluster keeps them; the nearest", "capital by", "hourly by"]),
+        ({"jobs": {"a": {"share": 0.7, "tokens": 1}, "b": {"share": 0.7}}}, ["cannot share the nodes", "1.4"]),
+        ({"jobs": {"a": {}, "b": {"rate": 2, "share": 0.5}}, "jobs/a/share": 0.5}, ["a.tokens", "b.rate", "b.tokens"]),
+        ({"choices/parallelism.tp": [1, 2]}, ["no key of the cluster"]),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_together_with_the_mend(
+    changes: dict[str, Any], words: list[str]
+) -> None:
+    """Parts without a price, bounds that nothing keeps, jobs that cannot share: each refusal names them all."""
+    with pytest.raises(ScenarioError) as refused:
+        study(changes)
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_a_deadline_that_nothing_keeps_leaves_the_nearest() -> None:
+    """Where only searches show that a bound is missed, the answer has no chosen one and says which misses by least."""
+    answer = study({"jobs/train/deadline": "2 s"})
+    assert answer.best is None
+    assert answer.nearest is None or "deadline of train" in answer.nearest.over
+    assert "no cluster keeps every bound" in answer.sheet().text()
+
+
+def test_the_command_answers_with_the_front(tmp_path: Path, mpsim_cli: Callable[..., Any]) -> None:
+    """The JSON of the command has the front, the chosen one with its odds, and upgrades; the table has a line each cluster."""
+    file, table = tmp_path / "small.yaml", tmp_path / "clusters.csv"
+    file.write_text(yaml.safe_dump(DATA))
+    ended = mpsim_cli("design", str(file), "-j", "1", "--csv", str(table), "--json")
+    answer = json.loads(ended.out)
+    assert ended.code == 0
+    assert len(table.read_text().splitlines()) == 1 + len(answer["rows"])
+    assert answer["chosen"]["cost_usd"] == min(row["cost_usd"] for row in answer["front"])
+    assert {upgrade["name"] for upgrade in answer["upgrades"]} >= {"10 % more memory"}
+    assert mpsim.design is design
