@@ -15,7 +15,7 @@ from bench.clusters import cluster_of
 from bench.layouts import parallelism_of, schedule_of
 from bench.shapes import counted, stated
 from bench.tables import lookup, on_top, rule_of, said, table
-from mpsim.errors import CalibrationError
+from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats import Assumed, Imported
 from mpsim.formats.cells import Cells
 from mpsim.memo import remembered
@@ -153,7 +153,10 @@ def fitting(
         lambda values: _filled(text(values)),
         lambda values: _outcome(text(values)).figures["step"],
     )
-    values = settled(scenario, opened_of(run, cells), tried, _offloading(run, rule))
+    opened, believed = opened_of(run, cells), table("assumptions")["believed"]["memory"]
+    if _beyond(tried, believed):  # it ran, and so not as its row says
+        opened.add("training.recompute")
+    values = settled(scenario, opened, tried, _offloading(run, rule))
     divided = "parallelism.dp" in values
     told = [
         Assumed(
@@ -169,6 +172,14 @@ def fitting(
     return dataclasses.replace(
         run, scenario=_laid(run.scenario, values), assumed=(*run.assumed, *told)
     )
+
+
+def _beyond(tried: Tried, limit: float) -> bool:
+    """Whether a run as it is described needs more of the memory than this; a run that contradicts itself says so elsewhere."""
+    try:
+        return tried.filled({}) > limit
+    except MpsimError:
+        return False
 
 
 def _laid(scenario: Mapping[str, Any], values: Mapping[str, object]) -> dict[str, Any]:
