@@ -12,6 +12,7 @@ facebookresearch/HolisticTraceAnalysis f4d0062, ``utils.py`` (classes of kernels
 
 from __future__ import annotations
 
+import array
 import contextlib
 import json
 import math
@@ -19,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import (
@@ -33,6 +34,7 @@ from mpsim.formats.imported import (
 from mpsim.formats.source import Format, Head, Options, open_text
 from mpsim.formats.spans import (
     ACTIONS,
+    Array,
     Busy,
     Dense,
     Span,
@@ -45,6 +47,9 @@ from mpsim.formats.spans import (
 from mpsim.inputs import LINE, LINES, shown
 from mpsim.record import MOST
 from mpsim.workload import gemm_flops
+
+if TYPE_CHECKING:
+    from mpsim.result.intervals import Cover
 
 __all__ = ["KINETO", "stream_events"]
 
@@ -72,7 +77,14 @@ _RANGE = re.compile(
 _STEP = re.compile(r"(?:ProfilerStep|\w*[sS]tep)#(\d+)$")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCHES = ("c10d::", "_c10d_functional::", "record_param_comms", "gloo:")
-_OPTIMIZER = "Optimizer.step#"
+_OPTIMIZER, _LOADER = "Optimizer.step#", "enumerate(DataLoader)"
+_BACKWARD = "autograd::engine::evaluate_function"
+_SYNCS = frozenset(
+    "aten::item aten::_local_scalar_dense aten::is_nonzero cudaDeviceSynchronize cudaStreamSynchronize "
+    "cudaEventSynchronize hipDeviceSynchronize hipStreamSynchronize".split()
+)
+_GEMM_WORDS = ("gemm", "cutlass", "matmul", "nvjet", "cublas")
+_ATTENTION_WORDS = ("flash", "fmha", "attention")
 _RANGE_NAMES = {
     "UNSHARD": "gather parameters",
     "REDUCE_GRAD": "reduce gradients",
@@ -253,7 +265,7 @@ def _timed(
     if "Collective name" in args:
         return _message(args)
     name = str(event.get("name", "")).lower()
-    if any(word in name for word in ("gemm", "cutlass", "matmul", "nvjet", "cublas")):
+    if any(word in name for word in _GEMM_WORDS):
         return operators.get(_external(args))
     return None
 
@@ -355,6 +367,7 @@ def _read_trace(head: Head, options: Options) -> Recorded:
         dense=tuple(trace.dense()),
         steps=tuple(trace.steps()),
         groups=groups,
+        marks=trace.marks(),
         base_ns=facts["base_ns"] or 0,
     )
     return Recorded(
@@ -420,6 +433,8 @@ class _Trace:
         self.calls: list[Span] = []
         self.operators = Busy(_MICRO)
         self.marked: list[tuple[float, float]] = []
+        self.seen_marks: dict[str, array.array[float]] = {}
+        self.forward_ids: dict[int | str, float] = {}
         self.wrong = 0
 
     def add(self, event: Event) -> None:
@@ -434,9 +449,31 @@ class _Trace:
         elif category in ("user_annotation", "gpu_user_annotation"):
             where = "device" if category == "gpu_user_annotation" else "host"
             self._annotation(event, name, where, start, start + length)
-        elif category == "cpu_op" and self.keeps and not (self.devices or name.startswith(_LAUNCHES)):  # fmt: skip
-            # the host stands for what computes as long as no device does
+        elif category == "cpu_op" and self.keeps and not name.startswith(_LAUNCHES):
+            # the host stands for what computes where no device does
             self.operators.add("", start, start + length)
+            self._operator(event, name, start, start + length)
+        elif name in _SYNCS:
+            self._mark("sync", start, start + length)
+
+    def _mark(self, kind: str, start: float, end: float) -> None:
+        if self.keeps:
+            self.seen_marks.setdefault(kind, array.array("d")).extend((start, end))
+
+    def _operator(self, event: Event, name: str, start: float, end: float) -> None:
+        """Marks of an operator: its class, and whether it is a forward one, or a backward in which forward ones run again."""
+        if name.startswith(_BACKWARD):
+            self._mark("backward", start, end)
+        elif name in _PRODUCTS:
+            self._mark("gemm", start, end)
+        elif name.startswith("aten::_scaled_dot_product"):
+            self._mark("attention", start, end)
+        elif name in _SYNCS:
+            self._mark("sync", start, end)
+        args = _args(event)
+        if args.get("Fwd thread id") == 0 and "Sequence number" in args:
+            self._mark("forward", start, end)
+            self.forward_ids[_external(args)] = start
 
     def _annotation(self, event: Event, name: str, where: str, start: float, end: float) -> None:
         if match := _RANGE.match(name):
@@ -445,6 +482,8 @@ class _Trace:
                 self.ranges[where].append(_Range(start, end, stage, what, microbatch))
         elif name.startswith("gloo:"):
             self._collective(name.removeprefix("gloo:"), _args(event), start, end)
+        elif name.startswith(_LOADER) and where == "host":
+            self._mark("loader", start, end)
         elif name.startswith(_OPTIMIZER):
             self.optimizer[where].append((start, end))
         elif where == "host" and _STEP.match(name):
@@ -455,7 +494,9 @@ class _Trace:
         device = args.get("device", event.get("pid"))
         known = _whole(device) is not None or (isinstance(device, str) and device.isdigit())
         busy = self.devices.setdefault(device, Busy(_MICRO)) if known else Busy(_MICRO)
-        if busy.add(name, start, end) != "communication":
+        if (kind := busy.add(name, start, end)) != "communication":
+            if kind == "computation" and self.keeps:
+                self._class(name, _external(args), start, end)
             return
         size, ranks = _whole(args.get("In msg nelems")) or 0, _whole(args.get("Group size")) or 0
         stated = _text(args.get("Collective name")) or kernel_word(name)
@@ -484,6 +525,39 @@ class _Trace:
             self.calls.append(
                 Span.communication(at, until, word, axis=axis, size=size, ranks=ranks)
             )
+
+    def _class(self, name: str, number: int | str, start: float, end: float) -> None:
+        """Class of a kernel; of a forward operator it runs again where that operator lies inside a backward."""
+        low = name.lower()
+        if any(word in low for word in _GEMM_WORDS):
+            self._mark("device gemm", start, end)
+        elif any(word in low for word in _ATTENTION_WORDS):
+            self._mark("device attention", start, end)
+        if number in self.forward_ids:
+            self._mark("device forward", start, end)
+            self._mark("device launched", self.forward_ids[number], 0.0)
+
+    def marks(self) -> dict[str, Array]:
+        """Intervals of what explains a step; kernels count where a device computes, operators of the host elsewhere [s]."""
+        import numpy as np
+
+        from mpsim.result.intervals import Cover
+
+        pairs = {
+            kind: np.frombuffer(times).reshape(-1, 2) * _MICRO
+            for kind, times in self.seen_marks.items()
+        }
+        empty = np.zeros((0, 2))
+        backward = Cover(*pairs.pop("backward", empty).T)
+        ran, began = pairs.pop("forward", empty), pairs.pop("device launched", empty)
+        again = _joined(ran[backward.contains(ran[:, 0])], backward)
+        if self.devices:
+            again = pairs.pop("device forward", empty)[backward.contains(began[:, 0])]
+            for kind in ("gemm", "attention"):
+                pairs[kind] = pairs.pop(f"device {kind}", empty)
+            pairs["host"] = next((item.times for item in self.operators.dense("computation", "compute", "")), empty)  # fmt: skip
+        busy = next((self._device or self.operators).dense("computation", "compute", ""), None)
+        return {**pairs, "recompute": again, **({"busy": busy.times} if busy else {})}
 
     @property
     def _seen(self) -> list[_Range]:
@@ -543,6 +617,19 @@ class _Trace:
             yield Span(start * _MICRO, end * _MICRO, "optimizer", "optimizer step")
         # sends of a pipeline are in its ranges already
         yield from (call for call in self.calls if not (messages and call.kind == "send"))
+
+
+def _joined(times: Array, pieces: Cover) -> Array:
+    """One interval a piece, from its begin to the last of `times` within: what Python does before and between operators that run again is part of it."""
+    import numpy as np
+
+    if not len(times):
+        return times
+    piece = np.searchsorted(pieces.start, times[:, 0], side="right")
+    order = np.lexsort((times[:, 0], piece))
+    first = np.flatnonzero(np.diff(piece[order], prepend=-1))
+    begin = pieces.start[piece[order[first]] - 1]
+    return np.column_stack([begin, np.maximum.reduceat(times[order, 1], first)])
 
 
 KINETO: Final = Format(

@@ -142,6 +142,9 @@ class Spans:
         Start and end of every training step that is marked.
     groups : mapping of str to tuple of int
         Members of the groups that the recording lists.
+    marks : mapping of str to float64[n, 2]
+        Start and end of what explains a step: ``loader`` (the data's iterator), ``recompute`` (forward operators inside the backward), ``sync`` (the host waits for the device or a
+        value), ``gemm`` and ``attention`` (kernels, or operators of the host that computes), ``host`` (operators of the host that launches), ``busy`` (all that computes, inside actions too) [s].
     base_ns : int
         Moment from which its times count, on the clock of its host [ns]; whole, as a float of seconds would lose microseconds.
     """
@@ -152,6 +155,7 @@ class Spans:
     dense: tuple[Dense, ...] = ()
     steps: tuple[tuple[float, float], ...] = ()
     groups: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    marks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     base_ns: int = 0
 
     @property

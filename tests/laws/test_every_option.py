@@ -67,6 +67,7 @@ BASES = {
     "export": "megatron small.yaml",
     "import": "megatron args.sh --cluster dgx-h100",
     "validate": "measured.csv --scenario small.yaml",
+    "explain": "small.yaml rank0.json.gz",
     "calibrate": "sums.csv --only system='OCI BM.GPU.H100.8' --on h100-sxm",
     "show": GEMM,
 }
@@ -141,6 +142,7 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "ranks": "--ranks 64",
         "cluster": "--cluster dgx-a100-80gb",
     },
+    "explain": READING,
     "validate": {**READING, "runs": "--runs runs.jsonl", "scenario": "--scenario wide.yaml"},
     "calibrate": {
         "on": "--on h200-sxm",
@@ -188,6 +190,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "measured.csv").write_text("training.global_batch,step_time\n64,0.3 s\n")
     published = Path(__file__).parents[2] / "validation" / "data" / "collectives.csv"
     (folder / "sums.csv").write_bytes(published.read_bytes())
+    trace = published.parents[1] / "measured" / "explained" / "clean" / "rank0.json.gz"
+    (folder / trace.name).write_bytes(trace.read_bytes())
     launched = folder / "launched"
     search = mpsim.search(mpsim.load(folder / "small.yaml"), SEARCHED, front=False)
     assert isinstance(search, Search)

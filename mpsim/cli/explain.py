@@ -1,0 +1,52 @@
+"""``mpsim explain``: why a recorded step takes longer than the simulated one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpsim.cli.console import draw, print_answer
+from mpsim.cli.options import AsJson, Plot, Reading
+from mpsim.cli.progress import progress_bar
+from mpsim.errors import CalibrationError, FormatError, ScenarioError
+
+__all__ = ["explain"]
+
+
+def explain(
+    file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario of the run.")],
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Recordings of one step or more, a file a rank or folders of them: torch.profiler, Nsight Systems (SQLite). A log alone gives the difference without causes.",
+        ),
+    ],
+    plot: Plot = None,
+    *,
+    reading: Reading,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a recorded step takes longer than the simulated one: causes in seconds of the step, each with its evidence and what to do."""
+    from mpsim.explain import explain as run_explain
+    from mpsim.simulate import simulate_step
+
+    scenario = reading.load(file)
+    if scenario.serves:
+        raise ScenarioError(f"{file}: serves; a recorded step is explained by a training step")
+    result = simulate_step(scenario)
+    try:
+        with progress_bar("recordings") as report:
+            told = run_explain(result, traces, progress=report)
+    except (CalibrationError, FormatError) as error:
+        raise typer.BadParameter(str(error), param_hint="TRACE") from error
+    if plot is not None:
+        from mpsim.plot import timelines_chart
+
+        if told.recorded is None:
+            raise typer.BadParameter("a log has no timeline; leave it out", param_hint="--plot")
+        titles = (f"simulated: {told.scenario}", "recorded")
+        draw(timelines_chart(titles, (result.timeline, told.recorded.timeline)), plot)
+    print_answer(told, as_json=as_json)

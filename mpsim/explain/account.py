@@ -1,0 +1,239 @@
+"""The account of recorded steps: how much of each step every rank computed, computed again, waited for data, a value, a rank or a link, and did nothing.
+
+Every moment of a step counts once, in the order of `PARTS`, so that they sum to the step. Ranks of one group leave a collective together: until the last of them arrived the others wait
+for that rank, from then on for the wire. Shapes: R ranks, K steps, P parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import FormatError
+from mpsim.formats.recorded_step import clock_offsets
+from mpsim.formats.spans import Span, Spans
+from mpsim.result.intervals import Cover
+
+__all__ = ["PARTS", "Account", "Call", "account"]
+
+Floats = NDArray[np.float64]
+
+_NONE: Final = np.zeros((0, 2))
+PARTS: Final = ("loader", "recompute", "busy", "wait", "wire", "sync", "launch", "long", "small")
+"""Parts of a step: ``launch`` is idle while the host launches, ``long`` idle in long gaps, ``small`` in the usual ones between two operators."""
+_LONG_S, _LONG_SHARE, _LONG_RATIO = (
+    4e-4,
+    1e-3,
+    30.0,
+)  # a long gap: seconds, of the step, of the median gap
+
+_WAKES, _WAKE_SHARE = (
+    2e-5,
+    0.2,
+)  # between a collective's end and the next kernel: seconds, of the gap
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """One collective of a step, on all ranks of its group that were recorded.
+
+    Parameters
+    ----------
+    wire : float
+        From the last arrival to the end [s].
+    waits : mapping of int to float
+        How long each rank, by place, waited for the last one [s].
+    """
+
+    name: str
+    axis: str
+    size: int
+    wire: float
+    waits: Mapping[int, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Account:
+    """Recorded steps, taken apart.
+
+    Parameters
+    ----------
+    seconds : float64[R, K, P]
+        They sum to `steps` over P [s].
+    steps : float64[R, K]
+        Lengths [s].
+    classes : mapping of str to float64[R, K]
+        Seconds and numbers of ``gemm`` and ``attention`` kernels: keys ``gemm``, ``gemm calls`` and so on.
+    gaps : tuple of float64
+        Long gaps of each rank [s].
+    calls : tuple of tuple of Call
+        Of each step.
+    device : bool
+        Whether kernels of a device were recorded, and not operators of the host.
+    """
+
+    ranks: tuple[int, ...]
+    seconds: Floats
+    steps: Floats
+    classes: Mapping[str, Floats]
+    gaps: tuple[Floats, ...]
+    calls: tuple[tuple[Call, ...], ...]
+    device: bool
+
+    def of(self, part: str) -> Floats:
+        """Mean over the steps of a part, by rank [s]."""
+        return np.asarray(self.seconds[:, :, PARTS.index(part)].mean(axis=1))
+
+
+def account(ranks: Sequence[Spans]) -> Account:
+    """Take recorded steps apart.
+
+    Raises
+    ------
+    FormatError
+        If nothing was recorded.
+    """
+    windows = _windows(ranks)
+    shifts = [
+        (spans.base_ns - ranks[0].base_ns) * 1e-9 - offset
+        for spans, offset in zip(ranks, clock_offsets(ranks), strict=True)
+    ]
+    count = windows.shape[1]
+    calls = tuple(_calls(ranks, windows[:, step], shifts) for step in range(count))
+    waits = [_waits(calls, place) for place in range(len(ranks))]
+    taken = [_taken(spans, windows[place], waits[place]) for place, spans in enumerate(ranks)]
+    classes: dict[str, Floats] = {}
+    for kind in ("gemm", "attention"):
+        parts = [_class(spans, windows[place], kind) for place, spans in enumerate(ranks)]
+        classes[kind], classes[f"{kind} calls"] = (np.array(part) for part in zip(*parts, strict=True))  # fmt: skip
+    return Account(
+        ranks=tuple(n if spans.rank is None else spans.rank for n, spans in enumerate(ranks)),
+        seconds=np.array([seconds for seconds, _ in taken]),
+        steps=windows[:, :, 1] - windows[:, :, 0],
+        classes=classes,
+        gaps=tuple(gaps for _, gaps in taken),
+        calls=tuple(tuple(call for call, _ in step) for step in calls),
+        device=any("host" in spans.marks for spans in ranks),
+    )
+
+
+def _windows(ranks: Sequence[Spans]) -> Floats:
+    """Start and end of every step that all ranks marked, or of everything [R, K, 2]."""
+    count = min(len(spans.steps) for spans in ranks)
+    if count:
+        return np.array([spans.steps[:count] for spans in ranks])
+    found = []
+    for spans in ranks:
+        times = [each for each in _intervals(spans).values() if len(each)]
+        if not times:
+            raise FormatError(f"{spans.name}: holds nothing with a time; nothing to explain")
+        found.append([(min(each[:, 0].min() for each in times), max(each[:, 1].max() for each in times))])  # fmt: skip
+    return np.array(found)
+
+
+def _intervals(spans: Spans) -> dict[str, Floats]:
+    """Intervals of a rank by what they are: its marks, what computes and what communicates."""
+    computes = [item.times for item in spans.dense]
+    own = [(span.start, span.end) for span in spans.spans if span.kind not in ("collective", "send", "wait")]  # fmt: skip
+    busy = spans.marks.get("busy", np.concatenate([*computes, np.array(own).reshape(-1, 2)]))
+    sent = [span for span in spans.spans if span.kind in ("collective", "send")]
+    wire = [(span.start, span.end) for span in sent if span.name != "barrier"]
+    barriers = [(span.start, span.end) for span in sent if span.name == "barrier"]
+    sync = np.concatenate(
+        [spans.marks.get("sync", _NONE), np.array(barriers, float).reshape(-1, 2)]
+    )
+    return {**spans.marks, "busy": busy, "wire": np.array(wire, float).reshape(-1, 2), "sync": sync}
+
+
+def _taken(spans: Spans, windows: Floats, waits: Floats) -> tuple[Floats, Floats]:
+    """Seconds of every step by part [K, P], and its long gaps."""
+    known = {**_intervals(spans), "wait": waits, "launch": spans.marks.get("host", _NONE)}  # fmt: skip
+    start, end = windows.T
+    busy = np.concatenate([known.get(part, _NONE) for part in PARTS[:3]])
+    _, since, until = Cover(*busy.T).rest.cut(start, end)
+    for part in ("wait", "wire"):
+        known[part] = _held_up(known[part], known["wire"], since, until)
+    columns, covered = [], np.zeros(len(windows))
+    before = _NONE
+    for part in PARTS[:-2]:
+        before = np.concatenate([before, known.get(part, _NONE)])
+        reach = Cover(*before.T).within(start, end)
+        columns.append(reach - covered)
+        covered = reach
+    # everything but launches: a gap is one whether or not the host launched in it
+    cover = Cover(*before.T)
+    window, begins, ends = cover.rest.cut(start, end)
+    length = ends - begins
+    median = float(np.median(length)) if len(length) else 0.0
+    step = float((end - start).mean())
+    limit = max(_LONG_S, _LONG_SHARE * step, _LONG_RATIO * median)
+    long = np.bincount(window, np.where(length > limit, length, 0.0), len(windows))
+    return np.column_stack([*columns, long, end - start - covered - long]), length[length > limit]
+
+
+def _held_up(times: Floats, wire: Floats, since: Floats, until: Floats) -> Floats:
+    """Intervals clipped to the gaps that a collective ended: communication that runs on as kernels begin again held nobody up."""
+    ends = np.sort(np.append(wire[:, 1], -np.inf))
+    near = np.maximum(_WAKES, _WAKE_SHARE * (until - since))
+    last = ends[np.searchsorted(ends, until + near / 4, side="right") - 1]
+    held = (last > since) & (until - last <= near)
+    _, begin, end = Cover(since[held], until[held]).cut(*times.T)
+    return np.column_stack([begin, end])
+
+
+def _class(spans: Spans, windows: Floats, kind: str) -> tuple[Floats, Floats]:
+    """Seconds and number of the kernels of a class in every step, those that run again left out [K]."""
+    times = spans.marks.get(kind, _NONE)
+    times = times[~Cover(*spans.marks.get("recompute", _NONE).T).contains(times[:, 0])]
+    begun = np.sort(times[:, 0])
+    count = np.searchsorted(begun, windows[:, 1]) - np.searchsorted(begun, windows[:, 0])
+    return Cover(*times.T).within(*windows.T), count.astype(float)
+
+
+_Found = tuple[Call, Mapping[int, tuple[float, float]]]
+
+
+def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> tuple[_Found, ...]:
+    """Collectives of one step, matched by group and order; with each the interval in which a rank waited, on its own clock."""
+    queues: dict[tuple[object, ...], dict[int, list[Span]]] = {}
+    for place, spans in enumerate(ranks):
+        for span in spans.spans:
+            if span.kind == "collective" and span.stage < 0 and span.name != "barrier" and windows[place, 0] <= span.start < windows[place, 1]:  # fmt: skip
+                group = _group(spans, place, span.ranks, len(ranks))
+                key = (span.name, span.size, span.axis, group)
+                queues.setdefault(key, {}).setdefault(place, []).append(span)
+    found: list[_Found] = []
+    for (name, size, axis, _), members in queues.items():
+        if len({len(spans) for spans in members.values()}) > 1 or len(members) < 2:
+            continue
+        for together in zip(*members.values(), strict=True):
+            moved = dict(zip(members, together, strict=True))
+            arrival = max(span.start + shifts[place] for place, span in moved.items())
+            inside = {
+                place: (span.start, min(max(arrival - shifts[place], span.start), span.end))
+                for place, span in moved.items()
+            }
+            wire = min(span.end + shifts[place] for place, span in moved.items()) - arrival
+            waits = {place: until - since for place, (since, until) in inside.items()}
+            found.append(
+                (Call(str(name), str(axis), int(str(size)), max(wire, 0.0), waits), inside)
+            )
+    return tuple(found)
+
+
+def _group(spans: Spans, place: int, size: int, recorded: int) -> tuple[int, ...]:
+    """Ranks of the group of a collective: the one of that size that the trace lists, or neighbours."""
+    if not 1 < size < recorded:
+        return ()
+    listed = {members for members in spans.groups.values() if len(members) == size and spans.rank in members}  # fmt: skip
+    return listed.pop() if len(listed) == 1 else (place // size,)
+
+
+def _waits(calls: Sequence[Sequence[_Found]], place: int) -> Floats:
+    """Intervals in which a rank waited for others [n, 2]."""
+    waits = [inside[place] for step in calls for _, inside in step if place in inside]
+    return np.array(waits, float).reshape(-1, 2)

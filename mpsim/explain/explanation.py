@@ -1,0 +1,141 @@
+"""An explanation: measured, predicted, and the causes of what lies between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mpsim.errors import FormatError
+from mpsim.explain.account import account
+from mpsim.explain.causes import Cause, causes_of
+from mpsim.formats.imported import Recorded
+from mpsim.formats.recorded_step import RecordedStep, read_recordings, recorded_step
+from mpsim.formats.training_log import read_log
+from mpsim.result import Result
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.units import Dimension, format_quantity, percent
+
+__all__ = ["Explanation", "explain"]
+
+Progress = Callable[[int, int], None]
+_LOGS = (".log", ".txt", ".out", ".err", ".jsonl")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Shown):
+    """Why a recorded step is longer than the simulated one.
+
+    Parameters
+    ----------
+    measured, predicted : float
+        Of one step: the mean of those recorded, and simulated [s].
+    causes : tuple of Cause
+        In falling order; with `unexplained` they sum to the difference.
+    unseen : tuple of str
+        What the recording cannot show.
+    recorded : RecordedStep or None
+        The step of median length; None of a log.
+    """
+
+    scenario: str
+    measured: float
+    predicted: float
+    causes: tuple[Cause, ...]
+    unseen: tuple[str, ...]
+    recorded: RecordedStep | None
+
+    @property
+    def unexplained(self) -> float:
+        """Difference that no cause accounts for [s]."""
+        return self.measured - self.predicted - sum(cause.seconds for cause in self.causes)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "scenario": self.scenario,
+            "measured_s": self.measured,
+            "predicted_s": self.predicted,
+            "causes": [{**cause._asdict(), "ranks": list(cause.ranks)} for cause in self.causes],
+            "unexplained_s": self.unexplained,
+            "unseen": list(self.unseen),
+        }
+
+    def sheet(self) -> Sheet:
+        """One screen: the difference, its causes with evidence, and what to do."""
+        rows = [("predicted", _time(self.predicted), "", "")]
+        rows += [
+            (each.cause.replace("_", " "), _time(each.seconds, signed=True), _of(each.ranks), each.evidence)
+            for each in self.causes
+        ]  # fmt: skip
+        rows += [
+            ("unexplained", _time(self.unexplained, signed=True), "", ""),
+            ("measured", _time(self.measured), "", percent(self.measured / self.predicted - 1, signed=True)),
+        ]  # fmt: skip
+        mends = [f"{each.cause.replace('_', ' ')}: {each.mend}" for each in self.causes]
+        unseen = [f"the recording does not show {each}" for each in self.unseen]
+        table = Section(tuple(rows), ("cause", "step", "ranks", "evidence"), (1,))
+        return Sheet("", (table, Section(lines=(*mends, *unseen))))
+
+
+def explain(result: Result, files: Sequence[Path], *, progress: Progress | None = None) -> Explanation:  # fmt: skip
+    """Explain recordings of one job: a file a rank, folders of them, or its log, which has no causes.
+
+    Parameters
+    ----------
+    result : Result
+        Of the scenario that was recorded.
+    progress : callable, optional
+        Called with (files read, files in all).
+
+    Raises
+    ------
+    FormatError
+        If nothing was recorded, or files are of several tools or twice of one rank.
+    CalibrationError
+        If a file is damaged.
+    """
+    if all(file.is_file() and file.suffix in _LOGS for file in files):
+        return _of_log(result, files)
+    recordings: list[Recorded] = []
+    for number, file in enumerate(files, start=1):
+        recordings += read_recordings(file)
+        if progress is not None:
+            progress(number, len(files))
+    if len({each.format for each in recordings}) > 1:
+        raise FormatError(f"{files[0]}: and the others are of several tools; give those of one")
+    ranks = sorted((spans for each in recordings for spans in each.spans), key=lambda spans: (spans.rank is None, spans.rank or 0, spans.name))  # fmt: skip
+    recorded = recorded_step(recordings)
+    taken = account(ranks)
+    every, unseen = result.scenario.hardware.accelerators, []
+    if len(ranks) < every:
+        unseen.append(f"{every - len(ranks)} of {every} ranks: to wait for one of them looks like a slow link")  # fmt: skip
+    if not any(len(spans.marks.get("gemm", ())) for spans in ranks):
+        unseen.append("names of kernels: which class is slow, and what runs again")
+    if not any(spans.steps for spans in ranks):
+        unseen.append("where steps begin (ProfilerStep): all of the recording counts as one")
+    predicted = float(result.timeline.step_time_s)
+    causes = tuple(causes_of(result, taken))
+    return Explanation(result.scenario.name, float(taken.steps.mean()), predicted, causes, tuple(unseen), recorded)  # fmt: skip
+
+
+def _of_log(result: Result, files: Sequence[Path]) -> Explanation:
+    """The difference alone: the median step of a log."""
+    scenario, plan = result.scenario, result.scenario.training_step
+    tokens = plan.global_batch * plan.sequence_length / scenario.hardware.accelerators
+    log = read_log(files)
+    times = log.times(lambda step: step.seconds_of(rank_tokens=tokens, samples=plan.global_batch))
+    if not times:
+        raise FormatError(f"{files[0]}: no line has the time of a step; nothing to explain")
+    unseen = ("causes: a log has no timeline; record a step with torch.profiler on each rank",)
+    return Explanation(scenario.name, statistics.median(times.values()), float(result.timeline.step_time_s), (), unseen, None)  # fmt: skip
+
+
+def _time(seconds: float, *, signed: bool = False) -> str:
+    text = format_quantity(seconds, Dimension.TIME, digits=4)
+    return f"+{text}" if signed and seconds > 0 else text
+
+
+def _of(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks[:4])) + (" ..." if len(ranks) > 4 else "")

@@ -1,0 +1,124 @@
+"""Explanations: faults that are known are named, with their seconds, and a clean step alarms nobody."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import mpsim
+from mpsim.errors import MpsimError
+from mpsim.explain import explain
+from mpsim.explain.account import PARTS, account
+from mpsim.formats.recorded_step import read_recordings
+from tests import faults as trial
+
+REAL = Path(__file__).parents[3] / "validation" / "measured" / "explained"
+
+
+def traces(name: str) -> list[Path]:
+    """The recordings of both ranks."""
+    return sorted((REAL / name).glob("rank*.json.gz"))
+
+
+@pytest.fixture(scope="module")
+def step() -> tuple[mpsim.Result, list[trial.Kernel]]:
+    """The simulated step that is recorded."""
+    return trial.simulated()
+
+
+@pytest.mark.parametrize("fault", trial.FAULTS)
+def test_a_fault_is_named_first_with_its_seconds_and_all_sums_to_the_difference(
+    fault: str, step: tuple[mpsim.Result, list[trial.Kernel]], tmp_path: Path
+) -> None:
+    """A fault of a fifth of the step; the causes and the rest are measured minus predicted."""
+    result, kernels = step
+    chosen = {fault: (0.5 if fault == "slow_link" else 0.2) * result.summary["step_time_s"]}
+    files = trial.write(trial.recorded(kernels, chosen, 7), tmp_path)
+    said = explain(result, files).to_json()
+    truth = trial.seconds_of(kernels, chosen, 7)[fault]
+    causes: Any = said["causes"]
+    assert causes[0]["cause"] == fault
+    assert causes[0]["seconds"] == pytest.approx(truth, rel=0.3)
+    assert causes[0]["evidence"]
+    assert "{" not in causes[0]["mend"]
+    told = sum(cause["seconds"] for cause in causes) + said["unexplained_s"]
+    assert told == pytest.approx(said["measured_s"] - said["predicted_s"])  # type: ignore[operator]
+
+
+def test_a_clean_step_has_no_cause_above_a_twentieth(
+    step: tuple[mpsim.Result, list[trial.Kernel]], tmp_path: Path
+) -> None:
+    """Noise of a per cent is no fault."""
+    result, kernels = step
+    for seed in range(3):
+        said = explain(result, trial.write(trial.recorded(kernels, {}, seed), tmp_path))
+        assert all(cause.seconds < 0.05 * said.measured for cause in said.causes)
+
+
+@pytest.mark.parametrize("name", ["clean", "data-loader", "recompute"])
+def test_a_real_recording_is_explained(name: str) -> None:
+    """Two gloo ranks: the first cause is the fault, its seconds within 30 %, a clean one has none above a twentieth of the step."""
+    folder = REAL / name
+    truth = json.loads((folder / "truth.json").read_text())
+    result = mpsim.simulate(mpsim.load(folder / "scenario.yaml"))
+    said = explain(result, traces(name))
+    if truth["cause"] == "none":
+        assert all(cause.seconds < 0.05 * said.measured for cause in said.causes)
+        return
+    seconds = truth.get("injected_s", truth["seconds_per_step"])
+    assert said.causes[0].cause == truth["cause"]
+    assert said.causes[0].seconds == pytest.approx(seconds, rel=0.3)
+    assert list(said.causes[0].ranks) == truth["ranks"]
+
+
+def test_every_moment_of_a_step_counts_once() -> None:
+    """The parts of the account sum to the step of every rank, and none is negative."""
+    ranks = [s for file in traces("clean") for item in read_recordings(file) for s in item.spans]
+    taken = account(ranks)
+    assert taken.seconds.shape == (2, 2, len(PARTS))
+    assert taken.seconds.min() > -1e-9
+    assert taken.seconds.sum(axis=2) == pytest.approx(taken.steps)
+
+
+def test_mends_are_told_for_every_cause_of_the_table() -> None:
+    """A mend is a sentence, whose figures are those that causes give."""
+    file = Path(mpsim.__file__).parent / "explain" / "data" / "causes.yaml"
+    for words in yaml.safe_load(file.read_text()).values():
+        text = words["mend"].format(rank=3, kind="gemm")
+        assert text.endswith((".", ")"))
+        assert len(text) > 40
+
+
+def test_damaged_recordings_give_one_clear_error_or_an_answer(tmp_path: Path) -> None:
+    """Truncated and mutated traces never end in a traceback of ours."""
+    whole = gzip.decompress((REAL / "clean" / "rank0.json.gz").read_bytes())[:400_000]
+    result = mpsim.simulate(mpsim.load(REAL / "clean" / "scenario.yaml"))
+    draw = random.Random(1)
+    for number in range(12):
+        data = bytearray(whole + (b"]}" if number % 2 else b""))
+        for _ in range(number):
+            data[draw.randrange(len(data))] = draw.randrange(32, 127)
+        file = tmp_path / "rank0.json"
+        file.write_bytes(bytes(data[: draw.randrange(1000, len(data))] if number % 3 else data))
+        try:
+            explain(result, [file])
+        except MpsimError as error:
+            assert str(file) in str(error)
+
+
+def test_a_log_alone_gives_the_difference(tmp_path: Path, mpsim_cli: Callable[..., Any]) -> None:
+    """The median step of a log, no cause, and a sentence that says what to record."""
+    log = tmp_path / "run.log"
+    log.write_text("".join(f'{{"step": {n}, "step_time_s": 0.6}}\n' for n in range(9)))
+    outcome = mpsim_cli("explain", str(REAL / "clean" / "scenario.yaml"), str(log), "--json")
+    said = json.loads(outcome.out)
+    assert said["measured_s"] == 0.6
+    assert said["causes"] == []
+    assert "torch.profiler" in said["unseen"][0]
