@@ -398,7 +398,7 @@ class DecodeAttention:
     ) -> None:
         self._layers = shape.layers
         self._window = shape.window
-        self._latency = rates.attention_latency
+        self._latency = rates.latent_latency if shape.latent else rates.attention_latency
         reads = 1.0 if shared or shape.latent else shape.heads / shape.kv_heads
         bandwidth = rates.attention_bandwidth * rates.bandwidth
         rate = rates.attention_compute * rates.peaks["bf16"]

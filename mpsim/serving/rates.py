@@ -33,8 +33,8 @@ class Rates:
         Of the kernels that quantise what a product of narrow weights reads, by format of the weights [s].
     product_rate, expert_rate : mapping of str to float
         Of products and of grouped ones over `mpsim.cost.KernelModel`'s at the clocks of a short run, by format of the weights, ``*`` for the others.
-    attention_latency, attention_bandwidth, attention_compute : float
-        Of the decode kernel: fixed time [s], share of `bandwidth` at which it reads the cache, share of the bf16 peak.
+    attention_latency, latent_latency, attention_bandwidth, attention_compute : float
+        Of the decode kernel: fixed time, and that of latent attention [s], share of `bandwidth` at which it reads the cache, share of the bf16 peak.
     prompt_share : float
         Share of the bf16 peak that attention of prompts reaches.
     stream_latency, stream_bandwidth : float
@@ -51,6 +51,7 @@ class Rates:
     product_rate: Mapping[str, float]
     expert_rate: Mapping[str, float]
     attention_latency: float
+    latent_latency: float
     attention_bandwidth: float
     attention_compute: float
     prompt_share: float
@@ -67,10 +68,9 @@ _SECOND_BARRIER = 1.75
 BY_FORMAT = ("cast_latency", "product_rate", "expert_rate")
 """Rates of which there is one for each format of weights."""
 _seconds = functools.partial(parse_quantity, dimension=Dimension.TIME)
-_TIMES = ("attention_latency", "stream_latency", "reduction_latency", "expert_latency")
-_SHARES = (
-    *("attention_bandwidth", "attention_compute", "prompt_share"),
-    *("stream_bandwidth", "reduction_share", "expert_tile"),
+_TIMES = tuple(f"{part}_latency" for part in "attention latent stream reduction expert".split())
+_SHARES = tuple(
+    "attention_bandwidth attention_compute prompt_share stream_bandwidth reduction_share expert_tile".split()
 )
 
 
