@@ -157,7 +157,8 @@ class LayoutCosts:
         whole = self.group(group.axes, rank)
         if group.part == "inside":
             return GroupShape(whole.per_domain, whole.per_domain, 1)
-        return _across(whole) if group.part == "across" else whole
+        each = dataclasses.replace(whole, ranks=whole.domains, per_domain=1)  # one of every domain
+        return each if group.part == "across" else whole
 
     @property
     def scatters_messages(self) -> bool:
@@ -240,7 +241,11 @@ class StageCosts:
         return self._costs.kernels.work(operators)
 
     def collective(self, item: Communication) -> Transfer:
-        """A collective of a block."""
+        """A collective of a block, with the kernel on its stream."""
+        copied = self.kernels([item.copies])[0] if item.copies else 0.0
+        return (sent := self._sent(item))._replace(seconds=sent.seconds + float(copied))
+
+    def _sent(self, item: Communication) -> Transfer:
         group = self._groups[item.axis]
         model = self._costs.collectives
         if item.kind == "send":
@@ -260,7 +265,7 @@ class StageCosts:
         """
         if item.axis not in _OF_EXPERTS:
             return 0.0
-        seconds, up, out = self.collective(item)
+        seconds, up, out = self._sent(item)
         taken = self._costs.interference
         if not seconds:
             return 0.0
@@ -277,7 +282,7 @@ class StageCosts:
         """An all-to-all between the peers of each domain, beside one inside that passes on what arrives."""
         model = self._costs.collectives
         inside = GroupShape(group.per_domain, group.per_domain, 1)
-        across = _across(group)
+        across = dataclasses.replace(group, ranks=group.domains, per_domain=1)
         slower = max(
             model.seconds(item.kind, item.size, inside),
             model.seconds(item.kind, item.across, across),
@@ -295,8 +300,3 @@ def _check_casts(layout: Layout) -> None:
         raise HardwareError(
             f"{' and '.join(chips)} cast to {layout.precision} in different ways; set training.precision to bf16"
         )
-
-
-def _across(group: GroupShape) -> GroupShape:
-    """One member of every scale-up domain of a group."""
-    return dataclasses.replace(group, ranks=group.domains, per_domain=1)

@@ -21,6 +21,7 @@ __all__ = [
     "ExpertBehaviour",
     "ExpertDispatch",
     "ExpertOverlap",
+    "ExpertRegrouping",
     "GradientOverlap",
     "HostBehaviour",
     "KernelBehaviour",
@@ -128,6 +129,14 @@ class ExpertDispatch(enum.StrEnum):
     ALL_TO_ALL = "all-to-all"
     ALL_GATHER = "all-gather"  # every rank gets every token and keeps its own
     FUSED = "fused"  # one kernel permutes and sends (DeepEP, HybridEP)
+
+
+class ExpertRegrouping(enum.StrEnum):
+    """Where rows that a fused kernel brought are put in the order of their experts, and back."""
+
+    KERNEL = "kernel"  # between exchange and experts (DeepEP)
+    BESIDE = "beside"  # on the stream of the exchange, with which it hides (HybridEP)
+    FUSED = "fused"  # inside the exchange (HybridEP, --moe-permute-fusion-into-hybridep)
 
 
 class ExpertOverlap(enum.StrEnum):
@@ -397,6 +406,7 @@ class ExpertBehaviour:
     """Mixture of experts."""
 
     expert_dispatch: ExpertDispatch = ExpertDispatch.ALL_TO_ALL
+    expert_regrouping: ExpertRegrouping = ExpertRegrouping.KERNEL
     expert_overlap: ExpertOverlap = ExpertOverlap.NONE
     grouped_gemm: Flag = True
     """One kernel for all local experts, or one each."""

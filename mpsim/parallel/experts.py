@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mpsim.framework import ExpertDispatch, ExpertOverlap
+from mpsim.framework import ExpertDispatch, ExpertOverlap, ExpertRegrouping
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.shard import Routing, Sharding, shard
 from mpsim.workload import (
@@ -113,11 +113,9 @@ def overlaps_shared(sharding: Sharding) -> bool:
 
 def is_fused_away(operator: Operator, sharding: Sharding) -> bool:
     """Whether the kernel that sends tokens does this operator's work too."""
-    fused = (
-        sharding.routing is not None
-        and sharding.routing.software.expert_dispatch is ExpertDispatch.FUSED
-    )
-    return fused and sharding.ep > 1 and operator.role in _PERMUTING
+    routing = sharding.routing
+    fused = routing is not None and routing.fused and sharding.ep > 1
+    return fused and operator.role in _PERMUTING
 
 
 def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Operator]]:
@@ -135,15 +133,14 @@ def sent_tokens(sharding: Sharding) -> float:
     One for each of a token's experts; a fused kernel sends one to each rank that has any of them.
     """
     routing = _routing(sharding)
-    fused = routing.software.expert_dispatch is ExpertDispatch.FUSED
-    copies = _reached(routing, sharding.ep) if fused else float(routing.top_k)
+    copies = _reached(routing, sharding.ep) if routing.fused else float(routing.top_k)
     return sharding.tokens / sharding.tp * copies * routing.capacity * routing.load
 
 
 def _tokens_across(sharding: Sharding) -> float:
     """Copies that a fused kernel sends between domains, its own included: one to each domain that has any of a token's experts."""
     routing = _routing(sharding)
-    if routing.software.expert_dispatch is not ExpertDispatch.FUSED or routing.domains == 1:
+    if not routing.fused or routing.domains == 1:
         return 0.0
     copies = _reached(routing, routing.domains)
     return sharding.tokens / sharding.tp * copies * routing.capacity * routing.load
@@ -192,26 +189,25 @@ def _between(
     operators: Sequence[Operator], sharding: Sharding, *, travels: tuple[bool, bool]
 ) -> Iterator[Operator]:
     """Kernels between the way there and the way back, as far as tokens travel both."""
-    mixed, pads = _arrives_by_rank(sharding), _pads(operators, sharding)
-    there, back = travels
+    pads = _pads(operators, sharding)
+    there, back = (way and _arrives_by_rank(sharding) for way in travels)
     phase = min(operator.phase for operator in operators)  # forward, or the first of a backward
-    if there and mixed:
+    if there:
         yield _regrouping("rows_by_expert", phase, sharding)
     if pads:
         yield _padding("padding", phase, sharding)
     yield from _kernels(operators, sharding)
     if pads:
         yield _padding("unpadding", phase, sharding)
-    if back and mixed:
+    if back:
         yield _regrouping("rows_by_rank", phase, sharding)
 
 
 def _pads(operators: Sequence[Operator], sharding: Sharding) -> bool:
     """Whether products take counts of rows that routing does not give; a fused dispatch leaves them so."""
     routing = _routing(sharding)
-    if not routing.pads or routing.software.expert_dispatch is ExpertDispatch.FUSED:
-        return False
-    if all(operator.phase is Phase.WEIGHT_GRADIENT for operator in operators):
+    weights = all(operator.phase is Phase.WEIGHT_GRADIENT for operator in operators)
+    if not routing.pads or routing.fused or weights:
         return False
     return any(0 < operator.operand_bytes < sharding.activation_bytes for operator in operators)
 
@@ -230,11 +226,13 @@ def _worked_rows(sharding: Sharding) -> float:
 
 
 def _arrives_by_rank(sharding: Sharding) -> bool:
-    """Whether rows arrive in another order, or number, than the experts of this rank work on."""
+    """Whether a kernel puts rows that arrive in another order, or number, in that of the experts of this rank."""
     routing = _routing(sharding)
     if sharding.ep == 1 or routing.software.expert_dispatch is ExpertDispatch.ALL_GATHER:
         return False
-    return routing.software.expert_dispatch is ExpertDispatch.FUSED or routing.experts > sharding.ep
+    if routing.fused:
+        return routing.software.expert_regrouping is ExpertRegrouping.KERNEL
+    return routing.experts > sharding.ep
 
 
 def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
@@ -283,10 +281,7 @@ def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
     if _routing(sharding).software.expert_dispatch is ExpertDispatch.ALL_GATHER:
         return _whole_tokens(name, "reduce_scatter", phase, sharding)
     exchanged = _exchange(name, phase, sharding)
-    summed = [
-        dataclasses.replace(sent, kind="reduce_scatter")
-        for sent in _over_etp(name, phase, sharding)
-    ]
+    summed = _over_etp(name, phase, sharding, kind="reduce_scatter")
     after = _tags(summed)
     return [*summed, *(dataclasses.replace(sent, needs=after) for sent in exchanged)]
 
@@ -297,15 +292,20 @@ def _exchange(name: str, phase: Phase, sharding: Sharding) -> list[Communication
         return []
     token = sharding.hidden * sharding.activation_bytes
     sent = _tagged(f"{name} all-to-all", "ep", "all_to_all", sent_tokens(sharding) * token, phase)
-    return [dataclasses.replace(sent, across=_tokens_across(sharding) * token)]
+    routing = _routing(sharding)
+    beside = routing.fused and routing.software.expert_regrouping is ExpertRegrouping.BESIDE
+    copies = _regrouping("rows", phase, sharding) if beside else None
+    return [dataclasses.replace(sent, across=_tokens_across(sharding) * token, copies=copies)]
 
 
-def _over_etp(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
+def _over_etp(
+    name: str, phase: Phase, sharding: Sharding, *, kind: str = "all_gather"
+) -> list[Communication]:
     """Gather (or sum) of the tokens that the ranks sharing experts' features received together."""
     if sharding.etp == 1:
         return []
     size = _worked_rows(sharding) * sharding.hidden * sharding.activation_bytes
-    return [_tagged(f"{name} over etp", "etp", "all_gather", size, phase)]
+    return [_tagged(f"{name} over etp", "etp", kind, size, phase)]
 
 
 def _whole_tokens(name: str, kind: str, phase: Phase, sharding: Sharding) -> list[Communication]:

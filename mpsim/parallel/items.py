@@ -47,6 +47,8 @@ class Communication:
     across : float
         Of an all-to-all that enters every scale-up domain once and is passed on inside: what one rank sends to its peers in other
         domains, with its own part; `size` is then what it sends inside. 0 for all others [B].
+    copies : Operator, optional
+        Kernel on the same stream that puts what travels in order.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Communication:
     tag: str = ""
     needs: frozenset[str] = frozenset()
     across: float = 0.0
+    copies: Operator | None = None
 
     def holds(self, kernel: Compute | None) -> bool:
         """Whether a kernel that follows has to wait for it; None stands for one that the host launches once the device is idle."""

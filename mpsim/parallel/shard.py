@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from mpsim.framework import ExpertBehaviour, TensorBehaviour, TensorOverlap
+from mpsim.framework import ExpertBehaviour, ExpertDispatch, TensorBehaviour, TensorOverlap
 from mpsim.memo import remembered
 from mpsim.workload import Operator, OperatorKind, Phase, Split
 
@@ -42,6 +42,11 @@ class Routing:
     software: ExpertBehaviour = _NO_WAITS
     pads: bool = False
     domains: int = 1
+
+    @property
+    def fused(self) -> bool:
+        """Whether one kernel permutes and sends."""
+        return self.software.expert_dispatch is ExpertDispatch.FUSED
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

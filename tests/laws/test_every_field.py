@@ -117,6 +117,7 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         ),
         "expert_synchronizations": {**MIXTURE, "framework.synchronization_cost": "1 ms"},
         "expert_padding": {**MIXTURE, "training.precision": "fp8"},
+        "expert_regrouping": {**MIXTURE, "framework.expert_dispatch": "fused"},
     },
     "serving.engine": {
         **dict.fromkeys(("prompt_layer_time",), MIXTRAL),

@@ -61,7 +61,7 @@ def _plan(layout: dict[str, Any]) -> Plan:
     )
 
 
-def _step(**overrides: str) -> Timeline:
+def _step(**overrides: str | float) -> Timeline:
     plan = small_plan(
         tp=1,
         pp=2,
@@ -147,6 +147,22 @@ def test_a_fused_dispatch_across_nodes_sends_less_over_nics_and_takes_less_time(
     once = 1 - 70 / 1820  # C(8,4) / C(16,4)
     np.testing.assert_allclose(outside(fused) / outside(plain), once / (4 * 8 / 16), rtol=1e-9)
     assert fused.makespan < plain.makespan
+
+
+def test_rows_put_in_order_beside_the_exchange_take_as_long_unless_they_hide() -> None:
+    """Exposed, a kernel takes its time on either stream, and none inside the exchange; behind another microbatch it takes less on that of the exchange."""
+
+    def step(regrouping: str, overlap: str) -> float:
+        plain: dict[str, str | float] = {"expert_dispatch": "fused", "launch_cost": 0.0}
+        timed = _step(expert_regrouping=regrouping, expert_overlap=overlap, **plain)
+        return float(timed.makespan)
+
+    kernel, beside, fused = (step(one, "none") for one in ("kernel", "beside", "fused"))
+    assert fused < beside
+    np.testing.assert_allclose(beside, kernel, rtol=1e-6)
+    assert (
+        step("fused", "microbatch") <= step("beside", "microbatch") < step("kernel", "microbatch")
+    )
 
 
 def test_the_busiest_expert_is_what_a_step_waits_for() -> None:
