@@ -69,6 +69,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "measure": "mpsim measure --budget 5m --out measured.jsonl",
         "calibrate": "mpsim calibrate measured.jsonl --on h100-sxm --out machine.yaml",
         "explain": "mpsim explain my-run.yaml rank0.json.gz rank1.json.gz --plot steps.png",
+        "watch": "mpsim watch train.log --scenario my-run.yaml --steps 100000 --follow",
         "validate": "mpsim validate my-runs.csv --scenario my-run.yaml",
         "import": "mpsim import megatron train.sh --cluster dgx-h100 --output my-run.yaml",
         "export": "mpsim export megatron my-run.yaml --output train.sh",

@@ -451,7 +451,7 @@ class _Trace:
             self._annotation(event, name, where, start, start + length)
         elif category == "cpu_op" and self.keeps and not name.startswith(_LAUNCHES):
             # the host stands for what computes where no device does
-            self.operators.add("", start, start + length)
+            self.operators.compute(start, start + length)
             self._operator(event, name, start, start + length)
         elif name in _SYNCS:
             self._mark("sync", start, start + length)
@@ -464,7 +464,8 @@ class _Trace:
         """Marks of an operator: its class, and whether it is a forward one, or a backward in which forward ones run again."""
         if name.startswith(_BACKWARD):
             self._mark("backward", start, end)
-        elif name in _PRODUCTS:
+            return
+        if name in _PRODUCTS:
             self._mark("gemm", start, end)
         elif name.startswith("aten::_scaled_dot_product"):
             self._mark("attention", start, end)

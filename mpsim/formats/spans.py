@@ -177,6 +177,7 @@ class Busy:
         self.unit = unit
         # 16 B an interval: traces have millions of kernels
         self.times: dict[str, array.array[float]] = {}
+        self._computed = self.times.setdefault("computation", array.array("d"))
 
     def add(self, kernel: str, start: float, end: float) -> str:
         """Take a kernel by its name; the class that it is of."""
@@ -187,6 +188,10 @@ class Busy:
             kind = "memory"
         self.times.setdefault(kind, array.array("d")).extend((start, end))
         return kind
+
+    def compute(self, start: float, end: float) -> None:
+        """Take an operator of a host that computes, of which there are too many to look at each name."""
+        self._computed.extend((start, end))
 
     def _cover(self, *kinds: str) -> Cover:
         import numpy as np
@@ -215,7 +220,7 @@ class Busy:
         """Intervals of a class joined where they touch or overlap; nothing where there are none."""
         import numpy as np
 
-        if kind in self.times:
+        if self.times.get(kind):
             cover = self._cover(kind)
             yield Dense(becomes, name, np.column_stack([cover.start, cover.end]) * self.unit)
 

@@ -14,6 +14,7 @@ import yaml
 
 import mpsim
 from mpsim.cli.app import COMMANDS, application
+from mpsim.explain.watch import Watch
 from mpsim.formats import export
 from mpsim.study.search import Search
 from mpsim.study.search.shortlist import shortlist
@@ -34,7 +35,7 @@ SCENARIO: dict[str, Any] = {
 }
 WRITING = (
     *("plot", "plots", "trace", "csv", "emit", "resume", "as_json", "long", "output", "title"),
-    *("yes", "allow_include", "jobs", "out", "list_", "help"),
+    *("yes", "allow_include", "jobs", "out", "list_", "help", "keep_on"),
 )
 """Options that say where and how long the answer is written, who computes it, or what is permitted."""
 ELSEWHERE = ("new", "explore", "measure")
@@ -68,6 +69,7 @@ BASES = {
     "import": "megatron args.sh --cluster dgx-h100",
     "validate": "measured.csv --scenario small.yaml",
     "explain": "small.yaml rank0.json.gz",
+    "watch": "train.jsonl --scenario small.yaml",
     "calibrate": "sums.csv --only system='OCI BM.GPU.H100.8' --on h100-sxm",
     "show": GEMM,
 }
@@ -143,6 +145,12 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "cluster": "--cluster dgx-a100-80gb",
     },
     "explain": READING,
+    "watch": {
+        **READING,
+        "file": "--scenario wide.yaml",
+        "steps": "--steps 99",
+        "state": "--state kept.json",
+    },
     "validate": {**READING, "runs": "--runs runs.jsonl", "scenario": "--scenario wide.yaml"},
     "calibrate": {
         "on": "--on h200-sxm",
@@ -192,6 +200,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sums.csv").write_bytes(published.read_bytes())
     trace = published.parents[1] / "measured" / "explained" / "clean" / "rank0.json.gz"
     (folder / trace.name).write_bytes(trace.read_bytes())
+    (folder / "train.jsonl").write_text('{"step": 3, "step_time_s": 1.5}\n')
+    kept = Watch(1.0, times=[2.0])  # of another log: counts beside this one
+    kept.save(folder / "kept.json")
     launched = folder / "launched"
     search = mpsim.search(mpsim.load(folder / "small.yaml"), SEARCHED, front=False)
     assert isinstance(search, Search)

@@ -1,0 +1,96 @@
+"""``mpsim watch``: a training log as it grows, beside the step that it should take."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpsim.cli.console import end_early, note, print_json, print_table
+from mpsim.cli.options import AsJson, Reading, option
+from mpsim.cli.paths import check_file
+from mpsim.errors import FormatError, ScenarioError
+
+__all__ = ["watch"]
+
+_EVERY_S = 2.0
+
+
+def watch(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG",
+            help="Log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines; it is only read.",
+        ),
+    ],
+    file: Annotated[Path, option("--scenario FILE", "Scenario of the run.")],
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", min=1, help="Steps of the whole run: tells how long the rest takes."
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        option(
+            "--state FILE", "Keep what was read here, and go on from there.", callback=check_file
+        ),
+    ] = None,
+    keep_on: Annotated[
+        bool, typer.Option("--follow", help="Keep reading as the log grows, until Ctrl-C.")
+    ] = False,
+    *,
+    reading: Reading,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a training log: is the run as it should be, when did it change, and how long will the rest take."""
+    from mpsim.explain.watch import Watch, follow
+    from mpsim.formats.training_log import LogStep
+    from mpsim.simulate import simulate_step
+
+    scenario = reading.load(file)
+    if scenario.serves:
+        raise ScenarioError(f"{file}: serves; a log of a training run is watched")
+    plan = scenario.training_step
+    tokens = plan.global_batch * plan.sequence_length / scenario.hardware.accelerators
+
+    def seconds(step: LogStep) -> float | None:
+        return step.seconds_of(rank_tokens=tokens, samples=plan.global_batch)
+
+    summary = simulate_step(scenario).summary
+    predicted, cost = float(summary["step_time_s"]), summary.get("cost_per_step")
+    try:
+        known = Watch.load(state) if state is not None and state.exists() else Watch(predicted)
+        known.predicted = predicted
+        stopped = interrupted = False
+        while not stopped:
+            for change in follow(known, log, seconds):
+                note(
+                    f"step {change.step}: {change.share:+.1%}, {change.before_s:.4g} s before, {change.after_s:.4g} s since"
+                )
+            if state is not None:
+                known.save(state)
+            stopped = not keep_on
+            try:
+                time.sleep(_EVERY_S if keep_on else 0.0)
+            except KeyboardInterrupt:
+                stopped = interrupted = True
+        told = known.told(steps, None if cost is None else float(cost) / predicted)
+    except FormatError as error:
+        raise typer.BadParameter(str(error), param_hint="LOG") from error
+    if as_json:
+        print_json(told)
+    else:
+        print_table([(name.replace("_", " "), _text(value)) for name, value in told.items()])
+    end_early(interrupted)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "none"
+    if isinstance(value, dict):
+        return f"step {value['step']} {value['share']:+.1%}"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

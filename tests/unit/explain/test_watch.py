@@ -1,0 +1,99 @@
+"""A watched log: changes are found, noise and outliers are none, and reading goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsim.errors import FormatError
+from mpsim.explain.watch import Watch, follow
+from mpsim.formats.training_log import LogStep
+
+MEGATRON = " iteration {step}/ 999 | consumed samples: 1 | elapsed time per iteration (ms): {ms:.1f} | lm loss: 1\n"
+
+
+def fed(times: list[float]) -> Watch:
+    """A watch that took these steps."""
+    watch = Watch(1.0)
+    for number, seconds in enumerate(times):
+        watch.take(number, seconds, None)
+    return watch
+
+
+def seconds(step: LogStep) -> float | None:
+    """Seconds as the log has them."""
+    return step.seconds
+
+
+def test_a_step_longer_by_three_per_cent_is_found_within_thirty() -> None:
+    """Noise of 1 %: the change lies near the step where it began, with its size."""
+    for seed in range(10):
+        draw = random.Random(seed)
+        watch = fed([draw.gauss(1.0 if n < 200 else 1.03, 0.01) for n in range(230)])
+        assert len(watch.changes) == 1
+        assert abs(watch.changes[0].step - 200) < 25
+        assert watch.changes[0].share == pytest.approx(0.03, abs=0.02)
+
+
+def test_noise_and_single_slow_steps_are_no_change() -> None:
+    """Ten thousand steps with a checkpoint, three times as long, in each five hundred."""
+    draw = random.Random(5)
+    watch = fed([draw.gauss(1.0, 0.01) * (3 if n % 500 == 0 else 1) for n in range(10_000)])
+    assert watch.changes == []
+
+
+def test_the_mean_of_the_next_thousand_is_known_after_twenty() -> None:
+    """Within a per cent."""
+    draw = random.Random(2)
+    assert fed([draw.gauss(2.0, 0.02) for _ in range(20)]).told()["step_time_s"] == pytest.approx(
+        2.0, rel=0.01
+    )
+
+
+def test_reading_goes_on_where_it_was_through_cuts_and_rotation(tmp_path: Path) -> None:
+    """A line without its end waits for it; a state that was kept does not read twice; a new file is read from its start."""
+    log, state = tmp_path / "train.log", tmp_path / "state.json"
+    lines = [MEGATRON.format(step=n, ms=1000 + n) for n in range(30)]
+    log.write_text("".join(lines[:10]) + lines[10][:70])
+    watch = Watch(1.0)
+    list(follow(watch, log, seconds))
+    assert watch.last == 9
+    watch.save(state)
+    log.write_text("".join(lines[:20]))
+    again = Watch.load(state)
+    again.inode = log.stat().st_ino
+    list(follow(again, log, seconds))
+    assert (again.last, len(again.times)) == (19, 20)
+    log.unlink()
+    (tmp_path / "new").write_text("".join(lines[20:22]))
+    (tmp_path / "new").rename(log)
+    list(follow(again, log, seconds))
+    assert (again.last, len(again.times)) == (21, 22)
+    state.write_text("{")
+    with pytest.raises(FormatError, match="no state"):
+        Watch.load(state)
+
+
+def test_the_command_tells_the_rest_of_the_run(
+    tmp_path: Path, mpsim_cli: Callable[..., Any]
+) -> None:
+    """Half of a hundred steps of a second are left: 50 s; memory that grew by a quarter is told."""
+    log = tmp_path / "train.jsonl"
+    log.write_text(
+        "".join(
+            f'{{"step": {n}, "step_time_s": 1.0, "memory_bytes": {4e9 + 2e7 * n}}}\n'
+            for n in range(51)
+        )
+    )
+    outcome = mpsim_cli(
+        "watch", str(log), "--scenario", "scenarios/quickstart.yaml", "--steps", "100", "--json"
+    )
+    told = json.loads(outcome.out)
+    assert told["eta_s"] == pytest.approx(50.0)
+    assert told["memory_grows"] == pytest.approx(0.25)
+    assert told["changes"] == []
