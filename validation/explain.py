@@ -112,7 +112,7 @@ def page() -> str:
         cells = " | ".join(str(named[fault, name] or "") for name in names)
         lines.append(f"| {fault.replace('_', ' ')} | {cells} |\n")
     lines.append(
-        "\nUneven stages, imbalance of experts and bubbles beyond the schedule's are not tried.\n\n## Real recordings\n\n"
+        "\nUneven stages, imbalance of experts and bubbles beyond the schedule's are named and not tried here.\n\n## Real recordings\n\n"
     )
     lines.append(
         "| recording | fault | named first | true (ms) | said (ms) | unexplained (ms) |\n| --- | --- | --- | ---: | ---: | ---: |\n"

@@ -47,6 +47,8 @@ class Expected:
     ----------
     compute : float64[R]
         Of each rank class: kernels, their launches and the optimizer.
+    bubble : float
+        Of the pipeline, mean over ranks.
     host : float
         Idle that it has: the host at work between kernels.
     exposed : float
@@ -61,6 +63,7 @@ class Expected:
     compute: NDArray[np.float64]
     recompute: float
     exposed: float
+    bubble: float
     host: float
     wire: float
     classes: dict[str, float]
@@ -89,6 +92,7 @@ class Expected:
             compute=compute,
             recompute=parts.get("recompute", 0.0),
             exposed=sum(seconds for name, seconds in parts.items() if name.startswith("exposed_")),
+            bubble=parts.get("bubble", 0.0),
             host=parts.get("host", 0.0),
             wire=wire,
             classes=classes,
@@ -119,7 +123,8 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
     step, every = float(account.steps.mean()), account.ranks
     means = {part: account.of(part) for part in PARTS}
     own = account.steps.mean(axis=1) - means["wait"] - means["wire"] - means["sync"]
-    behind = _behind(account, means, own, step)
+    # stages of a pipeline wait for each other by design
+    behind = None if len(expected.compute) > 1 else _behind(account, means, own, step)
     # the pace is set by the slowest; without one by all alike, whose mean is less noisy
     shared = np.array([n for n in range(len(every)) if n != behind])
     common = {part: float(values[shared].mean()) for part, values in means.items()}
@@ -133,6 +138,10 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
     kind = result.scenario.training_step.recompute
     yield _cause("extra_recompute", again, every, f"forward operators run for {_ms(common['recompute'])} inside the backward, {_ms(expected.recompute)} expected", kind=kind)  # fmt: skip
     yield _cause("synchronisation", common["sync"], every, f"the host waits {_ms(common['sync'])} of a step for a value or for the device")  # fmt: skip
+    if len(expected.compute) > 1:
+        if len(every) > 1:
+            yield from _stages(account, means, expected, step)
+        return
     _allow(account, common, expected)
     yield _gaps(account, common, shared)
     if account.device:
@@ -140,6 +149,31 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
         yield _cause("host_bound", idle, every, f"the device is idle {_ms(idle)} of a step between kernels, {_ms(common['launch'])} of it while the host launches")  # fmt: skip
     yield from _wires(account, common, expected)
     yield from _kernels(account, common, shared, expected, step)
+
+
+def _stages(
+    account: Account, means: dict[str, NDArray[np.float64]], expected: Expected, step: float
+) -> Iterator[Cause]:
+    """The stage that all others wait for, kernels slower in all stages, and idle time beyond the schedule's; ranks follow each other stage by stage."""
+    stage = np.arange(len(account.ranks)) * len(expected.compute) // len(account.ranks)
+    known = expected.compute[stage]
+    busy = means["busy"] + means["small"]
+    last = int((busy / known).argmax())
+    others = stage != stage[last]
+    usual = float((busy / known)[others].mean()) if others.any() else 1.0
+    longer = float(busy[last] - usual * known[last])
+    calls = account.classes["gemm calls"].mean(axis=1) / known
+    more = calls[last] > (1 + _NOISE) * calls[others].mean() if others.any() else False
+    words = f"stage {stage[last]} computes {_ms(float(busy[last]))} of a step, {_ms(usual * float(known[last]))} as the others do"
+    ranks = [rank for rank, mine in zip(account.ranks, stage, strict=True) if mine == stage[last]]
+    if longer > _NOISE * step:
+        name = "uneven_stages" if more else "slow_rank"
+        yield _cause(name, longer, ranks, f"{words}, with {'more' if more else 'as many'} products", stage=stage[last])  # fmt: skip
+    if usual > 1 + _NOISE:
+        yield _cause("clock_drop", (usual - 1) * float(known.max()), account.ranks, f"measured over simulated kernels of all other stages: x{usual:.2f}")  # fmt: skip
+    idle = float(sum(means[part] for part in ("wait", "wire", "long")).mean())  # type: ignore[union-attr]
+    idle -= expected.exposed + expected.bubble + max(0.0, longer) * (1 - 1 / len(expected.compute))
+    yield _cause("schedule_bubble", idle, account.ranks, f"stages are idle {_ms(idle)} of a step beyond the simulated bubble and messages")  # fmt: skip
 
 
 def _allow(account: Account, common: dict[str, float], expected: Expected) -> None:

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import mpsim
 from mpsim.errors import MpsimError
 from mpsim.explain import explain
-from mpsim.explain.account import PARTS, account
+from mpsim.explain.account import PARTS, Account, account
+from mpsim.explain.causes import Expected, causes_of
 from mpsim.formats.recorded_step import read_recordings
 from tests import faults as trial
 
@@ -85,6 +87,27 @@ def test_every_moment_of_a_step_counts_once() -> None:
     assert taken.seconds.shape == (2, 2, len(PARTS))
     assert taken.seconds.min() > -1e-9
     assert taken.seconds.sum(axis=2) == pytest.approx(taken.steps)
+
+
+@pytest.mark.parametrize(("products", "cause"), [(1.3, "uneven_stages"), (1.0, "slow_rank")])
+def test_a_stage_that_computes_longer_is_uneven_or_its_rank_is_slow(
+    products: float, cause: str
+) -> None:
+    """Two stages of 1F1B, the second 30 % longer: with as many more products it has more layers."""
+    document = {**trial.SCENARIO, "parallelism": {"pp": 2}, "framework": "megatron-core"}
+    result = mpsim.simulate(mpsim.Scenario.from_mapping(document))
+    expected = Expected.of(result)
+    busy = np.repeat(expected.compute, 2) * [1.0, 1.0, 1.3, 1.3]
+    step = expected.step + 0.3 * expected.compute[1]
+    seconds = np.zeros((4, 1, len(PARTS)))
+    seconds[:, 0, PARTS.index("busy")] = busy
+    seconds[:, 0, PARTS.index("wire")] = step - busy
+    calls = 100 * np.repeat(expected.compute, 2) * [1.0, 1.0, products, products]
+    classes = {"gemm calls": calls[:, None], "gemm": busy[:, None], "attention": busy[:, None]}
+    taken = Account((0, 1, 2, 3), seconds, np.full((4, 1), step), classes, (), (), True)
+    first = causes_of(result, taken)[0]
+    assert (first.cause, first.ranks) == (cause, (2, 3))
+    assert first.seconds == pytest.approx(0.3 * expected.compute[1])
 
 
 def test_mends_are_told_for_every_cause_of_the_table() -> None:
