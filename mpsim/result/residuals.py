@@ -4,8 +4,8 @@ A residual is e = ln(predicted / measured). Its spread is that of its stack, and
 
     sigma^2 = stack^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2 + single^2 + guess^2
 
-where ``single`` counts if fewer than two sources measured the accelerator, and ``guess`` if a setting was left open. 80 % of e / sigma lie between two quantiles, whose sizes differ
-because the mean of e is not 0; software that nobody measured has a spread and quantiles of its own. Everything is fitted by ``validation/intervals.py`` with whole families of runs
+where ``single`` counts if fewer than two sources measured the accelerator or its rate of products is assumed, and ``guess`` for each setting that was left open. 80 % of e / sigma lie between two quantiles, whose sizes differ
+because the mean of e is not 0; software that nobody measured has a spread of its own. Everything is fitted by ``validation/intervals.py`` with whole families of runs
 left out, one file a figure in ``mpsim/result/data``.
 """
 
@@ -26,6 +26,7 @@ __all__ = [
     "FASTEST_BY",
     "FIGURES",
     "LEVEL",
+    "MOST_GUESSED",
     "Interval",
     "MeasuredRuns",
     "Residuals",
@@ -44,6 +45,8 @@ _HALF = 1.2816  # half-width of an 80 % interval of the normal distribution over
 _REST = ("micro batch", "sharding", "schedule", "recompute")  # parts of the label `rest`
 _KIND_OF = {"format": "format", "framework": "release"}  # attributes that pairs were measured with
 _NARROW = ("fp8", "fp4", "int8", "int4")
+MOST_GUESSED = 4
+"""Guessed settings from which one more widens an interval no further."""
 LEVEL = 0.8
 """Share of measured values that lie in their interval."""
 FIGURES = (
@@ -204,17 +207,15 @@ class Residuals:
     most_doublings : float
         Doublings that count where nothing was measured.
     guess : float
-        Sigma that settings add that are guessed.
+        Sigma that each setting adds that is guessed, up to `MOST_GUESSED`.
     quantiles : tuple of float
         Of e / sigma: the lower one negative, the upper one positive.
     stacks : mapping of str to float
         Sigma of each stack (framework) that was measured; empty where stacks do not differ.
     stranger : float
         Sigma of any other stack, no smaller.
-    unknown : tuple of float
-        Quantiles of any other stack.
     several : frozenset of str
-        Accelerators that two sources or more measured.
+        Accelerators that two sources or more measured, with rates of products of their own.
     single : float
         Sigma that any other accelerator adds.
     pairs : mapping of str to float
@@ -236,7 +237,6 @@ class Residuals:
     runs: tuple[MeasuredRuns, ...]
     stacks: Mapping[str, float] = dataclasses.field(default_factory=dict)
     stranger: float = 0.0
-    unknown: tuple[float, float] = (-_HALF, _HALF)
     several: frozenset[str] = frozenset()
     single: float = 0.0
     # layouts of one model on one machine, of which a sweep has thousands, are equally far from everything
@@ -246,7 +246,8 @@ class Residuals:
 
     def sigma(self, setting: Setting) -> float:
         """Spread of the residual of a setting, by its stack and its distance to the nearest measured runs."""
-        return math.sqrt(self._place(setting)[0] + self.guess**2 * bool(setting.guessed))
+        guessed = min(setting.guessed, MOST_GUESSED)
+        return math.sqrt(self._place(setting)[0] + self.guess**2 * guessed)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
         """The measured runs of the nearest stack at the least distance, of equally near ones the most; None where none were measured."""
@@ -297,7 +298,7 @@ class Residuals:
         With quantiles q of e / sigma the measured value lies between ``value exp(-q_high sigma)`` and ``value exp(-q_low sigma)``.
         """
         sigma = self.sigma(setting)
-        low, high = self.quantiles if self.knows(setting) else self.unknown
+        low, high = self.quantiles
         return Interval(
             value * math.exp(-high * sigma), value * math.exp(-low * sigma), self.basis(setting)
         )
@@ -421,7 +422,6 @@ def residuals(figure: str) -> Residuals:
         most_doublings=float(data["most_doublings"]),
         guess=float(data["guess"]),
         quantiles=_pair(data["quantiles"]),
-        unknown=_pair(data["unknown"]),
         stacks={str(name): float(sigma) for name, sigma in data["stacks"].items()},
         stranger=float(data["stranger"]),
         several=frozenset(map(str, data["several"])),
