@@ -106,6 +106,7 @@ class GradientOverlap(enum.StrEnum):
         "without-pipeline"  # only where one stage holds the whole model (torch DDP under Megatron)
     )
     ALWAYS = "always"
+    SHARDS = "shards"  # of a share beside the backward; sums between copies behind the last (XLA moves them out of its loop over layers)
 
 
 class Reduction(enum.StrEnum):

@@ -109,7 +109,12 @@ class Framework:
             return False
         if self.data.gradient_overlap is GradientOverlap.WITHOUT_PIPELINE:
             return pp == 1
-        return self.data.gradient_overlap is GradientOverlap.ALWAYS
+        return self.data.gradient_overlap is not GradientOverlap.NEVER
+
+    def defers_sums(self, pp: int) -> bool:
+        """Whether sums between copies of shards wait for the last backward."""
+        late = self.data.gradient_overlap is GradientOverlap.SHARDS
+        return late or not self.overlaps_gradients(pp)
 
 
 _FULL_PRECISION = ("fp32", "tf32")

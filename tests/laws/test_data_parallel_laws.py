@@ -20,7 +20,7 @@ from tests.plans import small_plan
 
 habits = st.fixed_dictionaries(
     {
-        "gradient_overlap": st.sampled_from(["never", "without-pipeline", "always"]),
+        "gradient_overlap": st.sampled_from(["never", "without-pipeline", "shards", "always"]),
         "gradient_reduction": st.sampled_from(["reduce-scatter", "all-reduce", "rooted-reduce"]),
         "reduce_every_microbatch": st.booleans(),
         "defer_reduction": st.booleans(),

@@ -171,7 +171,7 @@ class _Adder:
     ) -> Ints:
         """Sum what each holder of a share has; the rows after which gradients are final.
 
-        Where reductions may not run beside a backward these sums stand behind the last one (XLA puts them behind its loop over layers).
+        Where reductions, or these sums, may not run beside a backward they stand behind the last one.
         """
         plan = self._plan
         if group.copies == 1 or reduction_kind(plan) == "all_reduce" or not len(ids):
@@ -196,7 +196,7 @@ class _Adder:
             stage=self._all.stage[reduces],
         )
         self._rows.depend(done, ids)
-        if not plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp):
+        if plan.layout.framework.defers_sums(plan.layout.mesh.pp):
             final = placed.last[plan.orders.rank_ptr[1:] - 1]
             self._rows.depend(done, final[self._all.rank[reduces]])
         return done

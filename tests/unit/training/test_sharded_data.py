@@ -177,7 +177,7 @@ def test_hybrid_shards_gather_inside_a_group_and_sum_between_groups() -> None:
     assert program.out_bytes[replica].sum() > 0.0
 
 
-@pytest.mark.parametrize("overlap", ["always", "never"])
+@pytest.mark.parametrize("overlap", ["always", "shards", "never"])
 def test_sums_between_copies_stand_behind_a_backward_they_may_not_run_beside(overlap: str) -> None:
     """The first of them starts when the last backward has ended, or long before."""
     plan = plan_of(shard=8, overrides={"gradient_overlap": overlap})
@@ -185,7 +185,8 @@ def test_sums_between_copies_stand_behind_a_backward_they_may_not_run_beside(ove
     timeline = run(program, "replay")
     sums = labelled(program, "all-reduce gradients between copies")
     last = timeline.end[np.isin(program.kind, [Kind.BACKWARD])].max()
-    assert (timeline.start[sums].min() >= last) == (overlap == "never")
+    assert (timeline.start[sums].min() >= last) == (overlap != "always")
+    assert timeline.start[labelled(program, "reduce-scatter")].min() < last
 
 
 def test_a_whole_group_of_sharers_is_no_hybrid() -> None:
