@@ -18,10 +18,10 @@ __all__ = ["GUESSED", "Tried", "settled", "usual"]
 Values: TypeAlias = dict[str, object]
 _AGAIN, _BATCH, _STATES = "training.recompute", "training.micro_batch", "parallelism.zero"
 _EXPERTS, _REPLICAS, _SPREAD = "parallelism.etp", "parallelism.dp", "parallelism.ep"
-_LAYOUT = {"parallelism.tp", "parallelism.pp"}
-_OPEN = {*_LAYOUT, _AGAIN, _BATCH, _STATES, _EXPERTS, _SPREAD, "parallelism.sequence_parallel"}
-GUESSED = {*_LAYOUT, _AGAIN, _BATCH, _STATES}
+_TENSOR = "parallelism.tp"
+GUESSED = {_TENSOR, "parallelism.pp", _AGAIN, _BATCH, _STATES}
 """Keys each of which makes a prediction less certain that nobody states."""
+_OPEN = {*GUESSED, _EXPERTS, _SPREAD, "parallelism.sequence_parallel"}
 _SHARDED = 3  # ZeRO stage of parameters
 
 
@@ -74,7 +74,7 @@ def settled(
         That of the scenario itself, where its layout is not open.
     """
     best, fits = _fastest(scenario, opened, tried, further)
-    for division in () if fits or not {*opened} >= _LAYOUT else _divisions(scenario, opened):
+    for division in () if fits or _TENSOR not in opened else _divisions(scenario, opened):
         try:
             base = scenario.with_values({**division, _REPLICAS: None}, checked=False)
             divided = {**division, _REPLICAS: base.dp}
@@ -101,7 +101,7 @@ def _fastest(
             filled = max(tried.filled(values), room)
             nearness = filled, tried.seconds(values) if filled <= least[0] else math.inf
         except MpsimError:
-            if not values and not {*opened} >= _LAYOUT:
+            if not values and _TENSOR not in opened:
                 raise
             continue  # experts do not divide so, or replicas have fewer sequences
         if nearness < least:

@@ -154,7 +154,8 @@ def fitting(
         lambda values: _outcome(text(values)).figures["step"],
     )
     opened, believed = opened_of(run, cells), table("assumptions")["believed"]["memory"]
-    if _beyond(tried, believed):  # it ran, and so not as its row says
+    if "parallelism.tp" not in opened and _beyond(tried, believed):
+        # it ran, and so not as its row says
         opened.add("training.recompute")
     values = settled(scenario, opened, tried, _offloading(run, rule))
     divided = "parallelism.dp" in values
