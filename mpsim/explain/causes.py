@@ -173,6 +173,8 @@ def _stages(
         yield _cause("clock_drop", (usual - 1) * float(known.max()), account.ranks, f"measured over simulated kernels of all other stages: x{usual:.2f}")  # fmt: skip
     idle = float(sum(means[part] for part in ("wait", "wire", "long")).mean())  # type: ignore[union-attr]
     idle -= expected.exposed + expected.bubble + max(0.0, longer) * (1 - 1 / len(expected.compute))
+    # stages that compute faster than simulated are idle more, and the step is no longer for it
+    idle = min(idle, step - expected.step - max(0.0, longer))
     yield _cause("schedule_bubble", idle, account.ranks, f"stages are idle {_ms(idle)} of a step beyond the simulated bubble and messages")  # fmt: skip
 
 
