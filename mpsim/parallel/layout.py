@@ -27,12 +27,14 @@ from mpsim.parallel.mesh import Mesh
 from mpsim.parallel.partition import Stage
 from mpsim.parallel.shard import Routing, Sharding
 from mpsim.workload import (
+    ALL_TRAINED,
     Count,
     Expansion,
     Experts,
     Lowering,
     Parameters,
     Transformer,
+    Tuning,
     expand_embedding,
     expand_head,
     expand_layer,
@@ -68,6 +70,8 @@ class Layout:
         Whether activations outside tensor-parallel regions are divided too.
     stage_clusters : tuple of Cluster
         The cluster as each pipeline rank has it; empty where all are alike.
+    tuning : Tuning
+        Which parameters train.
     """
 
     cluster: Cluster
@@ -78,6 +82,7 @@ class Layout:
     precision: str
     sequence_parallel: bool = False
     stage_clusters: tuple[Cluster, ...] = ()
+    tuning: Tuning = ALL_TRAINED
 
     def __repr__(self) -> str:
         mesh = self.mesh
@@ -134,6 +139,7 @@ class Layout:
             sequences=sequences,
             sequence_length=sequence_length,
             context=self.mesh.cp,
+            tuning=self.tuning,
         )
 
     def message_bytes(self, tokens: int) -> float:
@@ -225,6 +231,61 @@ class Layout:
         shared = stage.head and self.shares_embedding(stage)
         return _stage_parameters(self.model, self.mesh.tp, stage, shared=shared)
 
+    @property
+    def all_trained(self) -> Layout:
+        """The same layout of a model all of whose parameters train: what weights there are."""
+        return dataclasses.replace(self, tuning=ALL_TRAINED)
+
+    def trained(self, counts: Mapping[str, Count]) -> dict[str, Count]:
+        """Trained ones of the parameters of parts: a layer of each kind (by that name), the embedding, the head."""
+        if self.tuning.trains_all:
+            return dict(counts)
+        parts, lowering = self.all_trained.expansions(1, self.mesh.cp), self.lowering(1)
+        return {
+            part: self.tuning.trained(part, parts[part], count, lowering)
+            for part, count in counts.items()
+        }
+
+    def trained_parameters(self, stage: Stage) -> dict[str, Count]:
+        """Trained parameters of a stage by part, as `stage_parameters` has all."""
+        if self.tuning.trains_all:
+            return self.stage_parameters(stage)
+        held = self.stage_parameters(stage)
+        ends = self.trained({part: count for part, count in held.items() if part != "layers"})
+        layers = self.trained(self.layer_parameters)
+        return {**ends, "layers": sum((layers[kind] for kind in self.layer_kinds(stage)), Count())}
+
+    @property
+    def trained_kinds(self) -> ParameterKinds:
+        """Trained parameters of each pipeline rank by who else holds them."""
+        if self.tuning.trains_all:
+            return self.parameter_kinds
+        mesh, kinds = self.mesh, np.zeros((2, self.mesh.pp))
+        for stage in self.stages:
+            for count in self.trained_parameters(stage).values():
+                experts = count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
+                kinds[:, stage.rank] += self.held(count) - experts, experts
+        return ParameterKinds(*kinds)
+
+    def frozen_bytes(self, size: float) -> Floats:
+        """Bytes of a parameter without its adapters, on average over each pipeline rank, float64[P].
+
+        Parameters
+        ----------
+        size : float
+            Of one that trains, or could [B].
+        """
+        sizes, adapts = np.full(self.mesh.pp, float(size)), self.tuning.rank > 0
+        for rank in range(self.mesh.pp) if adapts else ():
+            total = moved = 0.0
+            for stage in self.rank_stages(rank):
+                for part, count in self.stage_parameters(stage).items():
+                    held = self.held(count)
+                    total += held
+                    moved += held * self.tuning.base_bytes(count, layer=part == "layers")
+            sizes[rank] = moved / total
+        return sizes
+
     def rank_stages(self, rank: int) -> list[Stage]:
         """Virtual stages of one pipeline rank, in model order."""
         return [stage for stage in self.stages if stage.rank == rank]
@@ -311,6 +372,7 @@ def _expansions(
     sequences: int,
     sequence_length: int,
     context: int,
+    tuning: Tuning,
 ) -> Mapping[str, Expansion]:
     shape = {"sequences": sequences, "sequence_length": sequence_length, "context": context}
     layers = {
@@ -321,7 +383,10 @@ def _expansions(
         "embedding": expand_embedding(model, lowering, **shape),
         "head": expand_head(model, lowering, **shape, padded_vocab=padded_vocab),
     }
-    return MappingProxyType({**layers, **ends})
+    parts = {**layers, **ends}
+    return MappingProxyType(
+        {name: tuning.applied(name, part, lowering) for name, part in parts.items()}
+    )
 
 
 def _stage_parameters(

@@ -11,7 +11,9 @@ import pydantic
 from pydantic import Field
 
 from mpsim.scenario.fields import Name, OneOf, Section, Time, gather_overrides
+from mpsim.scenario.tuning import Adapter, FrozenPart, Method
 from mpsim.schedule import schedule, schedule_names
+from mpsim.workload import Tuning
 
 __all__ = [
     "AXES",
@@ -184,10 +186,30 @@ class Training(Section):
         None
     )
     """Values that per-op keeps beside the input of a layer: what products return, attention's output (context) and what tensor parallelism has summed; left out, every second product, context and sums."""
+    method: Method = "full"
+    """Parameters that train: all (full), or low-rank adapters alone, beside 16-bit (lora) or narrow weights (qlora)."""
+    adapter: Adapter | None = None
+    """Adapters of lora and qlora; left out, of rank 8 beside every product of a layer."""
+    frozen: Annotated[tuple[FrozenPart, ...], Field(strict=False)] = ()
+    """Parts whose products and tables do not train: embedding, attention, mlp, head."""
     offload_activations: Literal["inputs", "products", "all"] | None = None
     """Activations that wait in host memory: inputs of layers, all that is kept but those, or all."""
     offload_layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """First layers of every stage whose activations wait in host memory; left out, all."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """Which parameters train."""
+        if self.method == "full":
+            return Tuning(frozen=self.frozen)
+        adapter = self.adapter or Adapter()
+        base = adapter.base or ("nf4" if self.method == "qlora" else "bf16")
+        return Tuning(
+            rank=adapter.rank,
+            modules=adapter.modules,
+            dropout=adapter.dropout > 0,
+            base=base,
+        )
 
 
 class FrameworkChoice(Section):

@@ -121,9 +121,7 @@ class ActionVariants:
         """Blocks of a segment with the passes over memory around them."""
         gathered = _parameters(segment.gathers) if self._plan.gathers_units else 0.0
         before = self._passes.gathered(gathered, rank)
-        added = (
-            math.fsum(each.parameters for each in segment.blocks) if action in _GRADIENT else 0.0
-        )
+        added = math.fsum(each.trained for each in segment.blocks) if action in _GRADIENT else 0.0
         return [*before, *segment.blocks, *self._passes.added(added, rank)]
 
     def _register(self, template: Template) -> int:

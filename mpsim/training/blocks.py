@@ -52,12 +52,16 @@ class Block:
         Of this part on one tensor-parallel rank; its gradients are complete when its last backward ends.
     experts : float
         Those of them that belong to routed experts.
+    trained, trained_experts : float
+        Those of both that train.
     """
 
     layer: int
     template: Template
     parameters: float
     experts: float = 0.0
+    trained: float = 0.0
+    trained_experts: float = 0.0
 
 
 class Blocks:
@@ -120,24 +124,26 @@ class Blocks:
         return self._plan.layout.layer_kinds(stage), *ends, self._costs.stage(stage.rank).key
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
-        parts = {**self._plan.layout.stage_parameters(stage), **self._plan.layout.layer_parameters}
-        count = {name: self._plan.layout.held(parameters) for name, parameters in parts.items()}
-        mesh = self._plan.layout.mesh
-        experts = {
-            kind: parameters.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
-            for kind, parameters in self._plan.layout.layer_parameters.items()
-        }
-        kinds = self._plan.layout.layer_kinds(stage)
-        blocks = [
-            Block(i, self.template(kind, action, costs, again), count[kind], experts[kind])
-            for i, (kind, again) in enumerate(zip(kinds, self._again(stage, action), strict=True))
-        ]
+        layout = self._plan.layout
+        parts = {**layout.stage_parameters(stage), **layout.layer_parameters}
+        del parts["layers"]
+        trained = layout.trained(parts)
+        mesh = layout.mesh
+
+        def block(layer: int, part: str, again: Recompute | None = None) -> Block:
+            counts = parts[part], trained[part]
+            held = [layout.held(count) for count in counts]
+            experts = [count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp) for count in counts]
+            template = self.template(part, action, costs, again)
+            return Block(layer, template, held[0], experts[0], held[1], experts[1])
+
+        alone = zip(layout.layer_kinds(stage), self._again(stage, action), strict=True)
+        blocks = [block(i, kind, again) for i, (kind, again) in enumerate(alone)]
         blocks = self._chunked(stage, action, blocks, costs)
-        if stage.embedding:
-            embedding = self.template("embedding", action, costs)
-            blocks.insert(0, Block(-1, embedding, count["embedding"]))
+        if stage.embedding and (action is Action.F or self._expansions["embedding"].backward):
+            blocks.insert(0, block(-1, "embedding"))
         if stage.head:
-            blocks.append(Block(-1, self.template("head", action, costs), count["head"]))
+            blocks.append(block(-1, "head"))
         opening = self._opening(stage, action, costs)
         return [*opening, *(blocks if action is Action.F else blocks[::-1])]
 

@@ -162,6 +162,11 @@ class Plan(Saved):
         return self.layout.expansions(self.micro_batch, self.sequence_length)
 
     @property
+    def weights(self) -> Mapping[str, Expansion]:
+        """`expansions` as if every parameter trained, where each weight is that of a gradient."""
+        return self.layout.all_trained.expansions(self.micro_batch, self.sequence_length)
+
+    @property
     def fuses_blocks(self) -> bool:
         """Whether the two halves of a fused block run beside each other, tokens of one travelling while the other computes."""
         beside = self.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH

@@ -111,6 +111,7 @@ def make_plan(scenario: Scenario) -> Plan:
             precision=training.precision,
             sequence_parallel=parallelism.sequence_parallel,
             stage_clusters=nodes if scenario.stage_clusters and len(scenario.clusters) > 1 else (),
+            tuning=training.tuning,
         ),
         orders=orders,
         micro_batch=training.micro_batch,

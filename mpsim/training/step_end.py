@@ -55,13 +55,13 @@ class StepRows:
         """Sum the gradients of weights that two ranks hold: a tied embedding, copies of stages."""
         plan = self._plan
         rows = [reduced]
-        if plan.layout.embedding_ends is not None:
+        if plan.layout.embedding_ends is not None and plan.layout.tuning.trains_all:
             table = plan.layout.padded_vocab * plan.layout.model.hidden / plan.layout.mesh.tp
             ends, label = plan.layout.embedding_ends, "all-reduce tied embedding"
             rows.append(self._between(*ends, table, label, placed))
         for pair in plan.layout.stage_copies:
             first, last = (stage.rank for stage in pair)
-            counts = plan.layout.stage_parameters(pair[0]).values()
+            counts = plan.layout.trained_parameters(pair[0]).values()
             held = sum(plan.layout.held(count) for count in counts)
             if first != last:
                 rows.append(self._between(first, last, held, "all-reduce weight copies", placed))
@@ -104,7 +104,7 @@ class StepRows:
         if plan.layout.framework.optimizer.gradient_norm and not alone:
             waits = self._norm(reduced)
         waits = self._wait_for_slowest(waits)
-        dense, experts = plan.layout.parameter_kinds
+        dense, experts = plan.layout.trained_kinds
         groups = (dense_group(plan, self._costs), expert_group(plan, self._costs))
         divided = [group.sharers if plan.zero else 1 for group in groups]
         share = dense / divided[0] + experts / divided[1]

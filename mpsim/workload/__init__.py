@@ -18,8 +18,10 @@ from mpsim.workload.models import model, model_names, model_year
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count, Parameters
 from mpsim.workload.transformer import Transformer
+from mpsim.workload.tuning import ALL_TRAINED, Tuning
 
 __all__ = [
+    "ALL_TRAINED",
     "Casting",
     "Count",
     "Expansion",
@@ -34,6 +36,7 @@ __all__ = [
     "Role",
     "Split",
     "Transformer",
+    "Tuning",
     "attention_flops",
     "expand_embedding",
     "expand_head",

@@ -108,6 +108,12 @@ class Role(enum.StrEnum):
     JOIN = "join"  # of states and the next token's embedding, in multi-token prediction
     LOGITS = "logits"
     LOSS = "loss"
+    # what fine-tuning adds
+    ADAPTER_DROPOUT = "adapter_dropout"
+    ADAPTER_DOWN = "adapter_down"
+    ADAPTER_UP = "adapter_up"
+    ADAPTER_SUM = "adapter_sum"
+    DEQUANTISE = "dequantise"
     # what sharding adds
     COPY = "copy"
     SUM = "sum"

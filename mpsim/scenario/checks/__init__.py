@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpsim.errors import MpsimError, Problem
-from mpsim.scenario.checks import common, layer, machine, memory, serving, step
+from mpsim.scenario.checks import common, layer, machine, memory, serving, step, tuning
 from mpsim.scenario.checks.common import wrong_values
 from mpsim.scenario.checks.machine import absent_parts
 
@@ -39,7 +39,10 @@ def _checks_of(module: ModuleType) -> tuple[Check, ...]:
 
 
 _COMMON: Final = _checks_of(common)
-CHECKS: Final = (*_COMMON, *itertools.chain(*map(_checks_of, (machine, step, layer, memory))))
+CHECKS: Final = (
+    *_COMMON,
+    *itertools.chain(*map(_checks_of, (machine, step, layer, memory, tuning))),
+)
 SERVING_CHECKS: Final = (
     *_checks_of(serving),
     *(check for check in _COMMON if check.__name__ != "check_framework"),

@@ -24,7 +24,12 @@ from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import Kept, kept_by_stage
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.groups import collective_columns, dense_group, reduction_kind
+from mpsim.training.replicas.groups import (
+    collective_columns,
+    collective_of,
+    dense_group,
+    reduction_kind,
+)
 from mpsim.training.vocabulary import TRAINING
 
 __all__ = ["KEPT", "Exposed", "Shapes", "StageParts", "content", "part_names", "varied"]
@@ -206,15 +211,15 @@ class StageParts:
         if plan.replicas == 1:
             return Exposed(none, none, none)
         sizes, data = plan.layout.framework.optimizer, plan.layout.framework.data
-        reduce = self._collective(
-            plan, costs, reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
-        )
+        reduce = none  # of adapters and the like: as good as nothing, and a bound may be lower
+        if plan.layout.tuning.trains_all:
+            reduce = self._collective(
+                plan, costs, reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
+            )
         every = plan.reduces_every_microbatch
         queued = reduce * every
         if plan.gathers_units and not plan.keeps_gathered:
-            gather = self._collective(
-                plan, costs, "all_gather", data.gathered_bytes or sizes.parameter_bytes
-            )
+            gather = self._collective(plan, costs, *collective_of(plan, gather=True))
             queued = queued + gather * (2 if data.reshard_after_forward else 1)
         hidden = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) or plan.gathers_units
         return Exposed(

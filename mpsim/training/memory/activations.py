@@ -250,7 +250,7 @@ def _collected(plan: Plan, stage: Stage) -> float:
     """Gradients of a stage on one rank, where a whole backward collects them [B]."""
     element = plan.layout.framework.optimizer.microbatch_gradients
     held = math.fsum(
-        plan.layout.held(count) for count in plan.layout.stage_parameters(stage).values()
+        plan.layout.held(count) for count in plan.layout.trained_parameters(stage).values()
     )
     return float(element * held)
 

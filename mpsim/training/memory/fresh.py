@@ -81,8 +81,8 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     alone = count == 1 and (plan.replicas == 1 or compiled)
     if not (alone and lifetimes.drops_gradients) or lifetimes.steps_in_backward:
         return Fresh()
-    first = layout.held(layout.layer_parameters[layout.layer_kinds(stage)[0]])
-    parts = layout.stage_parameters(stage)
+    first = layout.held(layout.trained(layout.layer_parameters)[layout.layer_kinds(stage)[0]])
+    parts = layout.trained_parameters(stage)
     table = 0.0 if layout.model.tied_embeddings else layout.held(parts["embedding"])
     element = layout.framework.optimizer.gradient_bytes
     return Fresh(float(model_states(plan)["gradients"][0]), float(element * (first + table)))
@@ -93,7 +93,7 @@ def _root_gradients(plan: Plan) -> float:
     layout, data = plan.layout, plan.layout.framework.data
     if not data.root_unit:
         return 0.0
-    parts = layout.stage_parameters(layout.stages[0])
+    parts = layout.trained_parameters(layout.stages[0])
     root = sum(layout.held(parts[name]) for name in ("embedding", "head") if name in parts)
     element = layout.framework.lowering.weight_grad_bytes
     copied = (data.reduced_bytes or element) if data.reduce_copy_traffic else 0

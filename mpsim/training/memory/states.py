@@ -36,7 +36,9 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
     if plan.layout.framework.memory.steps_in_backward:
         gradients = np.minimum(gradients, _largest_weights(plan))
     return {
-        "parameters": held.parameters * sizes.parameter_bytes + _narrow_weights(plan),
+        "parameters": held.parameters * plan.layout.frozen_bytes(sizes.parameter_bytes)
+        + held.adapters * sizes.parameter_bytes
+        + _narrow_weights(plan),
         "gradients": gradients * sizes.gradient_bytes,
         "optimizer": held.optimizer * sizes.optimizer_bytes,
     }
@@ -83,7 +85,8 @@ def buffers(plan: Plan) -> NDArray[np.float64]:
 def _units(plan: Plan) -> NDArray[np.float64]:
     """Gathered units of sharded parameters, and gradients of units under way, float64[P] [B]."""
     sizes, data, held = plan.layout.framework.optimizer, plan.layout.framework.data, residency(plan)
-    gathered = held.gathered * (data.gathered_bytes or sizes.parameter_bytes)
+    element = data.gathered_bytes or sizes.parameter_bytes
+    gathered = held.gathered * plan.layout.frozen_bytes(element)
     return gathered + held.reducing * (data.reduced_bytes or sizes.gradient_bytes)
 
 

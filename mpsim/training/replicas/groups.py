@@ -198,13 +198,15 @@ def collective_columns(
     return CollectiveColumns(seconds, up, out)
 
 
-def collective_of(plan: Plan, *, gather: bool) -> tuple[str, int]:
+def collective_of(plan: Plan, *, gather: bool) -> tuple[str, float]:
     """Which collective an exchange is, and bytes of a parameter in it."""
     data, sizes = plan.layout.framework.data, plan.layout.framework.optimizer
     if not gather:
         return reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
-    kind = "all_gather" if plan.gathers_units else GATHERS[data.parameter_gather]
-    return kind, data.gathered_bytes or sizes.parameter_bytes
+    element = data.gathered_bytes or sizes.parameter_bytes
+    if not plan.gathers_units:
+        return GATHERS[data.parameter_gather], element
+    return "all_gather", float(plan.layout.frozen_bytes(element).mean())
 
 
 class ExchangeTime(NamedTuple):

@@ -42,6 +42,8 @@ class Residency:
         Gradients of units under way to their owners.
     optimizer : float64[P]
         Those with their optimizer state on the device.
+    adapters : float64[P]
+        Parameters of adapters, which are kept beside `parameters`.
     """
 
     owned: Floats
@@ -51,6 +53,7 @@ class Residency:
     gradients: Floats
     reducing: Floats
     optimizer: Floats
+    adapters: Floats
 
 
 def residency(plan: Plan) -> Residency:
@@ -67,6 +70,8 @@ def residency(plan: Plan) -> Residency:
     copies = plan.replicas // plan.sharers if plan.zero else 1
     peers = max(plan.layout.mesh.edp // copies, 1) if plan.zero else 1
     share = dense / plan.sharers + experts / peers
+    trained = plan.layout.trained_kinds
+    own = trained.dense / plan.sharers + trained.experts / peers
     nothing = np.zeros_like(owned)
     gathered = reducing = nothing
     if plan.gathers_units:
@@ -76,20 +81,23 @@ def residency(plan: Plan) -> Residency:
         if plan.layout.framework.memory.frees_weights:
             whole, summed, root = *_weights(plan, largest), nothing
         gathered = owned if stays_gathered else np.minimum(owned, root + whole)
-        reducing = np.minimum(owned, summed)
+        reducing = np.minimum(trained.dense + trained.experts, summed)
     divided = plan.zero >= SHARDED_GRADIENTS and plan.reduces_every_microbatch
-    gradients = share if divided else owned
+    gradients = own if divided else trained.dense + trained.experts
     offloads = plan.offload != "none"
     return Residency(
         owned=owned,
-        share=share,
+        share=own,
         parameters=(nothing if plan.offload == "parameters" else share)
         if plan.gathers_units
         else owned,
         gathered=gathered,
         gradients=nothing if offloads and divided else gradients,
         reducing=reducing if divided else nothing,
-        optimizer=nothing if offloads else share,
+        optimizer=nothing if offloads else own,
+        adapters=(own if plan.gathers_units else trained.dense + trained.experts)
+        if plan.layout.tuning.rank
+        else nothing,
     )
 
 
@@ -109,7 +117,7 @@ def weight_sizes(plan: Plan, parts: Iterable[str]) -> list[int]:
     return [
         operator.batch * operator.m * operator.n // operator.weights
         for part in parts
-        for operator in (shard(whole, plan.sharding) for whole in plan.expansions[part].backward)
+        for operator in (shard(whole, plan.sharding) for whole in plan.weights[part].backward)
         if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
     ]
 

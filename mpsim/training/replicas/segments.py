@@ -210,11 +210,18 @@ def _split(
         return _units(plan, action, blocks, gather=gather, reduce=reduce)
     overlaps = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
     groups = _grouped(plan, stage, blocks) if gather or (reduce and overlaps) else [list(blocks)]
-    buckets = [(_bucket(group),) for group in groups]
+    buckets = [_trained(group) for group in groups]  # what was updated, or what is reduced
     return [
         Segment(tuple(group), bucket if gather else (), bucket if reduce else ())
         for group, bucket in zip(groups, buckets, strict=True)
     ]
+
+
+def _trained(blocks: Sequence[Block]) -> tuple[Bucket, ...]:
+    """The bucket of what trains of some blocks; none where nothing does."""
+    experts = math.fsum(block.trained_experts for block in blocks)
+    total = math.fsum(block.trained for block in blocks)
+    return (Bucket(total - experts, experts),) if total else ()
 
 
 def _bucket(blocks: Sequence[Block]) -> Bucket:
@@ -237,7 +244,7 @@ def _grouped(plan: Plan, stage: Stage, blocks: Sequence[Block]) -> list[list[Blo
     size = data.first_bucket_bytes / element or usual
     groups: list[list[Block]] = [[]]
     for block in blocks:
-        if groups[-1] and _parameters(groups[-1]) >= size:
+        if groups[-1] and math.fsum(block.trained for block in groups[-1]) >= size:
             groups.append([])
             size = usual
         groups[-1].append(block)
@@ -264,7 +271,9 @@ def _units(
         extra = (root,) if root and place == outermost else ()
         forward = (*extra, *own) if gather and action is Action.F else ()
         again = own if gather and action is not Action.F and not is_end else ()
-        segments.append(Segment(tuple(group), forward or again, (*own, *extra) if reduce else ()))
+        reduced = () if is_end and root else _trained(group)
+        reduced += _trained(ends) if extra else ()
+        segments.append(Segment(tuple(group), forward or again, reduced if reduce else ()))
     return segments
 
 

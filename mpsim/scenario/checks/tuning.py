@@ -1,0 +1,91 @@
+"""Checks of fine-tuning: what adapters, frozen parts and narrow weights can stand beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mpsim.errors import Problem
+
+if TYPE_CHECKING:
+    from mpsim.scenario.written import Written
+
+_NF4_FAMILIES_WITHOUT = ("tpu",)
+
+
+def check_method(scenario: Written) -> Iterator[Problem]:
+    """Keys of adapters stand beside a method that has them, and frozen parts beside one that trains the rest."""
+    training = scenario.training_step
+    method, adapter = training.method, training.adapter
+    if method == "full" and adapter is not None:
+        message = "got a value, but method is full, which has no adapters; set method to lora, or leave it out"
+        yield Problem(message, "training.adapter")
+    if method != "full" and training.frozen:
+        message = (
+            f"got {', '.join(training.frozen)}, but with {method} only adapters train; leave it out"
+        )
+        yield Problem(message, "training.frozen")
+    if adapter is not None and method == "qlora" and adapter.base == "bf16":
+        message = "got bf16 with qlora, whose frozen weights are narrow; take nf4 or int8, or method: lora"
+        yield Problem(message, "training.adapter.base")
+    ends = {"embedding", "head"} & set(training.frozen)
+    if len(ends) == 1 and scenario.transformer.tied_embeddings:
+        message = f"got {min(ends)} alone, but embedding and head are one tied tensor; freeze both or neither"
+        yield Problem(message, "training.frozen")
+    if len(set(training.frozen)) == len(("embedding", "attention", "mlp", "head")):
+        yield Problem(
+            "got all parts, so that only norms would train; leave one out", "training.frozen"
+        )
+
+
+def check_adapters(scenario: Written) -> Iterator[Problem]:
+    """Adapters are narrower than their products, stand beside products that the model has, and run as they are simulated."""
+    training, model = scenario.training_step, scenario.transformer
+    if training.method == "full":
+        return
+    tuning, tp = training.tuning, scenario.parallelism.tp
+    sides = {
+        "qkv": (model.hidden, model.query_features),
+        "output": (model.hidden, model.query_features),
+        "up": (model.hidden, model.ffn_hidden),
+        "down": (model.hidden, model.ffn_hidden),
+        "head": (model.hidden, model.vocab),
+    }
+    most = min(min(sides[word]) for word in tuning.modules)
+    if tuning.rank > most:
+        message = f"got {tuning.rank}; needed 1 to {most}, the narrowest side of the products beside adapters; set it to 8 to 64"
+        yield Problem(message, "training.adapter.rank")
+    if model.moe is not None and {"up", "down"} & set(tuning.modules):
+        message = "got up or down of a mixture of experts, whose adapters are not simulated; set modules to [qkv, output]"
+        yield Problem(message, "training.adapter.modules")
+    if model.parallel_block:
+        message = "got a parallel block, whose products are joined; adapters stand beside products of their own: take method: full"
+        yield Problem(message, "training.method")
+    if tuning.base == "nf4" and model.hidden * model.query_features // tp % 64:
+        message = f"got nf4 with tp {tp}, whose shards are no whole blocks of 64 weights; set parallelism.tp lower"
+        yield Problem(message, "training.adapter.base")
+    if training.recompute == "per-op" or set(training.recompute_modules or ()) - {"core_attn"}:
+        message = "got modules that may hold adapters; needed full, none, or selective of core_attn"
+        yield Problem(message, "training.recompute")
+
+
+def check_narrow_base(scenario: Written) -> Iterator[Problem]:
+    """Every chip runs the kernels that widen narrow weights, and the format of products is a wide one."""
+    training = scenario.training_step
+    base = training.tuning.base
+    if base == "bf16":
+        return
+    without = [
+        cluster.accelerator.name
+        for cluster in scenario.clusters
+        if cluster.accelerator.name.startswith(_NF4_FAMILIES_WITHOUT)
+    ]
+    if without:
+        message = f"got {base} on {without[0]}, for which bitsandbytes and torchao have no kernels; set method to lora"
+        yield Problem(message, "training.adapter.base")
+    if training.precision not in ("bf16", "fp16"):
+        message = f"got {training.precision} with {base} weights, which are widened to 16 bits; set precision to bf16"
+        yield Problem(message, "training.precision")
+    if scenario.parallelism.offload != "none":
+        message = f"got {scenario.parallelism.offload} beside {base} weights, which is not simulated; set it to none"
+        yield Problem(message, "parallelism.offload")

@@ -1,0 +1,248 @@
+"""Tuning: which parameters of a model train, and what adapters and narrow frozen weights add to its operators.
+
+`Tuning.applied` is the one place that asks whether a weight trains: kernels, kept activations, messages, states and the optimizer all
+follow from the weight gradients that are left in an expansion (`trained_weights`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from types import MappingProxyType
+from typing import Final
+
+from mpsim.workload.builders import MASK_BYTES, linear, moving
+from mpsim.workload.expansion import Expansion, Step
+from mpsim.workload.lowering import Lowering
+from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
+from mpsim.workload.parameters import Count
+
+__all__ = ["ALL_TRAINED", "BASES", "FROZEN", "PROJECTIONS", "Tuning", "trained_weights"]
+
+PROJECTIONS: Final = MappingProxyType(
+    {
+        "qkv": frozenset({Role.QKV, Role.QUERY, Role.KEY_VALUE, Role.QUERY_UP, Role.KEY_VALUE_UP}),
+        "output": frozenset({Role.PROJECTION}),
+        "up": frozenset({Role.UP}),
+        "down": frozenset({Role.DOWN}),
+        "head": frozenset({Role.LOGITS}),
+    }
+)
+"""Products that adapters stand beside, by the word for them."""
+FROZEN: Final = MappingProxyType(
+    {
+        "embedding": frozenset({Module.EMBEDDING}),
+        "attention": frozenset({Module.ATTENTION, Module.CROSS_ATTENTION}),
+        "mlp": frozenset({Module.MLP, Module.EXPERTS, Module.SHARED_EXPERTS}),
+        "head": frozenset({Module.HEAD}),
+    }
+)
+"""Modules whose weights can be frozen, by the word for them."""
+BASES: Final = MappingProxyType({"bf16": 2.0, "int8": 1.0, "nf4": 0.5159})
+"""Bytes of a frozen weight: int8 without its row scales; NF4 in blocks of 64, their scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA, 2023, section 3)."""
+_WIDE = BASES["bf16"]
+_PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Parameters that train.
+
+    Parameters
+    ----------
+    frozen : tuple of str
+        Words of `FROZEN` whose weights stay as they are.
+    rank : int
+        Of the adapters, which alone train then; 0 for none.
+    modules : tuple of str
+        Words of `PROJECTIONS` that have adapters.
+    dropout : bool
+        Whether each adapter drops some of its input, which it keeps with the mask.
+    base : str
+        Format of the frozen weights of layers beside adapters, one of `BASES`; what is narrow is widened before each product.
+    """
+
+    frozen: tuple[str, ...] = ()
+    rank: int = 0
+    modules: tuple[str, ...] = ()
+    dropout: bool = False
+    base: str = "bf16"
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether every parameter trains."""
+        return not self.rank and not self.frozen
+
+    def applied(self, part: str, expansion: Expansion, lowering: Lowering) -> Expansion:
+        """Operators of a part as it trains: a frozen weight has no gradient, and keeps no input for it."""
+        if self.trains_all:
+            return expansion
+        steps: list[Step] = []
+        waiting: list[int] = []  # norms and activations that keep their output for the next product
+        for step in _steps(expansion):
+            forward = step.forward
+            has_weight = forward.kind in _PRODUCTS and any(
+                gradient.phase is Phase.WEIGHT_GRADIENT for gradient in step.backward
+            )
+            adapted = has_weight and self._adapts(forward)
+            reads = adapted and not self.dropout
+            frozen = bool(self.rank) or forward.module in self._modules_frozen
+            if frozen:
+                step = _without_weight_gradient(step, keeps=reads)
+            if has_weight and frozen and not reads:
+                for place in waiting:
+                    steps[place] = _keeping_less(steps[place])
+            waiting = [] if has_weight else waiting
+            if forward.kind is OperatorKind.NORM or forward.saved_for_weight:
+                waiting.append(len(steps))
+            if has_weight and self.base != "bf16" and part not in ("embedding", "head"):
+                steps.append(self._widened(forward, lowering))
+            steps.append(step)
+            if adapted:
+                steps += self._adapter(forward, lowering)
+        result = Expansion.of(
+            steps, input_bytes=expansion.input_bytes, input_split=expansion.input_split
+        )
+        if part == "embedding" and (self.rank or part in self.frozen):
+            forward_only = tuple(_keeping_nothing(operator) for operator in result.forward)
+            return dataclasses.replace(result, forward=forward_only, backward=())
+        return result
+
+    def trained(self, part: str, full: Expansion, count: Count, lowering: Lowering) -> Count:
+        """Trained parameters of a part that has `count` of its own."""
+        if self.trains_all:
+            return count
+        left = trained_weights(self.applied(part, full, lowering).backward)
+        if self.rank:
+            return left
+        if part in self.frozen:
+            return Count()
+        gone = trained_weights(full.backward)
+        # a tied output projection has a gradient, but its weight is counted with the embedding
+        return Count(
+            max(count.sharded - gone.sharded + left.sharded, 0),
+            max(count.replicated - gone.replicated + left.replicated, 0),
+            count.experts - gone.experts + left.experts,
+        )
+
+    def base_bytes(self, count: Count, *, layer: bool) -> float:
+        """Bytes of a frozen parameter beside adapters, on average over those of a part."""
+        if not layer or not count.total:
+            return _WIDE
+        linear_share = (count.sharded + count.experts) / count.total
+        return _WIDE + (BASES[self.base] - _WIDE) * linear_share
+
+    @property
+    def _modules_frozen(self) -> frozenset[Module]:
+        return frozenset(module for word in self.frozen for module in FROZEN[word])
+
+    def _adapts(self, operator: Operator) -> bool:
+        return any(operator.role in PROJECTIONS[word] for word in self.modules)
+
+    def _widened(self, product: Operator, lowering: Lowering) -> Step:
+        """Read narrow weights and write them in 16 bits, before the product and again before its input gradient."""
+        weights = product.batch * product.n * product.k
+        moved = (BASES[self.base] + lowering.activation_bytes) * weights
+        split = Split.EXPERT if product.split is Split.EXPERT else Split.TENSOR
+        name = f"widen {product.name}"
+        return moving(Role.DEQUANTISE, split, (moved, moved), module=product.module, name=name)
+
+    def _adapter(self, product: Operator, lowering: Lowering) -> Iterator[Step]:
+        """Two narrow products for each weight that the product stands for, and the sum with what it returns."""
+        tokens, out, features, name = product.m, product.n, product.k, f"{product.name} adapter"
+        inner = self.rank * product.weights
+        element = lowering.activation_bytes
+        product_of = functools.partial(
+            linear, tokens=tokens, lowering=lowering, module=product.module
+        )
+        column = product.split is Split.COLUMN
+        first = Split.ROW if product.split is Split.ROW else Split.SEQUENCE
+        second = Split.COLUMN if column else Split.SEQUENCE
+        if self.dropout:
+            size = element * tokens * features
+            mask = MASK_BYTES * tokens * features
+            moved = 2.0 * size + mask
+            kept = float(size + mask) * product.weights
+            split = Split.TENSOR if first is Split.ROW else Split.SEQUENCE
+            yield moving(
+                Role.ADAPTER_DROPOUT,
+                split,
+                (product.weights * moved, product.weights * moved),
+                module=product.module,
+                name=f"{name} dropout",
+                saved_for_weight=kept,
+                saved_split=split,
+            )
+        yield product_of(
+            Role.ADAPTER_DOWN,
+            first,
+            features_out=inner,
+            features_in=features,
+            name=f"{name} down",
+        )
+        yield product_of(
+            Role.ADAPTER_UP,
+            second,
+            features_out=out,
+            features_in=self.rank,
+            name=f"{name} up",
+            saved_for_weight=float(element * tokens * inner),
+        )
+        around = Split.TENSOR if column else Split.SEQUENCE
+        moved = float(element * tokens)
+        yield moving(
+            Role.ADAPTER_SUM,
+            around,
+            (3 * moved * out, 3 * moved * features),
+            module=product.module,
+            name=f"{name} sum",
+        )
+
+
+ALL_TRAINED: Final = Tuning()
+
+
+def trained_weights(operators: Iterable[Operator]) -> Count:
+    """Weights of products that these gradients are of."""
+    sharded = replicated = experts = 0
+    for operator in operators:
+        if operator.phase is not Phase.WEIGHT_GRADIENT or operator.kind not in _PRODUCTS:
+            continue
+        weights = operator.batch * operator.m * operator.n
+        if operator.split is Split.EXPERT:
+            experts += weights
+        elif operator.split in (Split.COLUMN, Split.ROW):
+            sharded += weights
+        else:
+            replicated += weights
+    return Count(sharded, replicated, experts)
+
+
+def _steps(expansion: Expansion) -> list[Step]:
+    """The steps that an expansion was made of: gradients stand in reverse, each beside others of its place."""
+    left, steps = list(expansion.backward), list[Step]()
+    for forward in reversed(expansion.forward):
+        count = 0
+        while count < len(left) and left[count].place == forward.place:
+            count += 1
+        steps.append(Step(forward, tuple(left[:count])))
+        del left[:count]
+    return steps[::-1]
+
+
+def _without_weight_gradient(step: Step, *, keeps: bool) -> Step:
+    backward = tuple(
+        gradient for gradient in step.backward if gradient.phase is not Phase.WEIGHT_GRADIENT
+    )
+    has_weight = len(backward) < len(step.backward)
+    step = Step(step.forward, backward)
+    return _keeping_less(step) if has_weight and not keeps else step
+
+
+def _keeping_less(step: Step) -> Step:
+    return Step(dataclasses.replace(step.forward, saved_for_weight=0.0), step.backward)
+
+
+def _keeping_nothing(operator: Operator) -> Operator:
+    return dataclasses.replace(operator, saved=0.0, saved_for_weight=0.0)

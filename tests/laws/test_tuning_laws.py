@@ -1,0 +1,127 @@
+"""Laws of fine-tuning: what does not train costs no gradient, no state and no message, and never makes a step longer or fuller."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+import mpsim
+from mpsim.errors import ScenarioError
+from mpsim.scenario import Scenario
+from mpsim.training import make_plan
+
+BASE: dict[str, Any] = {
+    "schema": 1,
+    "model": "llama2-7b",
+    "cluster": {"preset": "dgx-h100", "nodes": 1},
+    "framework": "torchtitan-2025",
+}
+STEP = {"global_batch": 16, "sequence_length": 2048}
+
+
+def scenario(parallelism: dict[str, Any] | None = None, **training: object) -> Scenario:
+    """A step of a Llama on eight GPUs."""
+    parts = {"parallelism": parallelism or {"zero": 3}, "training": {**STEP, **training}}
+    return Scenario.model_validate({**BASE, **parts})
+
+
+def figures(parallelism: dict[str, Any] | None = None, **training: object) -> tuple[float, float]:
+    """Step time [s] and peak memory [B]."""
+    result = mpsim.simulate(scenario(parallelism, **training)).summary
+    return result["step_time_s"], result["peak_memory_bytes"]
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_fewer_trained_parts_never_cost_more(zero: int, recompute: str) -> None:
+    """Freezing one part after the other never raises time or memory."""
+    if zero < 2 and recompute == "none":
+        pytest.skip("one case of whole replicas says the same")
+    parts = ["embedding", "attention", "mlp"]
+    steps = [
+        figures({"zero": zero}, recompute=recompute, frozen=parts[:count])
+        for count in range(len(parts) + 1)
+    ]
+    for more, fewer in itertools.pairwise(steps):
+        assert fewer[0] <= more[0] * (1 + 1e-9)
+        assert fewer[1] <= more[1]
+    assert steps[-1][0] < 0.9 * steps[0][0]
+    assert steps[-1][1] < steps[0][1]
+
+
+def test_adapters_cost_more_than_frozen_weights_and_grow_with_rank() -> None:
+    """Wider adapters never cost less, and those of one product less than those of all."""
+    ranks = [figures(method="lora", adapter={"rank": rank}) for rank in (1, 16, 256)]
+    assert ranks == sorted(ranks)
+    alone = figures(method="lora", adapter={"rank": 16, "modules": ["qkv"]})
+    assert alone < ranks[1]
+    assert ranks[1] < figures()
+
+
+def test_trained_parameters_of_adapters_are_counted_by_their_widths() -> None:
+    """Rank 16 beside output (4096 x 4096) and down (4096 x 11008): 16 x (8192 + 15104) a layer."""
+    adapter = {"rank": 16, "modules": ["output", "down"]}
+    plan = make_plan(scenario(method="lora", adapter=adapter))
+    assert plan.layout.trained_kinds.dense == pytest.approx([32 * 16 * (8192 + 15104)])
+
+
+def test_tensor_parallel_ranks_share_one_factor_of_an_adapter() -> None:
+    """Beside a column product the first factor is whole on every rank and the second divided; the other way round beside a row."""
+    adapter = {"rank": 16, "modules": ["up", "down"]}
+    plan = make_plan(scenario({"tp": 2, "zero": 0}, method="lora", adapter=adapter))
+    column, row = 4096 * 2 + 22016 / 2, 11008 / 2 + 4096
+    assert plan.layout.model.gated_mlp
+    weights = 2 if plan.layout.framework.lowering.separate_projections else 1
+    column = 4096 * weights + 22016 / 2
+    assert plan.layout.trained_kinds.dense == pytest.approx([32 * 16 * (column + row)])
+
+
+def test_narrow_weights_take_less_memory_and_more_time() -> None:
+    """NF4 weights are a quarter as large, and widened before every use."""
+    wide, narrow = (
+        figures({"zero": 0}, method=method, recompute="full") for method in ("lora", "qlora")
+    )
+    assert narrow[0] > wide[0]
+    linear = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    assert wide[1] - narrow[1] == pytest.approx((2 - 0.5159) * linear, rel=1e-3)
+
+
+def test_messages_carry_gradients_of_what_trains() -> None:
+    """With whole replicas only the gradients of adapters are reduced."""
+    result = mpsim.simulate(
+        scenario({"zero": 0}, global_batch=8, method="lora", adapter={"rank": 8})
+    )
+    timeline = result.timeline.program
+    sizes = timeline.size[timeline.collective >= 0].sum()
+    trained = make_plan(scenario({"zero": 0}, method="lora")).layout.trained_kinds.dense[0]
+    assert sizes <= 4 * trained + 8
+
+
+@pytest.mark.parametrize(
+    ("parts", "word"),
+    [
+        ({"adapter": {"rank": 0}, "method": "lora"}, "rank"),
+        ({"adapter": {"rank": 5000}, "method": "lora"}, "needed 1 to 4096"),
+        ({"adapter": {"modules": ["q_prj"]}, "method": "lora"}, "modules"),
+        ({"adapter": {"rank": 8}}, "set method to lora"),
+        ({"method": "lora", "frozen": ["mlp"]}, "only adapters train"),
+        ({"method": "qlora", "adapter": {"base": "bf16"}}, "take nf4 or int8"),
+        ({"method": "qlora", "precision": "fp8"}, "set precision to bf16"),
+        ({"method": "lora", "recompute": "per-op"}, "full, none"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_with_the_mend(parts: dict[str, Any], word: str) -> None:
+    """Each mistake is told at its key with what would do."""
+    with pytest.raises((ScenarioError, ValueError), match=word):
+        make_plan(scenario(**parts))
+
+
+def test_narrow_weights_are_refused_where_no_kernel_widens_them() -> None:
+    """A TPU has no kernels of bitsandbytes."""
+    cluster = {"cluster": {"preset": "tpu-v4-pod", "nodes": 4}, "framework": "maxtext"}
+    with pytest.raises((ScenarioError, ValueError), match="no kernels"):
+        make_plan(
+            Scenario.model_validate({**BASE, **cluster, "training": {**STEP, "method": "qlora"}})
+        )
