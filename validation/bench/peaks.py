@@ -165,7 +165,7 @@ def _rule(cells: Cells) -> Mapping[str, Any]:
     renamed = {column: cells.text(name) for column, name in columns.items()}
     stage = str(lookup("training", "sharding", cells.text("sharding") or "none")["zero"])
     known = rule_of(Cells({**cells.values, **renamed, "zero_stage": stage, "family": ""}))
-    return {**known, **rule, "framework": known["framework"]}
+    return {**known, **rule, "framework": {**known["framework"], **rule["framework"]}}
 
 
 def _entry(section: str, text: str, to: str, assumed: list[Assumed]) -> Mapping[str, Any]:

@@ -344,7 +344,8 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float) -> Kept:
     """The output head; its loss has `peak` bytes per logit alive at a time in its backward."""
     kept = _all(expansion, sharding)
     projection = next(operator for operator in expansion.forward if operator.role is Role.LOGITS)
-    logits = projection.m * projection.n / sharding.divisor(projection.split)
+    loss = next(each for each in expansion.forward if each.kind is OperatorKind.LOSS)
+    logits = projection.m * projection.n / _divisor(loss, sharding)
     in_loss = max(peak * logits - kept.logits, 0.0)
     in_head = max(in_loss, _gradients(expansion.backward, sharding))
     return dataclasses.replace(kept, in_layers=0.0, in_head=in_head, in_loss=in_loss)
@@ -353,7 +354,7 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float) -> Kept:
 def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None) -> Kept:
     for_input = for_weight = logits = 0.0
     for operator in expansion.forward:
-        share = sharding.divisor(operator.saved_split)
+        share = _divisor(operator, sharding)
         saved, longer = (
             repeated.of(operator) if repeated else (operator.saved, operator.saved_for_weight)
         )
@@ -363,6 +364,12 @@ def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None
             for_input += saved / share
             for_weight += longer / _weight_divisor(operator, sharding)
     return Kept(for_input, for_weight, logits)
+
+
+def _divisor(operator: Operator, sharding: Sharding) -> int:
+    """By how much tensor parallelism divides what is kept until the input gradient: not logits that were gathered for a loss."""
+    whole = operator.kind is OperatorKind.LOSS and not sharding.tensor.loss_reductions
+    return 1 if whole else sharding.divisor(operator.saved_split)
 
 
 def _weight_divisor(operator: Operator, sharding: Sharding) -> int:

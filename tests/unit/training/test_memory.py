@@ -193,3 +193,13 @@ def test_what_two_modules_drop_is_not_kept_by_either(modules: tuple[str, ...]) -
     )
     assert (together.for_input, together.for_weight) == (alone.for_input, alone.for_weight)
     assert activation.for_input + activation.for_weight > alone.for_input + alone.for_weight
+
+
+def test_gathered_logits_are_not_divided() -> None:
+    """Where every rank computes the whole loss, tensor parallelism of 4 leaves each rank 4 times the logits of a divided one; nothing else grows."""
+    loss = {"loss_kept_bytes": 6, "loss_peak_bytes": 14}
+    plans = [small_plan(tp=4, overrides=loss | {"loss_reductions": count}) for count in (0, 3)]
+    whole, divided = (kept_by_part(plan) for plan in plans)
+    assert whole["head"].logits == 4 * divided["head"].logits
+    assert whole["head"].in_loss == 4 * divided["head"].in_loss
+    assert whole["dense"] == divided["dense"]
