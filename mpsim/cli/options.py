@@ -32,6 +32,7 @@ __all__ = [
     "Csv",
     "Emit",
     "Engine",
+    "MemorySnapshot",
     "Plot",
     "Plots",
     "Reading",
@@ -133,6 +134,14 @@ Csv = Annotated[Path | None, option("--csv", "Write the table as CSV.", callback
 Trace = Annotated[
     Path | None,
     option("--trace", "Write a trace for Perfetto (.json or .json.gz).", callback=check_trace),
+]
+MemorySnapshot = Annotated[
+    Path | None,
+    option(
+        "--memory-snapshot",
+        "Write the allocations of the fullest rank as a pickle that torch's memory_viz opens.",
+        callback=check_file,
+    ),
 ]
 Emit = Annotated[
     list[str] | None,

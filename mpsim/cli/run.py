@@ -9,7 +9,7 @@ import typer
 
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
 from mpsim.cli.emit import targets, write_emitted
-from mpsim.cli.options import AsJson, Emit, Engine, Plots, Reading, Trace, refuse
+from mpsim.cli.options import AsJson, Emit, Engine, MemorySnapshot, Plots, Reading, Trace, refuse
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
@@ -28,6 +28,7 @@ def run(
     files: Annotated[list[Path], typer.Argument(help="One or more scenario files.")],
     plots: Plots = None,
     trace: Trace = None,
+    memory_snapshot: MemorySnapshot = None,
     *,
     reading: Reading,
     engine: Annotated[
@@ -56,10 +57,11 @@ def run(
     from mpsim.result.words import summary_sheet
     from mpsim.simulate import simulate
 
-    if trace is not None and len(files) > 1:
-        raise typer.BadParameter(
-            f"one trace holds one scenario, got {len(files)}", param_hint="--trace"
-        )
+    for path, hint in ((trace, "--trace"), (memory_snapshot, "--memory-snapshot")):
+        if path is not None and len(files) > 1:
+            raise typer.BadParameter(
+                f"one file holds one scenario, got {len(files)}", param_hint=hint
+            )
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
     emitting = targets(emit, scenarios)
@@ -67,7 +69,8 @@ def run(
     for scenario, folder, wanted in zip(scenarios, folders, emitting, strict=True):
         if scenario.serves:
             why = "studies a training step, and the scenario serves; leave it out"
-            refuse({"--sensitivity": sensitivity, "--engine": engine}, why)
+            training = {"--sensitivity": sensitivity, "--memory-snapshot": memory_snapshot}
+            refuse({**training, "--engine": engine}, why)
             with progress_bar(scenario.name) as progress:
                 result = simulate(scenario, progress=progress)
         else:
@@ -85,6 +88,8 @@ def run(
                 print_text("")
                 print_sheet(answer.sheet())
         _write(result, answer, folder, trace)
+        if memory_snapshot is not None:
+            _write_snapshot(result, memory_snapshot, as_json=as_json)
         write_emitted(configurations, as_json=as_json)
 
 
@@ -116,3 +121,27 @@ def _write(
     if trace is not None:
         result.write_trace(trace)
         wrote(trace)
+
+
+def _write_snapshot(result: Result | ServiceResult, path: Path, *, as_json: bool) -> None:
+    """Write what torch's memory_viz opens, and say what the allocator would have reserved."""
+    from mpsim.training.result import TrainingResult
+    from mpsim.units import Dimension, format_quantity
+
+    assert isinstance(result, TrainingResult), "refused before"
+    played = result.write_memory_snapshot(path)
+    wrote(path)
+    if as_json:
+        return
+    allocated, reserved, joined = (
+        format_quantity(float(size), Dimension.BYTES, digits=3)
+        for size in (
+            played.allocated,
+            played.reserved,
+            result.allocations(expandable=True).reserved,
+        )
+    )
+    print_text(
+        f"torch's allocator, rank {result.memory.fullest}: {allocated} allocated at {played.moment}, "
+        f"{reserved} reserved, {joined} with expandable segments"
+    )

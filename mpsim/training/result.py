@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +21,8 @@ from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.training.account import attribute, idle_waits
 from mpsim.training.memory import account_memory, memory_curve
+from mpsim.training.memory.snapshot import write_snapshot
+from mpsim.training.memory.trace import Played, allocation_trace, play
 from mpsim.training.plan import Plan
 from mpsim.training.summary import summarise
 
@@ -67,6 +70,18 @@ class TrainingResult(Result):
     def memory_curve(self, rank: int) -> MemoryCurve:
         """Memory of rank class `rank` (the pipeline rank, where replicas are alike) over time."""
         return memory_curve(self.timeline, self.plan, self.memory, rank)
+
+    def allocations(self, rank: int | None = None, *, expandable: bool = False) -> Played:
+        """Play what a rank class (the fullest by default) allocates through torch's caching allocator."""
+        rank = self.memory.fullest if rank is None else rank
+        changes = allocation_trace(self.timeline, self.plan, self.memory, rank)
+        return play(changes, expandable=expandable)
+
+    def write_memory_snapshot(self, path: str | Path, rank: int | None = None) -> Played:
+        """Write `allocations` as the pickle that torch's memory_viz opens, and return them."""
+        played = self.allocations(rank)
+        write_snapshot(played, path)
+        return played
 
     def _figures(self) -> Figures:
         return summarise(self, self.plan)

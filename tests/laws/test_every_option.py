@@ -35,7 +35,7 @@ SCENARIO: dict[str, Any] = {
 }
 WRITING = (
     *("plot", "plots", "trace", "csv", "emit", "resume", "as_json", "long", "output", "title"),
-    *("yes", "allow_include", "jobs", "out", "list_", "help", "keep_on"),
+    *("yes", "allow_include", "jobs", "out", "list_", "help", "keep_on", "memory_snapshot"),
 )
 """Options that say where and how long the answer is written, who computes it, or what is permitted."""
 ELSEWHERE = ("new", "explore", "measure")

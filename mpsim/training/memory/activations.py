@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ __all__ = [
     "Kept",
     "held_by_rank",
     "kept_by_part",
+    "kept_by_piece",
     "kept_by_stage",
     "offloaded",
 ]
@@ -130,6 +131,23 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
         kept = dataclasses.replace(kept, collected=_collected(plan, stage))
         result.append(kept + ends["head"] if stage.head else kept)
     return result
+
+
+def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
+    """What `kept_by_stage` adds up: embedding, layers (or chunks of them that run again together) and head of each stage, by name."""
+    expansions = _expansions(plan)
+    ends, layers = _ends(plan, expansions), _Layers(plan, expansions)
+    return [
+        [
+            *([("embedding", ends["embedding"])] if stage.embedding else []),
+            *(
+                (f"layers.{stage.first_layer + layer}", kept)
+                for layer, kept in layers.pieces(plan.layout.layer_kinds(stage))
+            ),
+            *([("head", ends["head"])] if stage.head else []),
+        ]
+        for stage in plan.layout.stages
+    ]
 
 
 def kept_by_part(plan: Plan) -> dict[str, Kept]:
@@ -264,18 +282,19 @@ class _Layers:
         self._alone: dict[tuple[str, Recompute], Kept] = {}
 
     def of(self, kinds: Sequence[str]) -> Kept:
-        """All layers of a stage: chunks that run again together, and the others one by one."""
-        recompute, total = self._recompute, Kept()
-        chunks = [chunk for chunk in recompute.chunks(len(kinds)) if len(chunk) > 1]
-        for chunk in chunks:
-            total += self._chunk(tuple(kinds[layer] for layer in chunk))
-        together = {layer for chunk in chunks for layer in chunk}
-        alone = (
-            self._layer(kind, recompute.of_layer(layer, len(kinds)))
-            for layer, kind in enumerate(kinds)
-            if layer not in together
-        )
-        return sum(alone, total)
+        """All layers of a stage."""
+        return sum((kept for _, kept in self.pieces(kinds)), Kept())
+
+    def pieces(self, kinds: Sequence[str]) -> Iterator[tuple[int, Kept]]:
+        """First layer and bytes of each piece of a stage: chunks that run again together, and the other layers one by one."""
+        chunks = {chunk[0]: chunk for chunk in self._recompute.chunks(len(kinds)) if len(chunk) > 1}
+        layer = 0
+        while layer < len(kinds):
+            if chunk := chunks.get(layer):
+                yield layer, self._chunk(tuple(kinds[each] for each in chunk))
+            else:
+                yield layer, self._layer(kinds[layer], self._recompute.of_layer(layer, len(kinds)))
+            layer += len(chunk or (layer,))
 
     def _chunk(self, content: tuple[str, ...]) -> Kept:
         if content not in self._chunks:

@@ -16,7 +16,7 @@ from mpsim.training.memory.activations import held_by_rank, kept_by_stage
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PIPELINE
 
-__all__ = ["memory_curve"]
+__all__ = ["action_times", "memory_curve"]
 
 
 def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> MemoryCurve:
@@ -39,7 +39,7 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     While an action runs its fullest moment counts; between actions what it has left. Logits are those of the action that runs, or of the forward
     that ran last: those that wait longer for their backward are activations like the rest, as in `mpsim.training.memory.account_memory`.
     """
-    start, end = _actions(timeline, rank)
+    start, end = action_times(timeline, rank)
     part = plan.parts[rank // plan.layout.mesh.pp]
     number = rank % plan.layout.mesh.pp
     held = held_by_rank(part, kept_by_stage(part))[number]
@@ -76,7 +76,7 @@ def _over_time(during: NDArray[np.float64], after: NDArray[np.float64]) -> NDArr
     return np.concatenate([[0.0], levels, last])
 
 
-def _actions(timeline: Timeline, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def action_times(timeline: Timeline, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Start and end of every action of a rank, in order; an action may be several rows."""
     program = timeline.program
     rows = timeline.rows(rank, Stream.COMPUTE)

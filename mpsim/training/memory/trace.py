@@ -1,0 +1,156 @@
+"""Allocations of one rank over a step: every tensor that the account of memory counts, in the order in which it comes and goes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mpsim.engine.timeline import Timeline
+from mpsim.program import TICK
+from mpsim.result.memory import Memory
+from mpsim.schedule import Action
+from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_piece, kept_by_stage
+from mpsim.training.memory.allocator import Block, CachingAllocator
+from mpsim.training.memory.curve import action_times
+from mpsim.training.plan import Plan
+
+__all__ = ["Change", "Played", "allocation_trace", "play"]
+
+_STANDING = ("parameters", "gradients", "optimizer")
+_MICROSECONDS = 1e6
+
+
+class Change(NamedTuple):
+    """An allocation (`size` above 0) or the end of one of the same name (0): a tensor, its bytes, and when [us]."""
+
+    time_us: float
+    name: str
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Played:
+    """A trace that an allocator has gone through.
+
+    Parameters
+    ----------
+    allocator : CachingAllocator
+        As it is at the end of the step.
+    changes : tuple of (Change, Block, int)
+        Every change with the address and size of its block, and what the allocator reserved for it.
+    allocated, reserved : int
+        Highest of either [B].
+    fullest : tuple of str
+        Names of what lies on the device when most is allocated, with their bytes, the largest first.
+    """
+
+    allocator: CachingAllocator
+    changes: tuple[tuple[Change, int, int, int], ...]
+    allocated: int
+    reserved: int
+    moment: str
+    fullest: tuple[tuple[str, int], ...]
+
+
+def allocation_trace(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> list[Change]:
+    """List what a rank class allocates and frees in a step.
+
+    Parameters
+    ----------
+    rank : int
+        Rank class: the pipeline rank, where replicas are alike.
+
+    Notes
+    -----
+    Model states and buffers come first and stay. A forward adds what each layer keeps; a backward goes through the layers in reverse, each with what it has
+    beside that at a time. The sum of sizes is at most the total of `memory` less its overhead, and reaches it, but for gradients that come within a backward.
+    """
+    part = plan.parts[rank // plan.layout.mesh.pp]
+    number = rank % plan.layout.mesh.pp
+    orders, pieces = part.orders, kept_by_piece(part)
+    rows = range(int(orders.rank_ptr[number]), int(orders.rank_ptr[number + 1]))
+    start, end = action_times(timeline, rank)
+    changes = [*_standing(part, memory, rank, number)]
+    for row, begin, until in zip(rows, start, end, strict=True):
+        steps = [
+            *_action(
+                Action(int(orders.kind[row])),
+                int(orders.microbatch[row]),
+                pieces[int(orders.stage[row])],
+            )
+        ]
+        each = (until - begin) / max(len(steps), 1)
+        changes += [
+            Change((begin + place * each) * TICK * _MICROSECONDS, *step)
+            for place, step in enumerate(steps)
+        ]
+    return changes
+
+
+def _standing(plan: Plan, memory: Memory, rank: int, number: int) -> Iterator[Change]:
+    """Model states by layer, and buffers."""
+    held = held_by_rank(plan, kept_by_stage(plan))[number]
+    parts: dict[str, float] = {}
+    for stage in plan.layout.rank_stages(number):
+        counts = plan.layout.stage_parameters(stage)
+        parts |= {
+            part: plan.layout.held(counts[part]) for part in ("embedding", "head") if part in counts
+        }
+        for layer, kind in enumerate(plan.layout.layer_kinds(stage), start=stage.first_layer):
+            parts[f"layers.{layer}"] = plan.layout.held(plan.layout.layer_parameters[kind])
+    whole = sum(parts.values())
+    for name in _STANDING:
+        size = float(memory.components[name][rank])
+        size -= float(held.collected[held.fullest]) if name == "gradients" else 0.0
+        for part, count in parts.items():
+            yield from _new(f"{part} {name}", size * count / whole)
+    yield from _new("buffers", float(memory.components["buffers"][rank]))
+
+
+def _new(name: str, size: float) -> Iterator[Change]:
+    if round(size) > 0:
+        yield Change(0.0, name, round(size))
+
+
+def _action(
+    action: Action, microbatch: int, pieces: Sequence[tuple[str, Kept]]
+) -> Iterator[tuple[str, int]]:
+    """What one action allocates and frees, by name and size."""
+    for part, kept in pieces if action is Action.F else reversed(pieces):
+        until_input = {"activations": kept.for_input, "logits": kept.logits}
+        names = {
+            f"{part} {kind} of microbatch {microbatch}": size for kind, size in until_input.items()
+        }
+        longer = {f"{part} weight inputs of microbatch {microbatch}": kept.for_weight}
+        if action is Action.F:
+            yield from (
+                (name, round(size)) for name, size in {**names, **longer}.items() if round(size)
+            )
+            continue
+        beside = round(max(kept.in_layers, kept.in_head))
+        if action is not Action.W and beside:
+            yield f"{part} backward of microbatch {microbatch}", beside
+            yield f"{part} backward of microbatch {microbatch}", 0
+        gone = ({} if action is Action.W else names) | ({} if action is Action.I else longer)
+        yield from ((name, 0) for name, size in gone.items() if round(size))
+
+
+def play(changes: Sequence[Change], *, expandable: bool = False) -> Played:
+    """Give a trace to torch's caching allocator."""
+    allocator, alive = CachingAllocator(expandable=expandable), dict[str, Block]()
+    played, most, moment, fullest = [], 0, "", dict[str, int]()
+    for change in changes:
+        reserved = allocator.reserved
+        if change.size:
+            block = alive[change.name] = allocator.allocate(change.size, name=change.name)
+            played.append((change, block.address, block.size, allocator.reserved - reserved))
+        else:
+            block = alive.pop(change.name)
+            played.append((change, block.address, block.size, 0))
+            allocator.free(block)
+        if allocator.allocated > most:
+            most, moment = allocator.allocated, change.name
+            fullest = {name: block.size for name, block in alive.items()}
+    largest = sorted(fullest.items(), key=lambda item: -item[1])
+    return Played(allocator, tuple(played), most, allocator.reserved, moment, tuple(largest))
