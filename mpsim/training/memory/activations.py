@@ -134,7 +134,7 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
 
 
 def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
-    """What `kept_by_stage` adds up: embedding, layers (or chunks of them that run again together) and head of each stage, by name."""
+    """Embedding, layers (or chunks of them that run again together) and head of each stage by name, which `kept_by_stage` adds up."""
     expansions = _expansions(plan)
     ends, layers = _ends(plan, expansions), _Layers(plan, expansions)
     return [

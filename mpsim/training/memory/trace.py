@@ -116,7 +116,7 @@ def _new(name: str, size: float) -> Iterator[Change]:
 def _action(
     action: Action, microbatch: int, pieces: Sequence[tuple[str, Kept]]
 ) -> Iterator[tuple[str, int]]:
-    """What one action allocates and frees, by name and size."""
+    """Allocations and ends of one action, by name and size."""
     for part, kept in pieces if action is Action.F else reversed(pieces):
         until_input = {"activations": kept.for_input, "logits": kept.logits}
         names = {
