@@ -160,7 +160,7 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
             iterations = max(iterations, contexts / (plan.pool.room * plan.pool.ranks))
     longest = int(tail.max(initial=0.0))
     prompt_tokens = rules.max_tokens if rules.chunked else max(rules.max_tokens, longest)
-    if rules.scheduler == "static":
+    if plan.policy.together:
         prompt_tokens = max(prompt_tokens, longest * rules.max_sequences)
     most = fullest * queries + (prompt_tokens if len(tail) else 0)
     tokens = float(tail.sum()) + units + decodes * queries

@@ -1,75 +1,120 @@
-"""Prefix cache of one engine: whole units of prompts by their hash, kept while nobody needs their blocks, least recently used out first."""
+"""Blocks of cache of one engine: free ones, those that requests hold, and cached prefixes.
+
+Prefixes are cached in whole units of prompts by their hash. A unit that no running request uses is
+idle: it stays until its blocks are needed, the least recently used out first.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-__all__ = ["PrefixCache"]
+__all__ = ["Blocks"]
 
 
-class PrefixCache:
-    """Cached units of prompts.
+class Blocks:
+    """Blocks of cache: those of running requests, of prefixes in use and the free ones are all.
 
     Parameters
     ----------
-    unit_blocks : int
-        Blocks of cache that a unit takes.
-
-    Notes
-    -----
-    A unit that running requests use is referenced; one that none uses is idle: it stays until its blocks are needed.
+    total, size : int
+        Blocks, and tokens of one.
+    hashes : sequence of tuples of int, optional
+        Leading units of every prompt, where prefixes are cached.
+    unit : int
+        Tokens of such a unit.
     """
 
-    def __init__(self, unit_blocks: int) -> None:
-        self.unit_blocks = unit_blocks
-        self._references: dict[int, int] = {}
+    def __init__(
+        self, total: int, size: int, hashes: Sequence[tuple[int, ...]] | None, unit: int
+    ) -> None:
+        self.total = self.free = total  # not held by a request: idle units are free
+        self.reserved = 0  # set aside for running requests
+        self.hit_tokens = 0
+        self.held: dict[int, int] = {}  # of its own of each running request, as of its prompt
+        self.shared: dict[int, list[int]] = {}  # cached units that each running request uses
+        self.unit_blocks = unit // size
+        self._aside: dict[int, int] = {}
+        self._size, self._hashes, self._unit = size, hashes, unit
+        self._uses: dict[int, int] = {}  # running requests that use each cached unit
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
-    @property
-    def idle_blocks(self) -> int:
-        """Blocks of units that no request uses."""
-        return len(self._idle) * self.unit_blocks
+    def own(self, request: int, tokens: int) -> int:
+        """Blocks of its own that a request with so many tokens needs, beside cached units."""
+        return -(-tokens // self._size) - len(self.shared[request]) * self.unit_blocks
 
-    def leading(self, hashes: Sequence[int]) -> int:
-        """How many of the first units are cached."""
-        for number, value in enumerate(hashes):
-            if value not in self._references:
-                return number
-        return len(hashes)
+    def enter(self, request: int, aside: int, tokens: int = 0) -> None:
+        """Let a request hold blocks: so many are set aside, and those of so many tokens taken."""
+        self.shared[request], self._aside[request] = [], aside
+        self.held[request] = self.own(request, tokens)
+        self.reserved += aside
+        self.free -= self.held[request]
 
-    def idle_among(self, hashes: Sequence[int]) -> int:
-        """Blocks of those of some cached units that no request uses."""
-        return sum(value in self._idle for value in hashes) * self.unit_blocks
+    def take(self, request: int, before: int, tokens: int) -> int:
+        """Take blocks for further tokens of a prompt; as many as the free ones hold."""
+        need = self.own(request, before + tokens) - self.held[request]
+        if need > self.free:  # the last of them is then full
+            tokens = max(
+                0, (-(-(before + tokens) // self._size) - need + self.free) * self._size - before
+            )
+            need = self.free if tokens else 0
+        self.free -= need
+        self.held[request] += need
+        return tokens
 
-    def acquire(self, hashes: Sequence[int]) -> int:
-        """Use cached units; the blocks that were idle before."""
-        woken = 0
-        for value in hashes:
-            self._references[value] += 1
-            if value in self._idle:
-                del self._idle[value]
-                woken += self.unit_blocks
-        return woken
+    def give_back(self, request: int, tokens: int = 0) -> None:
+        """Free what a request holds, that of so many tokens at least."""
+        self.free += max(self.own(request, tokens), self.held.pop(request))
+        self.reserved -= self._aside.pop(request)
+        for unit in self.shared.pop(request):
+            self._uses[unit] -= 1
+            if not self._uses[unit]:
+                self._idle[unit] = None
+                self.free += self.unit_blocks
 
-    def insert(self, hashes: Sequence[int]) -> list[int]:
-        """Cache the units of a request that are not cached yet, which it then uses; their hashes."""
-        new = [value for value in dict.fromkeys(hashes) if value not in self._references]
-        self._references.update(dict.fromkeys(new, 1))
-        return new
+    def cached(self, request: int) -> int:
+        """Leading units of a prompt that are cached."""
+        hashes = self._hashes[request] if self._hashes is not None else ()
+        return next((at for at, unit in enumerate(hashes) if unit not in self._uses), len(hashes))
 
-    def release(self, hashes: Sequence[int]) -> int:
-        """Use units no longer; the blocks that are idle now."""
-        slept = 0
-        for value in hashes:
-            self._references[value] -= 1
-            if not self._references[value]:
-                self._idle[value] = None
-                slept += self.unit_blocks
-        return slept
+    def hit(self, request: int, length: int) -> int:
+        """Use the cached tokens of so long a prompt; at least one is always computed."""
+        if self._hashes is None:
+            return 0
+        units = min(self.cached(request), (length - 1) // self._unit)
+        self.shared[request] = list(self._hashes[request][:units])
+        for unit in self.shared[request]:
+            self._uses[unit] += 1
+            if unit in self._idle:
+                del self._idle[unit]
+                self.free -= self.unit_blocks
+        self.hit_tokens += units * self._unit
+        return units * self._unit
 
-    def shrink(self, blocks: int) -> None:
-        """Drop idle units, least recently used first, until they take no more than so many blocks."""
-        while self.idle_blocks > max(0, blocks):
-            value, _ = self._idle.popitem(last=False)
-            del self._references[value]
+    def share(self, request: int, length: int) -> None:
+        """Offer the whole units of so long a computed prompt to later requests."""
+        if self._hashes is None:
+            return
+        used = self.shared[request]
+        units = dict.fromkeys(self._hashes[request][len(used) : length // self._unit])
+        new = [unit for unit in units if unit not in self._uses]
+        self._uses.update(dict.fromkeys(new, 1))
+        self.held[request] -= len(new) * self.unit_blocks  # its own until now
+        used += new
+
+    def has_room(self, request: int, length: int, tokens: int) -> bool:
+        """Whether so many tokens of so long a prompt fit beside what of it is cached."""
+        if self._hashes is None:
+            return -(-tokens // self._size) <= self.free
+        # idle units count as free: those that it hits are free no longer
+        units = self._hashes[request][: min(self.cached(request), (length - 1) // self._unit)]
+        reach = min(length, len(units) * self._unit + tokens)
+        used = sum(unit not in self._idle for unit in units)
+        return -(-reach // self._size) - used * self.unit_blocks <= self.free
+
+    def shrink(self, most: int | None = None) -> None:
+        """Drop idle units until they take no more than the free blocks, or than so many."""
+        most = max(0, self.free if most is None else most)
+        while len(self._idle) * self.unit_blocks > most:
+            unit, _ = self._idle.popitem(last=False)
+            del self._uses[unit]

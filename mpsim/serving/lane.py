@@ -48,6 +48,11 @@ class Lane:
         # requests whose keys and values have come: taken up before the next iteration
         self.arrived: list[int] = []
 
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Its engines: one, or one a rank."""
+        return self.engine.engines if isinstance(self.engine, AttentionRanks) else (self.engine,)
+
     def seconds(self, iteration: Iteration) -> float:
         """Time of an iteration [s]."""
         if isinstance(iteration, JointIteration):
@@ -58,7 +63,7 @@ class Lane:
     def line(self) -> tuple[float, float] | None:
         """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""
         engine = self.engine
-        if isinstance(engine, AttentionRanks) or not engine.even:
+        if isinstance(engine, AttentionRanks) or not engine.decoding.even:
             return None
         line = self.prices.decoding(engine.decodes, engine.context)
         return None if line is None else (self.pace * line[0], self.pace * line[1])
@@ -88,7 +93,9 @@ class Lane:
 
 def _contexts(engine: Engine, ahead: NDArray[np.int64]) -> Floats:
     """Tokens of the contexts of an engine so many iterations from now."""
-    gains: Floats = engine.context + engine.decodes * engine.gains(ahead).astype(np.float64)
+    gains: Floats = engine.context + engine.decodes * engine.decoding.gains(ahead).astype(
+        np.float64
+    )
     return gains
 
 

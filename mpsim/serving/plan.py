@@ -18,11 +18,12 @@ from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
+from mpsim.serving.policies import POLICIES, Budget
 from mpsim.serving.pools import Handover, Outage, Pool
 from mpsim.serving.prices import IterationPrices, Products
 from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.requests import Requests
-from mpsim.serving.speculation import HEADS, N_GRAM, Draft
+from mpsim.serving.speculation import HEADS, N_GRAM, Draft, last_layer
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork, Instance
 from mpsim.serving.work import FORMATS, Format, RankWork
@@ -218,14 +219,19 @@ class ServicePlan:
         )
 
     @property
+    def policy(self) -> type[Budget]:
+        """What its scheduler decides."""
+        return POLICIES[self.engine.scheduler]
+
+    @property
     def first_token_time(self) -> float:
         """Time to the first token beside queue and prompt [s]: server, tokenizer, network; nothing of a static batch, which has no server."""
-        return 0.0 if self.engine.scheduler == "static" else self.engine.first_token_time
+        return 0.0 if self.policy.together else self.engine.first_token_time
 
     @property
     def front_end_time(self) -> float:
         """Time that the servers need for a request, one after another [s]: one server an instance, none for a batch that is there at once."""
-        if self.engine.scheduler == "static" or self.workload.arrival == "all-at-once":
+        if self.policy.together or self.workload.arrival == "all-at-once":
             return 0.0
         return self.engine.front_end_time / (self.prefill or self).replicas
 
@@ -261,22 +267,22 @@ class ServicePlan:
         choice = self.speculation
         if choice is None:
             return None
-        model = None if choice.draft == N_GRAM else self.model
-        if choice.draft not in (N_GRAM, HEADS):
-            model = find_model(choice.draft)
-        if model is None:
-            return Draft(choice.tokens, choice.acceptance)
-        return Draft.of(
-            model,
-            tokens=choice.tokens,
-            acceptance=choice.acceptance,
-            heads=choice.draft == HEADS,
+        tokens, acceptance = choice.tokens, choice.acceptance
+        if choice.draft == N_GRAM:
+            return Draft(tokens, acceptance)
+        heads = choice.draft == HEADS
+        work = RankWork.of(
+            last_layer(self.model) if heads else find_model(choice.draft),
             tp=self.tp,
-            ep=self.ep if choice.draft == HEADS else 1,
+            ep=self.ep if heads else 1,
             attention_dp=self.attention_dp,
             weights=self.weight_format,
             wide=FORMATS["bf16"],
         )
+        # a layer of the model's own shares embedding and head with it
+        copies = (1.0 if self.model.tied_embeddings else 2.0) if heads else 0.0
+        shared = copies * work.head.weights * FORMATS["bf16"].bytes
+        return Draft(tokens, acceptance, work, work.weight_bytes - shared)
 
     @functools.cached_property
     def memory(self) -> ServiceMemory:
@@ -327,20 +333,12 @@ class ServicePlan:
     @property
     def rules(self) -> BatchRules:
         """How the engine forms iterations, of all ranks of an instance that keep requests of their own."""
-        engine = self.engine
-        return BatchRules(
-            scheduler=engine.scheduler,
-            max_sequences=engine.max_sequences * self.attention_dp,
-            max_tokens=engine.max_tokens * self.attention_dp,
-            chunked=engine.chunked,
-            caches=engine.prefix_cache,
-            block=engine.block,
-            drafts=0 if self.draft is None else self.draft.tokens,
-            gain=1.0 if self.draft is None else self.draft.gain,
-            wait_steps=engine.batch_wait_steps,
-            wait_share=engine.batch_wait_share,
-            poll_steps=engine.poll_steps,
-        )
+        own = {name: getattr(self.engine, name) for name in EnginePreset.__dataclass_fields__}
+        own["max_sequences"] *= self.attention_dp
+        own["max_tokens"] *= self.attention_dp
+        if self.draft is not None:
+            own |= {"drafts": self.draft.tokens, "gain": self.draft.gain}
+        return BatchRules(**own)
 
     def problems(self) -> list[Problem]:
         """Mistakes that only the whole plan shows: weights that do not fit, no cache for one request."""
@@ -452,7 +450,8 @@ class ServicePlan:
             raise ScenarioError(problems)
         engine = (self.prefill or self).engine
         longest = 0 if requests is None else int(requests.prompt.max(initial=0))
-        if not engine.chunked and engine.scheduler != "static" and longest > engine.max_tokens:
+        whole = not engine.chunked and not self.policy.together
+        if whole and longest > engine.max_tokens:
             raise ScenarioError(
                 f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {engine.max_tokens:,} with chunked: false; "
                 "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"

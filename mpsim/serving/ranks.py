@@ -57,16 +57,6 @@ class AttentionRanks:
         return sum(engine.context for engine in self.engines)
 
     @property
-    def preempted(self) -> int:
-        """Requests that were preempted."""
-        return sum(engine.preempted for engine in self.engines)
-
-    @property
-    def hit_tokens(self) -> int:
-        """Prompt tokens that prefix caches had."""
-        return sum(engine.hit_tokens for engine in self.engines)
-
-    @property
     def waits_for(self) -> str:
         """The reason for which nothing can run, of the ranks that have requests; empty where none has."""
         reasons = {engine.waits_for for engine in self.engines}
@@ -99,10 +89,6 @@ class AttentionRanks:
     def release(self, request: int) -> None:
         """Give back the blocks of a request that was handed over."""
         self._rank.pop(request).release(request)
-
-    def cached(self, request: int) -> int:
-        """Leading units of a prompt that some rank has cached."""
-        return max(engine.cached(request) for engine in self.engines)
 
     def next(self) -> JointIteration | None:
         """Form the next iteration of all ranks; None where none can run."""

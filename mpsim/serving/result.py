@@ -194,7 +194,7 @@ def measurable(plan: ServicePlan) -> dict[str, float]:
     times = latencies(served, requests, plan.first_token_time)
     ttft, tpot, e2e = (times[name][window.counted] for name in ("ttft", "tpot", "e2e"))
     several = tpot[~np.isnan(tpot)]  # of the requests that gave more than one token
-    static = plan.engine.scheduler == "static"
+    static = plan.policy.together
     return {
         "ttft": float(np.nanmean(ttft)),
         "tpot": float(several.mean()) if len(several) else 0.0,

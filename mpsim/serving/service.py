@@ -174,6 +174,7 @@ class _Service:
         for outage in self._pools[-1].outages:
             self._env.process(self._fail(*outage))
         self._env.run()
+        engines = [engine for lane in lanes for engine in lane.engines]
         table = np.array(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
         moves = np.array(self._moves, dtype=float).reshape(-1, len(_MOVES))
         return Served(
@@ -182,8 +183,8 @@ class _Service:
             first=np.array(self._first),
             last=np.array(self._last),
             steps=dict(zip(_COLUMNS, table.T, strict=True)),
-            preemptions=sum(lane.engine.preempted for lane in lanes),
-            hit_tokens=sum(lane.engine.hit_tokens for lane in lanes),
+            preemptions=sum(engine.preempted for engine in engines),
+            hit_tokens=sum(engine.cache.hit_tokens for engine in engines),
             engines=len(lanes),
             end=self._end,
             pools=tuple(len(pool) for pool in self._lanes),
@@ -254,7 +255,7 @@ class _Service:
             return lanes[turn % len(lanes)]
         loads = [lane.engine.load for lane in lanes]
         if self._routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
-            cached = [lane.engine.cached(request) for lane in lanes]
+            cached = [max(e.cache.cached(request) for e in lane.engines) for lane in lanes]
             units = self._requests.hashes[request] if self._requests.hashes else ()
             if 0 < len(units) <= 2 * max(cached):  # else nobody knows it
                 return lanes[min(range(len(lanes)), key=lambda at: (-cached[at], loads[at]))]

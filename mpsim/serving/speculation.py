@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from mpsim.serving.work import Format, RankWork
+from mpsim.serving.work import RankWork
 from mpsim.workload import Transformer
 
-__all__ = ["HEADS", "N_GRAM", "Draft"]
+__all__ = ["HEADS", "N_GRAM", "Draft", "last_layer"]
 
 HEADS = "mtp"
 """A layer of the model's own kind with its head drafts."""
@@ -53,44 +53,8 @@ class Draft:
         """Elements of cache that a token of the draft takes on a rank."""
         return 0.0 if self.work is None else self.work.cache_elements
 
-    @classmethod
-    def of(
-        cls,
-        model: Transformer,
-        *,
-        tokens: int,
-        acceptance: float,
-        heads: bool,
-        tp: int,
-        ep: int,
-        attention_dp: int,
-        weights: Format,
-        wide: Format,
-    ) -> Draft:
-        """A draft on the ranks of one stage.
 
-        Parameters
-        ----------
-        model : Transformer
-            That drafts; with `heads` the one that is served, of which one layer drafts.
-        heads : bool
-            Whether a layer drafts that shares embedding and output head with the model.
-        weights, wide : Format
-            Of the linear layers, and of what stays wide.
-        """
-        if heads:
-            model = _last_layer(model)
-        work = RankWork.of(
-            model, tp=tp, ep=ep, attention_dp=attention_dp, weights=weights, wide=wide
-        )
-        added = work.weight_bytes
-        if heads:
-            shared = work.head.weights + (0.0 if model.tied_embeddings else 1.0) * work.head.weights
-            added -= shared * wide.bytes
-        return cls(tokens, acceptance, work, added)
-
-
-def _last_layer(model: Transformer) -> Transformer:
+def last_layer(model: Transformer) -> Transformer:
     """The last layer of a model with its embedding and its head."""
     moe = model.moe
     if moe is not None:

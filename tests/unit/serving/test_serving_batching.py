@@ -37,7 +37,7 @@ def test_budget_scheduler_chunks_prompts_into_what_decoding_leaves():
     3: 0 decodes and ends (8 tokens), the last of prompt 1;  blocks 2 + 3
     4: 1 decodes and ends (11th token)
     """
-    rules = BatchRules(scheduler="budget", max_tokens=8, block=4)
+    rules = BatchRules(prefix_cache=True, scheduler="budget", max_tokens=8, block=4)
     made = engine(rules, 100, [6, 10], [3, 2])
     assert steps_of(made, 10) == [(0, 8, 3, []), (1, 7, 5, []), (1, 1, 5, [0]), (1, 0, 3, [1])]
     assert made.used == 0
@@ -46,7 +46,9 @@ def test_budget_scheduler_chunks_prompts_into_what_decoding_leaves():
 @pytest.mark.parametrize("jumps", [False, True])
 def test_an_engine_that_polls_every_third_iteration_sees_a_request_then(jumps):
     """Request 1 comes after one decoding iteration of request 0: two more pass before its prompt runs, and the engine looks again right after a prompt."""
-    rules = BatchRules(scheduler="prefill-first", max_tokens=8, block=4, poll_steps=3)
+    rules = BatchRules(
+        prefix_cache=True, scheduler="prefill-first", max_tokens=8, block=4, poll_steps=3
+    )
     made = Engine(rules, 100, [4, 4, 4], [20, 20, 20])
     made.enter(0)
     assert steps_of(made, 2) == [(0, 4, 1, []), (1, 0, 2, [])]
@@ -69,7 +71,7 @@ def test_budget_scheduler_preempts_the_latest_and_computes_it_again():
     3: request 1 waits for two blocks (4 + 1 tokens), one is free: 0 decodes alone until it ends with its fifth token
     then 1 computes 5 tokens again and decodes the three that are left.
     """
-    rules = BatchRules(scheduler="budget", max_tokens=64, block=4)
+    rules = BatchRules(prefix_cache=True, scheduler="budget", max_tokens=64, block=4)
     made = engine(rules, 3, [4, 4], [5, 5])
     assert steps_of(made, 20) == [
         (0, 8, 2, []),
@@ -88,16 +90,18 @@ def test_budget_scheduler_preempts_the_latest_and_computes_it_again():
 
 def test_a_cached_prefix_is_neither_computed_nor_stored_again():
     """Prompts of 10 tokens share 8, two blocks of 4: the second computes 2 tokens and takes one block."""
-    rules = BatchRules(scheduler="budget", max_tokens=64, max_sequences=1, block=4)
+    rules = BatchRules(
+        prefix_cache=True, scheduler="budget", max_tokens=64, max_sequences=1, block=4
+    )
     made = engine(rules, 10, [10, 10], [1, 1], hashes=[(7, 8), (7, 8)], unit=4)
     assert [step[1] for step in steps_of(made, 5)] == [10, 2]
-    assert made.hit_tokens == 8
+    assert made.cache.hit_tokens == 8
     assert made.used == 0  # what stays cached is free to whoever needs it
 
 
 def test_prefill_first_runs_prompts_alone():
     """SGLang: both prompts, then decoding of both; a prompt that arrives stops decoding for an iteration."""
-    rules = BatchRules(scheduler="prefill-first", max_tokens=64, block=1)
+    rules = BatchRules(prefix_cache=True, scheduler="prefill-first", max_tokens=64, block=1)
     made = engine(rules, 1000, [4, 4, 5], [4, 4, 2])
     made.waiting.pop()
     assert steps_of(made, 2) == [(0, 8, 8, []), (2, 0, 10, [])]
@@ -107,7 +111,9 @@ def test_prefill_first_runs_prompts_alone():
 
 def test_no_evict_admits_only_what_fits_to_its_end():
     """TensorRT-LLM: 4 + 4 tokens take two blocks of 4, so three blocks hold one request at a time."""
-    rules = BatchRules(scheduler="no-evict", max_tokens=64, block=4, chunked=False)
+    rules = BatchRules(
+        prefix_cache=True, scheduler="no-evict", max_tokens=64, block=4, chunked=False
+    )
     made = engine(rules, 3, [4, 4], [4, 4])
     steps = steps_of(made, 20)
     assert [step[0] for step in steps] == [0, 1, 1, 1, 0, 1, 1, 1]
@@ -122,7 +128,13 @@ def test_prompts_kept_back_come_together_or_when_the_patience_ends():
     5: request 2 has come, 2 + 7 >= 8: it is taken at once
     """
     rules = BatchRules(
-        scheduler="no-evict", max_tokens=16, block=4, chunked=False, wait_steps=2, wait_share=0.5
+        prefix_cache=True,
+        scheduler="no-evict",
+        max_tokens=16,
+        block=4,
+        chunked=False,
+        batch_wait_steps=2,
+        batch_wait_share=0.5,
     )
     made = Engine(rules, 100, [4, 4, 7], [9, 9, 9])
     made.waiting.append(0)
@@ -135,7 +147,7 @@ def test_prompts_kept_back_come_together_or_when_the_patience_ends():
 
 def test_static_batches_start_and_end_together():
     """The next batch waits for the longest of the last one."""
-    rules = BatchRules(scheduler="static", max_sequences=2, block=4)
+    rules = BatchRules(prefix_cache=True, scheduler="static", max_sequences=2, block=4)
     made = engine(rules, 100, [4, 4, 4], [2, 3, 1])
     assert [(step[0], step[1]) for step in steps_of(made, 20)] == [(0, 8), (2, 0), (1, 0), (0, 4)]
 
@@ -143,15 +155,15 @@ def test_static_batches_start_and_end_together():
 def counted(made):
     """Blocks in use, counted request by request: of its own, as its tokens need, and cached units that any of them uses once."""
     used = 0
-    for request, held in made._held.items():
+    for request, held in made.cache.held.items():
         own = held
-        if request in made._began:
-            tick, tokens = made._began[request]
+        if request in made.decoding._began:
+            tick, tokens = made.decoding._began[request]
             # the last of its tokens is written by the next iteration
-            own = max(own, made._blocks_of(request, tokens + made.tick - tick - 1))
+            own = max(own, made.cache.own(request, tokens + made.decoding.tick - tick - 1))
         used += own
-    cached = {unit for units in made._shared.values() for unit in units}
-    return used + len(cached) * made._cache.unit_blocks
+    cached = {unit for units in made.cache.shared.values() for unit in units}
+    return used + len(cached) * made.cache.unit_blocks
 
 
 @settings(max_examples=60, deadline=None)
@@ -167,7 +179,7 @@ def test_blocks_are_conserved_and_every_request_ends_once(lengths, scheduler, bl
     prompt, output = (list(column) for column in zip(*lengths, strict=True))
     blocks = max(-(-(p + o) // block) for p, o in lengths) + spare
     hashes = [tuple(range(p // 8)) for p in prompt] if shared else None
-    rules = BatchRules(scheduler=scheduler, max_tokens=32, block=block)
+    rules = BatchRules(prefix_cache=True, scheduler=scheduler, max_tokens=32, block=block)
     made = engine(rules, blocks, prompt, output, hashes=hashes, unit=16)
     ended = []
     for _ in range(10_000):
@@ -189,7 +201,7 @@ def test_blocks_are_conserved_and_every_request_ends_once(lengths, scheduler, bl
 @pytest.mark.parametrize("scheduler", ["budget", "no-evict"])
 def test_jumps_are_the_same_as_single_steps(scheduler):
     """Iterations passed at once leave the same state as one after the other."""
-    rules = BatchRules(scheduler=scheduler, max_tokens=64, block=4)
+    rules = BatchRules(prefix_cache=True, scheduler=scheduler, max_tokens=64, block=4)
     ends = {}
     for jumps in (False, True):
         made = engine(rules, 40, [5, 9, 3], [20, 11, 17])

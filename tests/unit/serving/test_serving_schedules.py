@@ -35,7 +35,7 @@ def test_vllm_v1():
     4: all decode, 12, 8 and 10 in the cache; C has its 2. 5: A would write token 13 and B token 9, a block each, one is free: B, the latest, is preempted with 3 tokens given,
     nobody is admitted; A has its 4. 6: 8 of B's 6 + 3. 7: the last one, and B's 4th token. 8 to 10: tokens 5 to 7, 10 to 12 in the cache.
     """
-    rules = BatchRules(scheduler="budget", max_tokens=8, block=4)
+    rules = BatchRules(prefix_cache=True, scheduler="budget", max_tokens=8, block=4)
     steps, engine = _ten(rules, 6, [4, 7, 2])
     assert steps == [
         (0, 8, 2, []),
@@ -49,7 +49,7 @@ def test_vllm_v1():
         (1, 0, 3, []),
         (1, 0, 3, [B]),
     ]
-    assert (engine.preempted, engine.hit_tokens) == (1, 8)
+    assert (engine.preempted, engine.cache.hit_tokens) == (1, 8)
 
 
 def test_sglang():
@@ -59,7 +59,7 @@ def test_sglang():
     7: two are needed, one is free: B is retracted with 5 tokens given; A decodes, 15. 8: B asks for 11 + 0.7 (1 + 12) of 10: A decodes its last.
     9: B hits its own unit and computes 7 of 11; C asks for 9 + 0.7 x 2 of 14, hits 8 and computes 1: 11 + 9 tokens. 10: both decode; C has its 2.
     """
-    rules = BatchRules(scheduler="prefill-first", max_tokens=8, block=1)
+    rules = BatchRules(prefix_cache=True, scheduler="prefill-first", max_tokens=8, block=1)
     steps, engine = _ten(rules, 25, [7, 12, 2], hashes=[(1, 2), (9,), (1, 2)])
     assert steps == [
         (0, 8, 8, []),
@@ -73,7 +73,7 @@ def test_sglang():
         (0, 8, 20, []),
         (2, 0, 22, [C]),
     ]
-    assert (engine.preempted, engine.hit_tokens) == (1, 12)
+    assert (engine.preempted, engine.cache.hit_tokens) == (1, 12)
 
 
 def test_tensorrt_llm_no_evict():
@@ -82,7 +82,7 @@ def test_tensorrt_llm_no_evict():
     1, 2: as vLLM; 8 blocks are set aside. 3: C's 3 do not fit, A and B decode until A ends in 5, with 13 and 9 tokens in the cache. 6: C's fit now; it hits 8 tokens beside B's
     decode. 7: C has its 2. 8 to 10: B alone, 12 to 14 in the cache. Nothing is ever preempted.
     """
-    rules = BatchRules(scheduler="no-evict", max_tokens=8, block=4)
+    rules = BatchRules(prefix_cache=True, scheduler="no-evict", max_tokens=8, block=4)
     steps, engine = _ten(rules, 9, [4, 9, 2])
     assert steps == [
         (0, 8, 2, []),
@@ -96,7 +96,7 @@ def test_tensorrt_llm_no_evict():
         (1, 0, 4, []),
         (1, 0, 4, [B]),
     ]
-    assert (engine.preempted, engine.hit_tokens) == (0, 8)
+    assert (engine.preempted, engine.cache.hit_tokens) == (0, 8)
 
 
 def test_tensorrt_llm_max_utilisation():
@@ -106,7 +106,9 @@ def test_tensorrt_llm_max_utilisation():
     4: A needs a block for token 13: C, the latest, is paused with its first token given; A has its 4. 5: B writes token 9; C comes back, hits 8 and computes 2 of 9 + 1: its second token,
     and its last. 6 to 10: B alone, 10 to 14 in the cache.
     """
-    rules = BatchRules(scheduler="max-utilisation", max_tokens=12, block=4, chunked=False)
+    rules = BatchRules(
+        prefix_cache=True, scheduler="max-utilisation", max_tokens=12, block=4, chunked=False
+    )
     steps, engine = _ten(rules, 6, [4, 9, 2])
     assert steps == [
         (0, 10, 3, []),
@@ -120,12 +122,12 @@ def test_tensorrt_llm_max_utilisation():
         (1, 0, 4, []),
         (1, 0, 4, [B]),
     ]
-    assert (engine.preempted, engine.hit_tokens) == (1, 16)
+    assert (engine.preempted, engine.cache.hit_tokens) == (1, 16)
 
 
 def test_static_batches():
     """FasterTransformer: two sequences a batch, no prefix cache; A gives 4 tokens, B 8, C 2. C waits until B, the longest, has ended."""
-    rules = BatchRules(scheduler="static", max_sequences=2, block=4)
+    rules = BatchRules(prefix_cache=True, scheduler="static", max_sequences=2, block=4)
     steps, engine = _ten(rules, 20, [4, 8, 2], hashes=None)
     assert steps == [
         (0, 16, 5, []),

@@ -1,0 +1,22 @@
+"""Policy ``no-evict``: a prompt is admitted when its whole output fits, and joins decodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpsim.serving.policies.budget import Budget
+
+if TYPE_CHECKING:
+    from mpsim.serving.batching import Engine
+
+__all__ = ["NoEvict"]
+
+
+class NoEvict(Budget):
+    """As ``budget``, with room set aside for what is still to be generated."""
+
+    reserves = True
+
+    def admits(self, engine: Engine, request: int, tokens: int) -> bool:
+        """Whether all blocks of the request are left."""
+        return engine.cache.reserved + engine.whole(request) <= engine.cache.total

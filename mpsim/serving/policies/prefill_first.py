@@ -1,0 +1,92 @@
+"""Policy ``prefill-first``: prompts alone while one can be admitted, else decodes.
+
+Admission keeps room for a share of the outputs still to come. The share falls while nothing is
+retracted. Sources: SGLang schedule_policy.py and environ.py (2025).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from mpsim.serving.policies.budget import Budget
+
+if TYPE_CHECKING:
+    from mpsim.serving.batching import Engine, Iteration
+
+__all__ = ["PrefillFirst"]
+
+_SHARES: Final = (0.7, 0.098)  # of the outputs to come, after a retraction and at last
+_FALLING: Final = 600  # decoding iterations from the one to the other
+_OUTPUT_CAP: Final = 4096  # tokens of an output that count
+_SAMPLE: Final = 64  # running sequences that an estimate of what is still to come looks at
+_RECHECK: Final = 16  # iterations it looks ahead for when a prompt can be admitted
+
+
+class PrefillFirst(Budget):
+    """Prompts go before decodes, and what is retracted is computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ratio_from = 0  # tick since which the share falls
+
+    def form(self, engine: Engine, iteration: Iteration) -> None:
+        """Fill an iteration with prompts; decode where there is none."""
+        engine.fill(iteration, engine.rules.max_tokens)
+        if not iteration.prompt_tokens and engine.decodes:
+            engine.make_room()
+            engine.decode(iteration)
+
+    def admits(self, engine: Engine, request: int, tokens: int) -> bool:
+        """Whether the whole prompt and a share of all outputs fit; alone, whatever it is."""
+        return not engine.cache.held or self._has_room(engine, request, 0, engine.cache.free)
+
+    def victim(self, engine: Engine) -> int | None:
+        """The latest; the share to keep room for begins anew."""
+        found = super().victim(engine)
+        if found is not None:
+            self._ratio_from = engine.decoding.tick
+        return found
+
+    def until_change(self, engine: Engine, steps: int) -> int:
+        """Until the next request can be admitted, as others gain tokens and the share falls."""
+        steps = super().until_change(engine, steps)
+        if not steps or not (engine.waiting or engine.offered):
+            return steps
+        steps = min(steps, _RECHECK)
+        if engine.running >= engine.rules.max_sequences:
+            return steps
+        request, decoding = (engine.waiting or engine.offered)[0], engine.decoding
+        for number in range(1, steps):
+            ticks = decoding.gains(number)
+            free = engine.cache.free - decoding.claimed(ticks)
+            if self._has_room(engine, request, ticks, free):
+                return number
+        return steps
+
+    def _has_room(self, engine: Engine, request: int, ticks: int, free: int) -> bool:
+        """Whether it admits when sequences have gained so many tokens and blocks are free."""
+        own = min(engine.output[request], _OUTPUT_CAP)
+        ahead = self._share(engine, ticks) * (_remaining(engine, ticks) + own)
+        return engine.length(request) + ahead <= free * engine.rules.block
+
+    def _share(self, engine: Engine, ticks: int) -> float:
+        """Share of the outputs to come that room is kept for; it starts anew when idle."""
+        now = engine.decoding.tick
+        if not engine.decodes:
+            self._ratio_from = now
+        first, last = _SHARES
+        return first + (last - first) * min(1.0, (now + ticks - self._ratio_from) / _FALLING)
+
+
+def _remaining(engine: Engine, ticks: int) -> float:
+    """Tokens still to be generated once each sequence has gained so many, as far as they count."""
+    decoding = engine.decoding
+    if not decoding.end_of:
+        return 0.0
+    now = decoding.tick + ticks
+    if engine.longest <= _OUTPUT_CAP:
+        return float(decoding.end_ticks - len(decoding.end_of) * now)
+    sample = list(itertools.islice(decoding.end_of.values(), _SAMPLE))
+    left = sum(min(tick - now, _OUTPUT_CAP) for tick in sample)
+    return left * len(decoding.end_of) / len(sample)
