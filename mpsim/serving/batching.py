@@ -62,17 +62,7 @@ class Batch(NamedTuple):
 
 
 class Iteration:
-    """Sequences and tokens that one iteration processes.
-
-    Attributes
-    ----------
-    decodes, context : int
-        Sequences that decode, and tokens of their contexts together.
-    pairs : float
-        Pairs of query and key of the prompts' causal attention.
-    started, done : list of int
-        Requests whose first prompt token, and whose last, is among them.
-    """
+    """Work of one iteration, and the requests whose first prompt token and whose last are in it."""
 
     __slots__ = ("context", "decodes", "done", "pairs", "prompt_tokens", "started")
 
@@ -138,7 +128,6 @@ class Engine:
         self.offered: deque[int] = deque()
         self.arriving: set[int] = set()  # accepted, their keys and values on the way
         self.partial: list[list[int]] = []  # [request, tokens of its prompt that are done]
-        self.order: list[int] = []  # of admission, latest last; those that ended are skipped
         self.preempted = 0
         self._prompt = prompt
         self._generated: dict[int, int] = {}  # tokens that preempted requests have generated
@@ -185,23 +174,19 @@ class Engine:
             return "transfer"
         return "cache" if self.waiting or self.offered else ""
 
-    def enter(self, request: int) -> None:
-        """Queue a request."""
-        self._unseen.append(request)
-
-    def adopt(self, request: int, generated: int) -> None:
-        """Queue a request that another engine gave so many tokens: they are computed again."""
+    def enter(self, request: int, generated: int = 0) -> None:
+        """Queue a request; so many tokens that another engine gave it are computed again."""
         if generated:
             self._generated[request] = generated
         self._unseen.append(request)
 
     def clear(self) -> list[tuple[int, int]]:
         """Drop all requests and what is cached; which, as admitted, and tokens each has generated."""
-        running = [request for request in self.order if request in self.cache.held]
+        running = list(self.cache.held)
         for request in running:
             self._drop(request)
         found = [(r, self._generated.pop(r, 0)) for r in (*running, *self.waiting, *self._unseen)]
-        self.partial, self.order = [], []
+        self.partial = []
         self.waiting.clear()
         self._unseen.clear()
         self.cache.shrink(0)
@@ -364,7 +349,6 @@ class Engine:
 
     def _admit(self, request: int, tokens: int = 0) -> None:
         """Let a request hold blocks, those of so many tokens at once."""
-        self.order.append(request)
         self.cache.enter(request, self.whole(request) if self.policy.reserves else 0, tokens)
 
     def _chunk(self, iteration: Iteration, entry: list[int], budget: int) -> int:

@@ -15,14 +15,7 @@ __all__ = ["Blocks"]
 class Blocks:
     """Blocks of cache: those of running requests, of prefixes in use and the free ones are all.
 
-    Parameters
-    ----------
-    total, size : int
-        Blocks, and tokens of one.
-    hashes : sequence of tuples of int, optional
-        Leading units of every prompt, where prefixes are cached.
-    unit : int
-        Tokens of such a unit.
+    Prefixes are cached where `hashes` has the leading units of every prompt, `unit` tokens each.
     """
 
     def __init__(
@@ -31,7 +24,7 @@ class Blocks:
         self.total = self.free = total  # not held by a request: idle units are free
         self.reserved = 0  # set aside for running requests
         self.hit_tokens = 0
-        self.held: dict[int, int] = {}  # of its own of each running request, as of its prompt
+        self.held: dict[int, int] = {}  # of their own by requests as admitted, for prompts
         self.shared: dict[int, list[int]] = {}  # cached units that each running request uses
         self.unit_blocks = unit // size
         self._aside: dict[int, int] = {}

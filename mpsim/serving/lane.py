@@ -25,11 +25,6 @@ _COUNTING = np.arange(LONGEST_JUMP)
 class Lane:
     """One engine, or the ranks of an instance that act as one, with what wakes it."""
 
-    __slots__ = (
-        *("arrived", "asleep", "down", "engine", "entrance", "nudge"),
-        *("number", "pace", "pool", "prices"),
-    )
-
     def __init__(
         self,
         number: int,
@@ -59,6 +54,10 @@ class Lane:
             loads = [part.batch for _, part in iteration.parts]
             return self.pace * float(self.prices.apart_seconds(loads, len(iteration.done)))
         return self.pace * float(self.prices.seconds(iteration.batch, len(iteration.done)))
+
+    def next(self) -> Iteration | None:
+        """Its next iteration; None where nothing can run, or it went down as it waited to."""
+        return None if self.down else self.engine.next()
 
     def line(self) -> tuple[float, float] | None:
         """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""

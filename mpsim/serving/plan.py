@@ -129,8 +129,7 @@ class ServicePlan:
     @property
     def accelerators(self) -> int:
         """Accelerators of all replicas, and of the pool of prompts."""
-        behind = 0 if self.prefill is None else self.prefill.accelerators
-        return self.pool_accelerators + behind
+        return sum(plan.pool_accelerators for plan in self.pools.values())
 
     @property
     def pool_accelerators(self) -> int:

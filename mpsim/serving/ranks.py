@@ -62,13 +62,9 @@ class AttentionRanks:
         reasons = {engine.waits_for for engine in self.engines}
         return "transfer" if "transfer" in reasons else "cache" if "cache" in reasons else ""
 
-    def enter(self, request: int) -> None:
-        """Queue a request."""
-        self._join(request).enter(request)
-
-    def adopt(self, request: int, generated: int) -> None:
-        """Queue a request that other engines have generated so many tokens of."""
-        self._join(request).adopt(request, generated)
+    def enter(self, request: int, generated: int = 0) -> None:
+        """Queue a request; so many tokens that another engine gave it are computed again."""
+        self._join(request).enter(request, generated)
 
     def clear(self) -> list[tuple[int, int]]:
         """Drop all requests and all that is cached; which, and tokens that each has generated."""

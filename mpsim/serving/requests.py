@@ -45,13 +45,9 @@ class Requests:
 
     def first(self, count: int) -> Requests:
         """The first so many of them."""
-        return Requests(
-            self.arrival[:count],
-            self.prompt[:count],
-            self.output[:count],
-            self.hashes[:count] if self.hashes else None,
-            self.unit,
-        )
+        hashes = self.hashes[:count] if self.hashes else None
+        columns = (self.arrival[:count], self.prompt[:count], self.output[:count])
+        return Requests(*columns, hashes, self.unit)
 
     def repeated(self, times: int) -> Requests:
         """All of them so many times, one after the other; every time shares prefixes with itself alone."""

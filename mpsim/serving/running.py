@@ -21,11 +21,6 @@ _PARTS: Final = 20  # bits of the parts of a token that gains are counted in, so
 class Running:
     """Sequences of one engine that decode; each gains `gain` tokens an iteration in the mean."""
 
-    __slots__ = (
-        *("_began", "_block", "_ends", "_gain", "_residues", "context", "decodes"),
-        *("end_of", "end_ticks", "even", "iterations", "tick"),
-    )
-
     def __init__(self, block: int, gain: float) -> None:
         self.decodes = self.context = 0
         self.tick = 0  # tokens that a sequence would have gained since the start

@@ -20,7 +20,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from mpsim.serving.batching import Engine, Iteration
+from mpsim.serving.batching import Engine
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
 from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.ranks import AttentionRanks
@@ -204,12 +204,7 @@ class _Service:
         """Give the next request to an engine, and wake it."""
         request = self._sent
         self._sent += 1
-        lane = self._choose(self._lanes[0], request, request)
-        if lane is None:
-            self._homeless.append((request, 0))
-            return
-        lane.engine.enter(request)
-        lane.wake()
+        self._put(self._lanes[0], request, request)
 
     def _fail(self, replica: int, begin: float, end: float) -> Events:
         """Take an instance down for a while; the iteration under way still ends."""
@@ -225,7 +220,8 @@ class _Service:
         if not lanes[0].down:
             waiting, self._homeless = self._homeless, []
             for request, generated in waiting:
-                self._adopt(request, generated)
+                self._handed += 1
+                self._put(self._lanes[-1], self._handed - 1, request, generated)
         for lane in lanes:
             lane.wake()
 
@@ -234,15 +230,16 @@ class _Service:
         lost = lane.engine.clear()
         self._moved += len(lost)
         for request, generated in lost:
-            self._adopt(request, generated)
+            self._handed += 1
+            self._put(self._lanes[-1], self._handed - 1, request, generated)
 
-    def _adopt(self, request: int, generated: int) -> None:
-        lane = self._choose(self._lanes[-1], self._handed, request)
-        self._handed += 1
+    def _put(self, lanes: Sequence[Lane], turn: int, request: int, generated: int = 0) -> None:
+        """Queue a request at one of some batches, and wake it."""
+        lane = self._choose(lanes, turn, request)
         if lane is None:
             self._homeless.append((request, generated))
             return
-        lane.engine.adopt(request, generated)
+        lane.engine.enter(request, generated)
         lane.wake()
 
     def _choose(self, lanes: Sequence[Lane], turn: int, request: int) -> Lane | None:
@@ -288,7 +285,7 @@ class _Service:
                 yield request
             if receives:
                 self._take_up(lane)
-            iteration = self._formed(lane)
+            iteration = lane.next()
             if iteration is None:
                 if entrance is not None and request is not None:
                     entrance.release(request)
@@ -316,10 +313,6 @@ class _Service:
             if entrance is None and (steps := engine.steady()) > 1:
                 yield from self._go_on(lane, steps)
                 self._end = env.now
-
-    def _formed(self, lane: Lane) -> Iteration | None:
-        """The next iteration of a batch; none where nothing can run, or it went down while it waited for the first stage."""
-        return None if lane.down else lane.engine.next()
 
     def _go_on(self, lane: Lane, steps: int) -> Events:
         """Pass as many iterations at once as nothing disturbs."""

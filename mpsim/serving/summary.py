@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,6 +184,8 @@ def summarise(
         parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble")
     )
     busy = 1.0 - unused / served.end if served.end else 0.0
+    tpot = distribution(times["tpot"][done])
+    mean_tpot = cast("float", tpot["mean"]) if tpot else 0.0
     gaps, weights = itl(served, since=window.begin, until=math.inf if until is None else until)
     accelerators = plan.accelerators
     promise = _promise(plan, times, done)
@@ -204,16 +207,14 @@ def summarise(
         "request_rate_per_s": _rate(window.finished, duration),
         "steady_state": state,
         "ttft_s": distribution(times["ttft"][done]),
-        "tpot_s": distribution(times["tpot"][done]),
+        "tpot_s": tpot,
         "itl_s": _weighted(gaps, weights),
         "e2e_s": distribution(times["e2e"][done]),
         "queue_s": distribution(times["queue"][done]),
         "output_tokens_per_s": _rate(output, duration),
         "total_tokens_per_s": _rate(output + window.prompt, duration),
         "output_tokens_per_s_per_accelerator": _rate(output, duration) / accelerators,
-        "output_tokens_per_s_per_user": _inverse(float(np.nanmean(times["tpot"][done])))
-        if (requests.output[done] > 1).any()
-        else None,
+        "output_tokens_per_s_per_user": 1.0 / mean_tpot if mean_tpot else None,
         "goodput_per_s": _rate(promise.count, duration) if promise else None,
         "requests_within_slo": promise.share if promise else None,
         "requests_within_slo_interval": list(promise.interval) if promise and done.any() else None,
@@ -231,7 +232,7 @@ def summarise(
         **_pool_figures(plan, served, len(served.pools) - 1),
         "account_s": parts,
         "utilisation": busy,
-        **_disaggregation(plan, served),
+        **_disaggregation(plan, served, by_pool),
         "energy_j_per_output_token": energy / output if output else None,
         "cost_per_million_output_tokens": None
         if price is None or not output
@@ -331,11 +332,10 @@ def _pool_figures(plan: ServicePlan, served: Served, place: int) -> Figures:
     }
 
 
-def _disaggregation(plan: ServicePlan, served: Served) -> Figures:
+def _disaggregation(plan: ServicePlan, served: Served, accounts: Mapping[str, object]) -> Figures:
     """Figures of each pool, and of the transfers between them; nothing without pools."""
     if plan.prefill is None:
         return {}
-    accounts = pool_accounts(plan, served)
     moves = served.transfers
     return {
         "pools": {
@@ -412,10 +412,6 @@ def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> floa
 
 def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
-
-
-def _inverse(seconds: float) -> float | None:
-    return 1.0 / seconds if seconds and math.isfinite(seconds) else None
 
 
 def _warnings(plan: ServicePlan, served: Served, state: SteadyState) -> list[str]:

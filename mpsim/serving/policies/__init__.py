@@ -1,8 +1,4 @@
-"""Scheduler policies by name: one line here and one module each, a class of four decisions.
-
-``budget`` is vLLM V1's, ``prefill-first`` SGLang's, ``no-evict`` and ``max-utilisation``
-TensorRT-LLM's (the latter admits and preempts as ``budget`` does), ``static`` that of a batch.
-"""
+"""Scheduler policies by name: one line here and one module each, a class of four decisions."""
 
 from collections.abc import Mapping
 
@@ -17,6 +13,6 @@ POLICIES: Mapping[str, type[Budget]] = {
     "budget": Budget,
     "prefill-first": PrefillFirst,
     "no-evict": NoEvict,
-    "max-utilisation": Budget,
+    "max-utilisation": Budget,  # TensorRT-LLM's other one preempts, too
     "static": Static,
 }

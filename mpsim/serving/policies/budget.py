@@ -1,4 +1,4 @@
-"""Policy ``budget``: decodes first, chunks of prompts fill what is left of the token budget."""
+"""Policy ``budget``: decodes first, chunks of prompts fill what is left of it (vLLM V1)."""
 
 from __future__ import annotations
 
@@ -35,17 +35,9 @@ class Budget:
         return engine.cache.has_room(request, engine.length(request), tokens)
 
     def victim(self, engine: Engine) -> int | None:
-        """The running request to preempt, taken off the order of admission: the latest."""
-        kept: list[int] = []  # what is on the way has to come
-        found = None
-        while engine.order and found is None:
-            request = engine.order.pop()
-            if request in engine.arriving:
-                kept.append(request)
-            elif request in engine.cache.held:
-                found = request
-        engine.order += reversed(kept)
-        return found
+        """The running request to preempt: the latest whose cache is not on the way."""
+        running = reversed(engine.cache.held)
+        return next((request for request in running if request not in engine.arriving), None)
 
     def until_change(self, engine: Engine, steps: int) -> int:
         """After how many decoding iterations it would do something else; at most so many."""
