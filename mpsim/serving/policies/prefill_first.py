@@ -1,7 +1,6 @@
 """Policy ``prefill-first``: prompts alone while one can be admitted, else decodes.
 
-Admission keeps room for a share of the outputs still to come. The share falls while nothing is
-retracted. Sources: SGLang schedule_policy.py and environ.py (2025).
+It keeps room for a share of the outputs to come (SGLang schedule_policy.py, environ.py of 2025).
 """
 
 from __future__ import annotations
