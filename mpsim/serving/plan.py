@@ -219,7 +219,7 @@ class ServicePlan:
 
     @property
     def policy(self) -> type[Budget]:
-        """What its scheduler decides."""
+        """Decisions of its scheduler."""
         return POLICIES[self.engine.scheduler]
 
     @property

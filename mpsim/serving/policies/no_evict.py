@@ -13,7 +13,7 @@ __all__ = ["NoEvict"]
 
 
 class NoEvict(Budget):
-    """As ``budget``, with room set aside for what is still to be generated."""
+    """Chunks as ``budget`` fills them, with room set aside for what is still to be generated."""
 
     reserves = True
 
