@@ -207,6 +207,13 @@ def ground(document: Document) -> Layers:
     """`document` without its sweep and design, for values to be laid on copies of it."""
     layers = Layers(document.file)
     unswept = {key: document.data[key] for key in document.data if key not in STUDIES}
+    if isinstance(named := unswept.get("overrides"), Mapping):
+        unswept["overrides"] = {
+            name: {key: body[key] for key in body if str(key).partition(".")[0] not in STUDIES}
+            if isinstance(body, Mapping)
+            else body
+            for name, body in named.items()
+        }
     layers.lay(dataclasses.replace(document, data=unswept))
     return layers
 

@@ -185,7 +185,7 @@ def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | 
         "layout": dict(best.values),
         "name": best.name,
         "proved": outcome.complete,
-        "rate": best.objective,
+        "rate": job.rate or best.objective,
         "accelerators": best.accelerators,
         "power_w": nameplate_power(scenario.hardware) * assumed.facility.pue,
     }

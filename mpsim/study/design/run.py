@@ -114,7 +114,8 @@ def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
             count = sum(explorer.on(job, values).world_size for job in explorer.jobs)
             bill, racks = bill_of(machine, values, spec), _racks(machine, spec.bounds)
             option = Option(values=values, bill=bill, accelerators=count, racks=racks)
-            yield dataclasses.replace(option, over=_over(option, spec))
+            late = _late(explorer.least_days(values), spec)
+            yield dataclasses.replace(option, over=_over(option, spec) | late)
         except MpsimError as error:
             yield dataclasses.replace(option, reason=reason_of(error))
 
@@ -189,11 +190,7 @@ def _looked(explorer: Explorer, answer: Design) -> Iterator[Design]:
     ruled_out, size = 0, 1
     while waiting:
         front = [(row.cost, row.slowness) for row in answer.front]
-        hopeless = {
-            place
-            for place in waiting
-            if _beaten(options[place], least[place], explorer.spec, front)
-        }
+        hopeless = {place for place in waiting if _beaten(options[place], least[place], front)}
         ruled_out += len(hopeless)
         explorer.report(len(hopeless))
         waiting = [place for place in waiting if place not in hopeless]
@@ -214,13 +211,16 @@ def _floor(option: Option, days: float) -> float:
     return option.hourly * (days * _HOURS if days else 1.0)
 
 
-def _beaten(
-    option: Option, days: float, spec: DesignChoice, front: Sequence[tuple[float, float]]
-) -> bool:
-    """Whether a cluster that takes at least so many days cannot lead: it is late, or one of the front is as fast and as cheap."""
-    (job, *others), floor = spec.jobs.values(), _floor(option, days)
-    if not others and job.deadline is not None and days * _DAY > job.deadline:
-        return True
+def _late(days: float, spec: DesignChoice) -> dict[str, float]:
+    """The deadline that a training which takes at least so many days misses, and how many times over."""
+    (name, job), *others = spec.jobs.items()
+    late = days * _DAY / job.deadline if job.deadline is not None and not others else 0.0
+    return {f"deadline of {name}": late} if late > 1.0 else {}
+
+
+def _beaten(option: Option, days: float, front: Sequence[tuple[float, float]]) -> bool:
+    """Whether one of the front is as fast and as cheap as a cluster that takes at least so many days."""
+    floor = _floor(option, days)
     return days > 0 and any(cost <= floor and slowness <= days for cost, slowness in front)
 
 
