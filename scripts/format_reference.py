@@ -24,6 +24,9 @@ TITLES = {
     "torchtitan": "torchtitan (`torchtitan`)",
     "deepspeed": "DeepSpeed's ds_config (`deepspeed`)",
     "huggingface": "config.json of Hugging Face transformers (`hf`)",
+    "vllm": "Options of vLLM's server (`vllm`)",
+    "sglang": "Options of SGLang's server (`sglang`)",
+    "trtllm": "Options of trtllm-serve (`trtllm`)",
 }
 WORDS = {
     "megatron-yaml": "Fields of Megatron's dataclasses say what the flag of the same name says (`tensor_model_parallel_size` as `--tensor-model-parallel-size`); these are spelled otherwise.",

@@ -126,7 +126,8 @@ def _parsed(word: str, scenario: Scenario, scenarios: Sequence[Scenario]) -> Tar
             f"one file holds one scenario, got {len(scenarios)}; leave the file out",
             param_hint="--emit",
         )
-    check_trains(scenario)
+    if not known.serves:
+        check_trains(scenario)
     usual = Path(f"{safe_name(scenario.name)}.{known.name}{known.ending}")
     if not file and usual.exists():
         raise typer.BadParameter(

@@ -193,8 +193,8 @@ def search(
     if scenario.serves:
         why = "ranks training steps; give goodput, throughput, cost or rate"
         refuse({"--objective": objective is Objective.TIME}, why)
+        refuse({"--emit": emit if pools else None}, "is the line of one server; leave out --pools")
         given = {
-            "--emit": emit,
             "--margin": margin is not None,
             "--odds": odds is not None,
             "--also": also,

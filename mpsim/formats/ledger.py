@@ -182,7 +182,8 @@ class Ledger:
         if felt:
             named = ", ".join(felt[:20]) + (", ..." if len(felt) > 20 else "")
             self.warn(f"not simulated, though time or memory depend on it: {named}")
-        for key in _NEEDED:
+        serves = any(to.startswith("serving.") for to in self.scenario)
+        for key in _NEEDED[:2] if serves else _NEEDED:
             below = any(to == key or to.startswith(f"{key}.") for to in self.scenario)
             if not below and not any(missing.startswith(key) for missing in self._missing):
                 self._missing[key] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from mpsim.formats.nsys import NSYS, is_sqlite
 from mpsim.formats.osu import OSU
 from mpsim.formats.outgoing import Exported
 from mpsim.formats.scenarios import on_cluster
+from mpsim.formats.servers import SERVERS, export_server
 from mpsim.formats.source import Format, Head, Options, read_head
 from mpsim.formats.tables import TABLE
 from mpsim.formats.torchtitan import TORCHTITAN, export_torchtitan
@@ -62,6 +64,7 @@ FORMATS: Final = (
     NCCL_TESTS,
     NCCL_TESTS_JSON,
     HUGGING_FACE,
+    *SERVERS,
     SLURM,
     MEGATRON,
     NEMO,
@@ -80,6 +83,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "huggingface": "hf",
     "sbatch": "slurm",
     "transformers": "hf",
+    "tensorrt-llm": "trtllm",
+    "trtllm-serve": "trtllm",
     "pytorch": "kineto",
     "torch": "kineto",
     "rccl-tests": "nccl-tests",
@@ -245,12 +250,15 @@ class Writer:
         The scenario in that format.
     ending : str
         Usual ending of its file; empty where it is a folder of files.
+    serves : bool
+        Whether it holds a service, not a training step.
     """
 
     name: str
     title: str
     write: Callable[[Scenario], Exported]
     ending: str
+    serves: bool = False
 
 
 WRITERS: Final = (
@@ -264,6 +272,10 @@ WRITERS: Final = (
         "execution traces of Chakra, one a rank of a training step, as ASTRA-sim runs them",
         export_chakra,
         "",
+    ),
+    *(
+        Writer(f.name, f.title, functools.partial(export_server, f.name), ".sh", True)
+        for f in SERVERS
     ),
 )
 
@@ -290,7 +302,7 @@ def export(scenario: Scenario, format: str) -> Exported:  # noqa: A002 - the wor
     Parameters
     ----------
     scenario : Scenario
-        Of a training step.
+        Of a training step, or of a service for a server's launch line.
     format : str
         Name of the format (see 'mpsim show formats').
 

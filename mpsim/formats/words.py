@@ -21,7 +21,10 @@ from mpsim.shipped import read_shipped
 __all__ = ["DATA", "TABLES", "Key", "gpu", "keys", "keys_to", "lookup", "table"]
 
 DATA = "mpsim.formats.data"
-TABLES = ("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface")
+TABLES = (
+    *("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface"),
+    *("vllm", "sglang", "trtllm"),
+)
 """Data files with a table of keys."""
 _LONGEST = 300  # characters of a word: patterns go over it again and again
 

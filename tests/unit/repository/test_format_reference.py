@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import runpy
 import typing
 
@@ -12,6 +13,7 @@ from mpsim.formats.megatron_flags import flags
 from mpsim.formats.words import TABLES, keys
 from mpsim.framework import framework
 from mpsim.scenario import Scenario
+from mpsim.serving.engines import EnginePreset
 
 
 def test_the_page_is_what_the_tables_say(pytestconfig):
@@ -31,6 +33,7 @@ def known_keys():
     """Dotted keys that a scenario may have."""
     names = {f"framework.{field}" for field in framework("megatron-lm", {}).fields()}
     names |= {"framework.preset"}
+    names |= {f"serving.engine.{field.name}" for field in dataclasses.fields(EnginePreset)}
     stack = [("", Scenario)]
     while stack:
         head, section = stack.pop()

@@ -1,0 +1,280 @@
+"""Servers of vLLM, SGLang and TensorRT-LLM by the line that launches them, read and written: layout, formats, cache and budgets of a service; its traffic is nobody's option.
+
+What an option says stands in the engine's table of keys. Worked out here: ranks that keep requests of their own (vLLM counts them beside tensor parallelism, SGLang among it), weights by the
+name of a checkpoint, drafted tokens.
+
+References
+----------
+vllm-project/vllm ``arg_utils.py``, sgl-project/sglang ``server_args.py``, NVIDIA/TensorRT-LLM ``commands/serve.py``, main of 2026-08.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from mpsim.errors import FormatError
+from mpsim.formats.imported import Imported
+from mpsim.formats.launch import options_of
+from mpsim.formats.ledger import Ledger, flat, shown
+from mpsim.formats.outgoing import Exported, Held, Lost, header
+from mpsim.formats.scenarios import on_cluster
+from mpsim.formats.shell import Word, commands
+from mpsim.formats.source import HEAD, Format, Head, Options
+from mpsim.formats.words import DATA, Key, keys, table
+from mpsim.scenario import Scenario
+from mpsim.workload import model as find_model
+
+__all__ = ["SERVERS", "export_server"]
+
+_LARGEST: Final = 4_000_000  # characters of a script
+_MODEL, _DRAFTS = "model.preset", "serving.speculation.tokens"
+
+
+def _read_server(name: str, head: Head, options: Options) -> Imported:
+    """Read the line that launches a server.
+
+    Raises
+    ------
+    FormatError
+        If the file launches none, or several that differ, or a value is not known.
+    """
+    stated = _stated(name, head)
+    values = {key: word.text or True for key, word in stated.items() if not word.unknown}
+    ledger = Ledger(str(head.path), values, {key: word.line for key, word in stated.items()})
+    for key, word in stated.items():
+        if word.unknown:
+            ledger.refuse(f"{ledger.place(key)}: got {', '.join(word.unknown)}; write its value")
+    engine = table(DATA, name)
+    ledger.assume("serving.engine.preset", engine["engine"], f"{engine['title']} of 2025 on")
+    for row in keys(name):
+        _read_row(ledger, row)
+    routed = _read_model(name, ledger)
+    ranks = _read_ranks(name, ledger, routed=routed)
+    _read_drafts(name, ledger)
+    why = "no option says how requests come; so does the rest of serving.workload"
+    ledger.assume("serving.workload.rate", 1.0, why)
+    moves = re.compile(engine["moves"])
+    read = ledger.close(name, tool=engine["title"], moves=lambda key: bool(moves.fullmatch(key)))
+    sized = on_cluster(read, dataclasses.replace(options, ranks=options.ranks or ranks))
+    told = {to: "ranks of the server" for to, at in sized.lines.items() if at == "--ranks"}
+    return dataclasses.replace(sized, lines={**sized.lines, **({} if options.ranks else told)})
+
+
+def _stated(name: str, head: Head) -> dict[str, Word]:
+    """Options of the one server that a script launches, by their long names."""
+    starts = [start.split() for start in table(DATA, name)["starts"]]
+    found: dict[tuple[str, ...], dict[str, Word]] = {}
+    for command in commands(head.read("a launch line", _LARGEST)):
+        texts = [PurePosixPath(word.text).name for word in command.words]
+        for place, start in itertools.product(range(len(texts)), starts):
+            end = place + len(start)
+            if texts[place:end] == start:
+                found[tuple(texts[end:])] = _long(name, command.words[end:])
+                break
+    if len(found) == 1:
+        return next(iter(found.values()))
+    title, usual = table(DATA, name)["title"], table(DATA, name)["written"]
+    count = f"{len(found)} different servers are" if found else "no server is"
+    raise FormatError(
+        f"{head.path}: {count} launched; needed one of {title}, such as '{usual} ...'"
+    )
+
+
+def _long(name: str, words: Sequence[Word]) -> dict[str, Word]:
+    short: Mapping[str, str] = table(DATA, name)["short"]
+    stated: dict[str, Word] = {}
+    joined: list[Word] = []
+    for word in words:
+        if joined and re.fullmatch(r"-\d+", word.text):  # a number below zero is no option
+            word = Word(f"{joined.pop().text}={word.text}", word.line, word.unknown)
+        joined.append(word)
+    if joined and not joined[0].text.startswith("-"):
+        stated[_row(name, _MODEL)] = joined[0]
+    for key, word in options_of(joined):
+        plain = key.lstrip("-").replace("_", "-")
+        stated[short.get(plain, plain)] = word
+    return stated
+
+
+def _read_row(ledger: Ledger, row: Key) -> None:
+    """Take what a row says by itself."""
+    if row.name not in ledger:
+        return
+    text, value = str(ledger.get(row.name)), row.says
+    if text == "-1" and row.to == "serving.engine.max_tokens":
+        ledger.put(row.name, "serving.engine.chunked", False)
+    elif row.kind == "int":
+        value = ledger.integer(row.name, least=1)
+    elif row.kind == "word":
+        value = row.values.get(text.lower())
+    elif row.kind == "number":
+        value = float(text) if re.fullmatch(r"0?\.\d{1,9}|1(\.0*)?", text) else None
+    if value is not None:
+        ledger.put(row.name, row.to, value)
+    elif row.kind in ("number", "word"):
+        needed = ", ".join(row.values) or "a share above 0, at most 1"
+        ledger.refuse(f"{ledger.place(row.name)}: got {shown(text)}; needed {needed}")
+
+
+def _read_model(name: str, ledger: Ledger) -> bool:
+    """The model of a repository, and the format that its name says; whether it has experts."""
+    key = _row(name, _MODEL)
+    repository = PurePosixPath(str(ledger.get(key, ""))).name.lower()
+    shared = table(DATA, "servers")
+    entry = next((e for e in shared["models"] if re.fullmatch(e["pattern"], repository)), None)
+    if entry is None:
+        ledger.ask("model")
+    else:
+        ledger.put(key, _MODEL, entry["preset"])
+    if "serving.weights" not in ledger.scenario:
+        named = (e["format"] for e in shared["weights"] if re.fullmatch(e["pattern"], repository))
+        form = next(named, (entry or {}).get("weights"))
+        if form is not None:
+            ledger.assume("serving.weights", form, f"as the checkpoint {repository[:60]} is named")
+    return entry is not None and find_model(entry["preset"]).moe is not None
+
+
+def _read_ranks(name: str, ledger: Ledger, *, routed: bool) -> int:
+    """Ranks of the service, those that keep requests of their own among them."""
+    said = ledger.scenario
+    tp, pp = (int(str(said.get(f"parallelism.{axis}", 1))) for axis in ("tp", "pp"))
+    row = _row(name, "serving.replicas")
+    dp = ledger.integer(row, least=1) or 1
+    inside = name == "sglang" and "enable-dp-attention" in ledger
+    if row in ledger and not inside and not (name == "vllm" and routed):
+        ledger.put(row, "serving.replicas", dp)
+    elif dp > 1:
+        tp, dp, own = tp if inside else tp * dp, 1, dp
+        if tp % own:
+            ledger.refuse(f"{ledger.place(row)}: got {own}; needed a divisor of tp {tp}")
+        ledger.put([row, "enable-dp-attention"], "serving.attention_dp", own)
+        if not inside:
+            ledger.put([_row(name, "parallelism.tp"), row], "parallelism.tp", tp)
+        for to in said.keys() & _shared(name):
+            ledger.put([_row(name, to), row], to, max(1, int(str(said[to])) // own))
+    if name == "vllm" and "enable-expert-parallel" in ledger:
+        ledger.put("enable-expert-parallel", "parallelism.ep", tp if routed else 1)
+    return tp * pp * dp
+
+
+def _read_drafts(name: str, ledger: Ledger) -> None:
+    """Drafted tokens of an iteration; how many are right is asked for."""
+    key = _row(name, _DRAFTS)
+    if key not in ledger:
+        return
+    text = str(ledger.get(key))
+    number = re.search(r'^(?:.*"num_speculative_tokens"\s*:\s*)?(\d{1,2})\b', text)
+    count = int(number[1]) - (name == "sglang") if number else 0
+    if count < 1:
+        ledger.refuse(f"{ledger.place(key)}: got {shown(text)}; needed a number of tokens")
+    ledger.put(key, _DRAFTS, count)
+    ledger.ask("serving.speculation.acceptance")
+
+
+def _row(name: str, to: str) -> str:
+    """The option that says a value of the scenario first; empty where none does."""
+    return next((row.name for row in keys(name) if row.to == to), "")
+
+
+def _shared(name: str) -> frozenset[str]:
+    """Values that an engine's options state of all ranks with requests of their own together."""
+    return frozenset(table(DATA, name).get("shared", ()))
+
+
+def export_server(name: str, scenario: Scenario) -> Exported:
+    """Write the line that launches a service.
+
+    Raises
+    ------
+    FormatError
+        If the scenario trains, has pools of their own, another engine, or a model of no known repository.
+    """
+    engine, preset = table(DATA, name), scenario.model.preset
+    values = _values(scenario)
+    models = (e for e in table(DATA, "servers")["models"] if e["preset"] == preset)
+    repository = next((entry["repository"] for entry in models), "")
+    chosen = values.get("serving.engine.preset")
+    reasons = {
+        "describes a training step; a launch line is a service's": scenario.serves,
+        f"serving.engine is {chosen}; needed {engine['engine']} for {engine['title']}": chosen
+        == engine["engine"],
+        "pools of their own have a line each": "serving.disaggregated.first_token" not in values,
+        f"no repository of model {preset or 'without a preset'} is known": repository,
+    }
+    if wrong := [why for why, holds in reasons.items() if not holds]:
+        raise FormatError(f"{scenario.name or 'scenario'}: {wrong[0]}")
+    text = "".join(f"# {line}\n" for line in header(scenario, engine["title"]))
+    text += " \\\n  ".join([engine["written"], *_words(name, values, repository)]) + "\n"
+    read = _read_server(name, Head(Path(name), text[:HEAD], text), Options())
+    cluster = scenario.source.data["cluster"]
+    found = _values(Scenario.from_mapping({"schema": 1, **read.scenario, "cluster": cluster}))
+    lost = [Lost("cluster", scenario.hardware.name, "accelerators are those of the machine")]
+    why = {True: "traffic is no option", False: "no option says it"}
+    differ = (item for item in values.items() if found.get(item[0]) != item[1])
+    lost += [Lost(key, value, why[".workload." in key]) for key, value in differ]
+    gone = {loss.key for loss in lost}
+    held = tuple(Held(item.to, item.source) for item in read.mapped if item.to not in gone)
+    return Exported(format=name, tool=engine["title"], text=text, held=held, lost=tuple(lost))
+
+
+def _values(scenario: Scenario) -> dict[str, Any]:
+    """Layout and service by dotted key."""
+    resolved = flat(scenario.resolved(), whole=("graph_sizes",))
+    return {k: v for k, v in resolved.items() if k.startswith(("serving.", "parallelism."))}
+
+
+def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[str]:
+    """Options that say the service."""
+    values = {**wanted, _MODEL: repository}
+    own, tp = int(values["serving.attention_dp"]), int(values["parallelism.tp"])
+    values |= {to: values[to] * own for to in _shared(name) if to in values}
+    if name == "vllm":
+        values |= {
+            "parallelism.tp": tp // own,
+            "parallelism.ep": values["parallelism.ep"] == tp > 1,
+        }
+    if own == 1:
+        del values["serving.attention_dp"]
+    done: set[str] = set()
+    for row in keys(name):
+        value = values.get(row.to)
+        if row.name == "enable-dp-attention" and own > 1:
+            value = True
+        elif (value in (None, False) and row.says is None) or row.to in done or row.to == _DRAFTS:
+            continue
+        option = f"--{row.name}" if name != "trtllm" else f"--{row.name.replace('-', '_')}"
+        word = row.word(value) if row.kind == "word" else value
+        if row.says is not None or word is True:
+            if row.says in (None, value):
+                yield option
+                done.add(row.to)
+        elif word is not None:
+            quoted = shlex.quote(str(word))
+            yield quoted if row.name == "model" else f"{option} {quoted}"
+            done.add(row.to)
+
+
+def _recognises(name: str, head: Head) -> bool:
+    starts = "|".join(table(DATA, name)["starts"]).replace(".", r"\.").replace(" ", r"\s+")
+    found = re.search(rf"(?m)(?:^|[\s/])(?:{starts})(?:\s|$)", head.text)
+    return found is not None and not head.is_object
+
+
+SERVERS: Final = tuple(
+    Format(
+        name,
+        f"launch line of {table(DATA, name)['title']}'s server",
+        "scenario",
+        functools.partial(_recognises, name),
+        functools.partial(_read_server, name),
+    )
+    for name in ("vllm", "sglang", "trtllm")
+)
+"""Formats of the servers."""

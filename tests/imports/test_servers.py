@@ -1,0 +1,101 @@
+"""Launch lines of serving engines, read and written."""
+
+from __future__ import annotations
+
+import pytest
+
+import mpsim
+from mpsim.errors import FormatError
+from mpsim.formats import export, read
+from mpsim.formats.ledger import flat, laid
+from mpsim.scenario import Scenario
+
+VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4"
+SGLANG = "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8"
+TRTLLM = "trtllm-serve openai/gpt-oss-120b --tp_size 4 --ep_size 4"
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """Values of the scenario that a launch line means, by dotted key."""
+
+    def values(line, **options):
+        path = tmp_path / "serve.sh"
+        path.write_text(f"#!/bin/bash\n{line}\n")
+        return flat(read(path, **options).scenario)
+
+    return values
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"{VLLM} --kv-cache-dtype fp8", {"parallelism.tp": 4, "serving.kv": "fp8"}),
+        (f"MB=512\n{VLLM} --max-num-seqs $MB", {"serving.engine.max_sequences": 512}),
+        (f"{VLLM} --enforce-eager", {"serving.engine.graph_sizes": []}),
+        (f"{VLLM} --data-parallel-size 2", {"serving.replicas": 2, "parallelism.tp": 4}),
+        (
+            "vllm serve Qwen/Qwen3-235B-A22B-FP8 -tp 2 -dp 4 --enable-expert-parallel",
+            {"parallelism.tp": 8, "parallelism.ep": 8, "serving.attention_dp": 4},
+        ),
+        (
+            f"{SGLANG} --dp 8 --enable-dp-attention --max-running-requests 1024",
+            {"parallelism.tp": 8, "serving.attention_dp": 8, "serving.engine.max_sequences": 128},
+        ),
+        (f"{SGLANG} --chunked-prefill-size -1", {"serving.engine.chunked": False}),
+        (f"{SGLANG} --scheduler-recv-interval 30", {"serving.engine.poll_steps": 30}),
+        (TRTLLM, {"parallelism.ep": 4, "serving.weights": "mxfp4"}),
+    ],
+)
+def test_a_launch_line_is_a_service(launched, line, expected):
+    """Options land on the key that has their meaning, ranks counted as the engine counts them."""
+    assert expected.items() <= launched(line).items()
+
+
+def test_every_mistake_is_told_at_once(launched):
+    """Values that nobody knows are named with their line and what is needed."""
+    line = f"{VLLM} --kv-cache-dtype int3 --gpu-memory-utilization 1.5 --max-num-seqs $N"
+    with pytest.raises(FormatError) as error:
+        launched(line)
+    for part in ("serve.sh:2 kv-cache-dtype: got 'int3'", "got '1.5'", "$N (not set in the file)"):
+        assert part in str(error.value)
+
+
+def test_drafted_tokens_ask_how_many_are_right(tmp_path):
+    """No launch line says the acceptance."""
+    path = tmp_path / "serve.sh"
+    path.write_text(f"{VLLM} --speculative-config '{{\"num_speculative_tokens\": 3}}'")
+    imported = read(path, format="vllm")
+    assert imported.scenario["serving"]["speculation"] == {"tokens": 3}
+    assert "serving.speculation.acceptance" in imported.missing
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("vllm", f"{VLLM} --kv-cache-dtype fp8 --max-num-batched-tokens 4096 --enforce-eager"),
+        ("vllm", "vllm serve Qwen/Qwen3-235B-A22B -tp 2 -dp 4 --enable-expert-parallel"),
+        ("sglang", f"{SGLANG} --dp 4 --enable-dp-attention --chunked-prefill-size 16384"),
+        ("trtllm", f"{TRTLLM} --max_num_tokens 20000 --kv_cache_free_gpu_memory_fraction 0.8"),
+    ],
+)
+def test_what_is_written_and_what_is_lost_are_the_whole_service(name, line, tmp_path):
+    """A line written from a scenario is read as the same layout and the same engine."""
+    path = tmp_path / "serve.sh"
+    path.write_text(line)
+    first = Scenario.from_mapping({"schema": 1, **read(path, cluster="dgx-h200").scenario})
+    written = export(first, name)
+    assert [loss.key for loss in written.lost] == ["cluster"]
+    path.write_text(written.text)
+    again = read(path, format=name, cluster="dgx-h200").scenario
+    assert laid(again, {}) == laid(read(path, cluster="dgx-h200").scenario, {})
+    assert Scenario.from_mapping({"schema": 1, **again}).resolved() == first.resolved()
+
+
+def test_traffic_and_limits_are_told_as_lost(scenarios):
+    """The words of an engine hold no requests and no promises."""
+    scenario = mpsim.load(scenarios / "serving/llama3-70b-h100.yaml")
+    lost = {loss.key for loss in export(scenario, "vllm").lost}
+    assert {"serving.workload.rate", "serving.slo.ttft", "serving.routing", "cluster"} <= lost
+    with pytest.raises(FormatError, match="needed sglang for SGLang"):
+        export(scenario, "sglang")
