@@ -55,6 +55,8 @@ ELSEWHERE = {  # parts of lines that do not run here, and where they do or why n
     "slack-1f1b": "a schedule that the page has the reader write",
     "mpsim measure": "needs torch and minutes: tests/cli and tests/measure",
     "--plots out --trace step.json.gz": "tests/cli/test_run_command.py writes both",
+    "mpsim explain my-run.yaml": "a reader's own recording: tests/unit/explain explains recordings",
+    "--with-runs launches": "logs of a reader's own runs: tests/unit/study/test_shortlist.py",
     "mpsim compare my-step.yaml": "a reader's own recording: tests/cli/test_run_command.py compares recordings",
 }
 NO_SESSIONS = (
