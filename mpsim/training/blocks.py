@@ -270,10 +270,24 @@ class Blocks:
     ) -> Template:
         is_layer = _is_layer(part)
         launches = self._launch_seconds(action, self._share(part, again)) if is_layer else 0.0
-        launches = max(launches, copied)
+        launches = max(self._launches_left(part, action, launches), copied)
         items = self._items(part, action, again)
         name = f"{_title(part)} {action.name}"
         return self._timed(name, items, costs, launches, is_layer=is_layer)
+
+    def _launches_left(self, part: str, action: Action, launches: float) -> float:
+        """Host time of launches where not all trains: without the kernels that are gone, one more for each of an adapter [s]."""
+        plan = self._plan
+        if plan.layout.tuning.trains_all or not launches:
+            return launches
+        left, whole = (
+            len(parts[part].forward)
+            if action is Action.F
+            else sum(operator.phase in _PHASES[action] for operator in parts[part].backward)
+            for parts in (plan.expansions, plan.weights)
+        )
+        more = max(left - whole, 0) * plan.layout.framework.host.launch_cost
+        return launches * min(left / whole, 1.0) + more
 
     def _copied(self, part: str) -> float:
         """Time of the copies of activations to the host, or back, beside a layer, which waits where they take longer [s].

@@ -125,3 +125,23 @@ def test_narrow_weights_are_refused_where_no_kernel_widens_them() -> None:
         make_plan(
             Scenario.model_validate({**BASE, **cluster, "training": {**STEP, "method": "qlora"}})
         )
+
+
+def test_a_weight_gradient_that_is_gone_launches_nothing() -> None:
+    """Where a schedule splits backwards, the host of frozen layers has no launches for their second half."""
+    split = {**BASE, "framework": "megatron-core", "schedule": "zb-h1"}
+    split |= {"parallelism": {"tp": 2, "pp": 4}}
+    parts = (
+        Scenario.model_validate({**split, "training": {**STEP, "frozen": frozen}})
+        for frozen in ([], ["attention", "mlp"])
+    )
+    whole, frozen = (mpsim.simulate(part).summary for part in parts)
+    assert frozen["breakdown_s"]["host"] <= whole["breakdown_s"]["host"]
+    assert frozen["step_time_s"] < whole["step_time_s"]
+
+
+def test_narrow_experts_are_refused_with_the_mend() -> None:
+    """Experts are widened where they are, which is not simulated."""
+    mixture = {**BASE, "model": "mixtral-8x7b", "training": {**STEP, "method": "qlora"}}
+    with pytest.raises(ScenarioError, match="set base to bf16"):
+        make_plan(Scenario.model_validate(mixture))

@@ -83,6 +83,9 @@ def check_narrow_base(scenario: Written) -> Iterator[Problem]:
     if without:
         message = f"got {base} on {without[0]}, for which bitsandbytes and torchao have no kernels; set method to lora"
         yield Problem(message, "training.adapter.base")
+    if scenario.transformer.moe is not None:
+        message = f"got {base} weights of a mixture of experts, which is not simulated; set base to bf16, with method: lora"
+        yield Problem(message, "training.adapter.base")
     if training.precision not in ("bf16", "fp16"):
         message = f"got {training.precision} with {base} weights, which are widened to 16 bits; set precision to bf16"
         yield Problem(message, "training.precision")
