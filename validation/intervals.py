@@ -60,7 +60,7 @@ SHRINK = 4.0  # weight of the noise in the spread of one stack, as of a family o
 WINSOR = 0.7  # ln 2: residuals beyond it count as this in the spread of a stack
 FOLDS = 8  # in which families of fewer than `LARGE` figures are left out together
 # a family of n figures weighs n^(1 - SPREAD): between one vote a figure and one a family
-SPREAD = 0.4
+SPREAD = 0.06
 LEAST = 0.003  # no sigma is smaller
 FREEDOM = 4.0  # degrees of freedom of Student's t: large residuals count less
 # Weight of the starting values, in figures. Spreads that follow the rows ranked left-out errors backwards: without a family of large errors
