@@ -44,14 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["search"]
 
 
-class Objective(enum.StrEnum):
-    """Metrics that layouts are ranked by."""
-
-    TIME = "time"
-    COST = "cost"
-    GOODPUT = "goodput"
-    THROUGHPUT = "throughput"
-    RATE = "rate"
+Objective = enum.StrEnum("Objective", ["TIME", "COST", "GPUS", "GOODPUT", "THROUGHPUT", "RATE"])
+"""Metrics that layouts are ranked by."""
 
 
 def search(
@@ -78,8 +72,8 @@ def search(
         Objective | None,
         typer.Option(
             "--objective",
-            help="Metric to rank by. Training: time (the default) or cost per token. Services: goodput (the default with limits), "
-            "throughput per accelerator, rate within the limits, or cost.",
+            help="Metric to rank by. Training: time (the default) or cost per token. Services: gpus (fewest for a rate within limits, the default), "
+            "goodput, throughput per accelerator, rate within the limits, or cost.",
         ),
     ] = None,
     pools: Annotated[

@@ -49,7 +49,7 @@ def search(
         Words of `FURTHER`: what is searched beside the layout's usual axes, or ``all`` (training).
     objective : str, optional
         Of a training ``time``: seconds a token, or ``cost``: dollars a token, for which the accelerators need a price. Of a service one of
-        `SERVICE_OBJECTIVES`; ``goodput`` where there are limits, else ``throughput``.
+        `SERVICE_OBJECTIVES`; ``gpus`` of a rate with limits, ``goodput`` of other limits, else ``throughput``.
     top : int, optional
         How many layouts to rank, 10 by default.
     front : bool

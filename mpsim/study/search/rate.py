@@ -77,32 +77,20 @@ def has_stream(workload: Workload, slo: ServiceLevel) -> bool:
 
 
 def require_stream(workload: Workload, slo: ServiceLevel) -> None:
-    """Refuse a workload without a rate, or without limits that could break.
-
-    Raises
-    ------
-    ScenarioError
-    """
+    """Refuse a workload without a rate, or without limits that could break: a ScenarioError."""
     if workload.arrival not in _OPEN:
         raise ScenarioError(
-            f"got arrival: {workload.arrival}, which has no rate; needed poisson, gamma or trace to search for the largest rate"
+            f"got arrival: {workload.arrival}, which has no rate; needed poisson, gamma or trace to search for a rate, or for the fewest gpus"
         )
     if slo.ttft is None and slo.tpot is None:
         raise ScenarioError(
-            "got no limits; needed serving.slo with ttft or tpot to search for the largest rate"
+            "got no limits; needed serving.slo with ttft or tpot to search for a rate, or for the fewest gpus"
         )
 
 
 class Streams:
-    """The requests of a workload at any rate, as many as are asked for: the same ones, their gaps stretched.
+    """The requests of a plan's workload at any rate, as many as are asked for: the same ones, their gaps stretched.
 
-    Parameters
-    ----------
-    plan : ServicePlan
-        Its workload has a rate; how many requests that has, and how long they come, does not count.
-
-    Notes
-    -----
     A trace is repeated as a whole until it is long enough, each time with prefixes of its own.
     """
 

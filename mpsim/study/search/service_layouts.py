@@ -31,15 +31,9 @@ _SHARED: Final = ("weights", "kv", "routing", "speculation", "workload", "slo")
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ServiceLayout:
-    """A service that could be run.
+    """A service that could be run."""
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        By dotted key.
-    """
-
-    values: Mapping[str, object]
+    values: Mapping[str, object]  # by dotted key
     scenario: Scenario
     plan: ServicePlan
 
@@ -79,7 +73,9 @@ class ServiceLayouts:
                 chosen = {**values, "max_tokens": budget}
                 try:
                     scenario = self._scenario(chosen)
-                    yield ServiceLayout(_by_key(chosen), scenario, make_service(scenario))
+                    keys = (AXES.get(axis, f"serving.disaggregated.{axis}") for axis in chosen)
+                    named = dict(zip(keys, chosen.values(), strict=True))
+                    yield ServiceLayout(named, scenario, make_service(scenario))
                 except MpsimError:
                     self.refused += 1
 
@@ -165,13 +161,6 @@ class ServiceLayouts:
         wide = model.moe is not None or model.mla is not None
         limit = most if wide else min(most, base.hardware.domain_size)
         return tuple(n for n in _powers(limit) if model.heads % n == 0 or wide)
-
-
-def _by_key(values: Mapping[str, Any]) -> dict[str, object]:
-    """Values by dotted key."""
-    return {
-        AXES.get(axis, f"serving.disaggregated.{axis}"): value for axis, value in values.items()
-    }
 
 
 def _powers(most: int) -> list[int]:

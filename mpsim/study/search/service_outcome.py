@@ -13,9 +13,20 @@ from mpsim.study.ties import front_of
 from mpsim.table import plural
 from mpsim.units import percent
 
-__all__ = ["SERVICE_OBJECTIVES", "SERVICE_REASONS", "FoundService", "ServiceSearch", "score_of"]
+__all__ = [
+    "FEWEST",
+    "SERVICE_OBJECTIVES",
+    "SERVICE_REASONS",
+    "FoundService",
+    "ServiceSearch",
+    "score_of",
+]
+
+FEWEST = ("gpus", "cost")
+"""Objectives of which less is better: the fewest instances within the limits are found."""
 
 SERVICE_OBJECTIVES: Mapping[str, str] = {
+    "gpus": "fewest accelerators that keep the limits at the rate of the workload",
     "goodput": "requests/s within the limits, at the rate of the workload",
     "throughput": "output tokens/s of an accelerator",
     "cost": "USD of a million output tokens",
@@ -38,6 +49,7 @@ SERVICE_REASONS: Mapping[str, str] = {
 
 
 _UNITS = {
+    "gpus": "accelerators",
     "goodput": "requests/s within the limits",
     "throughput": "output tokens/s an accelerator",
     "cost": "USD a million output tokens",
@@ -82,6 +94,16 @@ class FoundService:
     def name(self) -> str:
         """The layout in a few words."""
         return ", ".join(_words(self.values))
+
+    @property
+    def kind(self) -> str:
+        """Way to divide an instance: ``pools``, ``attention DP``, ``EP``, ``PP`` or ``TP`` alone."""
+        if any(key.startswith("serving.disaggregated") for key in self.values):
+            return "pools"
+        kinds = {"serving.attention_dp": "attention DP", "parallelism.ep": "EP"} | {
+            "parallelism.pp": "PP"
+        }
+        return next((kind for key, kind in kinds.items() if self.values.get(key, 1) != 1), "TP")
 
     @property
     def steady(self) -> bool:
@@ -158,27 +180,23 @@ class Own:
 class ServiceSearch(Outcome[FoundService]):
     """Outcome of a search of services: of its rows those that keep the limits come first.
 
-    Parameters
-    ----------
-    own : Own
-        What the file's own layout does.
+    `own` is what the file's own layout does.
     """
 
     own: Own = dataclasses.field(default_factory=lambda: Own(None, ""))
 
     def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
         """The best in ten lines and a short `front`, or the ranking with `long`, as ``mpsim search`` prints them."""
+        points = self.front if long else shown(self.front, lambda row: row.per_user)
+        leading = (self._front_section(points),) if front and len(points) > 1 else ()
         if not long:
-            points = shown(self.front, lambda row: row.per_user)
-            leading = (self._front_section(points),) if front and len(points) > 1 else ()
+            if self.objective in FEWEST:
+                best = {row.kind: row for row in reversed(self.rows)}
+                kinds = dict(sorted(best.items(), key=lambda item: self.rows.index(item[1])))
+                leading = (_table(kinds, self.objective),)
             return Sheet("", (Section(lines=tuple(_answer(self))), *leading))
-        ranking = Section(
-            tuple(_line(rank, row) for rank, row in enumerate(self.leaders, start=1)),
-            (
-                *("#", self.objective, "TTFT p99 (ms)", "TPOT p99 (ms)", "tokens/s/user"),
-                *("tokens/s/acc.", "USD/Mtoken", "acc.", "limits", "layout"),
-            ),
-            tuple(range(8)),
+        ranking = _table(
+            {str(n): row for n, row in enumerate(self.leaders, start=1)}, self.objective
         )
         title = plural(self.looked_at, "layout")
         others = self.tally(
@@ -186,11 +204,9 @@ class ServiceSearch(Outcome[FoundService]):
             title if self.complete else f"{title}; not all were looked at",
             () if self.leaders else (self.why_nothing,),
         )
-        several = front and len(self.front) > 1
-        sections = (
-            (ranking, self._front_section(self.front), others) if several else (ranking, others)
+        return Sheet(
+            f"{self.scenario}: {SERVICE_OBJECTIVES[self.objective]}", (ranking, *leading, others)
         )
-        return Sheet(f"{self.scenario}: {SERVICE_OBJECTIVES[self.objective]}", sections)
 
     def _front_section(self, points: Sequence[FoundService]) -> Section:
         some = "" if len(points) == len(self.front) else f"; {len(points)} of {len(self.front)}"
@@ -256,8 +272,9 @@ def _said(objective: str, row: FoundService) -> Iterator[str]:
     flat = row.flat()
     cost = flat["cost_per_million_output_tokens"]
     priced = isinstance(cost, float) and objective != "cost"
+    figure = f"{_figure(row)} {_UNITS[objective]} on " if objective != "gpus" else ""
     yield (
-        f"  {_figure(row)} {_UNITS[objective]} on {plural(row.accelerators, 'accelerator')}"
+        f"  {figure}{plural(row.accelerators, 'accelerator')}"
         f"{f', {cost:.4g} USD/Mtoken' if priced else ''}; limits {row.verdict}"
     )
     ttft, tpot = (_milli(flat[f"{name}_p99_s"]) for name in ("ttft", "tpot"))
@@ -292,11 +309,8 @@ def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
     ]
     if near and reach:
         fewest = min(near, key=lambda row: row.accelerators)
-        lean = (
-            f"; {fewest.name} on {fewest.accelerators}"
-            if fewest.accelerators < best.accelerators
-            else ""
-        )
+        lean = f"; {fewest.name} on {fewest.accelerators}"
+        lean *= fewest.accelerators < best.accelerators
         yield f"no clear winner: {len(near)} of {len(search.rows)} simulated are within {percent(_NEAR)} of the best{lean}"
 
 
@@ -306,7 +320,7 @@ def _gap(value: float, reference: float) -> str:
 
 def score_of(objective: str, figure: float) -> float:
     """A figure of an objective such that less is better."""
-    return figure if objective == "cost" else -figure
+    return figure if objective in FEWEST else -figure
 
 
 def _words(values: Mapping[str, object]) -> Iterator[str]:
@@ -324,11 +338,21 @@ def _words(values: Mapping[str, object]) -> Iterator[str]:
 _SHORT = {"attention_dp": "dp", "max_tokens": "budget"}
 
 
-def _line(rank: int, row: FoundService) -> tuple[str, ...]:
+def _table(rows: Mapping[str, FoundService], objective: str) -> Section:
+    """Services by a number or a kind."""
+    headings = (
+        *("#", objective, "TTFT p99 (ms)", "TPOT p99 (ms)", "tokens/s/user"),
+        *("tokens/s/acc.", "USD/Mtoken", "acc.", "limits", "layout"),
+    )
+    return Section(
+        tuple((name, *_line(row)) for name, row in rows.items()), headings, tuple(range(8))
+    )
+
+
+def _line(row: FoundService) -> tuple[str, ...]:
     flat = row.flat()
     cost = flat["cost_per_million_output_tokens"]
     return (
-        str(rank),
         _figure(row),
         _milli(flat["ttft_p99_s"]),
         _milli(flat["tpot_p99_s"]),
@@ -343,7 +367,7 @@ def _line(rank: int, row: FoundService) -> tuple[str, ...]:
 def _figure(row: FoundService) -> str:
     """The objective, with the interval that holds it; of what is not confirmed its bound."""
     if row.above is None:
-        return f"{row.objective:.5g}" if row.meets_slo is not None else f"> {row.objective:.5g}"
+        return f"{row.objective:.5g}" if row.meets_slo is not None else f">= {row.objective:.5g}"
     if row.meets_slo is None:
         return f"< {row.above:.5g}"
     return f"{row.objective:.5g} to {row.above:.5g}"

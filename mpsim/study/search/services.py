@@ -32,6 +32,7 @@ from mpsim.study.search.rate import (
 )
 from mpsim.study.search.service_layouts import AXES, ServiceLayout, ServiceLayouts
 from mpsim.study.search.service_outcome import (
+    FEWEST,
     SERVICE_OBJECTIVES,
     FoundService,
     Own,
@@ -54,24 +55,17 @@ _FIGURES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A service that may be among the best.
-
-    Parameters
-    ----------
-    requests : Streams, Requests or None
-        Streams where limits have to be kept for long; None where only a run shows how many there are.
-    bound : float
-        The objective is no better.
-    counts : sequence of int
-        Numbers of instances of which the fewest are looked for; empty where the layout has its own.
-    """
+    """A service that may be among the best."""
 
     layout: ServiceLayout
+    # streams where limits have to be kept for long; none where only a run shows the requests
     requests: Streams | Requests | None
-    bound: float
+    bound: float  # the objective is no better
     least: float
     digest: str
-    counts: Sequence[int] = ()
+    counts: Sequence[
+        int
+    ] = ()  # of instances, to find the fewest; empty where the layout has its own
     group: int = 0
 
     @property
@@ -95,7 +89,10 @@ class Services(Space[_Candidate]):
     def __post_init__(self) -> None:
         service = self.scenario.service
         unlimited = service.slo.ttft is None and service.slo.tpot is None
-        self.objective = self.objective or ("throughput" if unlimited else "goodput")
+        usual = "throughput" if unlimited else "goodput"
+        if has_stream(service.workload, service.slo):
+            usual = "gpus"
+        self.objective = self.objective or usual
         if self.objective not in SERVICE_OBJECTIVES:
             raise ScenarioError(
                 f"got objective {self.objective!r}; {nearest(self.objective, SERVICE_OBJECTIVES)}"
@@ -104,15 +101,14 @@ class Services(Space[_Candidate]):
             raise ScenarioError(
                 "got no limits; needed serving.slo with ttft or tpot to count goodput"
             )
-        if self.objective == "rate":
+        if self.objective in ("rate", "gpus"):
             require_stream(service.workload, service.slo)
         self._streams: dict[int, Streams | Requests | None] = {}
         self._judges: dict[tuple[str, int], Judge] = {}
         self._rows: dict[_Candidate, FoundService] = {}
         self._entries: dict[_Candidate, Entry] = {}
-        self._share: float | None = (
-            None  # of what the last service could serve at most, that it did
-        )
+        # of what the last service could serve at most, that it did
+        self._share: float | None = None
 
     @property
     def nothing(self) -> str:
@@ -169,7 +165,7 @@ class Services(Space[_Candidate]):
                 self.counts["slo"] += 1
                 continue
             counts: Sequence[int] = ()
-            if self.objective == "cost" and isinstance(requests, Streams):
+            if self.objective in FEWEST and isinstance(requests, Streams):
                 counts = self._counts(layout, requests)
                 if not counts:
                     self.counts["slow"] += 1
@@ -182,7 +178,7 @@ class Services(Space[_Candidate]):
     def _lasts(self, scenario: Scenario) -> bool:
         """Whether the limits have to be kept for as long as anybody looks, not by the stream of the file alone."""
         service = scenario.service
-        return self.objective in ("rate", "cost") and has_stream(service.workload, service.slo)
+        return self.objective in ("rate", *FEWEST) and has_stream(service.workload, service.slo)
 
     def _counts(self, layout: ServiceLayout, streams: Streams) -> Sequence[int]:
         """Numbers of instances that may serve the rate of the workload, the fewest first: none serves more than one alone, times their number."""
@@ -217,7 +213,9 @@ class Services(Space[_Candidate]):
         return each * plan.accelerators * duration / _HOUR / output * _MEGA
 
     def _cost(self, plan: ServicePlan, streams: Streams, replicas: int) -> float:
-        """USD of a million output tokens, where so many instances serve all requests of the workload."""
+        """Accelerators of so many instances that serve the workload, or USD of a million tokens."""
+        if self.objective == "gpus":
+            return float(_accelerators(plan, replicas))
         tokens = streams.rate * float(streams.sample.output.mean())
         return _price(plan, replicas) / _HOUR / tokens * _MEGA
 
@@ -289,7 +287,7 @@ class Services(Space[_Candidate]):
             lasts = self._lasts(self.scenario)
             requests = Streams(plan) if lasts else _stream(layout)
             most = saturation(plan, requests) if isinstance(requests, Streams) else math.inf
-            counts = (plan.replicas,) if lasts and self.objective == "cost" else ()
+            counts = (plan.replicas,) if lasts and self.objective in FEWEST else ()
             candidate = _Candidate(layout, requests, most, -most, "", counts)
             entry = self._simulated(candidate, math.inf)
             if counts:  # its number of instances is its own: no bound of a price, but the price

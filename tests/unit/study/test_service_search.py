@@ -82,19 +82,19 @@ def test_layouts_that_cannot_keep_the_limits_are_not_simulated():
     """TPOT of 4 ms is below what one H100 takes to read 16 GB: no layout of one rank is simulated, and the exhaustive search agrees."""
     scenario = _scenario(slo={"tpot": "4 ms"})
     over = {"parallelism.tp": [1, 4], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
-    pruned = search(scenario, over)
+    pruned = search(scenario, over, objective="goodput")
     assert pruned.counts["slo"] == 1
     assert {row.values["parallelism.tp"] for row in pruned} == {4}
-    whole = search(scenario, over, prune=False)
+    whole = search(scenario, over, prune=False, objective="goodput")
     assert not any(row.meets_slo for row in whole if row.values["parallelism.tp"] == 1)
 
 
 def test_limits_of_price_memory_and_power_hold():
     scenario = _scenario()
-    cheap = search(scenario, SMALL, max_price=3 * 3.0 / 3600 * 3600)
+    cheap = search(scenario, SMALL, max_price=3 * 3.0 / 3600 * 3600, objective="goodput")
     assert {row.accelerators for row in cheap} <= {1, 2, 3}
     assert all(row.price_per_hour <= 9.0 for row in cheap)
-    light = search(scenario, SMALL, max_memory=12e9)
+    light = search(scenario, SMALL, max_memory=12e9, objective="goodput")
     assert {row.values["parallelism.tp"] * row.values["parallelism.pp"] for row in light} <= {
         2,
         4,
@@ -102,7 +102,7 @@ def test_limits_of_price_memory_and_power_hold():
         16,
     }
     assert light.counts["memory"] > 0
-    weak = search(scenario, SMALL, max_power=3000.0)
+    weak = search(scenario, SMALL, max_power=3000.0, objective="goodput")
     assert max(row.accelerators for row in weak) < 8
 
 
@@ -152,6 +152,20 @@ def test_no_number_of_replicas_is_cheaper_than_the_cheapest(short_streams):
         assert other.best is None or found.best.objective <= other.best.objective
 
 
+def test_the_default_answer_is_the_fewest_accelerators(short_streams):
+    """At a stated rate and limits fewer accelerators than those of the best never keep them, and the best of each kind stands beside it."""
+    scenario = _scenario(workload={**QUICK, "rate": 90.0})
+    over = {"parallelism.tp": [1, 2], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
+    found = search(scenario, over, top=1)
+    assert found.objective == "gpus"
+    assert found.best.objective == found.best.accelerators < 8
+    fewer = {**over, "serving.replicas": [*range(1, found.best.accelerators)]}
+    refused = search(scenario, fewer, top=1, prune=False)
+    assert all(row.misses for row in refused if row.accelerators < found.best.accelerators)
+    assert {row.kind for row in found.rows} == {"TP"}
+    assert "TP" in str(found.sheet())
+
+
 def test_experts_may_be_divided_and_attention_ranks_apart():
     """Mixtures are searched with experts inside tensor parallelism, divided, and with attention of their own."""
     scenario = _scenario("mixtral-8x7b", slo={})
@@ -164,9 +178,9 @@ def test_experts_may_be_divided_and_attention_ranks_apart():
 
 def test_a_search_that_goes_on_simulates_nothing_twice(tmp_path):
     journal = tmp_path / "found.jsonl"
-    first = search(_scenario(), SMALL, resume=journal)
+    first = search(_scenario(), SMALL, resume=journal, objective="goodput")
     size = journal.stat().st_size
-    again = search(_scenario(), SMALL, resume=journal)
+    again = search(_scenario(), SMALL, resume=journal, objective="goodput")
     assert journal.stat().st_size == size
     assert json.dumps(first.to_json()) == json.dumps(again.to_json())
     assert len(first.to_csv().splitlines()) == len(first) + 1
@@ -175,7 +189,7 @@ def test_a_search_that_goes_on_simulates_nothing_twice(tmp_path):
 def test_a_result_of_the_search_is_that_of_its_values():
     """The values of a row, set in the scenario, give its summary."""
     scenario = _scenario()
-    row = search(scenario, SMALL, top=2).rows[1]
+    row = search(scenario, SMALL, top=2, objective="goodput").rows[1]
     alone = mpsim.simulate(scenario.with_values(row.values)).summary
     assert alone == row.summary
 
@@ -240,7 +254,7 @@ def test_the_answer_has_ten_lines_and_the_file_s_own_layout():
     """What the best gains over the file's own layout, which is simulated unless it is among the rows; the ranking is longer."""
     scenario = _scenario().with_values({"parallelism.tp": 2, "serving.replicas": 1})
     over = {**SMALL, "serving.engine.max_tokens": [8192], "parallelism.pp": [1]}
-    found = search(scenario, over)
+    found = search(scenario, over, objective="goodput")
     lines = found.sheet().text().splitlines()
     assert lines[0] == f"best: {found.best.name}"
     assert (
@@ -259,7 +273,7 @@ def test_the_answer_has_ten_lines_and_the_file_s_own_layout():
 
 
 def test_the_front_is_drawn():
-    found = search(_scenario(), SMALL)
+    found = search(_scenario(), SMALL, objective="goodput")
     front = found.front
     assert [row.per_user for row in front] == sorted((r.per_user for r in front), reverse=True)
     assert [row.per_accelerator for row in front] == sorted(r.per_accelerator for r in front)
