@@ -73,9 +73,9 @@ def _options(command: Callable[..., None], shared: Collection[str]) -> Iterator[
 
 
 def _shared() -> list[str]:
-    """Lines that at least three commands have in the same words, in the order in which they come."""
+    """Lines that more than one command has in the same words, in the order in which they come."""
     counts = Counter(line for command in COMMANDS for line in _lines(command))
-    return [line for line, count in counts.items() if count > 2 and line.startswith("- `--")]
+    return [line for line, count in counts.items() if count > 1 and line.startswith("- `--")]
 
 
 def _lines(command: Callable[..., None]) -> Iterator[str]:

@@ -87,7 +87,8 @@ def _changes(given: Reading, usual: Mapping[str, object]) -> Iterator[_Change]:
     decided = {"tensor_overlap"} if given.on("tp-comm-overlap") else set()
     for row, field in _rows(given.ledger.scenario):
         if row.values:
-            word = "allgather" if row.when == "experts" and not given.is_dataclass else None
+            sends = field == "expert_dispatch" and not given.is_dataclass
+            word = "allgather" if sends else None  # what the command line's default says
             value = given.meant(row.name, word)
         else:
             value = row.says if given.on(row.name) else None

@@ -194,7 +194,7 @@ def scenario_values(scenario: Scenario) -> dict[str, object]:
     """Values of a scenario by dotted key, every preset spelled out; the framework's stand apart."""
     resolved = scenario.resolved()
     del resolved["framework"]
-    return flat(resolved, whole=("sweep", "variation"))
+    return flat(resolved, whole=("sweep", "variation", "design"))
 
 
 def _compared(values: Mapping[str, Any], model: Transformer) -> dict[str, object]:

@@ -57,8 +57,8 @@ class Money(Section):
 
     basis: Literal["rent", "purchase"] = "rent"
     """Accelerators by the hour, or every part with a life, and electricity."""
-    offer: Literal["on-demand", "spot", "reserved-1y", "reserved-3y", "block"] = "on-demand"
-    """Kind of offer of what is rented."""
+    offer: Literal["on-demand", "spot", "reserved-1y", "reserved-3y", "block"] | None = None
+    """Kind of offer of what is rented; left out, on demand."""
     life: Span | None = None
     """Time to pay off what is bought; left out, that of `purchase.yaml`."""
     tariff: Dollars | None = None

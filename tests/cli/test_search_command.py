@@ -66,7 +66,7 @@ def test_an_interrupt_prints_what_was_found(mpsim_cli, scenarios, monkeypatch):
     def interrupt(timer, layouts):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trainings, "_seconds", interrupt)
+    monkeypatch.setattr(trainings, "seconds_of", interrupt)
     outcome = mpsim_cli("search", scenarios / "quickstart.yaml", *OVER)
     assert outcome.code == 130
     assert "legal layouts" in outcome.out

@@ -102,7 +102,7 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
     "design": {
         **READING,
         "overrides": "--override wide --set model.layers=4",
-        "search": ("small.yaml --search '1 s' --no-upgrades", "--search '1 ms'"),
+        "search": ("small.yaml --no-upgrades", "--search '1 ms'"),
         "upgrades": "--no-upgrades",
     },
     "scale": {**READING, "gpus": "--gpus 16..64", "mode": "--mode weak"},

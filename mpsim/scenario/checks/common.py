@@ -78,7 +78,7 @@ def check_design(scenario: Written) -> Iterator[Problem]:
             yield Problem(message, f"design.choices.{key}")
     bought = design.money.basis == "purchase"
     idle: dict[str, object] = {
-        "design.money.offer": bought and "offer" in design.money.model_fields_set,
+        "design.money.offer": bought and design.money.offer,
         "design.money.life": not bought and design.money.life,
         "design.money.tariff": not bought and design.money.tariff,
         "design.bounds.capital": not bought and design.bounds.capital,

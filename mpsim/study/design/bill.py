@@ -88,7 +88,7 @@ def bill_of(cluster: Cluster, chosen: Mapping[str, object], design: DesignChoice
 
 
 def _rented(cluster: Cluster, design: DesignChoice) -> dict[str, Item]:
-    rate = rate_of(cluster, offer=design.money.offer, rates=design.prices)
+    rate = rate_of(cluster, offer=design.money.offer or "on-demand", rates=design.prices)
     each = None if rate is None else rate.usd_per_hour
     return {cluster.accelerator.name: (cluster.accelerators, each)}
 

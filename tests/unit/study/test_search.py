@@ -118,9 +118,9 @@ def test_an_interrupted_search_keeps_what_it_found_and_resumes(
     kept = len(journal.read_text().splitlines())
     assert kept == len(first.rows) == first.counts["simulated"] > 0
     timed = []
-    seconds = trainings._seconds
+    seconds = trainings.seconds_of
     monkeypatch.setattr(
-        trainings, "_seconds", lambda timer, some: timed.extend(some) or seconds(timer, some)
+        trainings, "seconds_of", lambda timer, some: timed.extend(some) or seconds(timer, some)
     )
     assert mpsim.search(scenario, OVER, top=4, resume=journal).rows == found.rows
     assert len(timed) == len(found.rows) - kept

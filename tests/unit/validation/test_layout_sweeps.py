@@ -9,16 +9,24 @@ import pytest
 from bench.tables import rule_of
 from decisions import SWEEPS, Sweep, Tried
 from mpsim.formats.cells import Cells
+from mpsim.result.residuals import Setting
 
 RAN_OUT = None
+
+
+def tried(name: str, predicted: float, filled: float, measured: float | None) -> Tried:
+    """A layout of no setting in particular."""
+    return Tried(name, predicted, filled, measured, 80e9 * filled, Setting({}, 1), "")
+
+
 SWEEP = Sweep(
     "by hand",
     [
-        Tried("fast, predicted to fit, ran out", 7.0, 0.9, RAN_OUT),
-        Tried("picked", 8.0, 1.0, 11.0),
-        Tried("fastest", 9.0, 0.5, 10.0),
-        Tried("ran though predicted to run out", 6.0, 1.1, 14.0),
-        Tried("ran out as predicted", 5.0, 1.5, RAN_OUT),
+        tried("fast, predicted to fit, ran out", 7.0, 0.9, RAN_OUT),
+        tried("picked", 8.0, 1.0, 11.0),
+        tried("fastest", 9.0, 0.5, 10.0),
+        tried("ran though predicted to run out", 6.0, 1.1, 14.0),
+        tried("ran out as predicted", 5.0, 1.5, RAN_OUT),
     ],
 )
 

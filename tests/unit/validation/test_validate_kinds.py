@@ -292,7 +292,7 @@ def test_a_training_row_becomes_the_scenario_it_describes() -> None:
     assert scenario["cluster"]["nic"] == {"preset": "ib-hdr", "bandwidth": "200 Gb/s"}
     assert scenario["training"]["precision"] == "fp16"
     assert scenario["model"]["dropout"] == 0.1
-    assert scenario["framework"] == {"preset": "megatron-2021"}
+    assert scenario["framework"]["preset"] == "megatron-2021"
 
 
 @pytest.mark.parametrize(
