@@ -11,7 +11,11 @@ import mpsim.formats
 from mpsim.formats.words import TABLES, keys
 
 FORMATS = Path(mpsim.formats.__file__).parent
-MODULES = {"megatron": "megatron*.py", "megatron-yaml": "megatron_yaml.py"}
+MODULES = {
+    "megatron": "megatron*.py",
+    "megatron-yaml": "megatron_yaml.py",
+    **dict.fromkeys(("vllm", "sglang", "trtllm"), "servers.py"),
+}
 
 
 def spelled(table):
@@ -33,9 +37,9 @@ def test_a_row_that_decides_alone_is_not_spelled_in_code(table):
 
 
 def test_few_rows_need_code_of_their_own():
-    """Keys that say a value only together, or that an era moved, are 77 of 209: no row is added to them without need."""
+    """Keys that say a value only together, or that an era moved, are 81 of 259: no row is added to them without need."""
     rows = [(table, row.name) for table in TABLES for row in keys(table)]
     codes = {table: spelled(table) for table in TABLES}
     needed = [(table, name) for table, name in rows if name in codes[table]]
-    assert len(needed) <= 77, needed
+    assert len(needed) <= 81, needed
     assert len(rows) > 200
