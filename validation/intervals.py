@@ -97,6 +97,7 @@ START = {
         "accelerator": (0.01, 0.02),
         "format": (0.01, 0.03),
         "model": (0.03,),
+        "single": 0.01,  # the level of a chip is one of time
         "doubling": 0.01,
     },
     "collective": {
@@ -273,7 +274,7 @@ class Fit:
             [
                 start["noise"],
                 *itertools.chain(*self.attributes.values()),
-                *STACK.values(),
+                *(start.get(name, sigma) for name, sigma in STACK.items()),
                 start["doubling"],
             ]
         )
