@@ -61,6 +61,7 @@ WINSOR = 0.7  # ln 2: residuals beyond it count as this in the spread of a stack
 FOLDS = 8  # in which families of fewer than `LARGE` figures are left out together
 # a family of n figures weighs n^(1 - SPREAD): between one vote a figure and one a family
 SPREAD = 0.06
+PAIRED = 0.4  # the same of pairs: those of one sweep share their runs
 LEAST = 0.003  # no sigma is smaller
 FREEDOM = 4.0  # degrees of freedom of Student's t: large residuals count less
 # Weight of the starting values, in figures. Spreads that follow the rows ranked left-out errors backwards: without a family of large errors
@@ -563,7 +564,7 @@ def _half(found: Sequence[Pair]) -> float:
     """Half-width that `LEVEL` of pairs keep, families weighing as in the fits."""
     count = Counter(pair.family for pair in found)
     # so many pairs have sqrt(2 x pairs) runs, whose weight they share
-    share = {family: (2 * pairs) ** ((1 - SPREAD) / 2) / pairs for family, pairs in count.items()}
+    share = {family: (2 * pairs) ** ((1 - PAIRED) / 2) / pairs for family, pairs in count.items()}
     weights = np.array([share[pair.family] for pair in found])
     return _quantiles(np.array([pair.apart for pair in found]), weights, [LEVEL])[0]
 

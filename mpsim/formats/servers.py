@@ -5,7 +5,7 @@ name of a checkpoint, drafted tokens.
 
 References
 ----------
-vllm-project/vllm ``arg_utils.py``, sgl-project/sglang ``server_args.py``, NVIDIA/TensorRT-LLM ``commands/serve.py``, main of 2026-08.
+vllm-project/vllm ``arg_utils.py``, sgl-project/sglang ``server_args.py``, NVIDIA/TensorRT-LLM ``commands/serve.py``; recalled, not read again.
 """
 
 from __future__ import annotations
