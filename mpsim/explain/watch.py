@@ -17,13 +17,13 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import LogStep, parse_line
-from mpsim.inputs import open_regular
+from mpsim.inputs import open_regular, read_text
 from mpsim.output import write_whole
 
 __all__ = ["Change", "Watch", "follow"]
@@ -152,10 +152,10 @@ class Watch:
             If the file is damaged.
         """
         try:
-            data: Mapping[str, Any] = json.loads(file.read_text("utf-8"))
+            data: Any = json.loads(read_text(file, needed="a watch's state", error=FormatError))
             changes = [Change(**change) for change in data["changes"]]
             return cls(**{**data, "changes": changes})
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise FormatError(f"{file}: is no state of 'mpsim watch'; give another file") from error
 
 

@@ -192,12 +192,12 @@ def test_a_table_that_was_cut_short_is_called_partial(mpsim_cli, scenarios, monk
     """Neither the table nor the picture that was asked for is there, and the JSON says why."""
     from mpsim.study import grid
 
-    def one_chunk(points, chunks, pool):
-        yield next(real(points, chunks, pool))
+    def one_chunk(*asked):
+        yield next(real(*asked))
         raise KeyboardInterrupt
 
-    real = grid._computed
-    monkeypatch.setattr(grid, "_computed", one_chunk)
+    real = grid.computed
+    monkeypatch.setattr(grid, "computed", one_chunk)
     monkeypatch.chdir(tmp_path)
     over = ("--over", "training.micro_batch=1,2", "--over", "parallelism.tp=1,2")
     written = ("--csv", "table.csv", "--plot", "table.svg", "--json", "-j", "1")

@@ -83,7 +83,7 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "over": "--over cluster.nodes=4,8",
         "deadline": "--deadline '1 min'",
         "budget_usd": "--budget-usd 1",
-        "search": "--search '1 s'",
+        "search": "--search '10 s'",
         "offer": "--offer spot",
         "prices": "--prices prices.yaml",
         "region": "--region fra",

@@ -140,7 +140,7 @@ def _step(run: Imported) -> float:
                 "accelerator": "MI300X",
                 "measured_date": "2025-06",
             },
-            "megatron-core-2025",
+            "primus-mi300x",
         ),
         ({"framework": "", "accelerator": "MI325X"}, "torch-ddp"),
     ],
