@@ -96,8 +96,13 @@ def described(cells: Cells, rule: Mapping[str, Any]) -> Imported:
     return Imported(scenario=scenario, assumed=assumed)
 
 
-def read_run(cells: Cells) -> tuple[Mapping[str, Any], Imported]:
+def read_run(cells: Cells, *, ran: bool = True) -> tuple[Mapping[str, Any], Imported]:
     """The rule of a row, and its run with what it leaves open settled as `mpsim plan` settles it: as little recomputation and division as fits in memory.
+
+    Parameters
+    ----------
+    ran : bool
+        Whether the row is of a run that ended, whose memory is a witness against the recomputation that it states.
 
     Raises
     ------
@@ -106,7 +111,7 @@ def read_run(cells: Cells) -> tuple[Mapping[str, Any], Imported]:
     """
     rule = rule_of(cells)
     run = described(cells, rule)
-    return rule, fitting(run, rule, cells)
+    return rule, fitting(run, rule, cells, ran=ran)
 
 
 def _guessed(run: Imported, column: str) -> bool:
@@ -142,6 +147,8 @@ def fitting(
     run: Imported,
     rule: Mapping[str, Any] = types.MappingProxyType({}),
     cells: Cells | None = None,
+    *,
+    ran: bool = True,
 ) -> Imported:
     """The run with the fastest of what was guessed that fits in memory, or is nearest to it: who trains has tried; itself where nothing was guessed, or nothing comes near."""
     scenario = Scenario.from_mapping(run.scenario, checked=False)
@@ -154,7 +161,7 @@ def fitting(
         lambda values: _outcome(text(values)).figures["step"],
     )
     opened, believed = opened_of(run, cells), table("assumptions")["believed"]["memory"]
-    if "parallelism.tp" not in opened and _beyond(tried, believed):
+    if ran and "parallelism.tp" not in opened and _beyond(tried, believed):
         # it ran, and so not as its row says
         opened.add("training.recompute")
     values = settled(scenario, opened, tried, _offloading(run, rule))
