@@ -25,6 +25,7 @@ __all__ = [
     "EXACT",
     "FASTEST_BY",
     "FIGURES",
+    "HALF_WIDTH",
     "LEVEL",
     "MOST_GUESSED",
     "Interval",
@@ -41,7 +42,6 @@ __all__ = [
 
 _PACKAGE = "mpsim.result.data"
 _PLACES = 256  # settings whose nearest runs are kept
-_HALF = 1.2816  # half-width of an 80 % interval of the normal distribution over its sigma
 _REST = ("micro batch", "sharding", "schedule", "recompute")  # parts of the label `rest`
 _KIND_OF = {"format": "format", "framework": "release"}  # attributes that pairs were measured with
 _NARROW = ("fp8", "fp4", "int8", "int4")
@@ -49,6 +49,8 @@ MOST_GUESSED = 4
 """Guessed settings from which one more widens an interval no further."""
 LEVEL = 0.8
 """Share of measured values that lie in their interval."""
+HALF_WIDTH = 1.2816
+"""Half-width of such an interval of a normal distribution over its sigma."""
 FIGURES = (
     *("step", "step-experts", "memory", "collective", "kernel"),
     *("ttft", "tpot", "e2e", "throughput"),
@@ -93,7 +95,7 @@ class Interval:
         (0.5, 0.9)
         """
         low, high = math.log(self.low), math.log(self.high)
-        sigmas = (math.log(limit) - (low + high) / 2) / ((high - low) / 2) * _HALF
+        sigmas = (math.log(limit) - (low + high) / 2) / ((high - low) / 2) * HALF_WIDTH
         return 0.5 * math.erfc(-sigmas / math.sqrt(2.0))
 
     def limit(self, odds: float) -> float:
@@ -106,7 +108,7 @@ class Interval:
         (12.0, 16.0)
         """
         low, high = math.log(self.low), math.log(self.high)
-        sigmas = statistics.NormalDist().inv_cdf(odds) / _HALF
+        sigmas = statistics.NormalDist().inv_cdf(odds) / HALF_WIDTH
         return math.exp((low + high) / 2 + sigmas * (high - low) / 2)
 
     def to_json(self) -> list[float]:
@@ -319,9 +321,9 @@ class Residuals:
         for name, levels in self.attributes.items():
             if _KIND_OF.get(name) not in kinds:
                 level = a.level(name, b.labels.get(name, ()))
-                square += 2 * _HALF**2 * sum(each**2 for each in levels[:level])
+                square += 2 * HALF_WIDTH**2 * sum(each**2 for each in levels[:level])
         doublings = abs(math.log2(b.size / a.size)) if a.size and b.size else 0.0
-        square += (_HALF * self.doubling * min(doublings, self.most_doublings)) ** 2
+        square += (HALF_WIDTH * self.doubling * min(doublings, self.most_doublings)) ** 2
         half = (self.quantiles[1] - self.quantiles[0]) / 2
         return min(math.sqrt(square), half * math.hypot(self.sigma(a), self.sigma(b)))
 

@@ -16,15 +16,13 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEVEL", "QUANTILES", "SteadyState", "distribution", "share_interval", "steady_state"]
+from mpsim.result.residuals import HALF_WIDTH
+
+__all__ = ["QUANTILES", "SteadyState", "distribution", "share_interval", "steady_state"]
 
 Floats = NDArray[np.float64]
 
-LEVEL = 0.8
-"""Share of such intervals that hold the true value."""
-
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_Z = 1.2816  # half-width of an 80 % interval of the normal distribution
 _T = 1.383  # the same of Student's with nine degrees of freedom
 _FEWEST = 5  # values whose spread says something of their mean
 _BATCHES = 10
@@ -69,7 +67,7 @@ def distribution(values: Floats) -> dict[str, float | list[float] | None] | None
     }
     for name, share in QUANTILES.items():
         value = figures[name] = float(np.quantile(ordered, share))
-        reach = _Z * math.sqrt(share * (1 - share) * count)
+        reach = HALF_WIDTH * math.sqrt(share * (1 - share) * count)
         # about the place of the quantile itself, so that it lies between them
         place = share * (count - 1)
         first, last = math.floor(place - reach), math.ceil(place + reach)
@@ -104,8 +102,8 @@ def share_interval(kept: NDArray[np.bool_]) -> tuple[float, float]:
         half = _half_width(np.array([batch.mean() for batch in _batches(kept.astype(float))]))
         return max(0.0, share - half), min(1.0, share + half)
     # of few requests that all kept the limits nobody knows that all others would
-    middle, whole = share + _Z**2 / (2 * count), 1.0 + _Z**2 / count
-    half = _Z * math.sqrt(share * (1.0 - share) / count + (_Z / (2 * count)) ** 2)
+    middle, whole = share + HALF_WIDTH**2 / (2 * count), 1.0 + HALF_WIDTH**2 / count
+    half = HALF_WIDTH * math.sqrt(share * (1.0 - share) / count + (HALF_WIDTH / (2 * count)) ** 2)
     return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
 
 

@@ -9,12 +9,11 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from mpsim.result.residuals import LEVEL, Setting, chosen_of
+from mpsim.result.residuals import HALF_WIDTH, LEVEL, Setting, chosen_of
 from mpsim.training.intervals import residuals_of
 
 __all__ = ["Ratio", "front_of", "ratio_between", "ratio_of", "selection", "tie"]
 
-_NORMAL: Final = 1.2816  # half-width of an 80 % interval over its sigma
 _DRAWS: Final = 2000
 T = TypeVar("T")
 
@@ -126,13 +125,13 @@ def selection(settings: Sequence[Setting], logs: Sequence[float]) -> float:
             value: place
             for place, value in enumerate(dict.fromkeys(each.get(kind) for each in chosen))
         }
-        sigma = halves.get(kind, widest) / (_NORMAL * math.sqrt(2.0))
+        sigma = halves.get(kind, widest) / (HALF_WIDTH * math.sqrt(2.0))
         if len(values) > 1:
             drawn = draw.normal(0.0, sigma, (_DRAWS, len(values)))
             square += sigma**2
             errors += drawn[:, [values[each.get(kind)] for each in chosen]]
     low, high = known.quantiles
-    most = known.sigma(settings[0]) * (high - low) / 2 / _NORMAL
+    most = known.sigma(settings[0]) * (high - low) / 2 / HALF_WIDTH
     errors *= min(1.0, most / math.sqrt(square)) if square else 0.0
     winners = (np.array(logs) + errors).argmin(axis=1)
     return float(-errors[np.arange(_DRAWS), winners].mean())

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from mpsim.accessors import Drawable, chart
 from mpsim.frame import Tabular
+from mpsim.result.residuals import HALF_WIDTH
 from mpsim.scenario.design import DesignChoice
 from mpsim.sheet import Sheet, Shown
 from mpsim.study.design.bill import Bill
@@ -23,7 +24,6 @@ from mpsim.units import percent
 
 __all__ = ["Design", "Flip", "Option", "Upgrade", "beats"]
 
-_WIDTH = 2.0 * 1.2816  # of an 80 % interval over its sigma
 _DAY_HOURS = 24.0
 _PLACES = 200  # of the integral over the error of the chosen one
 
@@ -229,7 +229,7 @@ class Design(Shown, Tabular):
         if ratio is None or ratio.high <= ratio.low:
             return None
         lead = math.log(self.score(over) / self.score(option))
-        return NormalDist().cdf(lead * _WIDTH / math.log(ratio.high / ratio.low))
+        return NormalDist().cdf(2.0 * lead * HALF_WIDTH / math.log(ratio.high / ratio.low))
 
     @property
     def odds(self) -> float | None:

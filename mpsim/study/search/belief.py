@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.result.residuals import Setting, chosen_of, residuals
+from mpsim.result.residuals import HALF_WIDTH, Setting, chosen_of, residuals
 from mpsim.training.intervals import residuals_of
 
 __all__ = ["SLOPES", "Belief", "Ran"]
@@ -34,9 +34,7 @@ SLOPES: Mapping[str, tuple[str, float]] = {
 }
 """Errors that grow with each doubling of a choice: its kind, and the sign of its logarithm."""
 _DRAWS = 4000
-_HALF = 1.2816 * math.sqrt(
-    2.0
-)  # half-width of an 80 % interval of a difference over the sigma of one
+_HALF = HALF_WIDTH * math.sqrt(2.0)  # of a difference, over the sigma of one
 _OWN = 0.3  # share of the spread of memory that a layout has to itself, as those of one stack err alike
 _FIRST, _NEXT = 2.0, 1.25  # times the shortest step that a launch which dies counts as
 _FEWEST = 50.0  # effective draws: fewer say that the prior had no room for what was measured
@@ -136,7 +134,7 @@ class Belief:
         """ln of memory over its prediction, and the likelihood of who ran and who ran out."""
         memory = residuals("memory").interval(1.0, self.settings[0])
         low, high = math.log(memory.low), math.log(memory.high)
-        sigma = (high - low) / 2 / 1.2816
+        sigma = (high - low) / 2 / HALF_WIDTH
         own, told = _OWN * sigma, [each for each in self.ran if each.memory]
         level = draw.normal((low + high) / 2, math.sqrt(1 - _OWN**2) * sigma, _DRAWS)
         weights = np.zeros(_DRAWS)

@@ -156,10 +156,11 @@ def _stored(file: Path) -> Mapping[str, Any]:
     needed = "the folder that 'mpsim search --shortlist' wrote"
     try:
         data = json.loads(read_bytes(file, needed=needed, error=FormatError))
-        assert {"digest", "room", "pool", "launched"} <= data.keys()
-        assert all(0 <= place < len(data["pool"]) for place in data["launched"].values())
         _found(data["pool"][0])
-    except (ValueError, AssertionError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:  # fmt: skip
+        places = [data["pool"][place] for place in data["launched"].values() if place >= 0]
+        if not {"digest", "room"} <= data.keys() or len(places) != len(data["launched"]):
+            raise ValueError(sorted(data))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:  # fmt: skip
         raise FormatError(f"{file}: is damaged; needed {needed}") from error
     return data  # type: ignore[no-any-return]
 
