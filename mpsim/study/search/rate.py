@@ -210,17 +210,18 @@ def bounded_rate(
         A service that misses the limits at this rate is looked at no further [1/s].
     """
     low, high, step = 0.0, most, _STEP
+    refused = False  # whether `high` was tried: `most` itself may be
     summary: Figures = {}
     rate = at_least or share * most
     while high > _BOUNDED * low and high >= _LEAST * most:
         judged = judge.judged(rate)
         if judge.fails(judged):
-            high, summary = rate, summary if low else judged
+            high, summary, refused = rate, summary if low else judged, True
             if rate == at_least:
                 break
         else:
             low, summary = rate, judged
-        if low and high < most:
+        if low and refused:
             rate = math.sqrt(low * high)
         elif low:  # the guess was low: up, in growing steps
             rate, step = min(max(low * step, share * most), most), step**1.5
@@ -246,7 +247,7 @@ def confirmed_rate(judge: Judge, bound: Rate, most: float, at_least: float = 0.0
         low = at_least
     else:
         best = judge.confirmed(low)
-    step = min(_STEP, high / low)
+    step = min(_STEP, high / low) if high > low else _STEP
     while best is not None and high < most:  # up, as far as the limits are kept
         above = judge.confirmed(high)
         if above is None:

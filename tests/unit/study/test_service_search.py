@@ -281,3 +281,38 @@ def test_the_front_is_drawn():
     assert sum(len(series.x) for series in chart.series[:-1]) == len(found)
     assert chart.series[-1].x == [row.per_user for row in front]
     chart.plot()
+
+
+@dataclasses.dataclass
+class _Cliff:
+    """A service that keeps its limits below a rate and misses them at and above it."""
+
+    edge: float
+
+    def judged(self, rate):
+        return {"kept": rate < self.edge}
+
+    def fails(self, summary):
+        return not summary["kept"]
+
+    def confirmed(self, rate, *, final=False):
+        return self.judged(rate) if rate < self.edge else None
+
+
+@pytest.mark.parametrize("edge", [0.5, 0.99, 1.0, 2.0])
+def test_a_rate_is_found_where_the_bound_itself_misses_or_keeps_the_limits(edge):
+    """The search ends, below the edge and within its width, also where the closed form's most is tried and refused."""
+    judge, most = _Cliff(edge * 40.0), 40.0
+    bound = bounded_rate(judge, most)
+    assert bound.rate <= min(most, judge.edge) <= bound.above * (1 + 1e-12)
+    assert bound.above <= 1.1 * bound.rate
+    found = confirmed_rate(judge, bound, most)
+    assert found.rate < judge.edge
+    assert found.above <= 1.1 * found.rate
+
+
+def test_a_bound_that_short_streams_keep_and_long_ones_refuse_is_left():
+    """Where short streams keep the most a service could do, long ones still go down from there."""
+    judge = _Cliff(30.0)
+    found = confirmed_rate(judge, rate.Rate(40.0, 40.0, {}, confirmed=False), 40.0)
+    assert 28.0 < found.rate < 30.0
