@@ -100,7 +100,8 @@ def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[py
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return "section", [annotation]
     if origin is not None:
-        return ("mapping" if "apping" in str(origin) or origin is dict else "list"), []
+        nested = _kind(arguments[-1], [])[1] if arguments else []
+        return ("mapping" if "apping" in str(origin) or origin is dict else "list"), nested
     words = {int: "integer", float: "number", bool: "boolean", str: "text"}
     return words.get(annotation, "anything"), []  # type: ignore[call-overload]
 
