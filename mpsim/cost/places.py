@@ -12,7 +12,7 @@ from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
 from mpsim.memo import Memo
 from mpsim.parallel import GroupShape, Mesh
-from mpsim.parallel.crossing import messages, slowdown
+from mpsim.parallel.crossing import message_slowdown
 
 __all__ = ["Places"]
 
@@ -65,12 +65,9 @@ class Places:
 
     def slowdown(self, mesh: Mesh, source: int, target: int) -> float | None:
         """How many times longer the fabric makes messages between two pipeline ranks; None where no link of it is thin."""
-        if not routes_of(self._cluster).names:
-            return None
 
         def slower() -> float | None:
-            ranks = mesh.ranks
-            return slowdown(self._cluster, messages(self._cluster, ranks[source], ranks[target]))
+            return message_slowdown(self._cluster, mesh.ranks[source], mesh.ranks[target])
 
         return self._once(("slowdown", mesh, source, target), slower)
 

@@ -21,7 +21,7 @@ from mpsim.engine import Timeline, run
 from mpsim.errors import FormatError, nearest
 from mpsim.hardware import Cluster, system, system_names
 from mpsim.parallel.axes import Stream
-from mpsim.parallel.crossing import messages, placed, slowdown
+from mpsim.parallel.crossing import message_slowdown, placed
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.program.csr import owners
 from mpsim.program.devices import COMMUNICATION
@@ -265,7 +265,7 @@ class CommunicationPrices:
         source, target = ends[:, 0], ends[:, 1]
         leaves = self.cluster.domain_of(source) != self.cluster.domain_of(target)
         crosses, share = bool(leaves.any()), float(leaves.mean())
-        slower = slowdown(self.cluster, messages(self.cluster, source, target)) if crosses else None
+        slower = message_slowdown(self.cluster, source, target) if crosses else None
         seconds = self.model.send(float(size), crosses=crosses, slowdown=slower)
         sent = size * len(ends) / ranks
         return Price(float(seconds), sent * (1.0 - share), sent * share)

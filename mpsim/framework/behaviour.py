@@ -87,6 +87,7 @@ class BlockingSends(enum.StrEnum):
     NEVER = "never"
     PLAIN = "plain"  # in GPipe and 1F1B; all other schedules overlap them
     ALWAYS = "always"
+    ONE_WAY = "one-way"  # always, and a forward's message and a backward's are no exchange: the activation goes first
 
 
 class StageSplit(enum.StrEnum):

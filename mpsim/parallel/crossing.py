@@ -24,6 +24,7 @@ __all__ = [
     "GroupShape",
     "exchange",
     "load",
+    "message_slowdown",
     "messages",
     "placed",
     "ring",
@@ -109,11 +110,33 @@ def load(cluster: Cluster, flows: Flows) -> Floats:
 
 def slowdown(cluster: Cluster, flows: Flows) -> float:
     """How many times longer the traffic takes than NICs alone would need for it: 1, or what the busiest link makes of it."""
-    routes = routes_of(cluster)
+    return max(1.0, _busiest(cluster, flows))
+
+
+def _busiest(cluster: Cluster, flows: Flows) -> float:
+    """Time of the busiest link of the fabric over that of NICs alone; 0 where no link is thin."""
+    routes, rate = routes_of(cluster), cluster.node.nic_bandwidth_per_accelerator
     if not routes.names:
+        return 0.0
+    return float((routes.load(*flows) * rate / routes.capacity).max())
+
+
+def message_slowdown(cluster: Cluster, source: Ints, target: Ints) -> float | None:
+    """How many times longer the fabric makes messages than shares of NICs; None where all accelerators have a NIC and no link is thin."""
+    node = cluster.node
+    if not routes_of(cluster).names and node.nics >= node.accelerators:
+        return None
+    flows = messages(cluster, source, target)
+    return max(_lent(cluster, flows), _busiest(cluster, flows))
+
+
+def _lent(cluster: Cluster, flows: Flows) -> float:
+    """Time of a message over that on its accelerator's share of NICs alone: below 1 where a node has fewer NICs than accelerators and not all of these send."""
+    node = cluster.node
+    if not len(flows.source) or node.nics >= node.accelerators:
         return 1.0
-    rate = cluster.node.nic_bandwidth_per_accelerator
-    return max(1.0, float((routes.load(*flows) * rate / routes.capacity).max()))
+    senders = int(np.bincount(flows.source).max())
+    return min(1.0, max(senders, node.nics) / node.accelerators)
 
 
 def messages(cluster: Cluster, source: Ints, target: Ints) -> Flows:

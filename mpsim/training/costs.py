@@ -17,7 +17,7 @@ from mpsim.cost import (
     straggling_constants,
     straggling_seconds,
 )
-from mpsim.framework import ExpertOverlap
+from mpsim.framework import BlockingSends, ExpertOverlap
 from mpsim.parallel import Layout
 from mpsim.program.template import ticks
 from mpsim.training.messages import Sends
@@ -116,4 +116,5 @@ class PlanCosts(LayoutCosts):
                         stage.rank, stages[other].rank, self.plan.message_bytes
                     )
         seconds, up, out = columns
-        return Sends(ticks(seconds), up, out)
+        one_way = self.layout.framework.pipeline.blocking_sends is BlockingSends.ONE_WAY
+        return Sends(ticks(seconds), up, out, one_way)

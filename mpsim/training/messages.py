@@ -9,7 +9,8 @@ Some orders (`Orders.exchanges`: GPipe and 1F1B) are executed as exchanges betwe
 
 * the receive for an action is posted when the action before it on that rank has ended, so the message cannot start earlier;
 * where two actions of the same direction follow each other (warm-up and flush), the send of the first and the receive of the second are
-  separate calls, so the receive is posted only when the send has ended. Between a forward and a backward they are one exchange.
+  separate calls, so the receive is posted only when the send has ended. Between a forward and a backward they are one exchange, or,
+  `one_way`, the activation and then the gradient.
 
 All others post receives ahead of their use, so only the sending end is held there.
 """
@@ -38,6 +39,7 @@ __all__ = [
     "warmup_and_flush",
 ]
 
+_ALWAYS = (BlockingSends.ALWAYS, BlockingSends.ONE_WAY)
 _EXPOSED_PP = PARTS.index("exposed_pp")
 
 
@@ -51,11 +53,14 @@ class Sends:
         ``[0, s]`` activations from stage s to s + 1, ``[1, s]`` gradients from s to s - 1 [ticks].
     up_bytes, out_bytes : float64[2, S]
         One rank's share of the message [B].
+    one_way : bool
+        Whether what neighbours exchange where communication blocks goes one direction after the other.
     """
 
     duration: NDArray[np.float64]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
+    one_way: bool = False
 
     @property
     def size(self) -> NDArray[np.float64]:
@@ -128,7 +133,8 @@ def add_messages(
     rows.depend(ids, placed.last[producer])
     rows.depend(placed.first[consumer], ids)
     if blocking is not None:
-        _block(rows, orders, placed, Messages(producer, consumer, direction), ids, blocking)
+        exchanged = Messages(producer, consumer, direction)
+        _block(rows, orders, placed, exchanged, ids, blocking, one_way=sends.one_way)
 
 
 def _block(
@@ -138,6 +144,8 @@ def _block(
     messages: Messages,
     ids: NDArray[np.int64],
     blocking: NDArray[np.bool_],
+    *,
+    one_way: bool,
 ) -> None:
     """Let both ends wait as blocking communication makes them."""
     rank = orders.rank
@@ -154,8 +162,12 @@ def _block(
     rows.depend(ids[late], placed.last[before[late]])
     sent = np.full(len(orders), -1, dtype=np.int64)
     sent[messages.producer] = ids
-    separate = late & (orders.kind[before] == orders.kind[messages.consumer]) & (sent[before] >= 0)
+    answered = late & (sent[before] >= 0)
+    alike = orders.kind[before] == orders.kind[messages.consumer]
+    separate = answered & (alike | (one_way & (messages.direction == 1)))
     rows.depend(ids[separate], sent[before[separate]])
+    first = answered & ~alike & one_way & (messages.direction == 0)
+    rows.depend(sent[before[first]], ids[first])
 
 
 def blocking_actions(plan: Plan) -> NDArray[np.bool_]:
@@ -167,7 +179,7 @@ def blocking_actions(plan: Plan) -> NDArray[np.bool_]:
 def _blocking(plan: Plan) -> NDArray[np.bool_]:
     orders, software = plan.orders, plan.layout.framework.pipeline
     sends = software.blocking_sends
-    if sends is BlockingSends.ALWAYS or (orders.exchanges and sends is not BlockingSends.NEVER):
+    if sends in _ALWAYS or (orders.exchanges and sends is not BlockingSends.NEVER):
         return np.ones(len(orders), dtype=bool)
     if sends is BlockingSends.NEVER or software.overlap_warmup_flush:
         return np.zeros(len(orders), dtype=bool)

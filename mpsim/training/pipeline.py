@@ -168,6 +168,7 @@ def from_orders(
     send: ArrayLike = 0.0,
     overlap: str = "late-send",
     blocking: bool = False,
+    one_way: bool = False,
 ) -> Program:
     """A Program of bare actions with given times, for studying schedules.
 
@@ -182,8 +183,8 @@ def from_orders(
         How a fused block of a forward and a backward runs. ``serial``: one half after the other, each waiting for its own input
         and sending its own output. ``late-send``: the same, but both outputs leave after the block, as PyTorch
         executes it. ``fused``: one unit that waits for both inputs.
-    blocking : bool
-        Whether both ends of a message wait for it (see `mpsim.training.messages`).
+    blocking, one_way : bool
+        Whether both ends of a message wait for it, and one direction for the other (see `mpsim.training.messages`).
 
     Returns
     -------
@@ -216,7 +217,7 @@ def from_orders(
     rows = Rows(TRAINING)
     nothing = np.zeros((2, stages))
     variant = orders.kind.astype(np.int64) * stages + orders.stage
-    messages = Sends(message, nothing, nothing)
+    messages = Sends(message, nothing, nothing, one_way)
     around = np.full(len(orders), blocking)
     add_pipeline(rows, orders, variant, variants, messages, overlap=overlap, blocking=around)
     names = (f"pp {rank}" for rank in range(orders.pp))

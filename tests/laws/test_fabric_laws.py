@@ -21,7 +21,7 @@ from mpsim.hardware.graph import cluster_graph
 from mpsim.hardware.graph_file import read_links
 from mpsim.hardware.routes import routes_of
 from mpsim.parallel import Mesh, placed
-from mpsim.parallel.crossing import exchange, ring, slowdown
+from mpsim.parallel.crossing import exchange, message_slowdown, ring, slowdown
 from mpsim.program import Stream
 from mpsim.program.links import links_of
 from mpsim.program.program import TICK
@@ -311,3 +311,23 @@ def test_a_mesh_without_thin_links_is_not_counted():
     """Full bisection: shapes are what they were, so that nothing is computed twice."""
     cluster = build_cluster(accelerator="h100-sxm", accelerators_per_node=8, nodes=4, nic="ib-ndr")
     assert Mesh(tp=8, dp=4).shape(("dp",), 0, cluster).ring_slowdown is None
+
+
+@pytest.mark.parametrize(("senders", "share"), [(1, 0.25), (2, 0.25), (4, 0.5), (8, 1.0)])
+def test_accelerators_that_send_borrow_the_nics_of_those_that_do_not(
+    senders: int, share: float
+) -> None:
+    """Of 8 accelerators with 2 NICs one or two have a whole NIC each, a quarter of the time of its share; all 8 no more than their share."""
+    few, full = (
+        build_cluster(
+            accelerator="h100-sxm",
+            accelerators_per_node=8,
+            nodes=2,
+            nic="ib-ndr",
+            nics_per_node=nics,
+        )
+        for nics in (2, 8)
+    )
+    here = np.arange(senders)
+    assert message_slowdown(few, here, here + 8) == pytest.approx(share)
+    assert message_slowdown(full, here, here + 8) is None

@@ -138,6 +138,10 @@ def _network(cells: Cells, each: int) -> tuple[dict[str, Any], tuple[Assumed, ..
         nic = nic_named(cells.text("inter_node_link"), rate).name
     except CalibrationError as error:
         nic, assumed = GENERIC_NIC, (Assumed("nic", GENERIC_NIC, str(error)),)
-    if nic == GENERIC_NIC and (instance := instance_of(cells)):
+    instance = instance_of(cells)
+    unused = instance is not None and "nics_per_node" in instance
+    if instance is not None and (unused or nic == GENERIC_NIC):
         nic, assumed = instance["nic"], (Assumed("nic", instance["nic"], instance["why"]),)
+        if unused:
+            return {"nics_per_node": instance["nics_per_node"], "nic": nic}, assumed
     return {"nics_per_node": ports, "nic": {"preset": nic, "bandwidth": f"{rate:g} Gb/s"}}, assumed

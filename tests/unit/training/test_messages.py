@@ -87,6 +87,25 @@ def test_steady_1f1b_pays_two_messages_a_microbatch_when_they_block() -> None:
     assert spans[1] - spans[0] == 16 * (30 + 2)
 
 
+def test_one_way_messages_follow_each_other_on_both_sides_of_a_rank() -> None:
+    """Activation and gradient of each of two neighbours stand between the actions of a middle rank: the period grows by 4 c; in each pair the activation is first."""
+    times = {"forward": 10, "backward": 10, "weight": 10, "send": 1}
+    runs = [
+        run(
+            from_orders(
+                make_orders("1f1b", pp=4, microbatches=m),
+                **times,  # type: ignore[arg-type]
+                blocking=True,
+                one_way=True,
+            )
+        )
+        for m in (16, 32)
+    ]
+    assert runs[1].makespan - runs[0].makespan == 16 * (30 + 4)
+    drawn = _drawn(runs[0])
+    assert drawn["b", 2, 5][0] == drawn["f", 1, 7][1]
+
+
 def test_orders_that_no_framework_runs_as_exchanges_hold_only_the_sender() -> None:
     """Eager 1F1B has to receive ahead: with exchanges its ranks would run one after the other."""
     orders = make_orders("eager-1f1b", pp=4, microbatches=16)
