@@ -189,8 +189,9 @@ class Plan(Saved):
 
     @property
     def gathers_units(self) -> bool:
-        """Whether parameters are sharded, so that every unit of layers is gathered before it runs."""
-        return self.zero == SHARDED_PARAMETERS and self.replicas > 1
+        """Whether parameters are sharded or stay on the host, so that every unit of layers is brought together before it runs."""
+        away = self.replicas > 1 or self.offload == "parameters"
+        return self.zero == SHARDED_PARAMETERS and away
 
     @property
     def gathers_beside(self) -> bool:

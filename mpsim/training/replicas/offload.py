@@ -67,12 +67,9 @@ def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int,
     chosen = chosen[np.lexsort((exchanges.is_gather[chosen] == 0, ahead, exchanges.rank[chosen]))]
     gather = exchanges.is_gather[chosen]
     share = exchanges.dense[chosen] / sharers[0] + exchanges.experts[chosen] / sharers[1]
-    sizes, data = plan.layout.framework.optimizer, plan.layout.framework.data
-    moved = share * np.where(
-        gather,
-        data.gathered_bytes or sizes.parameter_bytes,
-        data.reduced_bytes or sizes.gradient_bytes,
-    )
+    # casts before a gather, and after a reduction, are the device's
+    sizes = plan.layout.framework.optimizer
+    moved = share * np.where(gather, sizes.parameter_bytes, sizes.gradient_bytes)
     fetch, take = _rates(plan)
     ids[chosen] = _copy(
         rows,

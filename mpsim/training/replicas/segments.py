@@ -170,7 +170,7 @@ def _gathering_actions(plan: Plan) -> NDArray[np.bool_]:
 
 def _reducing_actions(plan: Plan) -> NDArray[np.bool_]:
     """Actions after which gradients are reduced, bool[N]."""
-    if plan.replicas == 1:
+    if plan.replicas == 1 and plan.offload == "none":
         return _only(plan, None)
     if plan.reduces_every_microbatch:
         return np.isin(plan.orders.kind, [int(kind) for kind in _GRADIENT])

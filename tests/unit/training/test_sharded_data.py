@@ -362,6 +362,22 @@ def test_an_offloaded_optimizer_runs_on_the_host_after_its_gradients_came() -> N
     assert parts[PARTS.index("optimizer")] == program.duration[adam]
 
 
+def test_a_lone_accelerator_steps_on_the_host_after_its_last_backward() -> None:
+    """One rank shares nothing, and yet its gradients have to come down before the host's step, which the step waits for; its parameters go up for every unit."""
+    timeline = step(plan_of(dp=1, offload="optimizer"))
+    program = timeline.program
+    (adam,), down = labelled(program, "optimizer step on host"), labelled(program, "take gradients")
+    assert timeline.start[adam] == timeline.end[down[-1]]
+    assert timeline.start[adam] >= timeline.end[program.kind == Kind.BACKWARD].max()
+    assert timeline.makespan > timeline.end[adam]
+    kept = step(plan_of(dp=1, offload="parameters")).program
+    layers = plan_layers(plan_of())
+    moved = 2.0 * (layers["all"] + layers["layers"])
+    fetched = labelled(kept, "fetch")
+    link = host_of(plan_of().layout.cluster).link_bandwidth
+    assert kept.duration[fetched].sum() * TICK == pytest.approx(moved / link, rel=1e-6)
+
+
 def test_offloaded_parameters_are_fetched_before_every_gather() -> None:
     """From drives at the node's rate over 8, or over the accelerator's own link, whichever is slower; none return afterwards."""
     plan = plan_of(offload="parameters", offload_to="nvme")
