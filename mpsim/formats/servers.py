@@ -1,11 +1,7 @@
 """Servers of vLLM, SGLang and TensorRT-LLM by the line that launches them, read and written: layout, formats, cache and budgets of a service; its traffic is nobody's option.
 
-What an option says stands in the engine's table of keys. Worked out here: ranks that keep requests of their own (vLLM counts them beside tensor parallelism, SGLang among it), weights by the
-name of a checkpoint, drafted tokens.
-
-References
-----------
-vllm-project/vllm ``arg_utils.py``, sgl-project/sglang ``server_args.py``, NVIDIA/TensorRT-LLM ``commands/serve.py``; recalled, not read again.
+What an option says stands in the engine's table (`mpsim.scenario.servers`, which names the source that was read). Worked out here: ranks that keep requests of their own (vLLM counts them
+beside tensor parallelism, SGLang among it), weights by the name of a checkpoint, and the YAML file that trtllm-serve is given, in the script or beside it.
 """
 
 from __future__ import annotations
@@ -13,27 +9,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from mpsim.document import parse_document, read_document
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import options_of
-from mpsim.formats.ledger import Ledger, flat, shown
+from mpsim.formats.ledger import Ledger, flat, nested, shown
 from mpsim.formats.outgoing import Exported, Held, Lost, header
 from mpsim.formats.scenarios import on_cluster
 from mpsim.formats.shell import Word, commands
 from mpsim.formats.source import HEAD, Format, Head, Options
-from mpsim.formats.words import DATA, Key, keys, table
+from mpsim.formats.words import DATA, keys, table
+from mpsim.formats.written import yaml_text
 from mpsim.scenario import Scenario
+from mpsim.scenario import servers as tables
 from mpsim.workload import model as find_model
 
 __all__ = ["SERVERS", "export_server"]
 
 _LARGEST: Final = 4_000_000  # characters of a script
+_FILE, _IN_FILE = "llm-api.yaml", "file"
 _MODEL, _DRAFTS = "model.preset", "serving.speculation.tokens"
 
 
@@ -51,13 +52,12 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
     for key, word in stated.items():
         if word.unknown:
             ledger.refuse(f"{ledger.place(key)}: got {', '.join(word.unknown)}; write its value")
-    engine = table(DATA, name)
+    engine = _table(name)
     ledger.assume("serving.engine.preset", engine["engine"], f"{engine['title']} of 2025 on")
-    for row in keys(name):
+    for row in engine["keys"]:
         _read_row(ledger, row)
     routed = _read_model(name, ledger)
     ranks = _read_ranks(name, ledger, routed=routed)
-    _read_drafts(name, ledger)
     why = "no option says how requests come; so does the rest of serving.workload"
     ledger.assume("serving.workload.rate", 1.0, why)
     moves = re.compile(engine["moves"])
@@ -69,9 +69,10 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
 
 def _stated(name: str, head: Head) -> dict[str, Word]:
     """Options of the one server that a script launches, by their long names."""
-    starts = [start.split() for start in table(DATA, name)["starts"]]
+    starts = [start.split() for start in _table(name)["starts"]]
     found: dict[tuple[str, ...], dict[str, Word]] = {}
-    for command in commands(head.read("a launch line", _LARGEST)):
+    script = head.read("a launch line", _LARGEST)
+    for command in commands(script):
         texts = [PurePosixPath(word.text).name for word in command.words]
         for place, start in itertools.product(range(len(texts)), starts):
             end = place + len(start)
@@ -79,16 +80,48 @@ def _stated(name: str, head: Head) -> dict[str, Word]:
                 found[tuple(texts[end:])] = _long(name, command.words[end:])
                 break
     if len(found) == 1:
-        return next(iter(found.values()))
-    title, usual = table(DATA, name)["title"], table(DATA, name)["written"]
+        stated = next(iter(found.values()))
+        file = stated.get("config") if name == "trtllm" else None
+        inner = _in_file(name, head, script, file) if file is not None else {}
+        return {
+            **{key: word for key, word in stated.items() if not inner or key != "config"},
+            **inner,
+        }
+    title, usual = _table(name)["title"], _table(name)["written"]
     count = f"{len(found)} different servers are" if found else "no server is"
     raise FormatError(
         f"{head.path}: {count} launched; needed one of {title}, such as '{usual} ...'"
     )
 
 
+def _in_file(name: str, head: Head, text: str, word: Word) -> dict[str, Word]:
+    """Options of the YAML file that a line names: written by the script itself, or beside it."""
+    file = re.escape(word.text)
+    heredoc = re.search(
+        rf"(?ms)^[^\n]*(?:>\s*['\"]?{file}\b[^\n]*<<|<<[^\n]*>\s*['\"]?{file}\b)[^\n]*\n(.*?)\n[A-Z_]+\s*$",
+        text,
+    )
+    if heredoc is not None:
+        document = parse_document(heredoc[1], word.text)
+    elif (beside := head.path.parent / word.text).is_file():
+        document = read_document(beside)
+    else:
+        return {}
+    short: Mapping[str, str] = _table(name)["short"]
+    found = {}
+    for key, value in flat(document.data).items():
+        plain = key if "." in key else key.replace("_", "-")
+        said = re.findall(r"\$\w+|\$\{\w+\}", str(value))
+        found[short.get(plain, plain)] = Word(str(value), word.line, tuple(said))
+    return found
+
+
+def _table(name: str) -> Mapping[str, Any]:
+    return table(tables.DATA, name)
+
+
 def _long(name: str, words: Sequence[Word]) -> dict[str, Word]:
-    short: Mapping[str, str] = table(DATA, name)["short"]
+    short: Mapping[str, str] = _table(name)["short"]
     stated: dict[str, Word] = {}
     joined: list[Word] = []
     for word in words:
@@ -103,24 +136,19 @@ def _long(name: str, words: Sequence[Word]) -> dict[str, Word]:
     return stated
 
 
-def _read_row(ledger: Ledger, row: Key) -> None:
+def _read_row(ledger: Ledger, row: Mapping[str, Any]) -> None:
     """Take what a row says by itself."""
-    if row.name not in ledger:
+    key = row["key"]
+    if key not in ledger or not (row.get("kind") or "says" in row):
         return
-    text, value = str(ledger.get(row.name)), row.says
-    if text == "-1" and row.to == "serving.engine.max_tokens":
-        ledger.put(row.name, "serving.engine.chunked", False)
-    elif row.kind == "int":
-        value = ledger.integer(row.name, least=1)
-    elif row.kind == "word":
-        value = row.values.get(text.lower())
-    elif row.kind == "number":
-        value = float(text) if re.fullmatch(r"0?\.\d{1,9}|1(\.0*)?", text) else None
-    if value is not None:
-        ledger.put(row.name, row.to, value)
-    elif row.kind in ("number", "word"):
-        needed = ", ".join(row.values) or "a share above 0, at most 1"
-        ledger.refuse(f"{ledger.place(row.name)}: got {shown(text)}; needed {needed}")
+    value = ledger.get(key)
+    meant = tables.meaning(row, value)
+    if meant.needed:
+        ledger.refuse(f"{ledger.place(key)}: got {shown(str(value))}; needed {meant.needed}")
+    elif meant.value is not None:
+        ledger.put(key, meant.to, meant.value)
+    if row["to"] == _DRAFTS:  # no option says how many are right
+        ledger.ask("serving.speculation.acceptance")
 
 
 def _read_model(name: str, ledger: Ledger) -> bool:
@@ -138,13 +166,21 @@ def _read_model(name: str, ledger: Ledger) -> bool:
         form = next(named, (entry or {}).get("weights"))
         if form is not None:
             ledger.assume("serving.weights", form, f"as the checkpoint {repository[:60]} is named")
-    return entry is not None and find_model(entry["preset"]).moe is not None
+    moe = find_model(entry["preset"]).moe if entry is not None else None
+    slots = _row(name, "serving.engine.redundant_experts") if name == "trtllm" else ""
+    if moe is not None and (count := ledger.integer(slots, least=moe.experts)) is not None:
+        ledger.put(slots, "serving.engine.eplb", True)
+        ledger.put(slots, "serving.engine.redundant_experts", count - moe.experts)
+    return moe is not None
 
 
 def _read_ranks(name: str, ledger: Ledger, *, routed: bool) -> int:
     """Ranks of the service, those that keep requests of their own among them."""
     said = ledger.scenario
     tp, pp = (int(str(said.get(f"parallelism.{axis}", 1))) for axis in ("tp", "pp"))
+    whole = _row(name, "serving.attention_dp")
+    if name == "trtllm" and str(ledger.get(whole, "")).lower() == "true":
+        ledger.put(whole, "serving.attention_dp", tp)
     row = _row(name, "serving.replicas")
     dp = ledger.integer(row, least=1) or 1
     inside = name == "sglang" and "enable-dp-attention" in ledger
@@ -164,20 +200,6 @@ def _read_ranks(name: str, ledger: Ledger, *, routed: bool) -> int:
     return tp * pp * dp
 
 
-def _read_drafts(name: str, ledger: Ledger) -> None:
-    """Drafted tokens of an iteration; how many are right is asked for."""
-    key = _row(name, _DRAFTS)
-    if key not in ledger:
-        return
-    text = str(ledger.get(key))
-    number = re.search(r'^(?:.*"num_speculative_tokens"\s*:\s*)?(\d{1,2})\b', text)
-    count = int(number[1]) - (name == "sglang") if number else 0
-    if count < 1:
-        ledger.refuse(f"{ledger.place(key)}: got {shown(text)}; needed a number of tokens")
-    ledger.put(key, _DRAFTS, count)
-    ledger.ask("serving.speculation.acceptance")
-
-
 def _row(name: str, to: str) -> str:
     """The option that says a value of the scenario first; empty where none does."""
     return next((row.name for row in keys(name) if row.to == to), "")
@@ -185,7 +207,7 @@ def _row(name: str, to: str) -> str:
 
 def _shared(name: str) -> frozenset[str]:
     """Values that an engine's options state of all ranks with requests of their own together."""
-    return frozenset(table(DATA, name).get("shared", ()))
+    return frozenset(_table(name).get("shared", ()))
 
 
 def export_server(name: str, scenario: Scenario) -> Exported:
@@ -196,7 +218,7 @@ def export_server(name: str, scenario: Scenario) -> Exported:
     FormatError
         If the scenario trains, has pools of their own, another engine, or a model of no known repository.
     """
-    engine, preset = table(DATA, name), scenario.model.preset
+    engine, preset = _table(name), scenario.model.preset
     values = _values(scenario)
     models = (e for e in table(DATA, "servers")["models"] if e["preset"] == preset)
     repository = next((entry["repository"] for entry in models), "")
@@ -211,7 +233,11 @@ def export_server(name: str, scenario: Scenario) -> Exported:
     if wrong := [why for why, holds in reasons.items() if not holds]:
         raise FormatError(f"{scenario.name or 'scenario'}: {wrong[0]}")
     text = "".join(f"# {line}\n" for line in header(scenario, engine["title"]))
-    text += " \\\n  ".join([engine["written"], *_words(name, values, repository)]) + "\n"
+    inner = _file(name, scenario, values)
+    if inner:
+        text += f"cat > {_FILE} <<'EOF'\n{yaml_text(nested(inner))}EOF\n"
+    words = [*_words(name, values, repository), *([f"--config {_FILE}"] if inner else [])]
+    text += " \\\n  ".join([engine["written"], *words]) + "\n"
     read = _read_server(name, Head(Path(name), text[:HEAD], text), Options())
     cluster = scenario.source.data["cluster"]
     found = _values(Scenario.from_mapping({"schema": 1, **read.scenario, "cluster": cluster}))
@@ -230,6 +256,28 @@ def _values(scenario: Scenario) -> dict[str, Any]:
     return {k: v for k, v in resolved.items() if k.startswith(("serving.", "parallelism."))}
 
 
+def _file(name: str, scenario: Scenario, values: Mapping[str, Any]) -> dict[str, object]:
+    """What the YAML file says that the line names: all that has no option, but what the server takes anyhow."""
+    found: dict[str, object] = {}
+    for row in keys(name):
+        value = values.get(row.to)
+        if row.kind == "word":
+            value = row.word(value)
+        if row.when != _IN_FILE or value in (None, row.default) or row.to == _DRAFTS:
+            continue
+        if row.to == "serving.attention_dp":
+            found |= (
+                {row.name.replace("-", "_"): True} if value == values["parallelism.tp"] > 1 else {}
+            )
+        elif row.to != "serving.engine.redundant_experts":
+            found.setdefault(row.name, value)
+        elif (moe := scenario.transformer.moe) is not None:
+            found[row.name] = moe.experts + int(str(value))
+    options = {row.to for row in keys(name) if row.when != _IN_FILE}
+    said = {row.name for row in keys(name) if row.when == _IN_FILE and row.to in options}
+    return {key: value for key, value in found.items() if key not in said}
+
+
 def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[str]:
     """Options that say the service."""
     values = {**wanted, _MODEL: repository}
@@ -245,12 +293,16 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
     done: set[str] = set()
     for row in keys(name):
         value = values.get(row.to)
+        if row.when == _IN_FILE:
+            continue
         if row.name == "enable-dp-attention" and own > 1:
             value = True
         elif (value in (None, False) and row.says is None) or row.to in done or row.to == _DRAFTS:
             continue
         option = f"--{row.name}" if name != "trtllm" else f"--{row.name.replace('-', '_')}"
         word = row.word(value) if row.kind == "word" else value
+        if row.kind == "field" and value is not None:
+            word = json.dumps({row.note: value})
         if row.says is not None or word is True:
             if row.says in (None, value):
                 yield option
@@ -262,7 +314,7 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
 
 
 def _recognises(name: str, head: Head) -> bool:
-    starts = "|".join(table(DATA, name)["starts"]).replace(".", r"\.").replace(" ", r"\s+")
+    starts = "|".join(_table(name)["starts"]).replace(".", r"\.").replace(" ", r"\s+")
     found = re.search(rf"(?m)(?:^|[\s/])(?:{starts})(?:\s|$)", head.text)
     return found is not None and not head.is_object
 
@@ -270,7 +322,7 @@ def _recognises(name: str, head: Head) -> bool:
 SERVERS: Final = tuple(
     Format(
         name,
-        f"launch line of {table(DATA, name)['title']}'s server",
+        f"launch line of {_table(name)['title']}'s server",
         "scenario",
         functools.partial(_recognises, name),
         functools.partial(_read_server, name),

@@ -16,6 +16,7 @@ from typing import Any
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, accelerator
 from mpsim.memo import remembered
+from mpsim.scenario import servers
 from mpsim.shipped import read_shipped
 
 __all__ = ["DATA", "TABLES", "Key", "gpu", "keys", "keys_to", "lookup", "table"]
@@ -23,7 +24,7 @@ __all__ = ["DATA", "TABLES", "Key", "gpu", "keys", "keys_to", "lookup", "table"]
 DATA = "mpsim.formats.data"
 TABLES = (
     *("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface"),
-    *("vllm", "sglang", "trtllm"),
+    *servers.SERVERS,
 )
 """Data files with a table of keys."""
 _LONGEST = 300  # characters of a word: patterns go over it again and again
@@ -122,9 +123,10 @@ def keys(name: str) -> tuple[Key, ...]:
     >>> [key.name for key in keys("megatron") if key.to == "parallelism.tp"]
     ['tensor-model-parallel-size', 'model-parallel-size']
     """
+    package = servers.DATA if name in servers.SERVERS else DATA
     return tuple(
         Key(row["key"], **{word: value for word, value in row.items() if word != "key"})
-        for row in table(DATA, name)["keys"]
+        for row in table(package, name)["keys"]
     )
 
 

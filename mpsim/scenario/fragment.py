@@ -20,7 +20,7 @@ __all__ = ["fragment", "is_read"]
 S = TypeVar("S", bound=pydantic.BaseModel)
 
 _SECTIONS: Final = (
-    *("model", "cluster", "parallelism", "schedule", "training", "serving", "framework"),
+    *("model", "cluster", "parallelism", "schedule", "training", "serving", "server", "framework"),
     *("simulation", "variation", "sweep", "design", "overrides"),
 )
 _VARIANTS: Final = (

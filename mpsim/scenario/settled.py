@@ -7,10 +7,12 @@ than to those of Megatron is replaced by the one that means it here.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
 from mpsim.scenario.paths import Data, assign, expand_shorthand
+from mpsim.scenario.servers import said
 
 __all__ = ["in_words", "settle", "settled_by"]
 
@@ -27,12 +29,10 @@ def settle(data: Data) -> Data:
     >>> settle({"training": {"recompute": "selective"}, "framework": "torchtitan"})["training"]
     {'recompute': 'per-op'}
     """
-    found = settled_by(data)
+    found = {**settled_by(data), **said(data)}
     if not found:
         return data
-    settled = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()
-    }
+    settled = copy.deepcopy(data)
     for key, value in found.items():
         assign(settled, tuple(key.split(".")), value)
     return settled

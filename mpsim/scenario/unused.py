@@ -153,9 +153,14 @@ _RULES: Final = (
         "requests share no prefix; give serving.workload.shared_prefix",
     ),
     _Rule(
-        "serving.engine.prompt_layer_time serving.engine.two_batch_overlap",
+        "serving.engine.prompt_layer_time serving.engine.two_batch_overlap serving.engine.eplb",
         lambda s: s.transformer.moe is None,
         "the model has no experts",
+    ),
+    _Rule(
+        "serving.engine.redundant_experts",
+        lambda s: s.serves and not s.service.engine.overrides.get("eplb"),
+        "nothing places them; give serving.engine.eplb: true",
     ),
     _Rule(
         "serving.engine.attention_ranks",

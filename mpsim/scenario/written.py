@@ -66,6 +66,8 @@ class Written(Section):
     """Batch, sequence length and precision of a step, such as 'training: {global_batch: 1536, sequence_length: 2048}'."""
     serving: Serving | None = None
     """Serving a stream of requests, in place of training."""
+    server: Mapping[str, str | int | float | bool] | None = None
+    """Options of the serving engine in its own words, such as 'server: {engine: sglang, chunked-prefill-size: 16384}'; left out, its defaults."""
     framework: Annotated[FrameworkChoice, Shorthand("framework")] = FrameworkChoice()
     """The software stack."""
     simulation: Simulation = Simulation()
@@ -87,7 +89,11 @@ class Written(Section):
     @classmethod
     def _one_job(cls, data: object) -> object:
         """Training may be left out where the job is serving."""
-        if isinstance(data, Mapping) and "serving" in data and "training" not in data:
+        if (
+            isinstance(data, Mapping)
+            and {"serving", "server"} & data.keys()
+            and "training" not in data
+        ):
             return {**data, "training": None}
         return data
 

@@ -70,6 +70,10 @@ class EnginePreset:
     """Time of the server for a request before it is queued, one request after another [s]."""
     two_batch_overlap: Flag = False
     """Whether a batch passes the experts in two halves, one of which computes while the other's tokens travel."""
+    eplb: Flag = False
+    """Whether experts are placed by their load, hot ones with copies."""
+    redundant_experts: Whole = 0
+    """Slots for copies of experts, of all ranks together, with `eplb`."""
     stream_kernels: Number = 4.0
     """Memory-bound kernels of a layer."""
     stream_elements: Number = 14.0

@@ -15,6 +15,7 @@ from mpsim.hardware import Cluster
 from mpsim.parallel import Mesh, straddling, whole_groups
 from mpsim.scenario.sections import Variation
 from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
+from mpsim.serving.balance import balanced
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
@@ -214,8 +215,16 @@ class ServicePlan:
             weights=self.weight_format,
             wide=FORMATS["bf16"],
             attention_weights=FORMATS["bf16"] if latent_wide else None,
-            imbalance=self.model.moe.imbalance if self.model.moe else 1.0,
+            imbalance=self.imbalance,
         )
+
+    @property
+    def imbalance(self) -> float:
+        """Tokens of the busiest rank of experts over the mean."""
+        moe, engine = self.model.moe, self.engine
+        if moe is None or not engine.eplb:
+            return 1.0 if moe is None else moe.imbalance
+        return balanced(moe.imbalance, moe.experts, self.ep, engine.redundant_experts)
 
     @property
     def policy(self) -> type[Budget]:
@@ -298,6 +307,8 @@ class ServicePlan:
         logits = min(engine.max_sequences, 1024) * work.head.product.n * _LOGIT_BYTES
         activations = tokens * width * 2.0 + logits
         weights, elements = work.weight_bytes, work.cache_elements
+        copies = engine.redundant_experts / self.ep if engine.eplb else 0.0
+        weights += copies * sum(e.layers * e.elements * e.format.bytes for e in work.experts)
         if self.draft is not None:
             weights += self.draft.weight_bytes
             elements += self.draft.cache_elements
@@ -356,6 +367,10 @@ class ServicePlan:
             )
         if problem := self._wrong_draft():
             found.append(problem)
+        moe, copies = self.model.moe, self.engine.redundant_experts
+        if moe is not None and self.engine.eplb and (moe.experts + copies) % self.ep:
+            message = f"got {copies}; needed a number that {moe.experts} experts and it divide by ep {self.ep}, such as {-moe.experts % self.ep}"
+            found.append(Problem(message, key=f"{self.key}.engine.redundant_experts"))
         if self.prefill is not None and self.prefill.engine.block != self.engine.block:
             found.append(
                 Problem(

@@ -99,3 +99,43 @@ def test_traffic_and_limits_are_told_as_lost(scenarios):
     assert {"serving.workload.rate", "serving.slo.ttft", "serving.routing", "cluster"} <= lost
     with pytest.raises(FormatError, match="needed sglang for SGLang"):
         export(scenario, "sglang")
+
+
+def test_the_file_that_a_line_names_is_read_where_the_script_writes_it(launched):
+    """trtllm-serve has no option for the cache's format: it stands in a YAML file, here a heredoc."""
+    config = "kv_cache_config:\n  dtype: fp8\n  enable_block_reuse: false\nenable_attention_dp: true\nmoe_load_balancer: {num_slots: 144}"
+    line = f"cat > opt.yml << EOF\n{config}\nEOF\n{TRTLLM} --extra_llm_api_options opt.yml"
+    values = launched(line)
+    expected = {
+        "serving.kv": "fp8",
+        "serving.engine.prefix_cache": False,
+        "serving.attention_dp": 4,
+        "serving.engine.eplb": True,
+        "serving.engine.redundant_experts": 16,
+    }
+    assert expected.items() <= values.items()
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm"])
+def test_balanced_experts_and_a_narrow_cache_come_back(name, tmp_path):
+    """What no option says of TensorRT-LLM goes into the file that the line names."""
+    engine = {"vllm": "vllm-v1", "sglang": "sglang", "trtllm": "tensorrt-llm-1.x"}[name]
+    first = Scenario.from_mapping(
+        {
+            "schema": 1,
+            "model": "qwen3-235b-a22b",
+            "cluster": "dgx-h200",
+            "parallelism": {"tp": 8, "ep": 8},
+            "serving": {
+                "engine": {"preset": engine, "eplb": True, "redundant_experts": 16},
+                "kv": "fp8",
+                "workload": {"rate": 1.0},
+            },
+        }
+    )
+    path = tmp_path / "serve.sh"
+    path.write_text(export(first, name).text)
+    again = flat(read(path, format=name, cluster="dgx-h200").scenario)
+    assert again["serving.kv"] == "fp8"
+    assert again["serving.engine.redundant_experts"] == 16
+    assert again["serving.engine.eplb"] is True

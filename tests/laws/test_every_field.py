@@ -42,6 +42,7 @@ ALONE = {
     "parallelism": {},
 }
 REPLICA = {"serving.replicas": 1}
+SKEWED = {"model.moe.imbalance": 1.5, "parallelism": {"tp": 8, "ep": 4}}
 MIXTRAL = {"model.preset": "mixtral-8x7b", "parallelism.tp": 8}
 LONG = {"serving.workload.prompt": 3000, "serving.engine": {"max_tokens": 1024}}
 PLACES: dict[str, dict[str, dict[str, Any]]] = {
@@ -126,6 +127,12 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
             "model.preset": "mixtral-8x7b",
             "parallelism": {"tp": 8, "ep": 8},
             "serving.attention_dp": 8,
+        },
+        "eplb": {"model": "mixtral-8x7b", **SKEWED},
+        "redundant_experts": {
+            "model": "mixtral-8x7b",
+            **SKEWED,
+            "serving.engine": {"eplb": True},
         },
         "prefix_cache": {"serving.replicas": 1, "serving.workload.shared_prefix": 256},
         **dict.fromkeys(("batch_wait_steps", "poll_steps"), REPLICA),

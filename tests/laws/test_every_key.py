@@ -293,6 +293,7 @@ VALUES: dict[str, list[object]] = {
     "recompute_keeps": [["output"], ["query", "up"]],
     "engine": [{"max_tokens": 64}, {"step_time": "1 ms"}, "simpy"],
     "draft": ["n-gram"],
+    "server": [{"max-num-batched-tokens": 64}],
     "trace": ["absent.csv"],
     "ranks": [[0, 8]],
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpsim.errors import Problem
 from mpsim.scenario.checks.machine import absent_parts
+from mpsim.scenario.servers import server_problems
 from mpsim.scenario.serving import PoolChoice
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ def check_job(scenario: Written) -> Iterator[Problem]:
     if scenario.training is not None and scenario.serving is not None:
         message = "got both training and serving; needed one of them: leave the other out"
         yield Problem(message, "serving")
+
+
+def check_server(scenario: Written) -> Iterator[Problem]:
+    """Refuse options of a server that its engine does not have, or that are not simulated."""
+    yield from server_problems(scenario)
 
 
 def check_training_keys(scenario: Written) -> Iterator[Problem]:

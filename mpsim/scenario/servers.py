@@ -1,0 +1,192 @@
+"""The section ``server:``: options of a serving engine in its own words, and the values of the scenario that they say.
+
+``server: {engine: vllm-v1, max-num-seqs: 512, kv-cache-dtype: fp8}`` says what the launch line says; the tables
+of options (``data/vllm.yaml`` and so on) are those of `mpsim import`. What nobody says takes the default of the
+engine on a device of that memory. What `serving` itself says stands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mpsim.errors import MpsimError, Problem, nearest
+from mpsim.hardware import Accelerator
+from mpsim.inputs import shown
+from mpsim.memo import remembered
+from mpsim.scenario.cluster import ClusterChoice
+from mpsim.scenario.paths import Data, expand_shorthand
+from mpsim.shipped import read_shipped
+from mpsim.units import Dimension, parse_quantity
+
+if TYPE_CHECKING:
+    from mpsim.scenario.written import Written
+
+__all__ = ["DATA", "SERVERS", "Meaning", "meaning", "said", "server_problems", "usual"]
+
+DATA: Final = "mpsim.scenario.data"
+SERVERS: Final = ("vllm", "sglang", "trtllm")
+"""Engines with a table of options."""
+_USUAL: Final = "vllm-v1"
+
+
+class Meaning(NamedTuple):
+    """Value that an option says, or what it should have been."""
+
+    to: str
+    value: object = None
+    needed: str = ""
+
+
+@remembered(16)
+def _table(name: str) -> Mapping[str, Any]:
+    table: Mapping[str, Any] = read_shipped(DATA, f"{name}.yaml")
+    return table
+
+
+def _server_of(preset: str) -> str:
+    """The table of an engine of the catalog; empty where nobody has one."""
+    return next((name for name in SERVERS if preset in _table(name)["presets"]), "")
+
+
+def meaning(row: Mapping[str, Any], value: object) -> Meaning:
+    """What a row of a table says with a value, which may be text as on a command line.
+
+    Examples
+    --------
+    >>> row = {"key": "kv-cache-dtype", "to": "serving.kv", "kind": "word", "values": {"fp8": "fp8"}}
+    >>> meaning(row, "FP8").value, meaning(row, "int3").needed
+    ('fp8', 'fp8')
+    """
+    text, to, kind = str(value).strip(), row["to"], row.get("kind", "")
+    if "says" in row:
+        on = text.lower() not in ("false", "0", "off")
+        other = row["says"] is True or row["says"] is False
+        return Meaning(to, row["says"] if on else (not row["says"] if other else None))
+    if kind in ("field", "less"):  # of a JSON object; of a count with one more
+        number = re.search(
+            rf"^(?:.*{row['note'] if kind == 'field' else '$'}\W*:\s*)?(\d{{1,4}})\b", text
+        )
+        count = int(number[1]) - (kind == "less") if number else 0
+        return Meaning(to, count or None, "" if count > 0 else "a number of 1 or more")
+    if text == "-1" and to == "serving.engine.max_tokens":
+        return Meaning("serving.engine.chunked", False)
+    if kind == "switch":
+        known = {"true": True, "false": False}.get(text.lower())
+        return Meaning(to, known, "" if known is not None else "true or false")
+    if kind == "int":
+        fits = re.fullmatch(r"[1-9]\d{0,14}", text) is not None
+        return Meaning(
+            to, int(text) if fits else None, "" if fits else "a whole number of at least 1"
+        )
+    if kind == "number":
+        fits = re.fullmatch(r"0?\.\d{1,9}|1(\.0*)?", text) is not None
+        needed = "" if fits else "a share above 0, at most 1"
+        return Meaning(to, float(text) if fits else None, needed)
+    known = row.get("values", {}).get(text.lower())
+    return Meaning(to, known, "" if known is not None else ", ".join(row.get("values", {})))
+
+
+def usual(name: str, chip: Accelerator) -> dict[str, object]:
+    """Values by dotted key that a server takes where nobody says them, on a device of that memory."""
+    table = _table(name)
+    small = re.fullmatch(table.get("as_less", "(?!)"), chip.name) is not None
+    found: dict[str, object] = {}
+    for row in table["keys"]:
+        value = row.get("default")
+        if isinstance(value, list):
+            limits = [(_bytes(limit), inner) for limit, inner in value]
+            memory = 0.0 if small else chip.memory_bytes
+            value = next(inner for limit, inner in limits if memory < limit)
+        if value is not None:
+            found[row["to"]] = value if "says" in row else meaning(row, value).value
+    return found
+
+
+def said(data: Data) -> dict[str, object]:
+    """Values by dotted key that the section ``server:`` of a file says and its ``serving:`` does not, defaults of the engine among them."""
+    section = data.get("server")
+    if not isinstance(section, Mapping):
+        return {}
+    serving = data.get("serving")
+    serving = serving if isinstance(serving, Mapping) else {}
+    engine = expand_shorthand("serving.engine", serving.get("engine"))
+    engine = engine if isinstance(engine, Mapping) else {}
+    preset = str(section.get("engine", engine.get("preset", _USUAL)))
+    found: dict[str, object] = {"serving.engine.preset": preset}
+    if name := _server_of(preset):
+        if preset == _table(name)["engine"] and (chip := _chip(data)) is not None:
+            found |= usual(name, chip)
+        for key, value in section.items():
+            if (row := _row(name, key)) and not (meant := meaning(row, value)).needed:
+                found[meant.to] = meant.value
+    written = {f"serving.{key}" for key in serving} | {f"serving.engine.{key}" for key in engine}
+    return {key: value for key, value in found.items() if key not in written}
+
+
+def server_problems(scenario: Written) -> Iterator[Problem]:
+    """Options of ``server:`` that its engine does not have, that are not simulated, or whose value is wrong."""
+    section = scenario.server or {}
+    preset = scenario.service.engine.preset if section else ""
+    if not section:
+        return
+    name = _server_of(preset)
+    if not name:
+        engines = [preset for name in SERVERS for preset in _table(name)["presets"]]
+        yield Problem(f"got {preset}; {nearest(preset, engines)}", "server.engine")
+        return
+    table = _table(name)
+    for key, value in section.items():
+        place = f"server.{key}"
+        if key == "engine":
+            continue
+        if (row := _row(name, key)) is None:
+            layout = {row["key"]: row["to"] for row in table["keys"]}.get(_plain(key), "")
+            known = [row["key"] for row in table["keys"] if _row(name, row["key"])]
+            if layout:
+                yield Problem(f"is of the layout; give {layout} in its place", place)
+            elif re.fullmatch(table["moves"], _plain(key)):
+                yield Problem(
+                    "is not simulated, though time or memory depend on it; leave it out", place
+                )
+            else:
+                yield Problem(
+                    f"no option of {table['title']}; {nearest(_plain(key), known)}", place
+                )
+        elif needed := (meant := meaning(row, value)).needed:
+            yield Problem(f"got {shown(value)}; needed {needed}", place)
+        elif scenario.source.places.get(meant.to, (0, 0)) != (0, 0):
+            yield Problem(f"{meant.to} says it too; leave one of them out", place)
+
+
+def _plain(key: object) -> str:
+    """An option as the tables write it: without dashes before it, and with dashes between words but where it is nested."""
+    text = str(key).lstrip("-")
+    return text if "." in text else text.replace("_", "-")
+
+
+def _row(name: str, key: object) -> Mapping[str, Any] | None:
+    """The row of an option of the engine itself; None for others, and for those of layout and model."""
+    for row in _table(name)["keys"]:
+        decides = row.get("kind") or "says" in row
+        same = row["key"] in (_plain(key), str(key))
+        if same and decides and row["to"].startswith("serving."):
+            found: Mapping[str, Any] = row
+            return found
+    return None
+
+
+def _bytes(limit: object) -> float:
+    return math.inf if isinstance(limit, float) else parse_quantity(str(limit), Dimension.BYTES)
+
+
+def _chip(data: Data) -> Accelerator | None:
+    """The accelerator of a file's cluster; None where it cannot be read, which the schema says."""
+    try:
+        choice = ClusterChoice.model_validate(expand_shorthand("cluster", data.get("cluster")))
+        return choice.resolve(lambda _: Path()).accelerator
+    except (MpsimError, ValueError):
+        return None

@@ -1,0 +1,95 @@
+"""The section ``server:``: options in an engine's own words mean what its launch line means."""
+
+from __future__ import annotations
+
+import pytest
+
+import mpsim
+from mpsim.errors import ScenarioError
+from mpsim.scenario import Scenario
+from mpsim.scenario.servers import SERVERS, meaning
+from mpsim.serving.planning import make_service
+from mpsim.shipped import read_shipped
+
+BASE = {"schema": 1, "model": "llama3-8b", "cluster": {"preset": "dgx-h100", "nodes": 1}}
+
+
+def served(server, serving=None, **sections):
+    serving = {"serving": serving} if serving else {}
+    return Scenario.from_mapping({**BASE, **serving, "server": server, **sections})
+
+
+def test_options_are_values_of_the_service():
+    """Each option lands on the key of its meaning, and the section alone makes a service."""
+    scenario = served(
+        {
+            "engine": "sglang",
+            "chunked-prefill-size": 4096,
+            "kv-cache-dtype": "fp8_e4m3",
+            "disable-radix-cache": True,
+        }
+    )
+    plan = make_service(scenario)
+    assert (plan.engine.name, plan.kv) == ("sglang", "fp8")
+    assert (plan.engine.max_tokens, plan.engine.prefix_cache) == (4096, False)
+    assert make_service(Scenario.from_mapping(scenario.resolved())).rules == plan.rules
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sequences", "tokens"),
+    [("dgx-h100", 1024, 8192), ("dgx-a100-80gb", 256, 2048)],
+)
+def test_what_nobody_says_is_the_default_of_the_engine_on_that_device(cluster, sequences, tokens):
+    """vLLM takes less on an A100, whatever its memory."""
+    engine = make_service(served({"engine": "vllm-v1"}, cluster=cluster)).engine
+    assert (engine.max_sequences, engine.max_tokens) == (sequences, tokens)
+
+
+def test_every_mistake_is_told_at_once():
+    """An option of another engine, one that is not simulated, one of the layout and a wrong value."""
+    with pytest.raises(ScenarioError) as error:
+        served(
+            {
+                "max-num-sequences": 4,
+                "async-scheduling": True,
+                "tensor-parallel-size": 2,
+                "block-size": "x",
+            }
+        )
+    text = str(error.value)
+    for part in (
+        "server.max-num-sequences: no option of vLLM; did you mean 'max-num-seqs'",
+        "server.async-scheduling: is not simulated",
+        "server.tensor-parallel-size: is of the layout; give parallelism.tp",
+        "server.block-size: got 'x'; needed a whole number",
+    ):
+        assert part in text
+
+
+def test_what_serving_says_stands_and_saying_it_twice_in_a_file_is_refused(tmp_path):
+    """A value laid on top wins, as sweeps and searches lay them; a file says it once."""
+    scenario = served({"max-num-batched-tokens": 2048})
+    laid = scenario.with_values({"serving.engine.max_tokens": 512})
+    assert make_service(laid).engine.max_tokens == 512
+    file = tmp_path / "twice.yaml"
+    file.write_text(
+        "schema: 1\nmodel: llama3-8b\ncluster: dgx-h100\nserver: {max-num-seqs: 4}\n"
+        "serving: {engine: {max_sequences: 8}}\n"
+    )
+    with pytest.raises(
+        ScenarioError,
+        match=r"twice.yaml:4:\d+ server.max-num-seqs: serving.engine.max_sequences says it too",
+    ):
+        mpsim.load(file)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_every_default_of_a_table_has_a_meaning(name):
+    """Tables say where they were read, and no default of theirs is refused."""
+    table = read_shipped("mpsim.scenario.data", f"{name}.yaml")
+    assert table["source"]
+    assert table["as_of"]
+    for row in table["keys"]:
+        values = row.get("default")
+        for value in [pair[1] for pair in values] if isinstance(values, list) else [values]:
+            assert value is None or "says" in row or not meaning(row, value).needed
