@@ -28,7 +28,7 @@ def report(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Scenarios (.yaml), saved results, or what search or sweep printed with --json (.json); several are set side by side.",
+            help="Scenarios (.yaml), saved results, or what search, sweep or design printed with --json (.json); several are set side by side.",
         ),
     ],
     output: Annotated[
@@ -85,11 +85,11 @@ def _stored(file: Path) -> Mapping[str, object]:
 
     data = read_json(
         file,
-        needed="what 'mpsim search --json' or 'mpsim sweep --json' printed",
+        needed="what 'mpsim search --json', 'mpsim sweep --json' or 'mpsim design --json' printed",
         error=ScenarioError,
     )
     if not isinstance(data, Mapping) or not is_study(data):
-        problem = "is no study; give what 'mpsim search --json' or 'mpsim sweep --json' printed, a scenario (.yaml) or a saved result"
+        problem = "is no study; give what 'mpsim search --json', 'mpsim sweep --json' or 'mpsim design --json' printed, a scenario (.yaml) or a saved result"
         raise ScenarioError([Problem(problem, file=str(file))])
     return data
 

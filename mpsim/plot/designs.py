@@ -1,97 +1,146 @@
-"""Charts of a design: cost against days of every cluster with the Pareto front, what flips the choice, and what upgrades buy."""
+"""Charts of a design: days against cost of every cluster with the Pareto front, what flips the choice, what upgrades buy, and the best of each value of a choice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from mpsim.errors import ScenarioError
 from mpsim.plot.chart import Axis, Bars, Chart, Lines, Panels, Part, Series
 from mpsim.plot.fronts import FRONT
-from mpsim.study.design import Design, Option
+from mpsim.result.words import Figures
+from mpsim.study.design import Design
+from mpsim.study.plan import changed
 
-__all__ = ["design_chart"]
+__all__ = ["design_chart", "design_charts"]
+
+_COLUMNS = 3
 
 
 def design_chart(design: Design) -> Panels:
-    """Cost against days (requests/s of services alone) of every cluster that is possible, and beside it, where they are known, flips and upgrades.
+    """The charts of a design side by side.
 
     Raises
     ------
     ScenarioError
         If no cluster is possible.
     """
-    if not design.possible:
+    charts = design_charts(design.to_json())
+    if not charts:
         raise ScenarioError("no cluster keeps every bound: nothing to draw")
-    charts: list[Chart] = [_front(design)]
-    if design.flips:
-        charts.append(_flips(design))
-    if design.upgrades:
-        charts.append(_upgrades(design))
-    return Panels(charts=charts, columns=len(charts), size=(5.2 * len(charts) + 0.8, 4.6))
+    columns = min(_COLUMNS, len(charts))
+    rows = -(-len(charts) // columns)
+    return Panels(charts=charts, columns=columns, size=(5.2 * columns + 0.8, 4.6 * rows))
 
 
-def _front(design: Design) -> Lines:
-    best, trains = design.best, design.possible[0].days is not None
+def design_charts(data: Figures) -> list[Chart]:
+    """Days (seconds a request of services alone) against cost of every possible cluster; where they are known, flips and upgrades; and the best of each value.
 
-    def speed(row: Option) -> float:
-        return row.slowness if trains else row.rate or 0.0
+    Parameters
+    ----------
+    data : mapping
+        What ``mpsim design --json`` prints.
+    """
+    rows = [row for row in data["rows"] if row["jobs"] and not row["over"] and not row["reason"]]
+    if not rows:
+        return []
+    charts: list[Chart] = [_front(data, rows)]
+    if data["flips"]:
+        charts.append(_flips(data["flips"]))
+    if data["upgrades"]:
+        charts.append(_upgrades(data["upgrades"]))
+    return [*charts, *_choices(data, rows)]
 
-    def series(name: str, rows: Sequence[Option], colour: str, **style: Any) -> Series:
-        marks: dict[str, Any] = {
-            "mark": "o",
-            "line": "",
-            "labels": [row.name for row in rows],
-            **style,
-        }
+
+def _cost(row: Figures) -> float:
+    return float(row["cost_usd" if "cost_usd" in row else "cost_usd_per_h"])
+
+
+def _slowness(row: Figures) -> float:
+    return float(row["days"]) if row["days"] is not None else 1.0 / row["requests_per_s"]
+
+
+def _money(rows: Sequence[Figures]) -> str:
+    return "cost (USD)" if "cost_usd" in rows[0] else "cost (USD/h)"
+
+
+def _speed(rows: Sequence[Figures]) -> str:
+    return "days of the work" if rows[0]["days"] is not None else "seconds a request"
+
+
+def _front(data: Figures, rows: Sequence[Figures]) -> Lines:
+    front, chosen = sorted(data["front"], key=_cost), [data["chosen"]]
+
+    def series(
+        name: str, of: Sequence[Figures], colour: str, size: float, *, joined: bool = False
+    ) -> Series:
+        ranges = [row["interval"]["days"] for row in of] if joined else []
         return Series(
-            name, [speed(row) for row in rows], [row.cost for row in rows], colour, **marks
+            name,
+            [_cost(row) for row in of],
+            [_slowness(row) for row in of],
+            colour,
+            mark="o",
+            line="-" if joined else "",
+            step=joined,
+            size=size,
+            labels=[changed(row["values"]) for row in of],
+            errors=ranges if all(ranges) else (),
         )
 
-    chosen = [row for row in design.possible if row is best]
-    front = sorted(design.front, key=speed)
+    ends = [(row["interval"]["days"] or [0.0])[-1] for row in front]
+    top = max(*ends, *map(_slowness, rows))
     return Lines(
         title="Cost and speed",
-        alt=f"{len(design.possible)} clusters, {len(front)} on the front.",
+        alt=f"{len(rows)} clusters, {len(front)} on the front, with their 80 % intervals.",
         series=[
-            series("cluster", design.possible, "other", size=4.2),
-            series(FRONT, front, "backward", line="-", step=True),
-            series("chosen", chosen, "forward", size=7.0),
+            series("cluster", rows, "other", 4.2),
+            series(FRONT, front, "backward", 5.0, joined=True),
+            series("chosen", chosen, "forward", 7.0),
         ],
-        x=Axis(
-            name="days of the work" if trains else "requests/s within the limits",
-            limits=(0.0, 1.1 * max(map(speed, design.possible))),
-        ),
-        y=Axis(
-            name="cost (USD)" if trains else "cost (USD/h)",
-            limits=(0.0, 1.1 * max(row.cost for row in design.possible)),
-        ),
+        x=Axis(name=_money(rows), limits=(0.0, 1.1 * max(map(_cost, rows)))),
+        y=Axis(name=_speed(rows), limits=(0.0, 1.1 * top)),
     )
 
 
-def _flips(design: Design) -> Bars:
-    flips = design.flips
-    change = [100 * (flip.times - 1.0) for flip in flips]
+def _flips(flips: Sequence[Figures]) -> Bars:
     return Bars(
         title="What makes another as good",
-        alt=f"The nearest: {flips[0].name} x {flips[0].times:.3g}.",
-        names=[flip.name for flip in flips],
-        parts=[Part("change", change, "forward")],
+        alt=f"The nearest: {flips[0]['name']} x {flips[0]['times']:.3g}.",
+        names=[flip["name"] for flip in flips],
+        parts=[Part("change", [100 * (flip["times"] - 1.0) for flip in flips], "forward")],
         value=Axis(name="change of one price or time (%)"),
         written="total",
     )
 
 
-def _upgrades(design: Design) -> Bars:
-    upgrades = design.upgrades
+def _upgrades(upgrades: Sequence[Figures]) -> Bars:
+    throughput = [100 * upgrade["faster"] for upgrade in upgrades]
+    cost = [100 * (upgrade["dearer"] or 0.0) for upgrade in upgrades]
     return Bars(
         title="Upgrades of the chosen one",
         alt=f"{len(upgrades)} changes.",
-        names=[upgrade.name for upgrade in upgrades],
-        parts=[
-            Part("throughput", [100 * upgrade.faster for upgrade in upgrades], "forward"),
-            Part("cost", [100 * (upgrade.dearer or 0.0) for upgrade in upgrades], "backward"),
-        ],
+        names=[upgrade["name"] for upgrade in upgrades],
+        parts=[Part("throughput", throughput, "forward"), Part("cost", cost, "backward")],
         value=Axis(name="change (%)"),
         beside=True,
     )
+
+
+def _choices(data: Figures, rows: Sequence[Figures]) -> Iterator[Bars]:
+    """For each choice with several values, the best cluster that has each."""
+    by_cost = data["by"] == "cost"
+    score, word = (_cost, _money(rows)) if by_cost else (_slowness, _speed(rows))
+    for key in data["chosen"]["values"]:
+        best: dict[str, float] = {}
+        for row in rows:
+            value = str(row["values"].get(key))
+            best[value] = min(best.get(value, float("inf")), score(row))
+        if len(best) > 1:
+            yield Bars(
+                title=f"The best by {key.removeprefix('cluster.')}",
+                alt=", ".join(f"{value}: {least:.4g}" for value, least in best.items()),
+                names=list(best),
+                parts=[Part(word, list(best.values()), "forward")],
+                value=Axis(name=word),
+                written="total",
+            )

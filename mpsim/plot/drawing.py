@@ -232,7 +232,7 @@ def _write_ends(ax: Axes, chart: Bars, place: Floats, ends: Floats, values: Floa
             ax.text(at, end, short_number(value), ha="center", va="bottom", fontsize=7, **style)
         else:
             signed = (
-                f"{value:+.3f}"
+                f"{'+' * (value > 0)}{short_number(value)}"
                 if float(chart.table.min(initial=0.0)) < 0
                 else f"{short_number(value)} {word}"
             )

@@ -271,11 +271,13 @@ def _bars(chart: Bars, name: str) -> str:
     low, high = float(ends.min(initial=0.0)), float(ends.max(initial=0.0))
     high = max([high, *(limit.value / size for limit in chart.limits)]) or 1.0
     rows = _Rows(chart.names, low * 1.03, high * 1.03)
+    thick = 0.84 / (len(chart.parts) if chart.beside else 1)
     area: list[str] = []
     for i, (values, starts) in enumerate(zip(chart.table / size, chart.starts / size, strict=True)):
-        sides = rows.x.at(np.sort([starts, starts + values], axis=0)).T
+        sides, top = rows.x.at(np.sort([starts, starts + values], axis=0)).T, 0.08
+        top += thick * i * chart.beside
         boxes = "".join(
-            f"M{a:.1f} {rows.y.at(bar + 0.08):.1f}h{b - a:.1f}v{0.84 * rows.high:.1f}h{a - b:.1f}z"
+            f"M{a:.1f} {rows.y.at(bar + top):.1f}h{b - a:.1f}v{thick * rows.high:.1f}h{a - b:.1f}z"
             for bar, (a, b) in enumerate(sides.tolist())
             if b > a
         )
@@ -323,9 +325,12 @@ def _lines(chart: Lines, name: str) -> str:
             area.append(_path(outline, f'fill="{rule_of(series.colour, i)}"'))
             base = base + values
         else:
-            area += _series(
-                chart, i, x.at(np.asarray(series.x, dtype=np.float64) / x_size), y.at(values)
-            )
+            across = x.at(np.asarray(series.x, dtype=np.float64) / x_size)
+            area += _series(chart, i, across, y.at(values))
+            ranges = y.at(np.array(series.errors).reshape(-1, 2) / y_size)
+            ticks = zip(across, ranges, strict=False)
+            d = "".join(f"M{a:.1f} {low:.1f}V{high:.1f}" for a, (low, high) in ticks)
+            area += [_path(d, f'class="curve" stroke="{rule_of(series.colour, i)}"')] if d else []
     for limit in chart.limits:
         at = float((x if limit.along else y).at(limit.value / (x_size if limit.along else y_size)))
         line = (

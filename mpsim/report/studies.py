@@ -1,4 +1,4 @@
-"""Sections of studies from what the command line printed: sweeps, searches for layouts, searches for services."""
+"""Sections of studies from what the command line printed: sweeps, searches for layouts, searches for services, designs of clusters."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import Any, NamedTuple
 
 from mpsim.errors import ScenarioError
 from mpsim.formats.ledger import flat
-from mpsim.plot.chart import Axis, Bars, Lines
+from mpsim.plot.chart import Axis, Bars, Chart
+from mpsim.plot.designs import design_charts
 from mpsim.plot.fronts import Point, layouts_chart, lowest, services_chart
 from mpsim.plot.step import parts_of
 from mpsim.report.blocks import Block, Column, Note, Section, Table, at, setting_text
 from mpsim.report.choices import MOST, what_if
 from mpsim.result.words import Figures
 from mpsim.study.figures import title_of, unit_of
+from mpsim.study.plan import changed
 from mpsim.study.rows import Row
 from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import REASONS, proof
 from mpsim.study.search.service_outcome import SERVICE_REASONS, FoundService
-from mpsim.units import Dimension, format_quantity
+from mpsim.units import Dimension, format_quantity, percent
 
 __all__ = ["is_study", "study_page"]
 
-_PRINTED = "what 'mpsim sweep --json' or 'mpsim search --json' printed"
+_PRINTED = "what 'mpsim sweep --json', 'mpsim search --json' or 'mpsim design --json' printed"
 _SHOWN = 30  # rows of a table that stand open, and bars of parts
 _STEPS_SHOW = "The shortest steps, and what less memory costs."
 _SERVICES_SHOW = "What a user gets, and what an accelerator gives."
@@ -69,7 +71,7 @@ class _Study(NamedTuple):
     about: str
     lead: str
     notes: Sequence[Block]
-    chart: Lines | None
+    charts: Sequence[Chart]
     shows: str
     table: Table
     rows: Sequence[_Row]
@@ -87,7 +89,7 @@ def study_page(data: Figures, *, number: int = 0) -> dict[str, Any]:
     Parameters
     ----------
     data : mapping
-        An object that ``mpsim sweep --json`` or ``mpsim search --json`` printed.
+        An object that ``mpsim sweep --json``, ``mpsim search --json`` or ``mpsim design --json`` printed.
     number : int
         Its place among the parts.
 
@@ -114,10 +116,9 @@ def study_page(data: Figures, *, number: int = 0) -> dict[str, Any]:
 
 def _sections(study: _Study) -> Iterator[Section]:
     done = [row for row in study.rows if row.summary is not None]
-    shown = [study.chart] if study.chart else []
     yield Section("headline", "Headline", study.lead, study.notes)
     yield Section(
-        "best", study.table.title, study.shows, [*shown, study.table] if study.rows else []
+        "best", study.table.title, study.shows, [*study.charts, study.table] if study.rows else []
     )
     yield Section("time", "Where the time goes", "Why the best are the best.", list(_parts(done)))
     if done and 1 < len(study.rows) <= MOST:
@@ -169,7 +170,7 @@ def _search(data: Figures) -> _Study:
         f"{data['legal']:,} legal layouts of {data['scenario']}, ranked by {data['objective']}.",
         f"{data['legal']:,} legal layouts.",
         [*notes, _tally(data["counts"], REASONS)],
-        layouts_chart(list(dict.fromkeys([*points, *own])), own, points) if rows else None,
+        [layouts_chart(list(dict.fromkeys([*points, *own])), own, points)] if rows else [],
         _STEPS_SHOW,
         _table("The best layouts", ["layout"], rows, _STEP),
         rows,
@@ -195,7 +196,7 @@ def _services(data: Figures) -> _Study:
         f"Ranked by {data['objective']}.",
         f"{data['layouts']:,} layouts.",
         [*notes, _tally(data["counts"], SERVICE_REASONS)],
-        services_chart(groups, front) if rows else None,
+        [services_chart(groups, front)] if rows else [],
         _SERVICES_SHOW,
         _table("The best", ["layout"], rows, _SERVICE),
         rows,
@@ -209,13 +210,13 @@ def _sweep(data: Figures) -> _Study:
     usable = [row for row in rows if row.summary is not None and not row.reason]
     serves = any(at(row.summary, "job") == "serving" for row in rows)
     notes: list[Block] = []
-    chart = None
+    charts: list[Chart] = []
     if usable:
         each = f"{'output_' * serves}tokens_per_s_per_accelerator"
         best = max(usable, key=lambda row: float(row.figures[each]))
         notes.append(Note(f"Most {title_of(each)}: {best.name}.", "good"))
         points = [row.step for row in usable]
-        chart = (
+        charts.append(
             services_chart({"rows": [row.user for row in usable]})
             if serves
             else layouts_chart(points, lowest(points))
@@ -225,7 +226,7 @@ def _sweep(data: Figures) -> _Study:
         f"{len(rows):,} rows over {', '.join(keys)}.",
         f"{len(usable)} of {len(rows)} rows could be simulated and fit.",
         notes,
-        chart,
+        charts,
         _SERVICES_SHOW if serves else _STEPS_SHOW,
         _table(f"Rows ({len(rows)})", keys, rows, _SERVICE if serves else _STEP),
         rows,
@@ -233,10 +234,58 @@ def _sweep(data: Figures) -> _Study:
     )
 
 
+def _design(data: Figures) -> _Study:
+    """A design: the chosen cluster, the front, what would change the choice, and every cluster that was looked at."""
+    chosen, money = data["chosen"], "capital_usd"
+    notes: list[Block] = [Note("No cluster keeps every bound.", "warning")]
+    if chosen is not None:
+        odds = (
+            "" if data["p_best"] is None else f"; the best with odds of {percent(data['p_best'])}"
+        )
+        notes = [Note(f"The best in {data['by']}: {changed(chosen['values'])}{odds}.", "good")]
+    if data["rests_on"]:
+        told = "; ".join(data["rests_on"])
+        notes.append(Note(f"Rests on what nobody measured on this hardware: {told}."))
+    cells = [
+        [
+            changed(row["values"]),
+            row["days"],
+            row["requests_per_s"],
+            row.get("cost_usd", row.get("cost_usd_per_h")),
+            row[money] or None,
+            row["power_w"],
+            row["reason"]
+            or "".join(f"misses {name} by {percent(by - 1)} " for name, by in row["over"].items())
+            or ", ".join(str(entry.get("name")) for entry in row["jobs"].values()),
+        ]
+        for row in data["rows"]
+    ]
+    trains = any(row["days"] is not None for row in data["rows"])
+    columns = (
+        Column("cluster"),
+        *(Column("days", "d"), Column("requests/s", "count")),
+        Column("cost", "USD" if trains else "USD/h"),
+        *(Column("capital", "USD"), Column("at the meter", "W"), Column("layouts, or why not")),
+    )
+    rows = [_Row(changed(row["values"]), row["values"], row, None) for row in data["rows"]]
+    return _Study(
+        "design",
+        f"{len(rows):,} clusters, each with the best layout of its own.",
+        f"{len(rows):,} clusters and {data['ruled_out']:,} ruled out by a bound.",
+        notes,
+        design_charts(data),
+        "What each costs, what flips the choice, and what upgrades buy.",
+        Table("Clusters", columns, cells, folded=len(rows) > _SHOWN),
+        rows,
+        "",
+    )
+
+
 _READERS: Mapping[tuple[str, ...], Callable[[Figures], _Study]] = {
     ("scenario", "objective", "rows", "front", "counts", "legal", "complete"): _search,
     ("scenario", "objective", "rows", "front", "counts", "layouts", "complete"): _services,
     ("scenario", "keys", "rows", "ties"): _sweep,
+    ("scenario", "chosen", "front", "flips", "upgrades", "rests_on", "rows"): _design,
 }
 """What reads a study, by the keys that it has."""
 

@@ -14,6 +14,8 @@ import yaml
 
 import mpsim
 from mpsim.errors import ScenarioError
+from mpsim.plot import design_chart
+from mpsim.report import report
 from mpsim.scenario import Scenario
 from mpsim.scenario.design import DesignChoice
 from mpsim.scenario.schema import known_keys
@@ -185,6 +187,23 @@ def test_a_deadline_that_nothing_keeps_leaves_the_nearest() -> None:
     assert answer.nearest is not None
     assert "deadline of train" in answer.nearest.over
     assert "no cluster keeps every bound" in answer.sheet().text()
+
+
+def test_a_page_and_a_picture_show_the_same_design() -> None:
+    """The page of a design has its clusters, front and choices with the figures of its JSON, as the picture has."""
+    answer = usual()
+    data = json.loads(json.dumps(answer.to_json()))
+    (clusters,) = (each for each in report([data])["parts"][0]["sections"] if each["id"] == "best")
+    front, *others, table = clusters["blocks"]
+    assert [series["y"] for series in front["series"][1:]] == [
+        [row.slowness for row in sorted(answer.front, key=lambda row: row.cost)],
+        [answer.best.slowness] if answer.best else [],
+    ]
+    assert [row[3] for row in table["rows"]] == pytest.approx([row.cost for row in answer.options])
+    for key, chart in zip(answer.spec.choices, others[-2:], strict=True):
+        assert chart["names"] == [str(value) for value in answer.spec.choices[key]]
+        assert min(chart["parts"][0]["values"]) == pytest.approx(answer.score(answer.ranking[0]))
+    assert len(design_chart(answer).charts) == len(clusters["blocks"]) - 1
 
 
 def test_the_command_answers_with_the_front(tmp_path: Path, mpsim_cli: Callable[..., Any]) -> None:

@@ -141,3 +141,31 @@ def test_a_lane_is_empty_between_its_bars():
         for share in (begin, end)
     ]
     assert [float(each) for run in runs for each in run] == pytest.approx(edges, abs=2.5)
+
+
+def test_bars_beside_each_other_hide_nothing():
+    """Parts that stand beside each other have rows of their own, each from zero to its value."""
+    parts = [Part("faster", [4.0, -2.0]), Part("dearer", [1.0, -1.0])]
+    chart = Bars(names=["a", "b"], parts=parts, value=Axis(name="change"), beside=True)
+    drawing = Drawing(svg(chart, "bars"))
+    boxes = [
+        [tuple(map(float, box)) for box in re.findall(r"M([-.\d]+) ([-.\d]+)h[-.\d]+v([-.\d]+)", d)]
+        for d in drawing.paths('class="part"')
+    ]
+    for part, row in zip(parts, boxes, strict=True):
+        starts = [drawing.place("x", min(value, 0.0)) for value in part.values]
+        assert [start for start, _, _ in row] == pytest.approx(starts, abs=0.06)
+    for (_, top, high), (_, below, _) in zip(*boxes, strict=True):
+        assert below == pytest.approx(top + high, abs=0.11)
+
+
+def test_ranges_of_points_are_drawn():
+    """A range runs from its low end to its high end at the place of its point."""
+    series = Series("", [1.0, 2.0], [2.0, 3.0], line="", mark="o", errors=[(1.0, 2.5), (2.5, 4.0)])
+    drawing = Drawing(svg(Lines(series=[series], x=Axis(name="x"), y=Axis(name="y")), "ranges"))
+    (d,) = drawing.paths('class="curve"')
+    for x, (low, high), found in zip(
+        series.x, series.errors, re.findall(r"M([-.\d]+) ([-.\d]+)V([-.\d]+)", d), strict=True
+    ):
+        wanted = [drawing.place("x", x), drawing.place("y", low), drawing.place("y", high)]
+        assert [*map(float, found)] == pytest.approx(wanted, abs=0.06)
