@@ -31,6 +31,13 @@ DATA = ROOT / "validation" / "data" / "serving-kernels.csv"
 BARS = {"gemm": 0.08, "attention-decode": 0.12, "mla-decode": 0.12, "experts": 0.20}
 NARROW_BAR = 0.12  # of products of 8 and 4 bits
 WORDS = {"w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4", "int4_wo": "w4a16"}
+KERNELS = {
+    "trtllm": "trtllm",
+    "min_latency": "trtllm",
+    "deepgemm": "deepgemm",
+    "cutlass": "cutlass",
+    "triton": "triton",
+}
 LATENT = 64, 512  # rotary and latent width of a cached token
 HEAD = """# Kernels of serving engines
 
@@ -38,6 +45,16 @@ Mean error and bias of mpsim's price of a kernel, which is one for all engines, 
 their input, which services fuse (a scale a tensor) or pay as `cast_latency`; experts are the rows whose routing is balanced. An asterisk marks a missed bar: products 8 % (8 and 4 bits 12 %), decode
 attention 12 %, experts 20 %. L40S and RTX PRO 6000 keep the measured cache of up to 96 and 128 MB in their second-level cache, from which no service reads. Written by `python validation/serving_kernels.py`.
 """
+
+
+class Balanced(ExpertWork):
+    """Experts that get equally many tokens each, as these kernels were measured."""
+
+    __slots__ = ()
+
+    def touched(self, tokens: np.ndarray) -> np.ndarray:
+        """All of them from ``experts / top_k`` tokens on."""
+        return np.minimum(tokens * self.top_k, self.experts) / self.ep
 
 
 @remembered(16)
@@ -57,7 +74,8 @@ def product(role: Role, n: int, k: int, *, grouped: bool = False) -> Operator:
 def predicted(row: dict[str, str]) -> float:
     """Seconds of the row's kernel as a service has it."""
     cluster, rates = machine(row["accelerator"])
-    products = Products(cluster, rates)
+    kernel = next((name for word, name in KERNELS.items() if word in row["kernel"]), "auto")
+    products = Products(cluster, rates, kernel)
     size = {name: int(value) for name, value in row.items() if value.isdigit()}
     if row["kind"] == "gemm":
         linear = Linear(product(Role.KERNEL, size["n"], size["k"]), 1, weights(row, rates))
@@ -66,7 +84,7 @@ def predicted(row: dict[str, str]) -> float:
         inner = size["ffn"] // size["tp"]
         pair = (2 * inner, size["hidden"]), (size["hidden"], inner)
         grouped = tuple(product(Role.UP, n, k, grouped=True) for n, k in pair)
-        experts = ExpertWork(
+        experts = Balanced(
             1, size["experts"], size["topk"], grouped, size["ep"], weights(row, rates)
         )
         return float(products.expert_seconds(experts, np.array([float(size["tokens"])]))[0])

@@ -153,7 +153,8 @@ _RULES: Final = (
         "requests share no prefix; give serving.workload.shared_prefix",
     ),
     _Rule(
-        "serving.engine.prompt_layer_time serving.engine.two_batch_overlap serving.engine.eplb",
+        "serving.engine.prompt_layer_time serving.engine.two_batch_overlap serving.engine.eplb "
+        "serving.engine.expert_kernel",
         lambda s: s.transformer.moe is None,
         "the model has no experts",
     ),
@@ -161,6 +162,11 @@ _RULES: Final = (
         "serving.engine.redundant_experts",
         lambda s: s.serves and not s.service.engine.overrides.get("eplb"),
         "nothing places them; give serving.engine.eplb: true",
+    ),
+    _Rule(
+        "serving.engine.cast_time",
+        lambda s: s.serves and s.service.weights != "fp8_block",
+        "serving.weights is not fp8_block",
     ),
     _Rule(
         "serving.engine.attention_ranks",

@@ -68,6 +68,10 @@ class EnginePreset:
     user of a closed loop is away from the engine for as long between two requests."""
     front_end_time: Seconds = 0.0
     """Time of the server for a request before it is queued, one request after another [s]."""
+    expert_kernel: Literal["auto", "trtllm", "triton", "cutlass", "deepgemm"] = "auto"
+    """Kernel of the experts' products; ``auto``, as engines choose it for the accelerator."""
+    cast_time: Seconds = 0.0
+    """Time of quantising the input of a product in blocks beyond the kernel that does it [s]."""
     two_batch_overlap: Flag = False
     """Whether a batch passes the experts in two halves, one of which computes while the other's tokens travel."""
     eplb: Flag = False

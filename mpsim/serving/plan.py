@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
-from mpsim.parallel import Mesh, straddling, whole_groups
+from mpsim.parallel import Mesh, rank_load, straddling, whole_groups
 from mpsim.scenario.sections import Variation
 from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
 from mpsim.serving.balance import balanced
@@ -27,7 +27,7 @@ from mpsim.serving.requests import Requests
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft, last_layer
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork, Instance
-from mpsim.serving.work import FORMATS, Format, RankWork
+from mpsim.serving.work import FORMATS, Format, RankWork, wide_in
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 
@@ -35,8 +35,6 @@ __all__ = ["CACHE_BYTES", "ServiceMemory", "ServicePlan", "outages_of", "paces_o
 
 CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
-# checkpoints of these keep latent attention's projections in 16 bits
-_LATENT_FORMATS = ("nvfp4", "mxfp4")
 _LOGIT_BYTES = 4.0
 _STREAM = 17  # of the seed: the requests are drawn from others
 
@@ -205,7 +203,6 @@ class ServicePlan:
     @functools.cached_property
     def work(self) -> RankWork:
         """Products, attention and weights that one rank computes and reads."""
-        latent_wide = self.model.mla is not None and self.weights in _LATENT_FORMATS
         return RankWork.of(
             self.model,
             tp=self.tp,
@@ -214,17 +211,29 @@ class ServicePlan:
             attention_dp=self.attention_dp,
             weights=self.weight_format,
             wide=FORMATS["bf16"],
-            attention_weights=FORMATS["bf16"] if latent_wide else None,
+            wide_roles=wide_in(self.model, self.weights),
             imbalance=self.imbalance,
+            spread=self.popularity,
         )
 
     @property
+    def popularity(self) -> float:
+        """Standard deviation of an expert's tokens over their mean."""
+        moe = self.model.moe
+        return self.rates.expert_spread if moe is None or not moe.spread else moe.spread
+
+    @property
     def imbalance(self) -> float:
-        """Tokens of the busiest rank of experts over the mean."""
+        """Tokens of the busiest rank of experts over the mean: as stated, or as their popularity has it."""
         moe, engine = self.model.moe, self.engine
-        if moe is None or not engine.eplb:
-            return 1.0 if moe is None else moe.imbalance
-        return balanced(moe.imbalance, moe.experts, self.ep, engine.redundant_experts)
+        if moe is None:
+            return 1.0
+        busiest = moe.imbalance
+        if moe.spread or busiest == 1.0:
+            busiest *= rank_load(moe.experts, self.ep, self.popularity)
+        if not engine.eplb:
+            return busiest
+        return balanced(busiest, moe.experts, self.ep, engine.redundant_experts)
 
     @property
     def policy(self) -> type[Budget]:
@@ -262,7 +271,9 @@ class ServicePlan:
             reductions,
             CACHE_BYTES[self.kv],
             send=(link.hop_latency, link.bandwidth * link.efficiency),
-            products=Products(cluster, self.rates),
+            products=Products(
+                cluster, self.rates, self.engine.expert_kernel, self.engine.cast_time
+            ),
             draft=self.draft,
             exchange=Exchange(cluster, self.work)
             if self.ep > 1 and self.attention_dp > 1

@@ -22,6 +22,7 @@ from mpsim.serving.exchange import Exchange
 from mpsim.serving.rates import Rates, Reductions
 from mpsim.serving.speculation import Draft
 from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork
+from mpsim.workload import Module
 
 __all__ = ["DecodeAttention", "IterationPrices", "Products"]
 
@@ -38,6 +39,8 @@ _EXACT = 64  # up to so many tokens an iteration is priced by itself, above betw
 _GRAPHS = 512  # up to here every eighth, as graphs are captured, then by
 _GRID_STEP = 1.05
 _LARGEST = 300_000
+_NONE = np.zeros(1)
+_BLOCKS = "fp8_block"  # whose inputs are quantised by a kernel of their own
 
 
 class IterationPrices:
@@ -342,8 +345,13 @@ class IterationPrices:
 class Products:
     """Matrix products of one rank, as `mpsim.cost.KernelModel` prices them, with what quantises their input."""
 
-    def __init__(self, cluster: Cluster, rates: Rates) -> None:
+    def __init__(
+        self, cluster: Cluster, rates: Rates, expert_kernel: str = "auto", cast_time: float = 0.0
+    ) -> None:
         chip = cluster.accelerator
+        kernel = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
+        self._each_expert = rates.expert_each[kernel]
+        self._cast_time = cast_time
         # a cap and a lock of the clock leave memory its rate
         level = Board(chip).rate(Load.PRODUCTS)
         peaks = {precision: level * peak for precision, peak in chip.peak_flops.items()}
@@ -355,8 +363,12 @@ class Products:
         """Time of one product of so many tokens [s]."""
         product, form = linear.product, linear.format
         moved = linear.weights * form.bytes + _ACTIVATION * tokens * (product.n + product.k)
-        seconds = self._kernel(form).row_seconds(product, tokens, moved)
-        return seconds / _of(self._rates.product_rate, form) + self._cast(form, tokens * product.k)
+        kernel = self._kernel(form)
+        seconds = kernel.row_seconds(product, tokens, moved) / _of(self._rates.product_rate, form)
+        if product.module is Module.SHARED_EXPERTS:
+            # they run beside the routed ones, whose launches hide theirs
+            return np.maximum(0.0, seconds - kernel.row_seconds(product, _NONE, _NONE))
+        return seconds + self._cast(form, tokens * product.k)
 
     def expert_seconds(self, experts: ExpertWork, tokens: Floats) -> Floats:
         """Permute, grouped products and combine of one layer for the tokens of the busiest rank [s]."""
@@ -371,14 +383,18 @@ class Products:
                 product, rows / touched, moved, touched, least_tile=self._rates.expert_tile
             )
         stream = permuted / (self._rates.stream_bandwidth * self._rates.bandwidth)
-        return seconds / _of(self._rates.expert_rate, form) + stream + self._rates.expert_latency
+        fixed = self._rates.expert_latency + self._each_expert * experts.experts
+        rate = _of(self._rates.expert_rate, form) * _of(self._rates.product_rate, form)
+        return seconds / rate + stream + fixed
 
     def _cast(self, form: Format, elements: Floats) -> Floats | float:
         """Time of quantising the input of a product: its kernel, and elements read wide and written narrow [s]."""
         if form.name not in self._rates.cast_latency or not form.precision:
             return 0.0
         rate = self._rates.stream_bandwidth * self._rates.bandwidth
-        return self._rates.cast_latency[form.name] + elements * (_ACTIVATION + form.bytes) / rate
+        latency = self._rates.cast_latency[form.name]
+        latency += self._cast_time if form.name == _BLOCKS else 0.0
+        return latency + elements * (_ACTIVATION + form.bytes) / rate
 
     def _kernel(self, form: Format) -> KernelModel:
         """Kernels in the precision of a format; chips from before bfloat16 work in the other format of 16 bits."""

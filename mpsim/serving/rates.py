@@ -43,6 +43,12 @@ class Rates:
         Of an engine's own all-reduces: fixed time [s] and share of the link.
     expert_latency, expert_tile : float
         Of the kernels that route, permute and combine [s]; rows of the smallest tile of the grouped ones.
+    expert_each : mapping of str to float
+        What each expert of a rank adds to that, by the kernel of the experts [s].
+    expert_kernel : str
+        That kernel where the engine does not say.
+    expert_spread : float
+        Standard deviation of an expert's tokens over their mean where the model does not say.
     """
 
     bandwidth: float
@@ -61,6 +67,9 @@ class Rates:
     reduction_share: float
     expert_latency: float
     expert_tile: float
+    expert_each: Mapping[str, float]
+    expert_kernel: str
+    expert_spread: float
 
 
 # fixed time of two-shot over one-shot: vLLM's kernels on eight H100, 9.7 and 5.5 us
@@ -70,7 +79,7 @@ BY_FORMAT = ("cast_latency", "product_rate", "expert_rate")
 _seconds = functools.partial(parse_quantity, dimension=Dimension.TIME)
 _TIMES = tuple(f"{part}_latency" for part in "attention latent stream reduction expert".split())
 _SHARES = tuple(
-    "attention_bandwidth attention_compute prompt_share stream_bandwidth reduction_share expert_tile".split()
+    "attention_bandwidth attention_compute prompt_share stream_bandwidth reduction_share expert_tile expert_spread".split()
 )
 
 
@@ -88,6 +97,8 @@ def rates_of(cluster: Cluster) -> Rates:
         cast_latency={name: _seconds(value) for name, value in group["cast_latency"].items()},
         product_rate=group["product_rate"],
         expert_rate=group["expert_rate"],
+        expert_each={name: _seconds(value) for name, value in group["expert_each"].items()},
+        expert_kernel=group["expert_kernel"],
         **{name: _seconds(group[name]) for name in _TIMES},
         **{name: float(group[name]) for name in _SHARES},
     )

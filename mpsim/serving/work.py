@@ -25,7 +25,7 @@ from mpsim.workload import (
 )
 from mpsim.workload.transformer import LayerKind
 
-__all__ = ["FORMATS", "Attention", "ExpertWork", "Format", "Linear", "RankWork"]
+__all__ = ["FORMATS", "Attention", "ExpertWork", "Format", "Linear", "RankWork", "wide_in"]
 
 Floats = NDArray[np.float64]
 
@@ -87,6 +87,8 @@ class ExpertWork:
         Ranks that divide the experts among them.
     imbalance : float
         Tokens of the busiest rank over the mean.
+    spread : float
+        Standard deviation of an expert's tokens over their mean.
     """
 
     layers: int
@@ -96,6 +98,7 @@ class ExpertWork:
     ep: int
     format: Format
     imbalance: float = 1.0
+    spread: float = 0.0
 
     @property
     def elements(self) -> float:
@@ -107,9 +110,18 @@ class ExpertWork:
         return tokens * (self.top_k / self.ep * self.imbalance)
 
     def touched(self, tokens: Floats) -> Floats:
-        """Experts of one rank that at least one of so many tokens is routed to, in the mean."""
-        missed: Floats = (1.0 - self.top_k / self.experts) ** tokens
-        return self.experts / self.ep * (1.0 - missed)
+        """Experts of the busiest rank that at least one of so many tokens is routed to, in the mean.
+
+        Notes
+        -----
+        Popularity has a gamma distribution, so that misses have a negative binomial one; a token always goes to ``top_k``.
+        """
+        share, spread = self.top_k / self.experts, self.spread**2
+        missed: Floats = (1.0 - share) ** tokens if share < 1.0 else np.zeros_like(tokens)
+        if spread and share < 1.0:
+            missed = (1.0 - spread * math.log(1.0 - share) * tokens) ** (-1.0 / spread)
+        hit: Floats = np.minimum(1.0, self.imbalance * np.maximum(1.0 - missed, share))
+        return self.experts / self.ep * hit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,8 +185,9 @@ class RankWork:
         attention_dp: int = 1,
         weights: Format,
         wide: Format,
-        attention_weights: Format | None = None,
+        wide_roles: frozenset[Role] = frozenset(),
         imbalance: float = 1.0,
+        spread: float = 0.0,
     ) -> RankWork:
         """Divide a model among the ranks of an instance.
 
@@ -184,12 +197,14 @@ class RankWork:
             Tensor parallel ranks of a stage, stages, ranks that divide experts, ranks with requests of their own.
         weights, wide : Format
             Of the linear layers, and of what stays wide: output head, router, embedding.
-        attention_weights : Format, optional
-            Of the projections around attention where they differ from the rest.
+        wide_roles : frozenset of Role
+            Products of layers that stay wide.
         imbalance : float
             Tokens of the busiest expert rank over the mean.
+        spread : float
+            Standard deviation of an expert's tokens over their mean.
         """
-        formats = {Module.ATTENTION: attention_weights or weights, Module.HEAD: wide}
+        wide_roles |= {Role.ROUTER}
         attention_tp = max(1, tp // attention_dp)
         own_heads = Sharding(tp=attention_tp)
         inside = max(1, tp // ep) if ep > 1 else tp
@@ -211,16 +226,14 @@ class RankWork:
                 if product.kind is OperatorKind.GROUPED_GEMM:
                     grouped.append(product)
                     continue
-                form = formats.get(product.module, weights)
-                if product.role is Role.ROUTER:
-                    form = wide
+                form = wide if product.role in wide_roles else weights
                 share = 1.0 / attention_dp if around else 1.0
                 linears.append(Linear(product, count, form, share))
             if grouped and (moe := model.moe):
                 busiest = imbalance if ep > 1 else 1.0
                 pair = tuple(grouped)
                 experts.append(
-                    ExpertWork(count, moe.experts, moe.top_k, pair, ep, weights, busiest)
+                    ExpertWork(count, moe.experts, moe.top_k, pair, ep, weights, busiest, spread)
                 )
         expert_layers = sum(routed.layers for routed in experts)
         ends = expand_head(model, Lowering(), sequences=1, sequence_length=1)
@@ -288,6 +301,33 @@ def _attention(model: Transformer, kind: LayerKind, tp: int, layers: int) -> Att
     )
 
 
+def wide_in(model: Transformer, weights: str) -> frozenset[Role]:
+    """Products around attention that checkpoints of a format keep in 16 bits.
+
+    Notes
+    -----
+    NVIDIA's NVFP4 checkpoints of mixtures of experts leave out what makes queries, keys and values (`exclude_modules` of hf_quant_config.json: MiniMax-M2.5, Kimi-K2.5,
+    DeepSeek-R1-0528-FP4-v2, Qwen3-Coder-Next), MXFP4 (gpt-oss) and 4-bit integers of latent attention (Kimi-K2.5) all of it.
+    """
+    if model.moe is None or weights not in ("nvfp4", "mxfp4", "w4a16"):
+        return frozenset()
+    if weights == "nvfp4":
+        return _INTO_ATTENTION
+    both = weights == "mxfp4" or model.mla is not None
+    return _INTO_ATTENTION | {Role.PROJECTION} if both else frozenset()
+
+
+_INTO_ATTENTION = frozenset(
+    {
+        Role.QKV,
+        Role.QUERY,
+        Role.KEY_VALUE,
+        Role.QUERY_DOWN,
+        Role.QUERY_UP,
+        Role.KEY_VALUE_DOWN,
+        Role.KEY_VALUE_UP,
+    }
+)
 FORMATS = {
     "bf16": Format("bf16", 2.0, "bf16"),
     "fp16": Format("fp16", 2.0, "fp16"),

@@ -121,7 +121,8 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "expert_regrouping": {**MIXTURE, "framework.expert_dispatch": "fused"},
     },
     "serving.engine": {
-        **dict.fromkeys(("prompt_layer_time",), MIXTRAL),
+        **dict.fromkeys(("prompt_layer_time", "expert_kernel"), MIXTRAL),
+        "cast_time": {"serving.weights": "fp8_block"},
         "chunked": LONG,
         "two_batch_overlap": {
             "model.preset": "mixtral-8x7b",

@@ -47,6 +47,7 @@ _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
 _OUTPUT = "output_tokens"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
+_EXPERT_KERNEL = r"\bexperts (?:flashinfer_)?(\w+)"
 _LIMITS = {
     "max_num_seqs": "max_sequences",
     "max_num_batched_tokens": "max_tokens",
@@ -143,7 +144,7 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
         raise CalibrationError("speculation without its acceptance is not predicted")
     apart = cells.flag("disaggregated")
     layouts = pools_of(cells) if apart else [layout_of(cells, assumed)]
-    weights = _weights(cells)
+    weights = _weights(cells, assumed)
     cluster = _cluster(cells, sum(layout.accelerators for layout in layouts), assumed)
     if row.machine is not None:
         cluster = _as_measured(cluster, row.machine, assumed)
@@ -183,7 +184,10 @@ def _fitted(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServiceP
     return plan
 
 
-def _weights(cells: Cells) -> str:
+def _weights(cells: Cells, assumed: list[Assumed]) -> str:
+    if stored := _first("checkpoints", cells):
+        assumed.append(Assumed("weights", stored["format"], stored["why"]))
+        return str(stored["format"])
     entry = lookup(_TABLE, "formats", cells.text("weight_dtype"))
     return cells.text("weight_dtype") if entry.get("same") else str(entry["format"])
 
@@ -334,6 +338,8 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     if recipe := _first("recipes", cells):
         fields = {**recipe["fields"], **fields}
         assumed.append(Assumed("engine", ", ".join(recipe["fields"]), recipe["why"]))
+    if kernel := re.search(_EXPERT_KERNEL, cells.text("server_flags")):
+        fields["expert_kernel"] = kernel[1].lower()
     if cells.text("regime") == "static-batch":
         fields |= {"scheduler": "static", "max_tokens": 1_000_000}
     elif "max_tokens" not in fields and not preset.chunked:

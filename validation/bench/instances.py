@@ -15,6 +15,7 @@ _POOL = re.compile(
     r"(?P<name>prefill|decode) (?P<replicas>\d+) x \[tp(?P<tp>\d+) pp(?P<pp>\d+) dp(?P<dp>\d+) moe_tp(?P<inside>\d+) ep(?P<ep>\d+)\b[^]]*\]"
 )
 _POOLS = ["prefill", "decode"]
+_LEAST_WIDTH = 128  # of an expert's part: that of a block of scales
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,6 +88,9 @@ def pools_of(cells: Cells) -> list[InstanceLayout]:
         replicas, tp, pp, dp, inside, ep = (
             int(match[key]) for key in ("replicas", "tp", "pp", "dp", "inside", "ep")
         )
+        width = cells.whole("moe_ffn_hidden")
+        if width is not None and inside > 1 and width // inside < _LEAST_WIDTH:
+            inside, ep = 1, inside * ep  # the field is normalised: nobody cuts experts so thin
         if inside * ep != tp * dp:
             raise CalibrationError(
                 f"{name}: experts on {inside} x {ep} ranks are not the tp {tp} x dp {dp} of an instance"

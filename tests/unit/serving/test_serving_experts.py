@@ -1,0 +1,81 @@
+"""Experts of served models: how many a batch touches, what is stored wide, and what kernels add."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mpsim.hardware import system
+from mpsim.scenario.serving import ServiceLevel, Workload
+from mpsim.serving.engines import engine
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.work import ExpertWork, wide_in
+from mpsim.workload import Role, model
+
+TOKENS = np.array([1.0, 4.0, 32.0, 256.0, 8192.0])
+
+
+def _plan(**fields: object) -> ServicePlan:
+    """DeepSeek-V3 in 8 bits on one node of H200."""
+    common = {
+        "name": "experts",
+        "model": model("deepseek-v3"),
+        "cluster": system("dgx-h200", nodes=1),
+        "engine": engine("sglang"),
+        "workload": Workload(rate=1.0),
+        "slo": ServiceLevel(),
+        "weights": "fp8_block",
+        "tp": 8,
+    }
+    return ServicePlan(**{**common, **fields})  # type: ignore[arg-type]
+
+
+def _touched(plan: ServicePlan, **fields: float) -> np.ndarray:
+    routed: ExpertWork = dataclasses.replace(plan.work.experts[0], **fields)  # type: ignore[arg-type]
+    return routed.touched(TOKENS)
+
+
+def test_equally_popular_experts_are_missed_independently() -> None:
+    """Of 256 experts, eight a token: 256 (1 - (31 / 32)^m)."""
+    found = _touched(_plan(), spread=0.0)
+    assert found == pytest.approx(256 * (1 - (31 / 32) ** TOKENS))
+
+
+def test_unequal_experts_are_touched_less_but_never_below_a_tokens_own() -> None:
+    """The more popularity is spread, the fewer many tokens touch; one token touches eight."""
+    even, some, much = (_touched(_plan(), spread=spread) for spread in (0.0, 1.0, 2.0))
+    assert (some[1:] < even[1:]).all()
+    assert (much[1:] < some[1:]).all()
+    assert even[0] == some[0] == much[0] == 8
+
+
+def test_the_busiest_rank_touches_more_than_its_share() -> None:
+    """With experts divided among eight ranks all wait for the fullest; none has more than its 32."""
+    one, divided = _touched(_plan()), _touched(_plan(ep=8))
+    assert (divided[:4] > one[:4] / 8).all()
+    assert divided.max() <= 32
+
+
+def test_four_bit_mixtures_keep_what_makes_queries_and_keys_wide() -> None:
+    """NVFP4 narrows the projection out of attention, MXFP4 nothing around it; dense models and 8 bits all."""
+    dense, mixture = model("llama3-8b"), model("deepseek-v3")
+    assert Role.QUERY_DOWN in wide_in(mixture, "nvfp4")
+    assert Role.PROJECTION not in wide_in(mixture, "nvfp4")
+    assert Role.PROJECTION in wide_in(mixture, "mxfp4")
+    assert not wide_in(dense, "nvfp4")
+    assert not wide_in(mixture, "fp8_block")
+
+
+def test_launches_of_shared_experts_hide_behind_the_routed_ones() -> None:
+    """A shared expert adds no more than the time in which its weights are read, twice over."""
+    shared = _plan()
+    moe = shared.model.moe
+    assert moe is not None
+    bare = _plan(
+        model=dataclasses.replace(shared.model, moe=dataclasses.replace(moe, shared_experts=0))
+    )
+    extra = shared.prices.parts(TOKENS[:1])["linear"] - bare.prices.parts(TOKENS[:1])["linear"]
+    read = 58 * 3 * 7168 * 2048 / 8 / shared.rates.bandwidth
+    assert 0 < float(extra[0]) < 2 * read
