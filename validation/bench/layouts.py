@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from bench.assumptions import slices_of
 from bench.tables import lookup, said, table
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
@@ -50,8 +51,14 @@ def _sharding(cells: Cells, rule: Mapping[str, Any], dp: int) -> dict[str, Any]:
     shared: dict[str, Any] = {"zero": int(rule.get("zero", entry["zero"]))}
     if shared["zero"] and "offload" in rule:
         shared["offload"] = str(rule["offload"])
-    group = _group(cells, entry, text)
+    group = _group(cells, entry, text) or _of_slice(cells, rule, dp)
     return shared if group in (None, dp) else {**shared, "shard": group}
+
+
+def _of_slice(cells: Cells, rule: Mapping[str, Any], dp: int) -> int | None:
+    """Ranks of a slice that share one copy, where the row's software gives every slice one."""
+    slices = slices_of(cells) if rule.get("shard") == "slice" else 1
+    return dp // slices if slices > 1 and dp % slices == 0 else None
 
 
 def _group(cells: Cells, entry: Mapping[str, Any], text: str) -> int | None:

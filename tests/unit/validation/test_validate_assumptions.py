@@ -102,6 +102,23 @@ def test_a_torus_reaches_as_far_as_its_slice() -> None:
     assert (cluster["preset"], cluster["nodes"], cluster["domain"]) == ("tpu-v6e", 128, 256)
 
 
+@pytest.mark.parametrize(("name", "shard"), [("trillium-x-2xv6e-256", 256), ("some-run", None)])
+def test_every_slice_has_a_copy_where_the_software_says_so(name: str, shard: int | None) -> None:
+    """512 chips of which each is a replica: 256 share one copy where they are two slices, all of them where they are one."""
+    row = {**FSDP, "id": name, "accelerator": "TPU v6e", "num_accel": "512", "dp": "512"}
+    rule = {**RULE, "shard": "slice"}
+    parallelism = scenario_of(filled(Cells(row), rule).cells, rule)["parallelism"]
+    assert parallelism.get("shard") == shard
+
+
+def test_nics_that_a_recipe_leaves_unused_are_none() -> None:
+    """Nanotron's nodes have 32 NICs of EFA and speak TCP on two channels."""
+    row = {**FSDP, "framework": "nanotron", "accelerator": "H100-SXM5-80GB", "num_accel": "16"}
+    row |= {"dp": "16", "nics_per_node": "32", "nic_gbit_s": "100", "inter_node_link": "EFA v2"}
+    cluster = scenario_of(filled(Cells(row), RULE).cells, RULE)["cluster"]
+    assert (cluster["nic"], cluster["nics_per_node"]) == ("aws-tcp", 2)
+
+
 def test_sequences_of_one_accelerator_become_those_of_its_replica() -> None:
     """6 a chip, 4 chips a replica, 16 replicas and 384 in all: 24 at once; with 768 in all the column is left alone."""
     rule = {"micro_batch": "per accelerator"}
