@@ -257,7 +257,7 @@ def _values(scenario: Scenario) -> dict[str, Any]:
 
 
 def _file(name: str, scenario: Scenario, values: Mapping[str, Any]) -> dict[str, object]:
-    """What the YAML file says that the line names: all that has no option, but what the server takes anyhow."""
+    """Values of the YAML file that the line names: those without an option, but for what the server takes anyhow."""
     found: dict[str, object] = {}
     for row in keys(name):
         value = values.get(row.to)

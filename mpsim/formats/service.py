@@ -35,9 +35,9 @@ def service_events(result: ServiceResult) -> Iterator[Event]:
     yield _named(_REQUESTS, "requests")
     for number, name in enumerate(served.engine_names):
         yield _named(number + 1, name)
-    columns = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used", "engine")
+    columns = ("start", "span", "count", "decodes", "context", "prompt_tokens", "used", "engine")
     for row in zip(*(served.steps[name].tolist() for name in columns), strict=True):
-        start, seconds, count, decodes, context, prompt, used, number = row
+        start, span, count, decodes, context, prompt, used, number = row
         process = int(number) + 1
         name = "decode" if not prompt else "prefill" if not decodes else "prefill and decode"
         detail = {
@@ -47,7 +47,7 @@ def service_events(result: ServiceResult) -> Iterator[Event]:
             "prompt_tokens": int(prompt),
         }
         at = _time(start)
-        duration = round(_time(start + seconds) - at, _DIGITS)
+        duration = round(_time(start + span) - at, _DIGITS)
         yield {
             "ph": "X",
             "name": name,

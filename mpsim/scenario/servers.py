@@ -53,7 +53,7 @@ def _server_of(preset: str) -> str:
 
 
 def meaning(row: Mapping[str, Any], value: object) -> Meaning:
-    """What a row of a table says with a value, which may be text as on a command line.
+    """The value of a scenario that a row of a table says with one of its own, which may be text as on a command line.
 
     Examples
     --------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -31,13 +32,12 @@ class Lane:
         pool: int,
         prices: IterationPrices,
         engine: Engine | AttentionRanks,
-        entrance: simpy.Resource,
         pace: float,
     ) -> None:
         self.pace = pace
         self.down = 0  # outages under way
         self.number, self.pool, self.prices, self.engine = number, pool, prices, engine
-        self.entrance = entrance  # to the first stage, shared by the batches of an instance
+        self.touched: Callable[[], None] | None = None  # of several stages: who sees to it
         self.asleep: simpy.Event | None = None
         self.nudge: simpy.Event | None = None  # cuts iterations short that are passed at once
         # requests whose keys and values have come: taken up before the next iteration
@@ -80,9 +80,27 @@ class Lane:
         batch = Batch(engine.decodes, _contexts(engine, ahead))
         return self.pace * np.asarray(self.prices.seconds(batch))
 
+    def stages_ahead(self, steps: int) -> tuple[list[float], list[float]]:
+        """Times of so many decoding iterations, and of their first stages, which others wait for [s]."""
+        batch = Batch(self.engine.decodes, self.engine.context)
+        if (line := self.line()) is not None:
+            (first, more), stage = line, self.pace * float(self.prices.stage_seconds(batch))
+            slope = more / (self.prices.work.pp * self.prices.engine.slowdown)
+            seconds = [first + more * number for number in range(steps)]
+            stages = [stage + slope * number for number in range(steps)]
+        else:
+            ahead = _COUNTING[:steps]
+            context: Floats = sum((_contexts(e, ahead) for e in self.engines), np.zeros(steps))
+            whole = self.prices.stage_seconds(batch._replace(context=context))
+            seconds = self.seconds_ahead(steps).tolist()
+            stages = (self.pace * np.broadcast_to(whole, steps)).tolist()
+        return seconds, [min(*pair) for pair in zip(stages, seconds, strict=True)]
+
     def wake(self) -> None:
         """Have it look again."""
-        if self.asleep is not None:
+        if self.touched is not None:
+            self.touched()
+        elif self.asleep is not None:
             event, self.asleep = self.asleep, None
             event.succeed()
         elif self.nudge is not None:

@@ -24,7 +24,8 @@ class Served:
     arrival, started, first, last : float64[N]
         Arrival, start of the first iteration that took part of its prompt, end of those that gave its first and its last token [s]. NaN where a closed loop ended before.
     steps : mapping of str to float64[S]
-        ``start``, ``seconds`` (of all of a jump), ``count``, ``decodes``, ``context``, ``prompt_tokens``, ``used`` (blocks of cache), ``engine``.
+        ``start``, ``seconds`` (of all of a jump), ``count``, ``decodes``, ``context``, ``prompt_tokens``, ``used`` (blocks of cache), ``engine``,
+        ``span`` (to the end of the last; more than ``seconds`` where a batch waited for the first stage between iterations).
     preemptions, hit_tokens : int
         Requests that were preempted, prompt tokens that the prefix cache had.
     engines : int

@@ -11,6 +11,7 @@ Requests that arrive at the same time are handed out in their order; engines act
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -20,7 +21,8 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from mpsim.serving.batching import Engine
+from mpsim.serving.batching import Engine, Iteration
+from mpsim.serving.entrance import AHEAD, Entrance, Passed, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
 from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.ranks import AttentionRanks
@@ -38,8 +40,60 @@ Events = Generator[simpy.Event, object, None]
 # requests that loads differ by until a prefix is not followed any more: SGLang's router
 _UNEVEN = 32
 _TOLD = 1000  # requests that end between two reports at most
-_COLUMNS = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used", "engine")
+_COLUMNS = (
+    "start",
+    "seconds",
+    "count",
+    "decodes",
+    "context",
+    "prompt_tokens",
+    "used",
+    "engine",
+    "span",
+)
 _MOVES = ("request", "source", "target", "start", "end", "bytes")
+
+
+class _Staged:
+    """Batches of an instance of several stages: what each has under way, and who sleeps since when."""
+
+    def __init__(
+        self, env: simpy.Environment, lanes: Sequence[Lane], stalled: Sequence[dict[str, float]]
+    ) -> None:
+        self.lanes, self.door, self.call = lanes, Entrance(len(lanes)), env.event()
+        self.flights: list[Iteration | None] = [None] * len(lanes)
+        self._env, self._stalled = env, stalled
+        self._asleep = [(0.0, "")] * len(lanes)
+        for who, lane in enumerate(lanes):
+            lane.touched = functools.partial(self._touch, who)
+            self.door.set(who, State.ENTERS, 0.0)
+
+    def sleep(self, who: int, reason: str) -> None:
+        """Have a batch wait until it is touched."""
+        self._asleep[who] = self._env.now, reason
+        self.door.set(who, State.SLEEPS, math.inf)
+
+    def _touch(self, who: int) -> None:
+        """Have a batch look again before it enters: something came, or it went down."""
+        door, lane, now = self.door, self.lanes[who], self._env.now
+        door.take_back(now)
+        if door.state[who] is State.SLEEPS:
+            begin, reason = self._asleep[who]
+            if reason:
+                self._stalled[lane.pool][reason] += now - begin
+            door.set(who, State.ENDS if lane.down else State.ENTERS, now)
+        elif door.state[who] is not State.ENDS:
+            # an iteration is under way: whoever takes requests up does so at its end
+            looks = (lane.down or lane.pool) and door.due[who] > now
+            door.state[who] = State.ENDS if looks else State.ENTERS
+        if not self.call.triggered:
+            self.call.succeed()
+
+
+def _ring(call: simpy.Event, _: simpy.Event) -> None:
+    """Call a process at the time that it asked for, unless something came before."""
+    if not call.triggered:
+        call.succeed(True)
 
 
 def serve(
@@ -140,7 +194,6 @@ class _Service:
         longest = max(output, default=0)
         lanes: list[Lane] = []
         for replica in range(pool.replicas):
-            entrance = simpy.Resource(self._env)
             for _ in range(stages):
                 ranks = [
                     Engine(
@@ -158,7 +211,7 @@ class _Service:
                 ]
                 engine = ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
                 number, pace = first + len(lanes), pool.pace(replica)
-                lanes.append(Lane(number, place, pool.prices, engine, entrance, pace))
+                lanes.append(Lane(number, place, pool.prices, engine, pace))
         return lanes
 
     def run(self) -> Served:
@@ -169,8 +222,14 @@ class _Service:
             for _ in range(min(self._concurrency, self._count)):
                 self._send(0.0)
         lanes = [lane for pool in self._lanes for lane in pool]
-        for lane in lanes:
-            self._env.process(self._work(lane))
+        for pool, own in zip(self._pools, self._lanes, strict=True):
+            stages = pool.prices.work.pp
+            for first in range(0, len(own), stages):
+                if stages == 1:
+                    self._env.process(self._work(own[first]))
+                else:
+                    staged = _Staged(self._env, own[first : first + stages], self._stalled)
+                    self._env.process(self._work_in_stages(staged))
         for outage in self._pools[-1].outages:
             self._env.process(self._fail(*outage))
         self._env.run()
@@ -272,47 +331,93 @@ class _Service:
 
     def _work(self, lane: Lane) -> Events:
         """Run one engine, iteration after iteration, as long as something comes."""
-        env, engine, prices = self._env, lane.engine, lane.prices
-        entrance = lane.entrance if prices.work.pp > 1 else None
-        receives = lane.pool > 0
+        env, engine = self._env, lane.engine
         while True:
             if lane.down:
                 self._empty(lane)
                 yield from self._sleep(lane, "down")
                 continue
-            request = entrance.request() if entrance is not None else None
-            if request is not None:
-                yield request
-            if receives:
-                self._take_up(lane)
+            self._take_up(lane)
             iteration = lane.next()
             if iteration is None:
-                if entrance is not None and request is not None:
-                    entrance.release(request)
                 yield from self._sleep(lane)
                 continue
-            for started in iteration.started:
-                # a preempted request starts again: the first time counts
-                if math.isnan(self._started[started]):
-                    self._started[started] = env.now
-            seconds, work = lane.seconds(iteration), (iteration.decodes, iteration.context)
-            row = (env.now, seconds, 1, *work, iteration.prompt_tokens, engine.used, lane.number)
-            self._rows.append(row)
-            if entrance is not None and request is not None:
-                # the first stage is free again before the last one ends
-                stage = lane.pace * float(prices.stage_seconds(iteration.batch))
-                yield env.timeout(min(stage, seconds))
-                entrance.release(request)
-                yield env.timeout(max(0.0, seconds - stage))
-            else:
-                yield env.timeout(seconds)
-            self._end = env.now
-            self._note(lane, *engine.finish(iteration))
-            if receives:  # what came during the iteration
-                self._take_up(lane)
-            if entrance is None and (steps := engine.steady()) > 1:
+            yield env.timeout(self._begin(lane, iteration))
+            self._finish(lane, iteration)
+            if (steps := engine.steady()) > 1:
                 yield from self._go_on(lane, steps)
                 self._end = env.now
+
+    def _begin(self, lane: Lane, iteration: Iteration) -> float:
+        """Write down an iteration that begins; its seconds."""
+        now, engine = self._env.now, lane.engine
+        for started in iteration.started:
+            # a preempted request starts again: the first time counts
+            if math.isnan(self._started[started]):
+                self._started[started] = now
+        seconds = lane.seconds(iteration)
+        work = (iteration.decodes, iteration.context, iteration.prompt_tokens, engine.used)
+        self._rows.append((now, seconds, 1, *work, lane.number, seconds))
+        return seconds
+
+    def _finish(self, lane: Lane, iteration: Iteration) -> None:
+        """End an iteration, and take up what came during it."""
+        self._end = self._env.now
+        self._note(lane, *lane.engine.finish(iteration))
+        self._take_up(lane)
+
+    def _work_in_stages(self, staged: _Staged) -> Events:
+        """Run the batches of an instance of several stages, each of which waits for the first stage to be free."""
+        env, door = self._env, staged.door
+        while True:
+            due, who = door.advance()
+            if due > env.now:
+                staged.call = env.event()
+                if due < math.inf:
+                    timer = env.timeout(due - env.now)
+                    timer.callbacks.append(functools.partial(_ring, staged.call))
+                yield staged.call
+                if staged.call.value is None:  # something came
+                    continue
+            door.take_back(math.inf)
+            lane, flight = staged.lanes[who], staged.flights[who]
+            self._pass_on(lane, door.passed(who))
+            if flight is not None:
+                staged.flights[who] = None
+                door.set(who, State.ENTERS, env.now)
+                self._finish(lane, flight)
+            elif lane.down:
+                self._empty(lane)
+                staged.sleep(who, "down")
+            elif door.state[who] is State.ENDS:
+                self._take_up(lane)
+                door.set(who, State.ENTERS, env.now)
+            else:
+                self._decide(staged, who)
+
+    def _decide(self, staged: _Staged, who: int) -> None:
+        """Let a batch whose turn it is enter the first stage, or sleep."""
+        lane, door = staged.lanes[who], staged.door
+        self._take_up(lane)
+        if (steps := min(lane.engine.steady(), AHEAD)) > 0:
+            door.plan(who, *lane.stages_ahead(steps))
+        elif (iteration := lane.next()) is not None:
+            staged.flights[who], spent = iteration, self._begin(lane, iteration)
+            stage = lane.pace * float(lane.prices.stage_seconds(iteration.batch))
+            door.enter(who, self._env.now, spent, min(stage, spent))
+        else:
+            staged.sleep(who, lane.engine.waits_for)
+
+    def _pass_on(self, lane: Lane, passed: Passed) -> None:
+        """Write down iterations that a batch of several passed without a decision; between them it may have waited to enter."""
+        if not passed.iterations:
+            return
+        engine = lane.engine
+        work = (engine.decodes, engine.context, 0, engine.used, lane.number)
+        row = (passed.begin, passed.seconds, passed.iterations, *work, passed.end - passed.begin)
+        self._rows.append(row)
+        engine.jump(passed.iterations)
+        self._end = max(self._end, passed.end)
 
     def _go_on(self, lane: Lane, steps: int) -> Events:
         """Pass as many iterations at once as nothing disturbs."""
@@ -368,8 +473,8 @@ class _Service:
     def _pass(self, lane: Lane, steps: int, seconds: float, begin: float) -> float:
         """Write down iterations that are passed at once; their seconds."""
         engine = lane.engine
-        row = (begin, seconds, steps, engine.decodes, engine.context, 0, engine.used, lane.number)
-        self._rows.append(row)
+        work = (engine.decodes, engine.context, 0, engine.used, lane.number)
+        self._rows.append((begin, seconds, steps, *work, seconds))
         engine.jump(steps)
         return seconds
 
@@ -435,6 +540,8 @@ class _Service:
     def _take_up(self, lane: Lane) -> None:
         """Let requests decode whose keys and values have come, and fetch those of others."""
         handover, engine = self._handover, lane.engine
+        if not lane.pool:
+            return
         assert handover is not None, "only a pool that decodes takes requests up"
         for request in lane.arrived:
             engine.land(request)

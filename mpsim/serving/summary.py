@@ -162,10 +162,10 @@ def _active(steps: Mapping[str, Floats], replicas: int, stages: int) -> float:
     total = 0.0
     for number in np.unique(instance).tolist():
         mine = instance == number
-        start, seconds = steps["start"][mine], steps["seconds"][mine]
+        start, span = steps["start"][mine], steps["span"][mine]
         order = np.argsort(start, kind="stable")
         starts = start[order]
-        reach = np.maximum.accumulate(starts + seconds[order])
+        reach = np.maximum.accumulate(starts + span[order])
         gaps = np.maximum(0.0, starts[1:] - reach[:-1]).sum()
         total += float(reach[-1] - starts[0] - gaps)
     return total / replicas

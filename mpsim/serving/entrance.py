@@ -1,0 +1,120 @@
+"""The first stage of an instance with several: batches enter it one after another, first come first served.
+
+Iterations in which nothing begins or ends need no decision and no event: when each enters and ends follows from the others.
+They are passed ahead of time up to the next decision, and taken back where something comes before.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import math
+from typing import Final, NamedTuple
+
+__all__ = ["Entrance", "Passed", "State"]
+
+AHEAD: Final = 96
+"""Iterations of a batch that are looked ahead at most."""
+
+
+class State(enum.Enum):
+    """What a batch of the instance does."""
+
+    SLEEPS = enum.auto()
+    ENDS = enum.auto()
+    """Something ends when it is due, for which its engine is asked."""
+    ENTERS = enum.auto()
+    """It asks to enter when it is due, and its engine decides with what."""
+    RUNS = enum.auto()
+    """It enters as often as was planned without a decision."""
+
+
+class Passed(NamedTuple):
+    """Iterations that a batch has passed without a decision: when the first began and the last ended, and how long they took [s]."""
+
+    begin: float = 0.0
+    end: float = 0.0
+    seconds: float = 0.0
+    iterations: int = 0
+
+
+class Entrance:
+    """Batches of one instance, by their number."""
+
+    def __init__(self, batches: int) -> None:
+        self.due = [math.inf] * batches
+        self.state = [State.SLEEPS] * batches
+        self._free = 0.0
+        self._plans: list[tuple[list[float], list[float]]] = [([], [])] * batches
+        self._next = [0] * batches  # iteration of each plan
+        self._log: list[tuple[float, int, float, float]] = []  # entered, who, asked, free before
+        self._passed = [Passed()] * batches
+
+    def set(self, who: int, state: State, due: float) -> None:
+        """Have a batch do something else."""
+        self.state[who], self.due[who] = state, due
+
+    def enter(self, who: int, now: float, seconds: float, stage: float) -> None:
+        """Let a batch enter for one iteration, which its engine ends."""
+        self._free = now + stage
+        self.set(who, State.ENDS, self._free + (seconds - stage))
+
+    def plan(self, who: int, seconds: list[float], stages: list[float]) -> None:
+        """Let a batch whose turn it is enter for so many iterations."""
+        self._plans[who], self._next[who] = (seconds, stages), 0
+        self.state[who] = State.RUNS  # due when it asked: its turn comes before that of others
+
+    def advance(self) -> tuple[float, int]:
+        """Pass what needs no decision; when the next one is due, and whose."""
+        due, state, log, free = self.due, self.state, self._log, self._free
+        plans, places, runs = self._plans, self._next, State.RUNS
+        ends = [(due[who], who) for who, what in enumerate(state) if what is State.ENDS]
+        first_end, ending = min(ends, default=(math.inf, 0))
+        while True:
+            entered = asked = min(due)
+            who = due.index(asked)
+            if asked < free:
+                entered = free
+            if first_end <= entered:
+                entered, who = first_end, ending
+                break
+            if state[who] is not runs:
+                break
+            seconds, stages = plans[who]
+            at = places[who]
+            log.append((entered, who, asked, free))
+            stage = stages[at]
+            free = entered + stage
+            due[who] = free + (seconds[at] - stage)
+            places[who] = at = at + 1
+            if at == len(seconds):
+                state[who] = State.ENTERS
+        self._free = free
+        return entered, who
+
+    def take_back(self, now: float) -> None:
+        """Take back iterations that would enter from now on, and note the others."""
+        log = self._log
+        kept = bisect.bisect_left(log, (now,))
+        for _, who, asked, free in reversed(log[kept:]):
+            self.due[who], self.state[who], self._free = asked, State.RUNS, free
+            self._next[who] -= 1
+        begins: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        counts: dict[int, int] = {}
+        for entered, who, _, _ in log[:kept]:
+            begins.setdefault(who, entered)
+            ends[who] = entered
+            counts[who] = counts.get(who, 0) + 1
+        for who, count in counts.items():
+            own, seconds, last = self._passed[who], self._plans[who][0], self._next[who]
+            begin = own.begin if own.iterations else begins[who]
+            spent = own.seconds + sum(seconds[last - count : last])
+            end = ends[who] + seconds[last - 1]
+            self._passed[who] = Passed(begin, end, spent, own.iterations + count)
+        log.clear()
+
+    def passed(self, who: int) -> Passed:
+        """Iterations that a batch has passed since it was last asked for."""
+        found, self._passed[who] = self._passed[who], Passed()
+        return found
