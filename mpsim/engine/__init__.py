@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from mpsim.engine.kernels import KernelTimes, kernel_times, reduce_template, reduce_templates
 from mpsim.engine.structure import Structure
 from mpsim.engine.timeline import Timeline
+from mpsim.engine.traffic import undisturbed
 from mpsim.errors import ScenarioError
 from mpsim.program.devices import Devices
 from mpsim.program.links import Links
@@ -33,7 +36,7 @@ def run(program: Program, engine: str = "auto", links: Links | None = None) -> T
     engine : str
         ``simpy``, ``replay``, or ``auto``: replay where no duration depends on what else runs, else simpy.
     links : Links, optional
-        Links that rows of `program` share; without them a transfer takes the time it has alone.
+        Links that rows of `program` share; without them a transfer takes the time it has alone. ``auto`` replays what never meets on them.
 
     Returns
     -------
@@ -50,9 +53,7 @@ def run(program: Program, engine: str = "auto", links: Links | None = None) -> T
     if links is not None:
         if engine == "replay":
             raise ScenarioError("replay cannot share links; take engine auto or simpy")
-        from mpsim.engine.contention import run_contended
-
-        return run_contended(program, links)
+        return _run_shared(program, links, engine)
     if engine == "simpy":
         from mpsim.engine.simpy_engine import run_simpy
 
@@ -60,6 +61,19 @@ def run(program: Program, engine: str = "auto", links: Links | None = None) -> T
     from mpsim.engine.replay import run_replay
 
     return run_replay(program)
+
+
+def _run_shared(program: Program, links: Links, engine: str) -> Timeline:
+    """Replay where no two rows turn out to be in each other's way, else simulate."""
+    from mpsim.engine.replay import run_replay
+
+    if engine == "auto":
+        alone = run_replay(program)
+        if (traffic := undisturbed(links, alone.start, alone.end)) is not None:
+            return dataclasses.replace(alone, traffic=traffic)
+    from mpsim.engine.contention import run_contended
+
+    return run_contended(program, links)
 
 
 def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:

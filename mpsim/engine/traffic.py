@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from mpsim.program.links import Links
 
-__all__ = ["Traffic", "carried"]
+__all__ = ["Traffic", "carried", "undisturbed"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+_FULL = 1 + 1e-10  # of a link that carries one flow: that of a rate's own link, up to rounding
+_ROOM = 1 - 1e-6  # of a link on which flows meet: less is far from the rounding of what is left of it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +45,39 @@ class Traffic:
     def carried(self, edges: Floats) -> Floats:
         """Bytes that each link carried until each of `edges` [L, B + 1]."""
         return carried(self.links, self.row, self.time, self.rate, edges)
+
+
+def undisturbed(links: Links, start: Floats, end: Floats) -> Traffic | None:
+    """Traffic of rows that ran as long as they do alone; None if links were too thin for what met on them.
+
+    Parameters
+    ----------
+    start, end : float64[N]
+        Of every row if none slows another down [ticks].
+
+    Notes
+    -----
+    While every link can carry the sum of the caps of its flows, max-min fairness lets each flow move at its cap, so these times are those of
+    the fluid network. A flow that ends as another begins has made room for it.
+    """
+    begun, ended = (end - links.work)[links.row], end[links.row]
+    load = links.use * links.cap[links.row]
+    order = np.lexsort(
+        (np.repeat([1, 0], len(load)), np.append(begun, ended), np.append(links.link, links.link))
+    )
+    link = np.append(links.link, links.link)[order]
+    loads = np.cumsum(np.append(load, -load)[order])
+    flows = np.cumsum(np.repeat([1, -1], len(load))[order])  # every link ends with none
+    room = links.capacity[link] * np.where(flows > 1, _ROOM, _FULL)
+    if (loads > room).any():
+        return None
+    row = np.flatnonzero(links.work > 0)
+    return Traffic(
+        links,
+        np.append(row, row),
+        np.append((end - links.work)[row], end[row]),
+        np.append(links.cap[row], np.zeros(len(row))),
+    )
 
 
 def carried(links: Links, row: Ints, time: Floats, rate: Floats, edges: Floats) -> Floats:

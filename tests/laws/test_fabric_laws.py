@@ -26,6 +26,7 @@ from mpsim.program import Stream
 from mpsim.program.links import links_of
 from mpsim.program.program import TICK
 from mpsim.program.rows import Rows
+from mpsim.simulate import prepare
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 from tests.nightly import examples, some
 from tests.plans import small_plan
@@ -197,7 +198,8 @@ def test_alone_every_collective_takes_its_analytic_time_on_every_fabric(kind, li
             rows.add(1, rank=0, stream=stream, kind=Kind.COLLECTIVE, duration=duration,
                      part=PARTS.index("exposed_dp"), up_bytes=up, out_bytes=out)  # fmt: skip
             program = rows.finish(rank_name=("pp 0",), class_size=[256])
-            assert run(program, links=links_of(program, mine)).makespan == duration
+            shared = run(program, "simpy", links_of(program, mine))
+            assert shared.makespan == duration
 
 
 def job(cluster, over_ranks, size):
@@ -259,6 +261,22 @@ def test_no_link_is_ever_above_its_capacity_and_all_bytes_arrive(kind):
     expected = program.out_bytes[sends].sum()
     carried = used.carried[used.names.index("pp 0 NIC out")]
     assert carried == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("rate", ["50 Gb/s", "100 Gb/s", "200 Gb/s", "400 Gb/s"])
+def test_a_step_is_replayed_exactly_where_no_two_flows_slow_each_other_down(schedule, rate):
+    """Either somebody is held up, and the flows are simulated, or every time and every byte is that of the simulation."""
+    changes = {"schedule": schedule, "cluster.nic": rate, "parallelism.zero": 0}
+    prepared = prepare(scenario(**changes))
+    links = links_of(prepared.program, prepared.plan)
+    auto, simulated = (run(prepared.program, engine, links) for engine in ("auto", "simpy"))
+    held_up = (simulated.program.duration != prepared.program.duration).any()
+    assert auto.engine == ("simpy" if held_up else "replay")
+    assert (auto.start == simulated.start).all()
+    assert (auto.end == simulated.end).all()
+    edges = np.linspace(0.0, auto.makespan, 50)
+    assert (auto.traffic.carried(edges) == simulated.traffic.carried(edges)).all()
 
 
 def test_links_of_the_same_scenario_are_the_same_bytes():

@@ -109,7 +109,7 @@ def test_a_sweep_gives_what_single_runs_give(values: dict[str, object]):
     for row in mpsim.sweep(scenario, {"parallelism.tp": [2, 4]}):
         alone = mpsim.simulate(scenario.with_values(row.values)).summary
         assert row.summary is not None
-        assert row.summary["engine"] == alone["engine"] == "simpy"
+        assert row.summary["engine"] == alone["engine"]
         assert row.number("step_time_s") == alone["step_time_s"]
 
 
