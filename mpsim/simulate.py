@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,10 +19,11 @@ from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
 from mpsim.result import JobResult, Memory, Result
-from mpsim.scenario import Scenario
+from mpsim.scenario import Scenario, check
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
+from mpsim.training.long_step import LongResult, lengths_of
 from mpsim.training.pipeline import from_orders
 from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Prepared",
+    "long_step",
     "prepare",
     "ready",
     "resolve",
@@ -72,7 +75,7 @@ class Prepared:
         """The prepared step that a result was simulated from."""
         return cls(result.scenario, result.plan, PlanCosts(result.plan), result.program)
 
-    def run(self) -> Result:
+    def run(self) -> TrainingResult:
         """Simulate the step."""
         return self.result(self.timeline())
 
@@ -134,7 +137,7 @@ class Prepared:
         costs = PlanCosts(usual, like=self.costs)
         return devices_of(self.program, self.plan, build_program(usual, costs))
 
-    def result(self, timeline: Timeline) -> Result:
+    def result(self, timeline: Timeline) -> TrainingResult:
         """The result of a run of this step."""
         devices = interference_constants(self.plan) if self.plan.interference else ()
         return TrainingResult(
@@ -232,6 +235,36 @@ def simulate_step(scenario: Scenario) -> Result:
     DeadlockError
         If the schedule's operations wait for each other.
     """
+    return long_step(scenario) or prepare(scenario).run()
+
+
+def long_step(scenario: Scenario) -> Result | None:
+    """A step of so many microbatches that its first and last tell of all; None of others."""
+    ways = list(lengths_of(scenario))
+    if not ways or check(scenario):
+        return None
+    refuse_large_scenario(scenario)
+    for lengths in ways:
+        short, longer = (
+            _of_length(scenario, length).run() for length in (lengths.short, lengths.longer)
+        )
+        if long := LongResult.of(short, longer, lengths, functools.partial(_whole_step, scenario)):
+            return long
+    return None
+
+
+def _of_length(scenario: Scenario, microbatches: int) -> Prepared:
+    """The step of a scenario with so few microbatches; what is paid once a step is that of the whole."""
+    batch = scenario.training_step.global_batch
+    part = scenario.with_values(
+        {"training.global_batch": batch // scenario.microbatches * microbatches}
+    )
+    plan = dataclasses.replace(make_plan(part), name=scenario.name, global_batch=batch)
+    costs = PlanCosts(plan)
+    return Prepared(scenario, plan, costs, build_program(plan, costs))
+
+
+def _whole_step(scenario: Scenario) -> TrainingResult:
     return prepare(scenario).run()
 
 

@@ -291,7 +291,10 @@ def chosen(*, quick: bool, only: str) -> list[Command]:
 
 def outcomes(wanted: list[Command], jobs: int) -> dict[str, Outcome]:
     """What each command said, under its command line; `jobs` of them run at a time."""
-    import mpsim.cli.app  # noqa: F401  so that forks need not
+    import mpsim.cli.app  # so that forks need not
+    import mpsim.stamp
+
+    mpsim.stamp._ENDINGS = ("no file",)  # the stamp of outputs is that of the code, which moves
 
     results: dict[str, Outcome] = {" ".join(command): {} for command in wanted}
     running: dict[int, tuple[Command, Path]] = {}

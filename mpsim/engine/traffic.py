@@ -18,7 +18,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _FULL = 1 + 1e-10  # of a link that carries one flow: that of a rate's own link, up to rounding
-_ROOM = 1 - 1e-6  # of a link on which flows meet: less is far from the rounding of what is left of it
+_ROOM = (
+    1 - 1e-6
+)  # of a link on which flows meet: less is far from the rounding of what is left of it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from mpsim.program.expand import expand
 from mpsim.program.links import Deployment, links_of, port_rates
 from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
 
-__all__ = ["Floor", "held_to_links", "link_floors"]
+__all__ = ["Floor", "held_to_links", "link_floors", "link_ticks"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -58,7 +58,20 @@ def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
     """
     clusters = deployment.class_clusters
     ports = [_port_floor(program, clusters, far=far) for far in (False, True)]
-    return (*ports, _fabric_floor(program, deployment))
+    busy, names = _fabric_ticks(program, deployment)
+    most = int(busy.argmax()) if len(busy) else -1
+    fabric = Floor("fabric", float(busy[most]), names[most]) if len(busy) else Floor("fabric", 0.0)
+    return (*ports, fabric)
+
+
+def link_ticks(program: Program, deployment: Deployment) -> dict[str, Floats]:
+    """How long each link of a kind is busy: ports of scale-up domains and NICs [D x R], and links of the fabric [E], by the name of their `Floor` [ticks]."""
+    clusters = deployment.class_clusters
+    return {
+        "scale_up": _port_ticks(program, clusters, far=False).ravel(),
+        "nic": _port_ticks(program, clusters, far=True).ravel(),
+        "fabric": _fabric_ticks(program, deployment)[0],
+    }
 
 
 def held_to_links(program: Program, deployment: Deployment) -> Program:
@@ -102,27 +115,9 @@ def _rates(clusters: tuple[Cluster, ...], *, far: bool) -> Floats:
 def _port_floor(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -> Floor:
     """The busiest port of any rank class, towards NICs (`far`) or the scale-up domain."""
     name = "nic" if far else "scale_up"
-    rate = _rates(clusters, far=far)
-    sent = program.out_bytes if far else program.up_bytes
-    rows = np.flatnonzero((sent > 0) & (rate[program.rank] > 0))
-    if not len(rows):
+    busy = _port_ticks(program, clusters, far=far)
+    if not busy.any():
         return Floor(name, 0.0)
-    took = np.zeros(len(program))
-    home, template = program.rank[rows], program.template[rows]
-    took[rows] = np.minimum(sent[rows] / rate[home], program.duration[rows])
-    if program.templates:
-        inside = np.stack([_inside(each, rate, far=far) for each in program.templates])
-        tiled = template >= 0
-        took[rows[tiled]] = inside[template[tiled], home[tiled]]
-    busy = np.zeros((2, program.ranks))
-    row, rank = _ranks(program, took > 0)
-    sends = program.kind[row] == SEND
-    for direction, takes in enumerate(
-        (~sends | (rank == program.rank[row]), ~sends | (rank == program.peer[row]))
-    ):
-        busy[direction] = np.bincount(
-            rank[takes], weights=took[row[takes]], minlength=program.ranks
-        )
     direction, most = divmod(int(busy.argmax()), program.ranks)
     label = "NIC" if far else "scale-up"
     return Floor(
@@ -131,6 +126,32 @@ def _port_floor(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
         f"{program.rank_name[most]} {label} {('out', 'in')[direction]}",
         most,
     )
+
+
+def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -> Floats:
+    """How long the port of each rank class is busy in each direction [D, R]."""
+    rate = _rates(clusters, far=far)
+    sent = program.out_bytes if far else program.up_bytes
+    busy = np.zeros((2, program.ranks))
+    rows = np.flatnonzero((sent > 0) & (rate[program.rank] > 0))
+    if not len(rows):
+        return busy
+    took = np.zeros(len(program))
+    home, template = program.rank[rows], program.template[rows]
+    took[rows] = np.minimum(sent[rows] / rate[home], program.duration[rows])
+    if program.templates:
+        inside = np.stack([_inside(each, rate, far=far) for each in program.templates])
+        tiled = template >= 0
+        took[rows[tiled]] = inside[template[tiled], home[tiled]]
+    row, rank = _ranks(program, took > 0)
+    sends = program.kind[row] == SEND
+    for direction, takes in enumerate(
+        (~sends | (rank == program.rank[row]), ~sends | (rank == program.peer[row]))
+    ):
+        busy[direction] = np.bincount(
+            rank[takes], weights=took[row[takes]], minlength=program.ranks
+        )
+    return busy
 
 
 def _inside(template: Template, rate: Floats, *, far: bool) -> Floats:
@@ -170,9 +191,9 @@ def _most_of(program: Program, floor: Floor) -> int:
     return int(parts.argmax())
 
 
-def _fabric_floor(program: Program, deployment: Deployment) -> Floor:
-    """The busiest link of a fabric that could be too thin."""
-    nothing = Floor("fabric", 0.0)
+def _fabric_ticks(program: Program, deployment: Deployment) -> tuple[Floats, tuple[str, ...]]:
+    """How long each link of a fabric that could be too thin is busy [E], and its name."""
+    nothing = np.zeros(0), ()
     if not routes_of(deployment.layout.cluster).names:
         return nothing
     few, count = _distinct_rows(program)
@@ -187,8 +208,7 @@ def _fabric_floor(program: Program, deployment: Deployment) -> Floor:
     row, link = links.row[chosen], links.link[chosen]
     carried = links.use[chosen] * links.cap[row] * links.work[row] * np.repeat(count, times)[row]
     busy = np.bincount(link, weights=carried, minlength=len(links.names)) / links.capacity
-    most = int(busy.argmax())
-    return Floor("fabric", float(busy[most]), links.names[most])
+    return busy, links.names
 
 
 def _distinct_rows(program: Program) -> tuple[Program, Floats]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mpsim.cost import KERNELS, Board, Load
 from mpsim.hardware import Cluster, board_power
 from mpsim.hardware.inventory import inventory_of
-from mpsim.program import SEND, TICK
+from mpsim.program import TICK
 from mpsim.result.result import Result
 from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
@@ -79,7 +79,7 @@ def measure_energy(result: Result, seconds: float | None = None) -> Energy:
 
 def _seconds_by_load(result: Result, step: float) -> dict[Load, NDArray[np.float64]]:
     """Time of a rank of each class by what it draws power for; with what is left they sum to the step [s]."""
-    alone_RK, own = _alone(result), result.timeline.step_time_s
+    alone_RK, own = result.kernel_seconds, result.timeline.step_time_s
     busy = np.clip(np.asarray(result.utilisation.compute, dtype=np.float64), 0.0, 1.0) * own
     sums = alone_RK.sum(axis=1)
     # kernels nobody described are taken as bound by memory, which most of what is no product is
@@ -95,23 +95,6 @@ def _seconds_by_load(result: Result, step: float) -> dict[Load, NDArray[np.float
         Load.TRANSFERS: transfers,
         Load.WAITING: step - busy - transfers,
     }
-
-
-def _alone(result: Result) -> NDArray[np.float64]:
-    """Time alone of the kernels of each rank class by load [R, K]; rows without a template that compute, the optimizer above all, stream [s]."""
-    program = result.program
-    inside = np.array([t.load_seconds or (0.0,) * len(KERNELS) for t in program.templates]).reshape(
-        -1, len(KERNELS)
-    )
-    rows_NK = np.zeros((len(program), len(KERNELS)))
-    templated = program.template >= 0
-    rows_NK[templated] = inside[program.template[templated]]
-    computing = np.isin(program.part, program.vocabulary.computing_parts) & (program.kind != SEND)
-    plain = computing & ~templated
-    rows_NK[plain, KERNELS.index(Load.STREAMS)] = program.duration[plain] * TICK
-    alone = np.zeros((program.ranks, len(KERNELS)))
-    np.add.at(alone, program.rank, rows_NK)
-    return alone
 
 
 def meter_constants() -> Figures:

@@ -23,7 +23,7 @@ from mpsim.result.communication import CommunicationTime, communication_time
 from mpsim.result.links import LinkUse, measure_links
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.slices import CommunicationSlices, communication_slices
-from mpsim.result.utilisation import Utilisation, measure_utilisation
+from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilisation
 from mpsim.result.waits import Waits
 from mpsim.result.words import Figures, summary_sheet
 from mpsim.scenario import Scenario
@@ -206,6 +206,11 @@ class Result(JobResult):
     def utilisation(self) -> Utilisation:
         """Utilisation of compute and links."""
         return measure_utilisation(self.timeline, self.class_clusters)
+
+    @functools.cached_property
+    def kernel_seconds(self) -> NDArray[np.float64]:
+        """Time alone of the kernels of each rank class, by what they draw power for (`mpsim.cost.KERNELS`) [s]."""
+        return kernel_seconds(self.program)
 
     @functools.cached_property
     def links(self) -> LinkUse:

@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost import KERNELS, Load
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import Cluster
-from mpsim.program import SEND, TICK, Stream
+from mpsim.program import SEND, TICK, Program, Stream
 from mpsim.program.csr import owners
 from mpsim.result.communication import kernel_share
 from mpsim.result.intervals import busy_ticks
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
 
-__all__ = ["Series", "Utilisation", "measure_utilisation"]
+__all__ = ["Series", "Utilisation", "kernel_seconds", "measure_utilisation"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +112,22 @@ def measure_utilisation(
         speeds=speeds,
         bins=bins,
     )
+
+
+def kernel_seconds(program: Program) -> NDArray[np.float64]:
+    """Time alone of the kernels of each rank class by load [R, K]; rows without a template that compute, the optimizer above all, stream [s]."""
+    inside = np.array([t.load_seconds or (0.0,) * len(KERNELS) for t in program.templates]).reshape(
+        -1, len(KERNELS)
+    )
+    rows_NK = np.zeros((len(program), len(KERNELS)))
+    templated = program.template >= 0
+    rows_NK[templated] = inside[program.template[templated]]
+    computing = np.isin(program.part, program.vocabulary.computing_parts) & (program.kind != SEND)
+    plain = computing & ~templated
+    rows_NK[plain, KERNELS.index(Load.STREAMS)] = program.duration[plain] * TICK
+    alone = np.zeros((program.ranks, len(KERNELS)))
+    np.add.at(alone, program.rank, rows_NK)
+    return alone
 
 
 def _amounts(timeline: Timeline) -> Mapping[str, NDArray[np.float64]]:

@@ -24,7 +24,7 @@ from mpsim.program.program import Program
 from mpsim.result import JobResult, Memory, Result
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
-from mpsim.simulate import Prepared, prepare, simulate, simulate_step
+from mpsim.simulate import Prepared, long_step, prepare, simulate, simulate_step
 from mpsim.study.journal import Entry
 from mpsim.study.rows import reason_of
 from mpsim.training.blocks import Blocks
@@ -232,6 +232,9 @@ class Together:
         ready: dict[int, Prepared] = {}
         for place, scenario in enumerate(scenarios):
             try:
+                if long := long_step(scenario):
+                    outcomes[place] = long
+                    continue
                 prepared = self._prepared(scenario, kinds[place] if kinds else None)
                 if prepared.replays and prepared.plan.engine != "simpy":
                     ready[place] = prepared

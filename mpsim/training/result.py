@@ -24,7 +24,7 @@ from mpsim.training.memory import account_memory, memory_curve
 from mpsim.training.memory.snapshot import write_snapshot
 from mpsim.training.memory.trace import Played, allocation_trace, play
 from mpsim.training.plan import Plan
-from mpsim.training.summary import summarise
+from mpsim.training.summary import Needs, Work, needs_of, summarise, work_of
 
 __all__ = ["TrainingResult"]
 
@@ -83,8 +83,18 @@ class TrainingResult(Result):
         write_snapshot(played, path)
         return played
 
+    @functools.cached_property
+    def work(self) -> Work:
+        """FLOPs of all ranks."""
+        return work_of(self.program)
+
+    @functools.cached_property
+    def needs(self) -> Needs:
+        """Least time of each rank class and link by what is needed [s]."""
+        return needs_of(self.program, self.plan)
+
     def _figures(self) -> Figures:
-        return summarise(self, self.plan)
+        return summarise(self, self.plan, self.work, self.needs)
 
     def _parts(self) -> Mapping[str, object]:
         return {**super()._parts(), "known_memory": self.known_memory}

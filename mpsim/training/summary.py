@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.hardware.routes import routes_of
-from mpsim.program import TICK
-from mpsim.program.floors import link_floors
+from mpsim.program import TICK, Program
+from mpsim.program.floors import link_floors, link_ticks
 from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
 from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of
@@ -18,12 +19,12 @@ from mpsim.training.straddling import straddling_words
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
 
-__all__ = ["summarise"]
+__all__ = ["Needs", "Work", "needs_of", "summarise", "work_of"]
 
 _FULL = 1.001  # of a floor: what ticks round is not told
 
 
-def summarise(result: Result, plan: Plan) -> dict[str, object]:
+def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str, object]:
     """Build the summary of a training step; every key is defined in docs/reference/metrics.md."""
     undisturbed = result.timeline.step_time_s
     varied = result.variation.to_json() if result.scenario.variation else None
@@ -32,7 +33,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, object]:
     precision = plan.layout.precision
     peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(precision))
     model = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length)
-    hardware, executed, at_peak = _work(result)
+    hardware, executed, at_peak = work
     mean = figures.mean_over_ranks(result, result.parts) * TICK
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
     if varied:  # waits beyond the undisturbed step; where draws came out shorter, all parts shrink
@@ -40,7 +41,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, object]:
         breakdown["variation"] = max(0.0, step - undisturbed)
     tokens = plan.tokens_per_step / step
     each = accelerators * step
-    setting, floors = setting_of(plan), _floors(result, plan)
+    setting, floors = setting_of(plan), _floors(needs)
     energy = measure_energy(result, step)
     straddles = straddling_words(plan, result.program)
     summary = {
@@ -88,7 +89,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, object]:
     return {**summary, "interval": intervals(setting, summary)}
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """FLOPs of all ranks as papers count them, those executed, and the seconds these take at the peaks of their formats."""
 
     hardware: float
@@ -96,14 +97,14 @@ class _Work(NamedTuple):
     at_peak: float
 
 
-def _work(result: Result) -> _Work:
-    program = result.program
+def work_of(program: Program) -> Work:
+    """Work of a program."""
     inside = np.array(
         [(t.flops.sum(), t.executed_flops, t.peak_seconds) for t in program.templates]
     ).reshape(-1, 3)
     chosen = program.template >= 0
     size = program.class_size[program.rank[chosen]].astype(np.float64)
-    return _Work(*(float((column[program.template[chosen]] * size).sum()) for column in inside.T))
+    return Work(*(float((column[program.template[chosen]] * size).sum()) for column in inside.T))
 
 
 def _parameters(plan: Plan) -> dict[str, float]:
@@ -148,30 +149,32 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
     return warnings
 
 
-def _floors(result: Result, plan: Plan) -> dict[str, float]:
-    """Least time by what is needed [s]: ``compute``, ``memory``, ``scale_up``, ``nic``, ``fabric``.
+Needs: TypeAlias = Mapping[str, NDArray[np.float64]]
+"""Seconds that work needs at least, by what is needed: one figure a rank class or link."""
+
+
+def needs_of(program: Program, plan: Plan) -> Needs:
+    """Least time of each rank class and link by what is needed [s]: ``compute``, ``memory``, ``scale_up``, ``nic``, ``fabric``.
 
     Notes
     -----
-    Compute is what products execute over the peaks of their formats, memory what kernels of layers read and write over its bandwidth, each of the rank class with most;
-    links are the busiest port of a rank, and the busiest link of a fabric that could be too thin, at their usable rates (`mpsim.program.floors.link_floors`).
+    Compute is what products execute over the peaks of their formats, memory what kernels of layers read and write over its bandwidth; links are ports of ranks,
+    and links of a fabric that could be too thin, at their usable rates (`mpsim.program.floors`).
     """
-    program = result.program
-    links = link_floors(program, plan)
     chosen = program.template >= 0
     rank, template = program.rank[chosen], program.template[chosen]
-
-    def most(seconds: NDArray[np.float64]) -> float:
-        each = np.bincount(rank, weights=seconds[template], minlength=program.ranks)
-        return float(each.max(initial=0.0))
-
     inside = np.array([(t.peak_seconds, t.memory_seconds) for t in program.templates])
-    compute, memory = inside.reshape(-1, 2).T
-    return {
-        "compute": most(compute),
-        "memory": most(memory),
-        **{floor.name: floor.ticks * TICK for floor in links},
-    }
+    compute, memory = (
+        np.bincount(rank, weights=seconds[template], minlength=program.ranks).astype(float)
+        for seconds in inside.reshape(-1, 2).T
+    )
+    links = {name: ticks * TICK for name, ticks in link_ticks(program, plan).items()}
+    return {"compute": compute, "memory": memory, **links}
+
+
+def _floors(needs: Needs) -> dict[str, float]:
+    """Least time of the step by what is needed: that of the rank class or link with most [s]."""
+    return {name: float(seconds.max(initial=0.0)) for name, seconds in needs.items()}
 
 
 def _floor_warnings(result: Result, plan: Plan, floors: dict[str, float]) -> list[str]:

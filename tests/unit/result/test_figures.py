@@ -15,7 +15,7 @@ from mpsim.program import TICK, Rows, Stream
 from mpsim.result.energy import measure_energy
 from mpsim.result.figures import unsure
 from mpsim.result.result import Result
-from mpsim.result.utilisation import measure_utilisation
+from mpsim.result.utilisation import kernel_seconds, measure_utilisation
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 
 NODE = system("dgx-a100-80gb", nodes=1)
@@ -61,7 +61,7 @@ def test_energy_counts_every_rank_of_a_class() -> None:
         communication=types.SimpleNamespace(exposed=np.zeros((2, 1))),
         class_clusters=[NODE, NODE],
         timeline=timeline,
-        program=timeline.program,
+        kernel_seconds=kernel_seconds(timeline.program),
     )
     seconds = timeline.step_time_s
     awake = 1.6 * chip.idle_w  # a board with a context open, its clock up
@@ -80,7 +80,7 @@ def test_the_meter_sees_hosts_nics_and_the_building() -> None:
         communication=types.SimpleNamespace(exposed=np.zeros((2, 1))),
         class_clusters=[NODE, NODE],
         timeline=timeline,
-        program=timeline.program,
+        kernel_seconds=kernel_seconds(timeline.program),
     )
     energy = measure_energy(cast("Result", result))
     seconds = 4 * timeline.step_time_s
