@@ -18,7 +18,7 @@ AHEAD: Final = 96
 
 
 class State(enum.Enum):
-    """What a batch of the instance does."""
+    """A batch of the instance: what it does."""
 
     SLEEPS = enum.auto()
     ENDS = enum.auto()
