@@ -411,6 +411,7 @@ def test_experts_latent_attention_and_windows_are_read_from_their_columns() -> N
         "ffn_hidden": 2048,
         "shared_experts": 1,
         "dense_layers": 3,
+        "imbalance": 1.15,  # no word forces its router
     }
     assert scenario["model"]["mla"] == {
         "q_lora_rank": 1536,
