@@ -384,8 +384,7 @@ class Products:
             )
         stream = permuted / (self._rates.stream_bandwidth * self._rates.bandwidth)
         fixed = self._rates.expert_latency + self._each_expert * experts.experts
-        rate = _of(self._rates.expert_rate, form) * _of(self._rates.product_rate, form)
-        return seconds / rate + stream + fixed
+        return seconds / _of(self._rates.expert_rate, form) + stream + fixed
 
     def _cast(self, form: Format, elements: Floats) -> Floats | float:
         """Time of quantising the input of a product: its kernel, and elements read wide and written narrow [s]."""
