@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import Board, KernelModel, Load
+from mpsim.cost import KernelModel
 from mpsim.hardware import Cluster
 from mpsim.serving.batching import Batch
 from mpsim.serving.engines import EnginePreset
@@ -352,10 +352,7 @@ class Products:
         kernel = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
         self._each_expert = rates.expert_each[kernel]
         self._cast_time = cast_time
-        # a cap and a lock of the clock leave memory its rate
-        level = Board(chip).rate(Load.PRODUCTS)
-        peaks = {precision: level * peak for precision, peak in chip.peak_flops.items()}
-        self._chip = dataclasses.replace(chip, peak_flops=peaks, memory_bandwidth=rates.bandwidth)
+        self._chip = dataclasses.replace(chip, memory_bandwidth=rates.bandwidth)
         self._rates = rates
         self._kernels: dict[str, KernelModel] = {}
 
@@ -401,7 +398,7 @@ class Products:
         if precision == "bf16" and precision not in self._chip.peak_flops:
             precision = "fp16"
         if precision not in self._kernels:
-            self._kernels[precision] = KernelModel(self._chip, precision, clocks="burst")
+            self._kernels[precision] = KernelModel(self._chip, precision, clocks="sustained")
         return self._kernels[precision]
 
 
@@ -417,6 +414,8 @@ class DecodeAttention:
         reads = 1.0 if shared or shape.latent else shape.heads / shape.kv_heads
         bandwidth = rates.attention_bandwidth * rates.bandwidth
         rate = rates.attention_compute * rates.peaks["bf16"]
+        if kv_bytes < _ACTIVATION:
+            rate *= rates.attention_narrow
         self._per_token = max(
             reads * shape.read_width * kv_bytes / bandwidth,
             queries * 2.0 * shape.heads * shape.decode_width / rate,

@@ -35,6 +35,8 @@ class Rates:
         Of products and of grouped ones over `mpsim.cost.KernelModel`'s at the clocks of a short run, by format of the weights, ``*`` for the others.
     attention_latency, latent_latency, attention_bandwidth, attention_compute : float
         Of the decode kernel: fixed time, and that of latent attention [s], share of `bandwidth` at which it reads the cache, share of the bf16 peak.
+    attention_narrow : float
+        Rate of its products over that where the cache has 8 bits.
     prompt_share : float
         Share of the bf16 peak that attention of prompts reaches.
     stream_latency, stream_bandwidth : float
@@ -60,6 +62,7 @@ class Rates:
     latent_latency: float
     attention_bandwidth: float
     attention_compute: float
+    attention_narrow: float
     prompt_share: float
     stream_latency: float
     stream_bandwidth: float
@@ -79,7 +82,7 @@ BY_FORMAT = ("cast_latency", "product_rate", "expert_rate")
 _seconds = functools.partial(parse_quantity, dimension=Dimension.TIME)
 _TIMES = tuple(f"{part}_latency" for part in "attention latent stream reduction expert".split())
 _SHARES = tuple(
-    "attention_bandwidth attention_compute prompt_share stream_bandwidth reduction_share expert_tile expert_spread".split()
+    "attention_bandwidth attention_compute attention_narrow prompt_share stream_bandwidth reduction_share expert_tile expert_spread".split()
 )
 
 
