@@ -98,6 +98,17 @@ class Framework:
         data = dataclasses.replace(self.data, gathered_bytes=gathered)
         return dataclasses.replace(self, lowering=lowering, optimizer=optimizer, data=data)
 
+    def training_adapters(self) -> Framework:
+        """The stack where adapters alone train: gradients and states have the width of these."""
+        optimizer, width = self.optimizer, self.lowering.adapter_bytes
+        times = width / optimizer.parameter_bytes if width else 1.0
+        sizes = {
+            field: type(size)(times * size)
+            for field in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_traffic")
+            for size in (getattr(optimizer, field),)
+        }
+        return dataclasses.replace(self, optimizer=dataclasses.replace(optimizer, **sizes))
+
     @property
     def update_traffic(self) -> float:
         """Bytes that updating the parameters in place moves for each of them [B]."""

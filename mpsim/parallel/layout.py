@@ -242,7 +242,7 @@ class Layout:
             return dict(counts)
         parts, lowering = self.all_trained.expansions(1, self.mesh.cp), self.lowering(1)
         return {
-            part: self.tuning.trained(part, parts[part], count, lowering)
+            part: self.tuning.trained(part, parts[part], count, lowering, self.model)
             for part, count in counts.items()
         }
 
@@ -385,7 +385,7 @@ def _expansions(
     }
     parts = {**layers, **ends}
     return MappingProxyType(
-        {name: tuning.applied(name, part, lowering) for name, part in parts.items()}
+        {name: tuning.applied(name, part, lowering, model) for name, part in parts.items()}
     )
 
 

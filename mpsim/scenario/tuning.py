@@ -12,7 +12,7 @@ __all__ = ["Adapter", "FrozenPart", "Method"]
 
 Method = Literal["full", "lora", "qlora"]
 FrozenPart = Literal["embedding", "attention", "mlp", "head"]
-Projection = Literal["qkv", "output", "up", "down", "head"]
+Projection = Literal["qkv", "query", "key", "value", "output", "up", "down", "head"]
 
 
 class Adapter(Section):
@@ -26,8 +26,8 @@ class Adapter(Section):
         "up",
         "down",
     )
-    """Products with adapters: qkv, output (of attention), up (with the gate), down, head."""
+    """Products with adapters: qkv (or some of query, key, value), output (of attention), up (with the gate), down, head."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before every adapter, which then keeps an input and a mask of its own."""
-    base: Literal["bf16", "int8", "nf4"] | None = None
-    """Format of the frozen weights of layers; left out, nf4 for qlora and bf16 for lora. What is narrow is widened before each product."""
+    base: Literal["bf16", "int8", "nf4", "nf4-single"] | None = None
+    """Format of the frozen weights of layers; left out, nf4 for qlora and bf16 for lora; nf4-single has scales that are not quantised again. What is narrow is widened before each product."""

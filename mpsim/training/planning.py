@@ -100,12 +100,13 @@ def make_plan(scenario: Scenario) -> Plan:
     mesh = Mesh(**scenario.degrees, order=parallelism.axes, etp=parallelism.etp)
     orders = _orders(scenario, scenario.microbatches)
     nodes = _nodes(scenario, mesh)
+    software = scenario.software.in_precision(training.precision)
     return Plan(
         name=scenario.name,
         layout=Layout(
             cluster=_cluster(scenario, nodes, mesh),
             model=scenario.transformer,
-            framework=scenario.software.in_precision(training.precision),
+            framework=software.training_adapters() if training.tuning.rank else software,
             mesh=mesh,
             stages=_stages(scenario, orders),
             precision=training.precision,

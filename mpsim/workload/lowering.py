@@ -68,6 +68,12 @@ class Lowering:
     """Bytes of an activation element (2 for bf16/fp16, 4 for fp32)."""
     weight_grad_bytes: ElementBytes = 4
     """Bytes of an element of the gradient that weight gradients are added into."""
+    adapter_bytes: ElementBytes = 0
+    """Bytes of an element of adapters and of what they read and return; 0 for as activations are (PEFT
+    makes adapters of a 16-bit base float32)."""
+    narrow_inputs: ElementBytes = 0
+    """Inputs of a product with narrow frozen weights that are kept though no gradient reads them: 1 of
+    this microbatch (bitsandbytes before 0.44), 2 with that before it, whose graph is alive still."""
     loss_bytes_per_logit: LogitBytes = 30.0
     """Memory traffic of the loss, forward and backward together [B per logit]."""
     loss_kept_bytes: LogitBytes = 0.0

@@ -10,19 +10,23 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
-from mpsim.workload.builders import MASK_BYTES, linear, moving
+from mpsim.workload.builders import MASK_BYTES, STATISTIC_BYTES, linear, moving
 from mpsim.workload.expansion import Expansion, Step
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count
+from mpsim.workload.transformer import Transformer
 
 __all__ = ["ALL_TRAINED", "BASES", "FROZEN", "PROJECTIONS", "Tuning", "trained_weights"]
 
 PROJECTIONS: Final = MappingProxyType(
     {
         "qkv": frozenset({Role.QKV, Role.QUERY, Role.KEY_VALUE, Role.QUERY_UP, Role.KEY_VALUE_UP}),
+        "query": frozenset({Role.QKV, Role.QUERY, Role.QUERY_UP}),
+        "key": frozenset({Role.QKV}),
+        "value": frozenset({Role.QKV}),
         "output": frozenset({Role.PROJECTION}),
         "up": frozenset({Role.UP}),
         "down": frozenset({Role.DOWN}),
@@ -39,10 +43,21 @@ FROZEN: Final = MappingProxyType(
     }
 )
 """Modules whose weights can be frozen, by the word for them."""
-BASES: Final = MappingProxyType({"bf16": 2.0, "int8": 1.0, "nf4": 0.5159})
-"""Bytes of a frozen weight: int8 without its row scales; NF4 in blocks of 64, their scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA, 2023, section 3)."""
+BASES: Final = MappingProxyType({"bf16": 2.0, "int8": 1.0, "nf4": 0.5159, "nf4-single": 0.5625})
+"""Bytes of a frozen weight: int8 without its row scales; NF4 in blocks of 64, their scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA, 2023, section 3), or in float32
+where they are quantised only once (bitsandbytes, `bnb.nf4` of litgpt)."""
 _WIDE = BASES["bf16"]
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
+
+
+_JOINED: Final = ("query", "key", "value")
+
+
+class _Beside(NamedTuple):
+    """Weights of one product that adapters stand beside."""
+
+    weights: int
+    features: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +89,9 @@ class Tuning:
         """Whether every parameter trains."""
         return not self.rank and not self.frozen
 
-    def applied(self, part: str, expansion: Expansion, lowering: Lowering) -> Expansion:
+    def applied(
+        self, part: str, expansion: Expansion, lowering: Lowering, model: Transformer
+    ) -> Expansion:
         """Operators of a part as it trains: a frozen weight has no gradient, and keeps no input for it."""
         if self.trains_all:
             return expansion
@@ -86,21 +103,27 @@ class Tuning:
                 gradient.phase is Phase.WEIGHT_GRADIENT for gradient in step.backward
             )
             adapted = has_weight and self._adapts(forward)
-            reads = adapted and not self.dropout
+            # an adapter of another width, or with dropout, keeps an input of its own
+            reads = adapted and not (self.dropout or _is_wide(lowering))
             frozen = bool(self.rank) or forward.module in self._modules_frozen
+            # what a fused core returns is read by the core's own gradient
+            keeps = reads or (forward.role is Role.PROJECTION and lowering.fused_attention)
             if frozen:
-                step = _without_weight_gradient(step, keeps=reads)
+                step = _without_weight_gradient(step, keeps=keeps)
+            if frozen and forward.kind is not OperatorKind.NORM and forward.role is Role.NORM:
+                step = _without_normed(step, lowering)
             if has_weight and frozen and not reads:
                 for place in waiting:
                     steps[place] = _keeping_less(steps[place])
-            waiting = [] if has_weight else waiting
-            if forward.kind is OperatorKind.NORM or forward.saved_for_weight:
+            if has_weight:
+                waiting = []
+            elif forward.role is Role.NORM or forward.saved_for_weight:
                 waiting.append(len(steps))
             if has_weight and self.base != "bf16" and part not in ("embedding", "head"):
-                steps.append(self._widened(forward, lowering))
+                steps.append(self._widened(forward, lowering, keeps=keeps))
             steps.append(step)
             if adapted:
-                steps += self._adapter(forward, lowering)
+                steps += self._adapter(forward, lowering, self._beside(forward, model))
         result = Expansion.of(
             steps, input_bytes=expansion.input_bytes, input_split=expansion.input_split
         )
@@ -109,11 +132,13 @@ class Tuning:
             return dataclasses.replace(result, forward=forward_only, backward=())
         return result
 
-    def trained(self, part: str, full: Expansion, count: Count, lowering: Lowering) -> Count:
+    def trained(
+        self, part: str, full: Expansion, count: Count, lowering: Lowering, model: Transformer
+    ) -> Count:
         """Trained parameters of a part that has `count` of its own."""
         if self.trains_all:
             return count
-        left = trained_weights(self.applied(part, full, lowering).backward)
+        left = trained_weights(self.applied(part, full, lowering, model).backward)
         if self.rank:
             return left
         if part in self.frozen:
@@ -140,38 +165,61 @@ class Tuning:
     def _adapts(self, operator: Operator) -> bool:
         return any(operator.role in PROJECTIONS[word] for word in self.modules)
 
-    def _widened(self, product: Operator, lowering: Lowering) -> Step:
-        """Read narrow weights and write them in 16 bits, before the product and again before its input gradient."""
+    def _beside(self, product: Operator, model: Transformer) -> _Beside:
+        """Weights of a product that have adapters, and their width: of joined queries, keys and values perhaps some."""
+        widths = (model.query_features, model.kv_features, model.kv_features)
+        chosen = [width for word, width in zip(_JOINED, widths, strict=True) if word in self.modules]
+        if product.role is not Role.QKV or "qkv" in self.modules or not chosen:
+            return _Beside(product.weights, product.n)
+        return _Beside(len(chosen), sum(chosen))
+
+    def _widened(self, product: Operator, lowering: Lowering, *, keeps: bool) -> Step:
+        """Read narrow weights and write them in 16 bits, before the product and again before its input gradient.
+
+        Parameters
+        ----------
+        keeps : bool
+            Whether the product's input is kept anyway.
+        """
+        kept = max(lowering.narrow_inputs - keeps, 0) * lowering.activation_bytes
         weights = product.batch * product.n * product.k
         moved = (BASES[self.base] + lowering.activation_bytes) * weights
         split = Split.EXPERT if product.split is Split.EXPERT else Split.TENSOR
         name = f"widen {product.name}"
-        return moving(Role.DEQUANTISE, split, (moved, moved), module=product.module, name=name)
+        return moving(
+            Role.DEQUANTISE,
+            split,
+            (moved, moved),
+            module=product.module,
+            name=name,
+            saved_for_weight=float(kept * product.m * product.k),
+            saved_split=Split.TENSOR if product.split is Split.ROW else Split.SEQUENCE,
+        )
 
-    def _adapter(self, product: Operator, lowering: Lowering) -> Iterator[Step]:
-        """Two narrow products for each weight that the product stands for, and the sum with what it returns."""
-        tokens, out, features, name = product.m, product.n, product.k, f"{product.name} adapter"
-        inner = self.rank * product.weights
-        element = lowering.activation_bytes
+    def _adapter(self, product: Operator, lowering: Lowering, beside: _Beside) -> Iterator[Step]:
+        """Two narrow products for each weight that has an adapter, and the sum with what it returns."""
+        tokens, out, features, name = product.m, beside.features, product.k, f"{product.name} adapter"
+        inner = self.rank * beside.weights
+        element = lowering.adapter_bytes or lowering.activation_bytes
+        narrow = dataclasses.replace(lowering, activation_bytes=element)
         product_of = functools.partial(
-            linear, tokens=tokens, lowering=lowering, module=product.module
+            linear, tokens=tokens, lowering=narrow, module=product.module
         )
         column = product.split is Split.COLUMN
         first = Split.ROW if product.split is Split.ROW else Split.SEQUENCE
         second = Split.COLUMN if column else Split.SEQUENCE
-        if self.dropout:
-            size = element * tokens * features
-            mask = MASK_BYTES * tokens * features
-            moved = 2.0 * size + mask
-            kept = float(size + mask) * product.weights
+        if self.dropout or _is_wide(lowering):
+            read, written = lowering.activation_bytes, element
+            mask = MASK_BYTES if self.dropout else 0
+            moved = float((read + written + mask) * tokens * features * beside.weights)
             split = Split.TENSOR if first is Split.ROW else Split.SEQUENCE
             yield moving(
                 Role.ADAPTER_DROPOUT,
                 split,
-                (product.weights * moved, product.weights * moved),
+                (moved, moved),
                 module=product.module,
-                name=f"{name} dropout",
-                saved_for_weight=kept,
+                name=f"{name} {'dropout' if self.dropout else 'input'}",
+                saved_for_weight=float((written + mask) * tokens * features * beside.weights),
                 saved_split=split,
             )
         yield product_of(
@@ -240,8 +288,19 @@ def _without_weight_gradient(step: Step, *, keeps: bool) -> Step:
     return _keeping_less(step) if has_weight and not keeps else step
 
 
+def _without_normed(step: Step, lowering: Lowering) -> Step:
+    """A norm of several kernels whose weight is frozen: of what it keeps its input in float32 is left."""
+    share = STATISTIC_BYTES / (STATISTIC_BYTES + lowering.activation_bytes)
+    return Step(dataclasses.replace(step.forward, saved=share * step.forward.saved), step.backward)
+
+
 def _keeping_less(step: Step) -> Step:
     return Step(dataclasses.replace(step.forward, saved_for_weight=0.0), step.backward)
+
+
+def _is_wide(lowering: Lowering) -> bool:
+    """Whether adapters are wider than activations, which they read copied."""
+    return lowering.adapter_bytes > lowering.activation_bytes
 
 
 def _keeping_nothing(operator: Operator) -> Operator:

@@ -113,7 +113,7 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
     CalibrationError
         If the row does not say enough, or says what is not simulated.
     """
-    lookup("peaks", "methods", cells.text("method"))
+    method = str(lookup("peaks", "methods", cells.text("method"))["method"])
     rule, assumed = _rule(cells), list[Assumed]()
     assumed += [Assumed("framework", "", str(why)) for why in rule.get("assumed", ())]
     numbers = _numbers(cells)
@@ -134,6 +134,8 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
         _entry("precisions", cells.text("compute_dtype"), "precision", assumed)["precision"]
     )
     training, schedule = _training(cells, numbers, precision, assumed)
+    if method != "full":
+        training |= {"method": method, "adapter": _adapter(cells, rule, assumed)}
     mesh = _parallelism(cells, steps)
     offload = _entry("offloads", cells.text("offload"), "offload", assumed)
     training |= offload.get("training", {})
@@ -254,6 +256,27 @@ def _training(
             "virtual_stages": _dividing(cells, pp, chunks, assumed),
         }
     return training, schedule
+
+
+def _adapter(cells: Cells, rule: Mapping[str, Any], assumed: list[Assumed]) -> dict[str, Any]:
+    """The section `training.adapter`: rank and modules of the row, or those that its software has by default."""
+    usual = dict(rule.get("adapter", {"rank": 8, "targets": "q_proj,v_proj"}))
+    rank, targets = cells.whole("adapter_rank"), cells.text("adapter_targets")
+    if rank is None:
+        assumed.append(Assumed("adapter_rank", str(usual["rank"]), "its software's default"))
+    if not targets or targets.startswith("see "):
+        targets = usual["targets"]
+        assumed.append(Assumed("adapter_targets", targets, "its software's default"))
+    words = (part.strip() for part in targets.split(","))
+    entries = [str(lookup("peaks", "adapters", word)["module"]) for word in words]
+    modules = [name for entry in entries for name in {"mlp": ("up", "down")}.get(entry, (entry,))]
+    base = lookup("peaks", "bases", cells.text("base_weights"))["base"]
+    return {
+        "rank": rank or usual["rank"],
+        "modules": list(dict.fromkeys(modules)),
+        "dropout": usual.get("dropout", 0.0),
+        "base": base,
+    }
 
 
 def _dividing(cells: Cells, pp: int, chunks: int, assumed: list[Assumed]) -> int:

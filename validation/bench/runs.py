@@ -244,9 +244,16 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
             "sequence_length": cells.required("seq_len"),
             "precision": _precision(cells, rule),
             **_recompute(cells, rule),
+            **_method(rule),
         },
         "framework": dict(rule["framework"]),
     }
+
+
+def _method(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Adapters alone where the row's words say so, as its software has them by default."""
+    method = rule.get("method")
+    return {"method": method, "adapter": dict(rule.get("adapter", {}))} if method else {}
 
 
 def _precision(cells: Cells, rule: Mapping[str, Any]) -> str:
@@ -412,7 +419,8 @@ def _attention(cells: Cells) -> dict[str, Any]:
 
 def _document(cells: Cells) -> tuple[int, str] | None:
     """Tokens of a document among those packed into a sequence, and why so many; None where nothing is packed, or no more than one fits."""
-    packed, text = table("training")["packed"], f"{said(cells)} | {cells.text('notes')}"
+    columns = (cells.text(name) for name in ("notes", "assumed_fields"))
+    packed, text = table("training")["packed"], " | ".join((said(cells), *columns))
     if not re.search(packed["pattern"], text, flags=re.IGNORECASE):
         return None
     stated = re.search(packed["mean"], text, flags=re.IGNORECASE)

@@ -46,6 +46,9 @@ def check_adapters(scenario: Written) -> Iterator[Problem]:
     tuning, tp = training.tuning, scenario.parallelism.tp
     sides = {
         "qkv": (model.hidden, model.query_features),
+        "query": (model.hidden, model.query_features),
+        "key": (model.hidden, model.kv_features),
+        "value": (model.hidden, model.kv_features),
         "output": (model.hidden, model.query_features),
         "up": (model.hidden, model.ffn_hidden),
         "down": (model.hidden, model.ffn_hidden),
@@ -61,7 +64,7 @@ def check_adapters(scenario: Written) -> Iterator[Problem]:
     if model.parallel_block:
         message = "got a parallel block, whose products are joined; adapters stand beside products of their own: take method: full"
         yield Problem(message, "training.method")
-    if tuning.base == "nf4" and model.hidden * model.query_features // tp % 64:
+    if tuning.base.startswith("nf4") and model.hidden * model.query_features // tp % 64:
         message = f"got nf4 with tp {tp}, whose shards are no whole blocks of 64 weights; set parallelism.tp lower"
         yield Problem(message, "training.adapter.base")
     if training.recompute == "per-op" or set(training.recompute_modules or ()) - {"core_attn"}:

@@ -19,7 +19,7 @@ from mpsim.schedule import Action
 from mpsim.training.memory.fresh import fresh_gradients
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute, Rerun, rerun
-from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role, kept_narrow
+from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role, Split, kept_narrow
 
 __all__ = [
     "SIGNS",
@@ -168,10 +168,13 @@ def offloaded(plan: Plan, kind: str, recompute: Recompute) -> float:
 
 def _ends(plan: Plan, parts: Mapping[str, Expansion]) -> dict[str, Kept]:
     """Bytes that embedding and head keep of a microbatch."""
-    sharding = _sharding(plan)
+    sharding, software = _sharding(plan), plan.layout.framework
+    # the sum of chunks before and the next one's, unless the sum is among gradients kept from step to step
+    copies = 0 if software.memory.steps_in_backward else 2 if fresh_gradients(plan).total else 1
+    peak = software.lowering.loss_peak_bytes
     return {
         "embedding": _all(parts["embedding"], sharding),
-        "head": _head(parts["head"], sharding, plan.layout.framework.lowering.loss_peak_bytes),
+        "head": _head(parts["head"], sharding, peak, copies),
     }
 
 
@@ -359,15 +362,24 @@ def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float
     return max(halves)
 
 
-def _head(expansion: Expansion, sharding: Sharding, peak: float) -> Kept:
-    """The output head; its loss has `peak` bytes per logit alive at a time in its backward."""
+def _head(expansion: Expansion, sharding: Sharding, peak: float, copies: int) -> Kept:
+    """The output head; its loss has `peak` bytes per logit alive at a time in its backward, and in chunks so many `copies` of its weight's gradient."""
     kept = _all(expansion, sharding)
     projection = next(operator for operator in expansion.forward if operator.role is Role.LOGITS)
     loss = next(each for each in expansion.forward if each.kind is OperatorKind.LOSS)
     logits = projection.m * projection.n / _divisor(loss, sharding)
     in_loss = max(peak * logits - kept.logits, 0.0)
     in_head = max(in_loss, _gradients(expansion.backward, sharding))
+    if 0 < in_loss < sharding.activation_bytes * logits:
+        # a loss in chunks hands the projection one chunk's gradients at a time, and its weight's gradient is there from the first
+        weight = sum(each.m * each.n for each in expansion.backward if _is_weight_gradient(each))
+        element = sharding.activation_bytes / sharding.divisor(Split.TENSOR)
+        in_loss = in_head = in_loss + copies * element * weight
     return dataclasses.replace(kept, in_layers=0.0, in_head=in_head, in_loss=in_loss)
+
+
+def _is_weight_gradient(operator: Operator) -> bool:
+    return operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _PRODUCTS
 
 
 def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None) -> Kept:
