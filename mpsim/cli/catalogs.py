@@ -20,6 +20,7 @@ class Catalog(enum.StrEnum):
     SYSTEM = "system"
     MODEL = "model"
     FRAMEWORK = "framework"
+    OPTIMIZER = "optimizer"
     SCHEDULE = "schedule"
 
 
@@ -58,5 +59,6 @@ def shelf(catalog: Catalog) -> Shelf:
         Catalog.SYSTEM: Shelf(hardware.system_names, hardware.system),
         Catalog.MODEL: Shelf(workload.model_names, workload.model),
         Catalog.FRAMEWORK: Shelf(framework.framework_names, framework.framework),
+        Catalog.OPTIMIZER: Shelf(framework.optimizer_names, framework.optimizer),
         Catalog.SCHEDULE: Shelf(schedule_names, schedule),
     }[catalog]

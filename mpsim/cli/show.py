@@ -62,7 +62,7 @@ def show(
     asked: Asked,
     as_json: AsJson = False,
 ) -> None:
-    """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules; or what one kernel or collective takes, or a fabric is built of."""
+    """Show what mpsim knows: accelerators, links, systems, models, frameworks, optimizers, schedules; or what one kernel or collective takes, or a fabric is built of."""
     asked.refuse_unheeded(catalog)
     if catalog in ("kernel", "collective"):
         answer(catalog, name, asked, as_json=as_json)

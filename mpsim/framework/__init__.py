@@ -21,6 +21,7 @@ from mpsim.framework.framework import (
     Framework,
     mark_of,
 )
+from mpsim.framework.optimizers import Optimizer, optimizer, optimizer_names, stepped_by
 from mpsim.framework.presets import (
     framework,
     framework_aliases,
@@ -42,6 +43,7 @@ __all__ = [
     "Framework",
     "HostBehaviour",
     "NarrowChunks",
+    "Optimizer",
     "ParameterGather",
     "Reduction",
     "SelectiveRecompute",
@@ -53,7 +55,10 @@ __all__ = [
     "framework_line",
     "framework_names",
     "mark_of",
+    "optimizer",
+    "optimizer_names",
     "selective_of",
     "settled_keys",
+    "stepped_by",
     "uncompiled",
 ]

@@ -320,6 +320,23 @@ class OptimizerBehaviour:
     microbatch_gradients: ElementBytes = 0
     """Bytes per element of the gradients that a whole backward collects before they are added to
     those kept (DeepSpeed's BF16_Optimizer); 0 where each is added, or is kept, at once."""
+    step_scratch: ParameterBytes = 0.0
+    """Bytes of each owned parameter alive only while the optimizer steps (lists of torch's foreach
+    kernels)."""
+    tensor_scratch: ParameterBytes = 0.0
+    """Bytes of each element of the largest weight alive while that one steps."""
+    orthogonal_iterations: Whole = 0
+    """Iterations of Newton and Schulz on each matrix of a layer before it is updated (Muon); 0
+    without."""
+    orthogonal_gather: ElementBytes = 0
+    """Bytes of each element of those matrices that ranks which share the state gather before."""
+    other_states: ParameterBytes = 0.0
+    """State of a parameter of no matrix of a layer, beyond that of the matrices [B]."""
+    repeated_share: Number = 0.0
+    """Share of a step's forwards and backwards that the optimizer runs again for its estimates."""
+    host_threads: Whole = 1
+    """Cores on which a rank steps where the host has its state (torchrun sets OMP_NUM_THREADS to 1);
+    0 for as many as the host's memory keeps busy."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

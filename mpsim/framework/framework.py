@@ -104,7 +104,12 @@ class Framework:
         times = width / optimizer.parameter_bytes if width else 1.0
         sizes = {
             field: type(size)(times * size)
-            for field in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_traffic")
+            for field in (
+                "parameter_bytes",
+                "gradient_bytes",
+                "optimizer_bytes",
+                "optimizer_traffic",
+            )
             for size in (getattr(optimizer, field),)
         }
         return dataclasses.replace(self, optimizer=dataclasses.replace(optimizer, **sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from mpsim.errors import HardwareError
@@ -35,6 +36,8 @@ class Host(Sourced):
     link_efficiency: Number = 1.0
     """Share of `link` that is sustained."""
     memory_efficiency: Number = 1.0
+    core: Bandwidth = math.inf
+    """Memory traffic that one core sustains [B/s]; without limit where nothing is known."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Where each figure comes from; see `mpsim.hardware.recalled`."""
     note: str = ""

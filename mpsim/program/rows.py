@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -93,6 +93,12 @@ class Rows:
         pairs = np.sort(place[row[mine]] * width + slot[mine] // len(Stream))
         places, ranks = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], width)
         return rows[places], ranks
+
+    def busy(self, kinds: Sequence[int], ranks: int) -> NDArray[np.float64]:
+        """Ticks that rows of some kinds take on each rank so far, float64[ranks]."""
+        mine = np.isin(self._column("kind"), kinds)
+        home, took = self._column("rank")[mine], self._column("duration")[mine]
+        return np.bincount(home, weights=took, minlength=ranks).astype(np.float64)
 
     def finish(
         self,

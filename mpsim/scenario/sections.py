@@ -89,6 +89,8 @@ class Parallelism(Section):
     """States kept by the host: none, the optimizer's, the parameters too."""
     offload_to: Literal["host", "nvme"] = "host"
     """Place of offloaded states: host memory or NVMe drives."""
+    offload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the optimizer's state that is offloaded; the device steps the rest."""
     order: Name = "-".join(AXES)
     """Axes in the order they are laid on accelerators, fastest first."""
     layers_per_stage: (
@@ -186,6 +188,8 @@ class Training(Section):
         None
     )
     """Values that per-op keeps beside the input of a layer: what products return, attention's output (context) and what tensor parallelism has summed; left out, every second product, context and sums."""
+    optimizer: Name | None = None
+    """Optimizer of the catalog (see 'mpsim show optimizers'); left out, the AdamW that the framework's preset describes."""
     method: Method = "full"
     """Parameters that train: all (full), or low-rank adapters alone, beside 16-bit (lora) or narrow weights (qlora)."""
     adapter: Adapter | None = None

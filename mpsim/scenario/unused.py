@@ -219,6 +219,10 @@ _WITHOUT: Final[Mapping[str, Callable[[Written], bool]]] = {
     "one device": lambda s: s.replicas * s.parallelism.pp > 1,
     "groups of heads": lambda s: s.transformer.kv_heads == s.transformer.heads,
     "rms norms": lambda s: s.transformer.norm != "rmsnorm",
+    "adapters": lambda s: s.training_step.method == "full",
+    "narrow weights": lambda s: s.training_step.tuning.base == "bf16",
+    "host states": lambda s: s.parallelism.offload == "none",
+    "orthogonal updates": lambda s: not s.software.optimizer.orthogonal_iterations,
 }
 """What a training step may be without, by the words of data/unused.yaml, which lists fields of a framework that are of nothing else."""
 

@@ -66,6 +66,8 @@ class Plan(Saved):
         Ranks of data x context parallelism that share one copy of what `zero` divides; all of them by default.
     offload : str
         What the host keeps: ``none``, ``optimizer`` (its state) or ``parameters`` (those too).
+    offload_fraction : float
+        Share of the optimizer's state that is offloaded.
     offload_to : str
         ``host`` memory or ``nvme``.
     classes : tuple of ReplicaClass
@@ -91,6 +93,7 @@ class Plan(Saved):
     shard: int | None = None
     offload: str = "none"
     offload_to: str = "host"
+    offload_fraction: float = 1.0
     classes: tuple[ReplicaClass, ...] = ()
     interference: bool = False
     straggling: float = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpsim.errors import Problem, ScenarioError, ScheduleError
-from mpsim.framework import ExpertOverlap, Framework
+from mpsim.framework import ExpertOverlap, Framework, stepped_by
 from mpsim.hardware import Cluster
 from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages, whole_groups
 from mpsim.scenario import Scenario, check
@@ -101,12 +101,17 @@ def make_plan(scenario: Scenario) -> Plan:
     orders = _orders(scenario, scenario.microbatches)
     nodes = _nodes(scenario, mesh)
     software = scenario.software.in_precision(training.precision)
+    if training.tuning.rank:
+        software = software.training_adapters()
+    if training.optimizer:
+        steps = stepped_by(training.optimizer, software.optimizer)
+        software = dataclasses.replace(software, optimizer=steps)
     return Plan(
         name=scenario.name,
         layout=Layout(
             cluster=_cluster(scenario, nodes, mesh),
             model=scenario.transformer,
-            framework=software.training_adapters() if training.tuning.rank else software,
+            framework=software,
             mesh=mesh,
             stages=_stages(scenario, orders),
             precision=training.precision,
@@ -127,6 +132,7 @@ def make_plan(scenario: Scenario) -> Plan:
         shard=parallelism.shard,
         offload=parallelism.offload,
         offload_to=parallelism.offload_to,
+        offload_fraction=parallelism.offload_fraction,
         classes=_classes(scenario) if scenario.has_uneven_replicas else (),
         interference=scenario.simulation.interference,
         straggling=float(scenario.straggles),

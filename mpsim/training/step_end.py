@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mpsim.cost import COLLECTIVES, update_seconds
 from mpsim.parallel import spread
-from mpsim.program.program import Span, Stream
+from mpsim.program.program import TICK, Span, Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
@@ -20,8 +20,10 @@ from mpsim.training.replicas.groups import (
     dense_group,
     expert_group,
 )
-from mpsim.training.replicas.offload import add_host_optimizer
-from mpsim.training.vocabulary import PARTS, Kind
+from mpsim.training.replicas.offload import add_host_optimizer, take_gradients
+from mpsim.training.replicas.residency import matrices
+from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
+from mpsim.workload import Operator, Phase, orthogonal_products
 
 __all__ = ["StepRows", "host_overhead"]
 
@@ -96,9 +98,16 @@ class StepRows:
             self._rows.depend(row, placed.last[plan.orders.rank_ptr[rank + 1] - 1])
         return row
 
-    def optimizer_step(self, reduced: NDArray[np.int64]) -> None:
-        """Clip by the global norm, update, and gather what was updated unless a forward does."""
+    def optimizer_step(
+        self, reduced: NDArray[np.int64], placed: PipelineRows | None = None
+    ) -> None:
+        """Clip by the global norm, update, and gather what was updated unless a forward does; after the actions `placed`, if any are."""
         plan = self._plan
+        if placed and plan.offload != "none" and plan.replicas == 1:
+            # nothing is reduced whose end would tell that gradients are whole, and no reduction hands them to the host
+            held = plan.layout.trained_kinds.dense + plan.layout.trained_kinds.experts
+            last = placed.last[plan.orders.rank_ptr[1:] - 1]
+            reduced = np.concatenate([reduced, take_gradients(self._rows, plan, held, last)])
         waits = reduced
         alone = plan.layout.mesh.pp == plan.layout.mesh.tp == 1 and not plan.shares_gradients
         if plan.layout.framework.optimizer.gradient_norm and not alone:
@@ -108,16 +117,75 @@ class StepRows:
         groups = (dense_group(plan, self._costs), expert_group(plan, self._costs))
         divided = [group.sharers if plan.zero else 1 for group in groups]
         share = dense / divided[0] + experts / divided[1]
-        if plan.offload == "none":
-            first = last = self._update(share)
-        else:
-            first, last = add_host_optimizer(self._rows, plan, share)
+        waits = self._prepare(waits, groups[0])
+        on_host = 0.0 if plan.offload == "none" else plan.offload_fraction
+        starts: list[NDArray[np.int64]] = []
+        if on_host < 1:
+            last = self._update((1.0 - on_host) * share)
+            starts = [last]
+        if on_host:
+            first, last = add_host_optimizer(self._rows, plan, on_host * share)
+            for device in starts:
+                self._rows.depend(last, device)
+            starts.append(first)
         row, rank = self._rows.ranks_of(waits)
-        self._rows.depend(first[rank], row)  # a rank waits for what it takes part in, and no more
+        for start in starts:  # a rank waits for what it takes part in, and no more
+            self._rows.depend(start[rank], row)
         if self._gathers_after:
             for group, owned in zip(groups, (dense, experts), strict=True):
                 last = self._gather(group, owned, last)
         self._cast_weights(last)
+
+    def _prepare(self, ready: NDArray[np.int64], group: ReplicaGroup) -> NDArray[np.int64]:
+        """An optimizer's work before it updates: passes for its own estimates, and products that make updates of matrices orthogonal."""
+        plan, optimizer = self._plan, self._plan.layout.framework.optimizer
+        if optimizer.repeated_share:
+            again = optimizer.repeated_share * self._rows.busy(PIPELINE, len(self._ranks))
+            ready = self._behind(ready, "optimizer's own passes", again * TICK)
+        if optimizer.orthogonal_iterations:
+            divided = group.sharers if plan.zero else 1
+            if divided > 1 and optimizer.orthogonal_gather:
+                gathered = add_collectives(
+                    self._rows,
+                    self._costs,
+                    group,
+                    np.full(len(self._ranks), GATHERS[plan.layout.framework.data.parameter_gather]),
+                    matrices(plan) * optimizer.orthogonal_gather,
+                    rank=self._ranks,
+                    stage=np.full(len(self._ranks), -1),
+                )
+                row, rank = self._rows.ranks_of(ready)
+                self._rows.depend(gathered[rank], row)
+                ready = gathered
+            ready = self._behind(ready, "orthogonal updates", self._orthogonal() / divided)
+        return ready
+
+    def _behind(
+        self, ready: NDArray[np.int64], label: str, seconds: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """A row of the optimizer on every rank, after what is ready there."""
+        rows = self._on_every_rank(Kind.OPTIMIZER, "optimizer", seconds, label=label)
+        row, rank = self._rows.ranks_of(ready)
+        self._rows.depend(rows[rank], row)
+        return rows
+
+    def _orthogonal(self) -> NDArray[np.float64]:
+        """Time of the products of Newton and Schulz on every matrix of each rank's layers, whole over tensor parallelism [s]."""
+        plan, seconds = self._plan, np.zeros(len(self._ranks))
+        each = plan.layout.framework.optimizer.orthogonal_iterations
+        alone: dict[str, list[Operator]] = {}
+        for kind in dict.fromkeys(plan.layout.model.layer_kinds):
+            alone[kind] = [
+                product
+                for weight in plan.weights[kind].backward
+                if weight.phase is Phase.WEIGHT_GRADIENT and weight.flops
+                for product in orthogonal_products(weight)
+            ]
+        for stage in plan.layout.stages:
+            costs = self._costs.stage(stage.rank)
+            for kind in plan.layout.layer_kinds(stage):
+                seconds[stage.rank] += each * float(costs.kernels(alone[kind]).sum())
+        return seconds
 
     def _wait_for_slowest(self, ready: NDArray[np.int64]) -> NDArray[np.int64]:
         """Wait of every rank for accelerators and links that are slower than the others; no rows where nothing is lost."""

@@ -6,6 +6,7 @@ from mpsim.workload.builders import (
     make_attention,
     make_elementwise,
     make_gemm,
+    orthogonal_products,
 )
 from mpsim.workload.casts import Casting, kept_narrow, with_casts
 from mpsim.workload.ends import expand_embedding, expand_head
@@ -50,6 +51,7 @@ __all__ = [
     "model_flops",
     "model_names",
     "model_year",
+    "orthogonal_products",
     "part_flops",
     "with_casts",
 ]

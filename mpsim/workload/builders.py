@@ -31,6 +31,7 @@ __all__ = [
     "make_elementwise",
     "make_gemm",
     "moving",
+    "orthogonal_products",
     "streaming",
 ]
 
@@ -243,6 +244,21 @@ def make_elementwise(
         saved=saved,
         saved_for_weight=saved_for_weight,
         saved_split=saved_split,
+    )
+
+
+def orthogonal_products(weight: Operator) -> tuple[Operator, ...]:
+    """Products of one iteration of Newton and Schulz (quintic, 16 bits) on the matrices whose gradient `weight` is.
+
+    Notes
+    -----
+    With X of m x n, m <= n: ``A = X X^T``, ``A^2`` and ``B X``, which are 4 m^2 n + 2 m^3 FLOP (torch, optim/_muon.py).
+    """
+    rows, columns, count = weight.m // weight.weights, weight.n, weight.batch * weight.weights
+    m, n = min(rows, columns), max(rows, columns)
+    shapes = ((m, m, n), (m, m, m), (m, n, m))
+    return tuple(
+        make_gemm(Role.KERNEL, Phase.FORWARD, m=a, n=b, k=c, batch=count) for a, b, c in shapes
     )
 
 

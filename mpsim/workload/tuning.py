@@ -168,7 +168,9 @@ class Tuning:
     def _beside(self, product: Operator, model: Transformer) -> _Beside:
         """Weights of a product that have adapters, and their width: of joined queries, keys and values perhaps some."""
         widths = (model.query_features, model.kv_features, model.kv_features)
-        chosen = [width for word, width in zip(_JOINED, widths, strict=True) if word in self.modules]
+        chosen = [
+            width for word, width in zip(_JOINED, widths, strict=True) if word in self.modules
+        ]
         if product.role is not Role.QKV or "qkv" in self.modules or not chosen:
             return _Beside(product.weights, product.n)
         return _Beside(len(chosen), sum(chosen))
@@ -198,7 +200,12 @@ class Tuning:
 
     def _adapter(self, product: Operator, lowering: Lowering, beside: _Beside) -> Iterator[Step]:
         """Two narrow products for each weight that has an adapter, and the sum with what it returns."""
-        tokens, out, features, name = product.m, beside.features, product.k, f"{product.name} adapter"
+        tokens, out, features, name = (
+            product.m,
+            beside.features,
+            product.k,
+            f"{product.name} adapter",
+        )
         inner = self.rank * beside.weights
         element = lowering.adapter_bytes or lowering.activation_bytes
         narrow = dataclasses.replace(lowering, activation_bytes=element)

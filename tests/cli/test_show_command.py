@@ -6,7 +6,7 @@ import pytest
 
 from tests.nightly import NIGHTLY
 
-CATALOGS = ("accelerator", "link", "system", "model", "framework", "schedule")
+CATALOGS = ("accelerator", "link", "system", "model", "framework", "optimizer", "schedule")
 
 
 def test_without_arguments_it_lists_every_catalog(mpsim_cli):

@@ -34,6 +34,7 @@ OPTIMIZER = {"parallelism": {"zero": 1}}
 MIXTURE = {**EXPERTS, "framework.preset": "megatron-core"}
 SEQUENCES = {"parallelism.sequence_parallel": True}
 CONTEXTS = {"parallelism": {"cp": 2, "tp": 2}, "framework.preset": "megatron-core"}
+ON_HOST = {**ONE_STAGE, "parallelism.zero": 3, "parallelism.offload": "optimizer"}
 APART = {"framework.fused_attention": False}
 FULL = {"training.recompute": "full", "model.dropout": 0.0, "model.bias": False}
 GROUPED = {"model.kv_heads": 4, "model.positions": "rotary"}
@@ -50,11 +51,10 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         **dict.fromkeys(("fused_softmax", "softmax_group"), APART),
         "softmax_launches": {**APART, "framework.softmax_group": 3},
         **dict.fromkeys(("merged_qkv", "repeated_keys"), GROUPED),
-        "host_optimizer_traffic": {
-            **ONE_STAGE,
-            "parallelism.zero": 3,
-            "parallelism.offload": "optimizer",
-        },
+        **dict.fromkeys(("host_optimizer_traffic", "host_threads"), ON_HOST),
+        "adapter_bytes": {"training.method": "lora"},
+        "narrow_inputs": {"training.method": "qlora", **ONE_STAGE},
+        "orthogonal_gather": {**OPTIMIZER, "framework.orthogonal_iterations": 5},
         "fused_rotary": {"model.positions": "rotary"},
         "consecutive_experts": {
             "model.moe": {"experts": 64, "top_k": 8, "ffn_hidden": 512},
@@ -165,7 +165,12 @@ GROUNDS: dict[str, dict[str, Any]] = {
     "serving.engine": {"requests": {}, "replica": {"serving.replicas": 1}},
 }
 """Scenarios in which no field is told that acts, and none acts that is told."""
-VALUES: dict[str, list[object]] = {"loss_peak_bytes": [60.0]}
+VALUES: dict[str, list[object]] = {
+    "loss_peak_bytes": [60.0],
+    "narrow_inputs": [2],
+    "step_scratch": [4000.0],
+    "tensor_scratch": [40000.0],
+}
 """Values of fields whose kind says too little."""
 
 

@@ -166,6 +166,7 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "parallelism.shard": SHARED,
         "parallelism.offload": SHARED,
         "parallelism.offload_to": {**SHARED, "parallelism.offload": "optimizer"},
+        "parallelism.offload_fraction": {**SHARED, "parallelism.offload": "optimizer"},
         "parallelism.order": WIDE,
         "parallelism.embedding_counts_as_layer": {
             "parallelism.loss_counts_as_layer": True,
@@ -280,6 +281,9 @@ VALUES: dict[str, list[object]] = {
         "torch-fsdp2",
     ],
     "peak_flops": [{"bf16": "400 TFLOP/s"}],
+    "optimizer": ["lion"],
+    "modules": [["qkv"]],
+    "frozen": [["mlp"], ["attention"]],
     "shape": [[8], [2, 4], [4]],
     "widths": [[3, 1]],
     "links": [[["node 0", "switch", "20 Gb/s"], ["node 1", "switch", "20 Gb/s"]]],

@@ -67,6 +67,43 @@ def test_trained_parameters_of_adapters_are_counted_by_their_widths() -> None:
     assert plan.layout.trained_kinds.dense == pytest.approx([32 * 16 * (8192 + 15104)])
 
 
+def test_adapters_stand_beside_some_of_joined_projections() -> None:
+    """Rank 8 beside query (4096 x 4096) and value (4096 x 4096): 8 x 2 x 8192 a layer."""
+    adapter = {"rank": 8, "modules": ["query", "value"]}
+    separate = make_plan(_of_stack("torchtune", method="lora", adapter=adapter))
+    assert separate.layout.trained_kinds.dense == pytest.approx([32 * 8 * 2 * 8192])
+
+
+def _of_stack(preset: str, **training: object) -> Scenario:
+    parts = {"framework": preset, "parallelism": {"zero": 0}, "training": {**STEP, **training}}
+    return Scenario.model_validate({**BASE, **parts})
+
+
+def _kept(preset: str, name: str, **training: object) -> float:
+    """Bytes that an operator of a layer keeps, over those of a hidden state in 16 bits."""
+    plan = make_plan(_of_stack(preset, method="lora", **training))
+    forward = plan.expansions["dense"].forward
+    kept = sum(each.saved + each.saved_for_weight for each in forward if each.name == name)
+    return kept / (2.0 * plan.micro_batch * plan.sequence_length * plan.layout.model.hidden)
+
+
+def test_what_attention_returns_stays_for_its_own_gradient() -> None:
+    """A frozen output projection reads no input in its backward, but fused attention reads what it returned."""
+    assert _kept("torchtune", "proj", adapter={"modules": ["query", "value"]}) == 1.0
+    assert _kept("torchtune", "fc2", adapter={"modules": ["query", "value"]}) == 0.0
+
+
+def test_an_adapted_product_keeps_its_input_whatever_stands_behind_it() -> None:
+    """The input of an adapted output projection is not dropped because the next product is frozen."""
+    assert _kept("torchtune", "proj", adapter={"modules": ["output"]}) == 1.0
+
+
+def test_wide_adapters_keep_a_copy_of_their_own_of_what_they_read() -> None:
+    """PEFT's float32 adapters of query, key and value each keep the hidden state in 4 bytes: three times two of 16 bits."""
+    assert _kept("huggingface-peft", "qkv adapter input", adapter={"modules": ["qkv"]}) == 6.0
+    assert _kept("torchtune", "qkv adapter input", adapter={"modules": ["qkv"]}) == 0.0
+
+
 def test_tensor_parallel_ranks_share_one_factor_of_an_adapter() -> None:
     """Beside a column product the first factor is whole on every rank and the second divided; the other way round beside a row."""
     adapter = {"rank": 16, "modules": ["up", "down"]}

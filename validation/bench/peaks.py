@@ -138,7 +138,7 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
         training |= {"method": method, "adapter": _adapter(cells, rule, assumed)}
     mesh = _parallelism(cells, steps)
     offload = _entry("offloads", cells.text("offload"), "offload", assumed)
-    training |= offload.get("training", {})
+    training |= offload.get("training", {}) | steps.get("training", {})
     mesh |= offload.get("parallelism", {})
     if training["global_batch"] > training["micro_batch"] * (cells.whole("dp") or 1):
         framework |= rule.get("accumulating", {})

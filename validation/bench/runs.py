@@ -92,7 +92,9 @@ def described(cells: Cells, rule: Mapping[str, Any]) -> Imported:
     """
     whole = filled(cells, rule)
     scenario, exchanged = adapted(scenario_of(whole.cells, rule))
-    assumed = (*whole.assumed, *cluster_of(whole.cells)[1], *exchanged)
+    usual = [Assumed("adapter", "rank 8", "beside every product: neither is stated")]
+    told = usual if "method" in rule and "adapter" not in rule else ()
+    assumed = (*whole.assumed, *told, *cluster_of(whole.cells)[1], *exchanged)
     return Imported(scenario=scenario, assumed=assumed)
 
 

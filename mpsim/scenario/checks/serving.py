@@ -22,7 +22,7 @@ _COMPUTE: Final = {
     "int8": "int8",
 }
 _TRAINING_KEYS: Final = (
-    "dp cp etp zero shard offload offload_to order sequence_parallel layers_per_stage "
+    "dp cp etp zero shard offload offload_to offload_fraction order sequence_parallel layers_per_stage "
     "embedding_counts_as_layer loss_counts_as_layer"
 ).split()
 _DRAWN: Final = ("jitter", "network_jitter", "experts", "links")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mpsim.errors import Problem
+from mpsim.errors import Problem, ScenarioError
+from mpsim.framework import stepped_by
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -36,6 +37,32 @@ def check_method(scenario: Written) -> Iterator[Problem]:
         yield Problem(
             "got all parts, so that only norms would train; leave one out", "training.frozen"
         )
+
+
+def check_optimizer(scenario: Written) -> Iterator[Problem]:
+    """The optimizer is one of the catalog, and what it does beside Adam's step is simulated where it runs."""
+    training, offload = scenario.training_step, scenario.parallelism.offload
+    if training.optimizer is None:
+        return
+    try:
+        steps = stepped_by(training.optimizer, scenario.software.optimizer)
+    except ScenarioError as error:
+        yield from error.problems
+        return
+    if steps.orthogonal_iterations and training.tuning.rank:
+        message = f"got {training.optimizer} with adapters, whose narrow matrices it is not simulated on; take adamw"
+        yield Problem(message, "training.optimizer")
+    if offload != "none" and (steps.orthogonal_iterations or steps.repeated_share):
+        message = f"got {training.optimizer} with states on the host, whose products are not simulated there; set parallelism.offload to none"
+        yield Problem(message, "training.optimizer")
+
+
+def check_offload_fraction(scenario: Written) -> Iterator[Problem]:
+    """A share of the optimizer's state is offloaded only where it, and it alone, is."""
+    p = scenario.parallelism
+    if p.offload_fraction < 1 and (p.offload != "optimizer" or p.offload_to != "host"):
+        message = f"got {p.offload_fraction:g} with offload {p.offload} to {p.offload_to}; needed offload: optimizer to host, or leave it out"
+        yield Problem(message, "parallelism.offload_fraction")
 
 
 def check_adapters(scenario: Written) -> Iterator[Problem]:

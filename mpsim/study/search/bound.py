@@ -39,9 +39,11 @@ from mpsim.training.memory import (
     buffers,
     fragments,
     fresh_gradients,
+    fuller_step,
     gradient_scratch,
     memory_constants,
     model_states,
+    step_scratch,
 )
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, place_layers, runs_beside, step_orders
@@ -351,7 +353,8 @@ class _Around:
         chosen = [layouts[place] for place in left.tolist()]
         fresh = [self._fresh(layout.sharing, order.microbatches) for layout in chosen]
         kept = np.stack([self._kept(layout) for layout in chosen])
-        held = self._memory(kept, order, fresh) + standing[left]
+        steps = np.stack([step_scratch(self._shared(layout.sharing)) for layout in chosen])
+        held = self._memory(kept, order, fresh, steps) + standing[left]
         memory[left] = held.max(axis=1)
         left = left[(held <= room).all(axis=1)]
         if len(left):
@@ -413,13 +416,14 @@ class _Around:
             self._by_timing[key] = ticks, shapes.sends(plan)
         return self._by_timing[key]
 
-    def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh]) -> Floats:
-        """Activations, gradients that come in a backward, `fresh` ones among them, and overhead of each rank, float64[K, P] [B]."""
+    def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh], steps: Floats) -> Floats:
+        """Activations, gradients that come in a backward, `fresh` ones among them, or what `steps` of the optimizer have, and overhead of each rank, float64[K, P] [B]."""
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
         peaks, collected = order.flight().peaks(by_stage, fresh)
         constants = self._bounder.constants
+        whole = np.array([each.total for each in fresh])[:, None]
         held: Floats = peaks + fragments(self._plan, peaks, collected) + constants["context"]
-        return held
+        return held + fuller_step(steps, whole, peaks)
 
     def _seconds(
         self,

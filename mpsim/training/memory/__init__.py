@@ -4,6 +4,7 @@ from mpsim.training.memory.account import (
     COMPONENTS,
     account_memory,
     fragments,
+    fuller_step,
     memory_constants,
 )
 from mpsim.training.memory.activations import (
@@ -17,7 +18,7 @@ from mpsim.training.memory.activations import (
 from mpsim.training.memory.curve import memory_curve
 from mpsim.training.memory.flight import Flight
 from mpsim.training.memory.fresh import Fresh, fresh_gradients
-from mpsim.training.memory.states import buffers, gradient_scratch, model_states
+from mpsim.training.memory.states import buffers, gradient_scratch, model_states, step_scratch
 
 __all__ = [
     "COMPONENTS",
@@ -29,6 +30,7 @@ __all__ = [
     "buffers",
     "fragments",
     "fresh_gradients",
+    "fuller_step",
     "gradient_scratch",
     "held_by_rank",
     "kept_by_part",
@@ -37,4 +39,5 @@ __all__ = [
     "memory_curve",
     "model_states",
     "offloaded",
+    "step_scratch",
 ]

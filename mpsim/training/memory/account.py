@@ -12,10 +12,10 @@ from mpsim.schedule import Action
 from mpsim.shipped import load_catalog
 from mpsim.training.memory.activations import held_by_rank, kept_by_stage
 from mpsim.training.memory.fresh import fresh_gradients
-from mpsim.training.memory.states import buffers, gradient_scratch, model_states
+from mpsim.training.memory.states import buffers, gradient_scratch, model_states, step_scratch
 from mpsim.training.plan import Plan
 
-__all__ = ["COMPONENTS", "account_memory", "fragments", "memory_constants"]
+__all__ = ["COMPONENTS", "account_memory", "fragments", "fuller_step", "memory_constants"]
 
 COMPONENTS = (
     "parameters",
@@ -50,7 +50,9 @@ def account_memory(plan: Plan) -> Memory:
         "logits": logits,
         "buffers": buffers(plan) + gradient_scratch(plan),
     }
-    states["gradients"] = states["gradients"] - fresh_gradients(plan).total + collected
+    fresh = fresh_gradients(plan).total
+    states["buffers"] = states["buffers"] + fuller_step(step_scratch(plan), fresh, np.array(peak))
+    states["gradients"] = states["gradients"] - fresh + collected
     states["overhead"] = constants["context"] + fragments(plan, np.array(peak), collected)
     return Memory(
         components=states,
@@ -62,6 +64,24 @@ def account_memory(plan: Plan) -> Memory:
         ),
         when=tuple(_moment(plan, rank, held_rank.fullest) for rank, held_rank in enumerate(held)),
     )
+
+
+def fuller_step(
+    scratch: NDArray[np.float64], fresh: float | NDArray[np.float64], peaks: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """By how much the optimizer's step is fuller than the order of actions, float64[..., P] [B].
+
+    Parameters
+    ----------
+    scratch : float64[..., P]
+        Alive only while the optimizer steps, when activations are gone [B].
+    fresh : float or float64[..., 1]
+        Gradients that are there only then [B].
+    peaks : float64[..., P]
+        Activations of each rank at its fullest [B].
+    """
+    more: NDArray[np.float64] = np.where(scratch > 0, np.maximum(scratch + fresh - peaks, 0.0), 0.0)
+    return more
 
 
 _NAMES = {

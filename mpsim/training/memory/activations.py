@@ -19,7 +19,16 @@ from mpsim.schedule import Action
 from mpsim.training.memory.fresh import fresh_gradients
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute, Rerun, rerun
-from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role, Split, kept_narrow
+from mpsim.workload import (
+    Expansion,
+    Module,
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+    Split,
+    kept_narrow,
+)
 
 __all__ = [
     "SIGNS",

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from mpsim.cost.quantise import casting
 from mpsim.parallel import shard
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.residency import residency, weight_sizes
+from mpsim.training.replicas.residency import Residency, matrices, residency, weight_sizes
 from mpsim.workload import OperatorKind, Phase
 
-__all__ = ["buffers", "gradient_scratch", "model_states"]
+__all__ = ["buffers", "gradient_scratch", "model_states", "step_scratch"]
 
 _MESSAGES = 4  # sent and received, activations and gradients
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
@@ -40,8 +40,27 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
         + held.adapters * sizes.parameter_bytes
         + _narrow_weights(plan),
         "gradients": gradients * sizes.gradient_bytes,
-        "optimizer": held.optimizer * sizes.optimizer_bytes,
+        "optimizer": held.optimizer * sizes.optimizer_bytes + _other_states(plan, held),
     }
+
+
+def _other_states(plan: Plan, held: Residency) -> NDArray[np.float64]:
+    """Further state of what is no matrix of a layer, where an optimizer tells them apart, float64[P] [B]."""
+    each = plan.layout.framework.optimizer.other_states
+    if not each:
+        return np.zeros_like(held.owned)
+    others = np.maximum(held.owned - matrices(plan), 0.0) / held.owned
+    return each * others * held.optimizer
+
+
+def step_scratch(plan: Plan) -> NDArray[np.float64]:
+    """Alive on the device only while the optimizer steps, when activations are gone and gradients whole, float64[P] [B]."""
+    sizes, held = plan.layout.framework.optimizer, residency(plan)
+    lists = sizes.step_scratch * held.optimizer
+    if not sizes.tensor_scratch:
+        return lists
+    largest = max(weight_sizes(plan, plan.expansions)) * held.share / held.owned
+    return np.maximum(lists, sizes.tensor_scratch * largest * (held.optimizer > 0))
 
 
 def _narrow_weights(plan: Plan) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ Shapes: E exchanges, R ranks.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +22,7 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.issue import Exchanges
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = ["Copies", "add_copies", "add_host_optimizer"]
+__all__ = ["Copies", "add_copies", "add_host_optimizer", "take_gradients"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -69,7 +70,8 @@ def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int,
     share = exchanges.dense[chosen] / sharers[0] + exchanges.experts[chosen] / sharers[1]
     # casts before a gather, and after a reduction, are the device's
     sizes = plan.layout.framework.optimizer
-    moved = share * np.where(gather, sizes.parameter_bytes, sizes.gradient_bytes)
+    taken = plan.offload_fraction * sizes.gradient_bytes
+    moved = share * np.where(gather, sizes.parameter_bytes, taken)
     fetch, take = _rates(plan)
     ids[chosen] = _copy(
         rows,
@@ -104,14 +106,15 @@ def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Int
 
     Notes
     -----
-    The host moves ``host_optimizer_traffic`` bytes a parameter through its memory. States on drives are read before and written after,
-    one after the other (DeepSpeed's default).
+    The host moves ``host_optimizer_traffic`` bytes a parameter through its memory, which the ranks of a node share, and each no faster than its
+    ``host_threads`` cores do. States on drives are read before and written after, one after the other (DeepSpeed's default).
     """
     host, rank = host_of(plan.layout.cluster), np.arange(plan.layout.mesh.pp)
     near = min(plan.layout.cluster.node.accelerators, plan.layout.mesh.world)
     sizes = plan.layout.framework.optimizer
     moved = sizes.host_optimizer_traffic * share
-    steps = [("optimizer step on host", moved, host.memory_bandwidth)]
+    cores = sizes.host_threads * host.core or math.inf
+    steps = [("optimizer step on host", moved, min(host.memory_bandwidth, near * cores))]
     if plan.offload_to == "nvme":
         states = sizes.optimizer_bytes * share
         steps.insert(0, ("read states", states, host.nvme_read))
@@ -134,6 +137,23 @@ def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Int
     returned = _copy(rows, np.full(len(rank), "return parameters"), back, rank=rank)
     rows.depend(returned, ids[-1])
     return ids[0], returned
+
+
+def take_gradients(rows: Rows, plan: Plan, held: Floats, after: Ints) -> Ints:
+    """Append the copy of all gradients of each rank to its host, after rows of that rank.
+
+    Parameters
+    ----------
+    held : float64[R]
+        Gradients of each rank.
+    after : int64[R]
+    """
+    size = plan.layout.framework.optimizer.gradient_bytes * plan.offload_fraction
+    ranks = np.arange(len(held))
+    label = np.full(len(held), "take gradients to host")
+    taken = _copy(rows, label, size * held / _rates(plan)[1], rank=ranks)
+    rows.depend(taken, after)
+    return taken
 
 
 def _rates(plan: Plan) -> tuple[float, float]:

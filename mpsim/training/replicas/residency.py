@@ -15,7 +15,7 @@ from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan
 from mpsim.workload import OperatorKind, Phase
 
-__all__ = ["Residency", "residency", "weight_sizes"]
+__all__ = ["Residency", "matrices", "residency", "weight_sizes"]
 
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
@@ -94,7 +94,7 @@ def residency(plan: Plan) -> Residency:
         gathered=gathered,
         gradients=nothing if offloads and divided else gradients,
         reducing=reducing if divided else nothing,
-        optimizer=nothing if offloads else own,
+        optimizer=own * (1.0 - plan.offload_fraction) if offloads else own,
         adapters=(own if plan.gathers_units else trained.dense + trained.experts)
         if plan.layout.tuning.rank
         else nothing,
@@ -120,6 +120,19 @@ def weight_sizes(plan: Plan, parts: Iterable[str]) -> list[int]:
         for operator in (shard(whole, plan.sharding) for whole in plan.weights[part].backward)
         if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
     ]
+
+
+def matrices(plan: Plan) -> Floats:
+    """Elements of the weights of layers' products on each pipeline rank, float64[P]."""
+    held = np.zeros(plan.layout.mesh.pp)
+    for stage in plan.layout.stages:
+        held[stage.rank] += sum(
+            operator.batch * operator.m * operator.n
+            for kind in plan.layout.layer_kinds(stage)
+            for operator in (shard(whole, plan.sharding) for whole in plan.weights[kind].backward)
+            if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
+        )
+    return held
 
 
 def _units(plan: Plan) -> tuple[Floats, Floats]:

@@ -261,11 +261,16 @@ def test_a_schedule_that_differs_from_its_oracle_says_in_what() -> None:
     assert wrong.error == pytest.approx(0.1)
 
 
-def test_adapters_are_refused_by_name() -> None:
-    """A row that trains adapters is not predicted as training of the whole model."""
-    (record, *_) = _predict({**TRAINING, "model": "GPT 7B (LoRA fine-tuning)"})
-    assert record.predicted is None
-    assert "LoRA" in record.skipped_because
+def test_a_row_of_adapters_is_not_predicted_as_training_of_the_whole_model() -> None:
+    """LoRA trains adapters, of which a stack without habits says what is assumed; its kin are refused by name."""
+    (whole, *_), (lora, *_), (dora, *_) = (
+        _predict({**TRAINING, "model": f"GPT 7B{words}"})
+        for words in ("", " (LoRA fine-tuning)", " (DoRA fine-tuning)")
+    )
+    assert lora.predicted < whole.predicted
+    assert any("every product" in why for why in lora.assumed)
+    assert dora.predicted is None
+    assert "LoRA and QLoRA" in dora.skipped_because
 
 
 def test_an_unknown_stack_says_what_is_assumed_for_it() -> None:
