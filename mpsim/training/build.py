@@ -78,7 +78,7 @@ def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> Program:
     exchanges = issue_exchanges(plan, runs, placed)
     reduced = add_exchanges(rows, plan, costs, exchanges, placed, begun)
     reduced = step.sum_shared_weights(reduced, placed)
-    step.optimizer_step(reduced, placed)
+    step.optimizer_step(reduced)
     return rows.finish(
         rank_name=[f"pp {rank}" for rank in range(plan.layout.mesh.pp)],
         class_size=np.full(plan.layout.mesh.pp, plan.layout.mesh.world // plan.layout.mesh.pp),

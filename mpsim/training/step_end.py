@@ -20,7 +20,7 @@ from mpsim.training.replicas.groups import (
     dense_group,
     expert_group,
 )
-from mpsim.training.replicas.offload import add_host_optimizer, take_gradients
+from mpsim.training.replicas.offload import add_host_optimizer
 from mpsim.training.replicas.residency import matrices
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 from mpsim.workload import Operator, Phase, orthogonal_products
@@ -98,16 +98,9 @@ class StepRows:
             self._rows.depend(row, placed.last[plan.orders.rank_ptr[rank + 1] - 1])
         return row
 
-    def optimizer_step(
-        self, reduced: NDArray[np.int64], placed: PipelineRows | None = None
-    ) -> None:
-        """Clip by the global norm, update, and gather what was updated unless a forward does; after the actions `placed`, if any are."""
+    def optimizer_step(self, reduced: NDArray[np.int64]) -> None:
+        """Clip by the global norm, update, and gather what was updated unless a forward does."""
         plan = self._plan
-        if placed and plan.offload != "none" and plan.replicas == 1:
-            # nothing is reduced whose end would tell that gradients are whole, and no reduction hands them to the host
-            held = plan.layout.trained_kinds.dense + plan.layout.trained_kinds.experts
-            last = placed.last[plan.orders.rank_ptr[1:] - 1]
-            reduced = np.concatenate([reduced, take_gradients(self._rows, plan, held, last)])
         waits = reduced
         alone = plan.layout.mesh.pp == plan.layout.mesh.tp == 1 and not plan.shares_gradients
         if plan.layout.framework.optimizer.gradient_norm and not alone:

@@ -146,15 +146,6 @@ def _context(scenario: Sections) -> Assumed | None:
     return Assumed("fused_attention", "true", "context parallelism needs a fused kernel")
 
 
-def _alone(scenario: Sections) -> Assumed | None:
-    """Parameters that no other replica has a share of are not gathered, and stay on the device."""
-    mesh = scenario["parallelism"]
-    if mesh.get("offload") != "parameters" or mesh.get("dp", 2) * mesh["cp"] > 1:
-        return None
-    mesh["offload"] = "optimizer"
-    return Assumed("offload", "optimizer", "one replica's parameters are not offloaded here")
-
-
 def _kernel(scenario: Sections) -> Assumed | None:
     """Heads no wider than the fused kernel takes."""
     software, model = _software(scenario), scenario["model"]
@@ -257,7 +248,6 @@ def _has(name: str, precision: str) -> bool:
 _STEPS: tuple[Callable[[Sections], Assumed | None], ...] = (
     _compiler,
     _sharding,
-    _alone,
     _chunks,
     _hidden_experts,
     _expert_tokens,

@@ -223,9 +223,6 @@ def check_offload(scenario: Written) -> Iterator[Problem]:
             f"{'none' if p.zero == 0 else 'optimizer'}"
         )
         yield Problem(message, "parallelism.offload")
-    if p.offload == "parameters" and scenario.dp * p.cp == 1:
-        message = "got parameters with one replica, whose parameters nobody shares and nothing gathers; set offload to optimizer"
-        yield Problem(message, "parallelism.offload")
     if p.offload_to == "nvme" and p.zero < 3:
         message = f"got nvme with zero {p.zero}; states on drives need zero 3; set zero to 3, or offload_to to host"
         yield Problem(message, "parallelism.offload_to")

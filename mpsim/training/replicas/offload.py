@@ -22,7 +22,7 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.issue import Exchanges
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = ["Copies", "add_copies", "add_host_optimizer", "take_gradients"]
+__all__ = ["Copies", "add_copies", "add_host_optimizer"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -137,23 +137,6 @@ def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Int
     returned = _copy(rows, np.full(len(rank), "return parameters"), back, rank=rank)
     rows.depend(returned, ids[-1])
     return ids[0], returned
-
-
-def take_gradients(rows: Rows, plan: Plan, held: Floats, after: Ints) -> Ints:
-    """Append the copy of all gradients of each rank to its host, after rows of that rank.
-
-    Parameters
-    ----------
-    held : float64[R]
-        Gradients of each rank.
-    after : int64[R]
-    """
-    size = plan.layout.framework.optimizer.gradient_bytes * plan.offload_fraction
-    ranks = np.arange(len(held))
-    label = np.full(len(held), "take gradients to host")
-    taken = _copy(rows, label, size * held / _rates(plan)[1], rank=ranks)
-    rows.depend(taken, after)
-    return taken
 
 
 def _rates(plan: Plan) -> tuple[float, float]:
