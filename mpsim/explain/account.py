@@ -18,18 +18,23 @@ from mpsim.formats.recorded_step import clock_offsets
 from mpsim.formats.spans import Span, Spans
 from mpsim.result.intervals import Cover
 
-__all__ = ["PARTS", "Account", "Call", "account"]
+__all__ = ["CLASSES", "PARTS", "Account", "Call", "account"]
 
 Floats = NDArray[np.float64]
 
 _NONE: Final = np.zeros((0, 2))
-PARTS: Final = ("loader", "recompute", "busy", "wait", "wire", "sync", "launch", "long", "small")
-"""Parts of a step: ``launch`` is idle while the host launches, ``long`` idle in long gaps, ``small`` in the usual ones between two operators."""
+PARTS: Final = ("loader", "recompute", "busy", "wait", "wire", "sync", "launch", "begin", "near", "long", "small")  # fmt: skip
+"""Parts of a step: ``launch`` is idle while the host launches, ``begin`` before the first operator, ``near`` in long gaps beside every collective, ``long`` in other long gaps, ``small`` in the usual
+ones between two operators."""
+CLASSES: Final = ("gemm", "attention", "memory")
 _LONG_S, _LONG_SHARE, _LONG_RATIO = (
     4e-4,
     1e-3,
     30.0,
 )  # a long gap: seconds, of the step, of the median gap
+
+_AT = 0.1  # of a gap: as near as this counts as beside it
+_MOST = 0.75  # of the collectives
 
 _WAKES, _WAKE_SHARE = (
     2e-5,
@@ -67,7 +72,7 @@ class Account:
     steps : float64[R, K]
         Lengths [s].
     classes : mapping of str to float64[R, K]
-        Seconds and numbers of ``gemm`` and ``attention`` kernels: keys ``gemm``, ``gemm calls`` and so on.
+        Seconds and numbers of kernels by class: keys ``gemm``, ``gemm calls`` and so on.
     gaps : tuple of float64
         Long gaps of each rank [s].
     calls : tuple of tuple of Call
@@ -107,7 +112,7 @@ def account(ranks: Sequence[Spans]) -> Account:
     waits = [_waits(calls, place) for place in range(len(ranks))]
     taken = [_taken(spans, windows[place], waits[place]) for place, spans in enumerate(ranks)]
     classes: dict[str, Floats] = {}
-    for kind in ("gemm", "attention"):
+    for kind in CLASSES:
         parts = [_class(spans, windows[place], kind) for place, spans in enumerate(ranks)]
         classes[kind], classes[f"{kind} calls"] = (np.array(part) for part in zip(*parts, strict=True))  # fmt: skip
     return Account(
@@ -142,6 +147,7 @@ def _intervals(spans: Spans) -> dict[str, Floats]:
     busy = spans.marks.get("busy", np.concatenate([*computes, np.array(own).reshape(-1, 2)]))
     sent = [span for span in spans.spans if span.kind in ("collective", "send")]
     wire = [(span.start, span.end) for span in sent if span.name != "barrier"]
+    wire += spans.marks.get("sent", _NONE).tolist()
     barriers = [(span.start, span.end) for span in sent if span.name == "barrier"]
     sync = np.concatenate(
         [spans.marks.get("sync", _NONE), np.array(barriers, float).reshape(-1, 2)]
@@ -159,28 +165,43 @@ def _taken(spans: Spans, windows: Floats, waits: Floats) -> tuple[Floats, Floats
         known[part] = _held_up(known[part], known["wire"], since, until)
     columns, covered = [], np.zeros(len(windows))
     before = _NONE
-    for part in PARTS[:-2]:
+    for part in PARTS[:-4]:
         before = np.concatenate([before, known.get(part, _NONE)])
         reach = Cover(*before.T).within(start, end)
         columns.append(reach - covered)
         covered = reach
     # everything but launches: a gap is one whether or not the host launched in it
-    cover = Cover(*before.T)
-    window, begins, ends = cover.rest.cut(start, end)
+    window, begins, ends = Cover(*before.T).rest.cut(start, end)
     length = ends - begins
     median = float(np.median(length)) if len(length) else 0.0
     step = float((end - start).mean())
-    limit = max(_LONG_S, _LONG_SHARE * step, _LONG_RATIO * median)
-    long = np.bincount(window, np.where(length > limit, length, 0.0), len(windows))
-    return np.column_stack([*columns, long, end - start - covered - long]), length[length > limit]
+    long = length > max(_LONG_S, _LONG_SHARE * step, _LONG_RATIO * median)
+    first = long & (begins <= start[window] + _AT * length)
+    near = long & ~first & _beside(spans, begins, ends)
+    kinds = (first, near, long & ~first & ~near)
+    found = [np.bincount(window, np.where(kind, length, 0.0), len(windows)) for kind in kinds]
+    rest = end - start - covered - sum(found)
+    return np.column_stack([*columns, *found, rest]), length[kinds[-1]]
+
+
+def _beside(spans: Spans, begins: Floats, ends: Floats) -> NDArray[np.bool_]:
+    """Gaps right before or after a collective, if nearly every collective has one: its hook or its transport waits, and not now and then something else."""
+    calls = [span for span in spans.spans if span.kind == "collective" and span.name != "barrier"]
+    times = np.array([(span.start, span.end) for span in calls]).reshape(-1, 2)
+    beside = np.zeros((len(begins), len(times)), dtype=bool)
+    for side, edge in ((0, ends), (1, begins)):
+        beside |= abs(times[None, :, side] - edge[:, None]) <= _AT * (ends - begins)[:, None]
+    has = beside.any(axis=0).mean() if len(times) else 0.0
+    return np.asarray(beside.any(axis=1) & (has > _MOST))
 
 
 def _held_up(times: Floats, wire: Floats, since: Floats, until: Floats) -> Floats:
     """Intervals clipped to the gaps that a collective ended: communication that runs on as kernels begin again held nobody up."""
-    ends = np.sort(np.append(wire[:, 1], -np.inf))
+    ends = np.sort(np.concatenate([[-np.inf], wire[:, 1], [np.inf]]))
     near = np.maximum(_WAKES, _WAKE_SHARE * (until - since))
-    last = ends[np.searchsorted(ends, until + near / 4, side="right") - 1]
-    held = (last > since) & (until - last <= near)
+    # threads of a host note the end a little before or after the other goes on
+    after = np.searchsorted(ends, until)
+    held = np.minimum(ends[after] - until, until - ends[after - 1]) <= near
     _, begin, end = Cover(since[held], until[held]).cut(*times.T)
     return np.column_stack([begin, end])
 
@@ -188,7 +209,8 @@ def _held_up(times: Floats, wire: Floats, since: Floats, until: Floats) -> Float
 def _class(spans: Spans, windows: Floats, kind: str) -> tuple[Floats, Floats]:
     """Seconds and number of the kernels of a class in every step, those that run again left out [K]."""
     times = spans.marks.get(kind, _NONE)
-    times = times[~Cover(*spans.marks.get("recompute", _NONE).T).contains(times[:, 0])]
+    others = [spans.marks.get(each, _NONE) for each in ("recompute", *CLASSES[CLASSES.index(kind) + 1 :])]  # fmt: skip
+    times = times[~Cover(*np.concatenate(others).T).contains(times[:, 0])]
     begun = np.sort(times[:, 0])
     count = np.searchsorted(begun, windows[:, 1]) - np.searchsorted(begun, windows[:, 0])
     return Cover(*times.T).within(*windows.T), count.astype(float)

@@ -7,13 +7,15 @@ beyond what the simulated step has of it; what computes and the usual gaps betwe
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.explain.account import PARTS, Account
+from mpsim.explain.account import CLASSES, PARTS, Account
 from mpsim.program import COLLECTIVE, TICK
 from mpsim.result import Result
 from mpsim.result.intervals import busy_parts
@@ -26,6 +28,15 @@ _NOISE = 0.05  # of the step by which speed drifts on a healthy machine
 _FEW = 4  # gaps of a step that hold most of the idle time: somebody stops the world
 _MOST = 0.8
 _LINK = 1.25  # ratio to the simulated above which a wire is slow
+_SHOWN = ("data_stall", "synchronisation", "extra_recompute")
+_PART = 0.5  # by how much of itself an excess may be off
+_RARE = 4.0  # how much less likely small operators alone are, as a square of sigmas
+_NAMED = ("gemm", "attention")
+_TOGETHER = 0.2
+_SPREAD = {"gemm": 0.1, "attention": 0.2, "memory": 0.3, "other": 1.2}
+"""By how much, in logarithms, classes of kernels of a healthy machine are off together, and each beside the others: of small operators the host is most."""
+_STREAMS = ("norm", "activation", "loss", "embedding", "positions", "softmax", "dropout", "gate")
+"""Simulated kernels that move memory under a name of their own on the host too."""
 _DRIFT = 0.08  # of the step by which ranks that compute alike may drift apart
 
 
@@ -56,7 +67,11 @@ class Expected:
     wire : float
         Collectives of a rank, hidden or not.
     classes : dict of str to float
-        ``gemm`` and ``attention``, mean over ranks.
+        Kernels by class, mean over ranks.
+    microbatches, repeats : int
+        Of a rank, and how often a step reduces the same gradients; 0 where layers communicate too.
+    stretch : float
+        Step over what a rank of a pipeline has to do: by how much seconds of every stage count; 1 without one.
     """
 
     step: float
@@ -67,6 +82,9 @@ class Expected:
     host: float
     wire: float
     classes: dict[str, float]
+    microbatches: int
+    repeats: int
+    stretch: float
 
     @classmethod
     def of(cls, result: Result) -> Expected:
@@ -78,36 +96,55 @@ class Expected:
         compute = busy_parts(result.timeline)[:, computing].sum(axis=1) * TICK
         bare = (program.kind == COLLECTIVE) & (program.template < 0) & (program.size > 0)
         wire = float(program.duration[bare].sum()) * TICK / program.ranks
-        classes = dict.fromkeys(("gemm", "attention"), 0.0)
+        classes = dict.fromkeys(CLASSES, 0.0)
+        host = result.scenario.hardware.accelerator.family == "cpu"
+        layers = False
         used = program.template[program.template >= 0]
         for template, count in zip(*np.unique(used, return_counts=True), strict=True):
             kernels, each = program.templates[template], TICK * count / program.ranks
             inside = kernels.collective >= 0
+            layers |= bool(inside.any())
             wire += float(kernels.duration[inside].sum()) * each
-            named = np.array(kernels.names)[kernels.name_index] == "attention"
-            for kind, chosen in (("attention", named), ("gemm", ~named & (kernels.flops > 0))):
+            names = np.array(kernels.names)[kernels.name_index]
+            named, gemm = names == "attention", kernels.flops > 0
+            streams = np.isin(names, [n for n in kernels.names if any(w in n for w in _STREAMS)]) if host else names != "host launch"  # fmt: skip
+            for kind, chosen in zip(CLASSES, (gemm & ~named, named, streams & ~gemm & ~named & ~inside), strict=True):  # fmt: skip
                 classes[kind] += float(kernels.duration[chosen].sum()) * each
+        step, bubble = float(result.timeline.step_time_s), parts.get("bubble", 0.0)
         return cls(
-            step=float(result.timeline.step_time_s),
+            step=step,
             compute=compute,
             recompute=parts.get("recompute", 0.0),
             exposed=sum(seconds for name, seconds in parts.items() if name.startswith("exposed_")),
-            bubble=parts.get("bubble", 0.0),
+            bubble=bubble,
             host=parts.get("host", 0.0),
             wire=wire,
             classes=classes,
+            microbatches=0 if layers else int(program.microbatch.max()) + 1,
+            repeats=min(Counter(program.size[bare].tolist()).values(), default=0),
+            stretch=step / (step - bubble),
         )
 
 
 def causes_of(result: Result, account: Account) -> list[Cause]:
-    """Causes of the difference, the largest first; what is left of it nobody explains."""
+    """Causes of the difference, the largest first; what is left of it nobody explains.
+
+    What the trace shows as itself (a loader, a synchronisation, operators that run again) counts as recorded. What is inferred explains no more than the step is longer by.
+    """
     expected = Expected.of(result)
     found: dict[str, Cause] = {}
     for each in _found(result, account, expected):  # of one cause told twice the first words stand
         before = found.get(each.cause)
         found[each.cause] = each if before is None else before._replace(seconds=before.seconds + each.seconds)  # fmt: skip
     step = float(account.steps.mean())
-    return sorted((each for each in found.values() if each.seconds > _LEAST * step), key=lambda each: -each.seconds)  # fmt: skip
+    shown = [each for each in found.values() if each.cause in _SHOWN and each.seconds > _LEAST * step]  # fmt: skip
+    left = step - expected.step - sum(each.seconds for each in shown)
+    for each in sorted(found.values(), key=lambda each: -each.seconds):
+        seconds = min(each.seconds, left)
+        if each.cause not in _SHOWN and seconds > _LEAST * step:
+            shown.append(each._replace(seconds=seconds))
+            left -= seconds
+    return sorted(shown, key=lambda each: -each.seconds)
 
 
 def _cause(
@@ -119,36 +156,47 @@ def _cause(
     return Cause(name, float(seconds), tuple(ranks), evidence, mend)
 
 
-def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cause]:  # fmt: skip
+def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cause]:
     step, every = float(account.steps.mean()), account.ranks
     means = {part: account.of(part) for part in PARTS}
+    if means["loader"].any():  # its range says what is loading: the rest of the begin is a pause
+        means["long"] = means["long"] + means["begin"]
+        means["begin"] = np.zeros(len(every))
     own = account.steps.mean(axis=1) - means["wait"] - means["wire"] - means["sync"]
     # stages of a pipeline wait for each other by design
-    behind = None if len(expected.compute) > 1 else _behind(account, means, own, step)
+    staged = len(expected.compute) > 1
+    behind = None if staged else _behind(account, means, own, step)
     # the pace is set by the slowest; without one by all alike, whose mean is less noisy
     shared = np.array([n for n in range(len(every)) if n != behind])
-    common = {part: float(values[shared].mean()) for part, values in means.items()}
-    # what others reduce while they wait for the last rank, that one hides
-    common["wire"] = float(means["wire"].min())
+    # what each stage does longer fills and drains the pipeline too
+    longer = expected.stretch
+    common = {part: longer * float(values[shared].mean()) for part, values in means.items()}
+    # what others reduce while they wait for the last rank, that one hides; of ranks that wait in turns all is the link's
+    common["bare wire"] = float(means["wire"].mean())
+    common["wire"] = float((means["wire"] + means["wait"]).mean() if behind is None else means["wire"].min())  # fmt: skip
+    if staged:
+        common["loader"] = float(means["loader"].max())
+        common["begin"] = float(means["begin"].min())
     if behind is not None:
         yield from _slow(account, means, common, own, behind, shared, step)
     if common["loader"] > 0:
         yield _cause("data_stall", common["loader"], every, f"{_ms(common['loader'])} of a step pass in the data loader while nothing computes")  # fmt: skip
-    again = common["recompute"] - expected.recompute
+    again = common["recompute"] - longer * expected.recompute
     kind = result.scenario.training_step.recompute
-    yield _cause("extra_recompute", again, every, f"forward operators run for {_ms(common['recompute'])} inside the backward, {_ms(expected.recompute)} expected", kind=kind)  # fmt: skip
+    yield _cause("extra_recompute", again, every, f"forward operators run for {_ms(common['recompute'])} inside the backward, {_ms(longer * expected.recompute)} expected", kind=kind)  # fmt: skip
     yield _cause("synchronisation", common["sync"], every, f"the host waits {_ms(common['sync'])} of a step for a value or for the device")  # fmt: skip
-    if len(expected.compute) > 1:
-        if len(every) > 1:
-            yield from _stages(account, means, expected, step)
-        return
     _allow(account, common, expected)
+    yield _cause("data_stall", common["begin"], every, f"nothing runs for {_ms(common['begin'])} before the first operator of a step")  # fmt: skip
+    yield _cause("slow_link", common["near"], every, f"nothing runs for {_ms(common['near'])} of a step right before or after collectives")  # fmt: skip
     yield _gaps(account, common, shared)
     if account.device:
         idle = common["launch"] + common["small"]
         yield _cause("host_bound", idle, every, f"the device is idle {_ms(idle)} of a step between kernels, {_ms(common['launch'])} of it while the host launches")  # fmt: skip
-    yield from _wires(account, common, expected)
-    yield from _kernels(account, common, shared, expected, step)
+    if staged and len(every) > 1:
+        yield from _stages(account, means, expected, step)
+    elif not staged:
+        yield from _wires(account, common, expected)
+        yield from _kernels(account, common, shared, expected, step)
 
 
 def _stages(
@@ -169,12 +217,10 @@ def _stages(
     if longer > _NOISE * step:
         name = "uneven_stages" if more else "slow_rank"
         yield _cause(name, longer, ranks, f"{words}, with {'more' if more else 'as many'} products", stage=stage[last])  # fmt: skip
-    if usual > 1 + _NOISE:
-        yield _cause("clock_drop", (usual - 1) * float(known.max()), account.ranks, f"measured over simulated kernels of all other stages: x{usual:.2f}")  # fmt: skip
-    idle = float(sum(means[part] for part in ("wait", "wire", "long")).mean())  # type: ignore[union-attr]
+    shared = np.flatnonzero(others) if longer > _NOISE * step else np.arange(len(busy))
+    yield from _kernels(account, {part: expected.stretch * float(values[shared].mean()) for part, values in means.items()}, shared, expected, step)  # fmt: skip
+    idle = float(sum(means[part] for part in ("wait", "wire")).mean())  # type: ignore[union-attr]
     idle -= expected.exposed + expected.bubble + max(0.0, longer) * (1 - 1 / len(expected.compute))
-    # stages that compute faster than simulated are idle more, and the step is no longer for it
-    idle = min(idle, step - expected.step - max(0.0, longer))
     yield _cause("schedule_bubble", idle, account.ranks, f"stages are idle {_ms(idle)} of a step beyond the simulated bubble and messages")  # fmt: skip
 
 
@@ -185,7 +231,7 @@ def _allow(account: Account, common: dict[str, float], expected: Expected) -> No
         idle = min(
             idle, max(0.0, float(expected.compute.mean()) - common["busy"] - common["small"])
         )
-    for part in ("long", "small", "launch") if account.device else ("long",):
+    for part in ("begin", "long", "small", "launch") if account.device else ("long", "begin"):
         taken = min(common[part], idle)
         common[part] -= taken
         idle -= taken
@@ -206,6 +252,10 @@ def _behind(
     drifts = busy[last] - np.delete(busy, last).mean() > float(least.mean()) / 2
     calls = account.classes["gemm calls"].mean(axis=1)
     drifts &= calls[last] <= np.delete(calls, last).mean()  # who has more to do is no drift
+    late = own[last] - np.delete(own, last).mean()
+    waited = sum(seconds for each in account.calls for call in each for place, seconds in call.waits.items() if place != last)  # fmt: skip
+    if waited < late / 2 * (len(own) - 1) * len(account.calls):  # nobody waits for it
+        return None
     return (
         last
         if (least > 0).all() and float(least.mean()) > (_DRIFT if drifts else _NOISE) * step
@@ -246,35 +296,64 @@ def _wires(account: Account, common: dict[str, float], expected: Expected) -> It
     if "ep" in {call.axis for call in calls}:
         waits = sum(float(np.mean(list(call.waits.values()))) for call in calls if call.axis == "ep") / len(account.calls)  # fmt: skip
         yield _cause("expert_imbalance", waits, account.ranks, f"ranks of a group of experts wait {_ms(waits)} of a step for the fullest of them")  # fmt: skip
-    if expected.wire and wire > _LINK * expected.wire:
-        yield _cause("slow_link", more, account.ranks, f"collectives take {_ms(wire)} of a step once all ranks are there, {_ms(expected.wire)} expected")  # fmt: skip
+    counts = [Counter((call.name, call.size) for call in step) for step in account.calls]
+    again = min((count for step in counts for count in step.values()), default=0)
+    if expected.microbatches > 1 and again >= expected.microbatches > expected.repeats:
+        yield _cause("lost_overlap", more, account.ranks, f"each gradient is reduced {again} times a step: no_sync is lost")  # fmt: skip
+    elif expected.wire and wire > _LINK * expected.wire:
+        # ranks that arrive in turns wait without the wire
+        yield _cause("slow_link", min(more, wire - expected.wire), account.ranks, f"collectives take {_ms(wire)} of a step once all ranks are there, {_ms(expected.wire)} expected")  # fmt: skip
     else:
+        more = min(more, float(common["bare wire"]) - expected.exposed)
         yield _cause("lost_overlap", more, account.ranks, f"{_ms(common['wire'])} of communication is exposed, {_ms(expected.exposed)} expected, and the wire is as fast as expected")  # fmt: skip
 
 
 def _kernels(account: Account, common: dict[str, float], shared: NDArray[np.int64], expected: Expected, step: float) -> Iterator[Cause]:  # fmt: skip
-    """Kernels below their level: one class beside the others, or all alike; what checkpointing does around what runs again belongs to that."""
-    known = float(expected.compute.mean()) - (expected.host if account.device else 0.0)
+    """Kernels below their level: one class beside the others, or all alike; what checkpointing does around what runs again belongs to that.
+
+    Each class is off by a factor of its own on a healthy machine too. Of the hypotheses that all are slower alike, or one alone by all of the excess, the one that leaves the likeliest factors holds.
+    """
+    known = expected.stretch * (float(expected.compute.mean()) - (expected.host if account.device else 0.0))  # fmt: skip
     more = common["busy"] + (0.0 if account.device else common["small"]) - known
-    measured = {kind: float(account.classes[kind][shared].mean()) for kind in expected.classes}
-    if more <= _NOISE * step or not any(measured.values()):
+    told = f"all x{1 + more / known:.2f}"
+    more = min(more, step - expected.step - sum(common[part] for part in ("loader", "recompute", "sync")))  # fmt: skip
+    if more <= _NOISE * step:
         return
-    ratios = {kind: measured[kind] / seconds for kind, seconds in expected.classes.items() if seconds}  # fmt: skip
-    level = max(1.0, min((ratio for ratio in ratios.values() if ratio), default=1.0))
-    excess = {kind: measured[kind] - level * expected.classes[kind] for kind in ratios}
-    # a class of which nothing ran under its name ran unfused, as other kernels
-    excess |= {kind: more for kind, ratio in ratios.items() if not ratio}
-    told = ", ".join(f"{kind} x{ratio:.2f}" for kind, ratio in ratios.items())
-    told = f"measured over simulated kernels: {told}, all x{1 + more / known:.2f}"
-    slowest = max(excess, key=lambda kind: excess[kind])
-    if excess[slowest] > more / 2:
-        yield _cause("slow_kernel", more, account.ranks, told, kind=slowest)
-    elif level > 1 + _NOISE:
-        yield _cause("clock_drop", more, account.ranks, told)
-    elif common["recompute"] > expected.recompute + _LEAST * step:
+    if common["recompute"] > expected.stretch * expected.recompute + _LEAST * step:
         yield _cause("extra_recompute", more, account.ranks, "")
+        return
+    measured = {kind: float(account.classes[kind][shared].mean()) * expected.stretch for kind in CLASSES}  # fmt: skip
+    simulated = {kind: expected.stretch * seconds for kind, seconds in expected.classes.items()}
+    if not any(measured.values()):
+        return
+    measured["other"] = common["busy"] + common["small"] - sum(measured.values())
+    simulated["other"] = known - sum(simulated.values())
+    spread = {kind: sigma for kind, sigma in _SPREAD.items() if simulated[kind] > _LEAST * known}
+    if account.device:  # a lower clock leaves the memory as it was
+        spread.pop("other", None)
+    classes = ", ".join(f"{kind} x{measured[kind] / simulated[kind]:.2f}" for kind in spread)
+    told = f"measured over simulated kernels: {classes}, {told}"
+
+    logs = {kind: math.log(max(measured[kind] / simulated[kind], _LEAST)) for kind in spread}
+    weights = {kind: sigma**-2 for kind, sigma in spread.items()}
+
+    def unlikely(slow: str, slower: float = 0.0) -> float:
+        rest = [each for each in spread if each != slow]
+        level = sum(weights[each] * (logs[each] - slower) for each in rest) / (_TOGETHER**-2 + sum(weights[each] for each in rest))  # fmt: skip
+        off = (level / _TOGETHER) ** 2 + sum(weights[each] * (logs[each] - slower - level) ** 2 for each in rest)  # fmt: skip
+        if not slow:
+            return off
+        excess = measured[slow] - math.exp(level) * simulated[slow]
+        return off + ((excess / more - 1) / _PART) ** 2 + _RARE * (slow == "other")
+
+    odds = {"": unlikely("", math.log1p(more / known)), **{each: unlikely(each) for each in spread}}
+    kind = min(odds, key=lambda each: odds[each])
+    # a class of which nothing ran under its name ran unfused, as other kernels
+    gone = [each for each in spread if each in _NAMED and not measured[each]]
+    if gone or kind:
+        yield _cause("slow_kernel", more, account.ranks, told, kind=(gone or [kind.replace("other", "small")])[0])  # fmt: skip
     else:
-        yield _cause("slow_kernel", more, account.ranks, told, kind="memory-bound")
+        yield _cause("clock_drop", more, account.ranks, told)
 
 
 def _ms(seconds: float) -> str:

@@ -84,6 +84,12 @@ _SYNCS = frozenset(
     "cudaEventSynchronize hipDeviceSynchronize hipStreamSynchronize".split()
 )
 _GEMM_WORDS = ("gemm", "cutlass", "matmul", "nvjet", "cublas")
+_ATTENTION = ("aten::_scaled_dot_product", "aten::scaled_dot_product")
+_STREAMS = tuple(
+    f"aten::{word}"
+    for word in "gelu silu relu native_layer_norm native_dropout _fused_rms_norm rms_norm _softmax softmax _log_softmax nll_loss embedding index_select".split()
+)
+"""Operators of the host that move memory: activations, norms, softmax, loss, embedding, with their backwards."""
 _ATTENTION_WORDS = ("flash", "fmha", "attention")
 _RANGE_NAMES = {
     "UNSHARD": "gather parameters",
@@ -431,7 +437,7 @@ class _Trace:
         self.collectives: Counter[tuple[str, int, int]] = Counter()
         self.launched: Counter[tuple[str, int]] = Counter()
         self.calls: list[Span] = []
-        self.operators = Busy(_MICRO)
+        self.operators, self.leaves = Busy(_MICRO), Busy(_MICRO)
         self.marked: list[tuple[float, float]] = []
         self.seen_marks: dict[str, array.array[float]] = {}
         self.forward_ids: dict[int | str, float] = {}
@@ -449,9 +455,15 @@ class _Trace:
         elif category in ("user_annotation", "gpu_user_annotation"):
             where = "device" if category == "gpu_user_annotation" else "host"
             self._annotation(event, name, where, start, start + length)
-        elif category == "cpu_op" and self.keeps and not name.startswith(_LAUNCHES):
+        elif category == "cpu_op" and name.startswith(_LAUNCHES):
+            self._mark("sync" if name == "c10d::barrier" else "sent", start, start + length)
+        elif category == "cpu_op" and self.keeps:
             # the host stands for what computes where no device does
             self.operators.compute(start, start + length)
+            if "::" in name and not name.startswith(
+                _BACKWARD
+            ):  # the rest only call others, and wait
+                self.leaves.compute(start, start + length)
             self._operator(event, name, start, start + length)
         elif name in _SYNCS:
             self._mark("sync", start, start + length)
@@ -467,8 +479,10 @@ class _Trace:
             return
         if name in _PRODUCTS:
             self._mark("gemm", start, end)
-        elif name.startswith("aten::_scaled_dot_product"):
+        elif name.startswith(_ATTENTION):
             self._mark("attention", start, end)
+        elif name.startswith(_STREAMS):
+            self._mark("memory", start, end)
         elif name in _SYNCS:
             self._mark("sync", start, end)
         args = _args(event)
@@ -534,6 +548,8 @@ class _Trace:
             self._mark("device gemm", start, end)
         elif any(word in low for word in _ATTENTION_WORDS):
             self._mark("device attention", start, end)
+        else:
+            self._mark("device memory", start, end)
         if number in self.forward_ids:
             self._mark("device forward", start, end)
             self._mark("device launched", self.forward_ids[number], 0.0)
@@ -553,11 +569,15 @@ class _Trace:
         ran, began = pairs.pop("forward", empty), pairs.pop("device launched", empty)
         again = _joined(ran[backward.contains(ran[:, 0])], backward)
         if self.devices:
+            pairs.pop("sent", None)
             again = pairs.pop("device forward", empty)[backward.contains(began[:, 0])]
-            for kind in ("gemm", "attention"):
+            for kind in ("gemm", "attention", "memory"):
                 pairs[kind] = pairs.pop(f"device {kind}", empty)
             pairs["host"] = next((item.times for item in self.operators.dense("computation", "compute", "")), empty)  # fmt: skip
-        busy = next((self._device or self.operators).dense("computation", "compute", ""), None)
+        received = [(call.start, call.end) for call in self.calls if call.name == "recv"]
+        if received or "sent" in pairs:
+            pairs["sent"] = np.concatenate([pairs.get("sent", empty), np.array(received).reshape(-1, 2)])  # fmt: skip
+        busy = next((self._device or self.leaves).dense("computation", "compute", ""), None)
         return {**pairs, "recompute": again, **({"busy": busy.times} if busy else {})}
 
     @property

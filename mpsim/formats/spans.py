@@ -144,7 +144,7 @@ class Spans:
         Members of the groups that the recording lists.
     marks : mapping of str to float64[n, 2]
         Start and end of what explains a step: ``loader`` (the data's iterator), ``recompute`` (forward operators inside the backward), ``sync`` (the host waits for the device or a
-        value), ``gemm`` and ``attention`` (kernels, or operators of the host that computes), ``host`` (operators of the host that launches), ``busy`` (all that computes, inside actions too) [s].
+        value), ``gemm``, ``attention`` and ``memory`` (kernels, or operators of the host that computes), ``host`` (operators of the host that launches), ``sent`` (a host that computes hands over or awaits a message), ``busy`` (all that computes, inside actions too) [s].
     base_ns : int
         Moment from which its times count, on the clock of its host [ns]; whole, as a float of seconds would lose microseconds.
     """

@@ -20,6 +20,7 @@ from mpsim.explain.account import PARTS, Account, account
 from mpsim.explain.causes import Expected, causes_of
 from mpsim.formats.recorded_step import read_recordings
 from tests import faults as trial
+from tests import spliced
 
 REAL = Path(__file__).parents[3] / "validation" / "measured" / "explained"
 
@@ -104,7 +105,9 @@ def test_a_stage_that_computes_longer_is_uneven_or_its_rank_is_slow(
     seconds[:, 0, PARTS.index("wire")] = step - busy
     calls = 100 * np.repeat(expected.compute, 2) * [1.0, 1.0, products, products]
     classes = {"gemm calls": calls[:, None], "gemm": busy[:, None], "attention": busy[:, None]}
-    taken = Account((0, 1, 2, 3), seconds, np.full((4, 1), step), classes, (), (), True)
+    taken = Account(
+        (0, 1, 2, 3), seconds, np.full((4, 1), step), classes, (np.zeros(0),) * 4, (), True
+    )
     first = causes_of(result, taken)[0]
     assert (first.cause, first.ranks) == (cause, (2, 3))
     assert first.seconds == pytest.approx(0.3 * expected.compute[1])
@@ -145,3 +148,16 @@ def test_a_log_alone_gives_the_difference(tmp_path: Path, mpsim_cli: Callable[..
     assert said["measured_s"] == 0.6
     assert said["causes"] == []
     assert "torch.profiler" in said["unseen"][0]
+
+
+@pytest.mark.parametrize("how", sorted(set(spliced.FAULTS) - {"a hook waits before collectives"}))
+def test_a_fault_spliced_into_a_real_recording_is_named(how: str, tmp_path: Path) -> None:
+    """A quarter of the step in the clean recording of two gloo ranks: the cause is right, and no more seconds than the step got longer by."""
+    result = mpsim.simulate(mpsim.load(REAL / "clean" / "scenario.yaml"))
+    clean = explain(result, traces("clean")).measured
+    files = spliced.splice(traces("clean"), how, 0.25 * clean, tmp_path, late=1)
+    said = explain(result, files)
+    cause, _, one = spliced.FAULTS[how]
+    assert said.causes[0].cause == cause
+    assert said.causes[0].ranks == ((1,) if one else (0, 1))
+    assert said.causes[0].seconds == pytest.approx(said.measured - clean, rel=0.3)
