@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 
 from mpsim.limits import MEMORY_LIMIT, TIME_LIMIT, refuse_large
 from mpsim.scenario.fields import Fields
+from mpsim.scenario.serving import Workload
 from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
 
-__all__ = ["Extent", "extent_of", "refuse_large_scenario"]
+__all__ = ["Extent", "expected_requests", "extent_of", "is_long", "refuse_large_scenario"]
+
+_USUAL = 1000  # requests where nobody says how many
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,9 +183,9 @@ def _copies(scenario: Scenario) -> int:
 
 def _service(scenario: Scenario, requests: int) -> Extent:
     constants, load = _constants()["request"], scenario.service.workload
-    expected = requests or load.requests or 1000
-    if load.duration is not None and load.rate is not None:
-        expected = requests or int(load.rate * load.duration)
+    expected = requests or expected_requests(load) or _USUAL
+    long = is_long(load) and scenario.service.disaggregated is None
+    kept = 0.2 * constants["kept"] if long else math.inf
     batches, look = _batches(scenario), constants[scenario.service.routing]
     each = constants["time"] + look * batches
     most = min(MEMORY_LIMIT / constants["memory"], TIME_LIMIT / each)
@@ -191,11 +194,25 @@ def _service(scenario: Scenario, requests: int) -> Extent:
         smaller = f"serving.workload.duration: for about {_rounded(most):,} requests"
     return Extent(
         rows=float(expected),
-        memory_bytes=expected * constants["memory"],
+        memory_bytes=min(expected, kept) * constants["memory"],
         seconds=expected * each,
         what=f"{expected:,} requests" + (f" routed to {batches:,} batches" if look else ""),
         smaller=(smaller,),
     )
+
+
+def expected_requests(load: Workload) -> int:
+    """Requests that a workload has, before they are drawn: of a trace nobody knows."""
+    if load.trace is not None:
+        return 0
+    if load.duration is not None:
+        return int((load.rate or 0.0) * load.duration)
+    return load.requests or (10 * load.concurrency if load.concurrency else _USUAL)
+
+
+def is_long(load: Workload) -> bool:
+    """Whether a stream has so many requests that it is drawn page by page and none is kept."""
+    return expected_requests(load) >= int(_constants()["request"]["kept"])
 
 
 def _batches(scenario: Scenario) -> int:

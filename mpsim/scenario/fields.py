@@ -25,6 +25,7 @@ __all__ = [
     "PriceRate",
     "Section",
     "Shorthand",
+    "Span",
     "Time",
     "Within",
     "gather_overrides",
@@ -149,6 +150,7 @@ def gather_overrides(data: object) -> object:
 Name: TypeAlias = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=SAFE_COUNT)]
 Time: TypeAlias = Annotated[float, Within(Dimension.TIME, 0.0, 3600.0)]
+Span: TypeAlias = Annotated[float, Within(Dimension.TIME, 0.0, 1e8)]
 Bytes: TypeAlias = Annotated[float, Within(Dimension.BYTES, 1.0, 1e18)]
 Bandwidth: TypeAlias = Annotated[float, Within(Dimension.BANDWIDTH, 1.0, 1e18)]
 FlopRate: TypeAlias = Annotated[float, Within(Dimension.FLOP_RATE, 1.0, 1e21)]

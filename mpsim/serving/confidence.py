@@ -11,38 +11,104 @@ References
 from __future__ import annotations
 
 import math
-from typing import TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.result.residuals import HALF_WIDTH
 
-__all__ = ["QUANTILES", "SteadyState", "distribution", "share_interval", "steady_state"]
+__all__ = [
+    "BATCHES",
+    "LOOKS",
+    "QUANTILES",
+    "Course",
+    "Spread",
+    "SteadyState",
+    "batch_interval",
+    "crowded_from",
+    "distribution",
+    "share_interval",
+    "steady_state",
+    "verdict",
+]
 
 Floats = NDArray[np.float64]
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _T = 1.383  # the same of Student's with nine degrees of freedom
 _FEWEST = 5  # values whose spread says something of their mean
-_BATCHES = 10
-_LEAST = 2 * _BATCHES  # values that are worth cutting into batches
+BATCHES = 10
+_LEAST = 2 * BATCHES  # values that are worth cutting into batches
 _SERVICES = 10.0  # times the mean request that requests have to come for
 _FILLING = 3.0  # times the mean request that a service takes to fill up
 _TURNS = 5.0  # requests of each user of a closed loop
 _SIGNIFICANT = 3.0  # standard errors of the growth of the queue
 _MATERIAL = 0.5  # growth of the queue over the mean time of service
 _GROWTH = 0.25  # of the requests in the service, over their mean
-_LOOKS = 120  # at the requests in the service, evenly spread
+LOOKS = 120  # at the requests in the service, evenly spread
 _PARTS = 12  # of these looks, four to a third of the stream
 
 
-def distribution(values: Floats) -> dict[str, float | list[float] | None] | None:
+class Spread(Protocol):
+    """Values of a latency in the order of the requests, as far as figures need them."""
+
+    @property
+    def count(self) -> int:
+        """How many values."""
+
+    @property
+    def mean(self) -> float:
+        """Mean of all values."""
+
+    @property
+    def least(self) -> float:
+        """The least value."""
+
+    @property
+    def means(self) -> Floats:
+        """Means of batches of neighbours, or of single values where these are few."""
+
+    def quantile(self, share: float) -> float:
+        """The value below which such a share lies."""
+
+    def at(self, place: int) -> float:
+        """The value at a place, ascending."""
+
+    def batch_quantiles(self, share: float) -> list[float]:
+        """The same of each batch."""
+
+
+class _Values:
+    """All values, at hand."""
+
+    def __init__(self, finite: Floats) -> None:
+        self._finite, self._ordered = finite, np.sort(finite)
+        self.count, self.mean = len(finite), float(finite.mean())
+        self.least = float(self._ordered[0])
+
+    @property
+    def means(self) -> Floats:
+        many = self.count >= _LEAST
+        groups = _batches(self._finite) if many else np.split(self._finite, self.count)
+        return np.array([group.mean() for group in groups])
+
+    def quantile(self, share: float) -> float:
+        return float(np.quantile(self._ordered, share))
+
+    def at(self, place: int) -> float:
+        return float(self._ordered[place])
+
+    def batch_quantiles(self, share: float) -> list[float]:
+        return [float(np.quantile(batch, share)) for batch in _batches(self._finite)]
+
+
+def distribution(values: Floats | Spread) -> dict[str, float | list[float] | None] | None:
     """Mean and percentiles of a latency, each with an 80 % interval.
 
     Parameters
     ----------
-    values : float64[N]
+    values : float64[N] or Spread
         In the order of the requests; NaN where a request has none.
 
     Returns
@@ -51,22 +117,20 @@ def distribution(values: Floats) -> dict[str, float | list[float] | None] | None
         ``mean``, ``mean_interval``, ``p50``, ``p50_interval`` and so on; None without values. The
         interval of a percentile is None where the values are too few to have its ends among them, that of the mean of fewer than five.
     """
-    finite = values[np.isfinite(values)]
-    count = len(finite)
+    if isinstance(values, np.ndarray):
+        finite = values[np.isfinite(values)]
+        return distribution(_Values(finite)) if len(finite) else None
+    count, mean = values.count, values.mean
     if not count:
         return None
-    ordered, mean = np.sort(finite), float(finite.mean())
-    least = min(0.0, float(ordered[0]))  # no latency is below it
-    half = 0.0
-    if count >= _FEWEST:
-        groups = _batches(finite) if count >= _LEAST else np.split(finite, count)
-        half = _half_width(np.array([group.mean() for group in groups]))
+    least = min(0.0, values.least)  # no latency is below it
+    half = _half_width(values.means) if count >= _FEWEST else 0.0
     figures: dict[str, float | list[float] | None] = {
         "mean": mean,
         "mean_interval": [max(least, mean - half), mean + half] if count >= _FEWEST else None,
     }
     for name, share in QUANTILES.items():
-        value = figures[name] = float(np.quantile(ordered, share))
+        value = figures[name] = values.quantile(share)
         reach = HALF_WIDTH * math.sqrt(share * (1 - share) * count)
         # about the place of the quantile itself, so that it lies between them
         place = share * (count - 1)
@@ -74,10 +138,9 @@ def distribution(values: Floats) -> dict[str, float | list[float] | None] | None
         if first < 0 or last >= count:
             figures[f"{name}_interval"] = None
             continue
-        low, high = float(ordered[first]), float(ordered[last])
-        if count / _BATCHES >= 1.0 / min(share, 1.0 - share):  # batches long enough to have it
-            batches = [float(np.quantile(batch, share)) for batch in _batches(finite)]
-            half = _half_width(np.array(batches))
+        low, high = values.at(first), values.at(last)
+        if count / BATCHES >= 1.0 / min(share, 1.0 - share):  # batches long enough to have it
+            half = _half_width(np.array(values.batch_quantiles(share)))
             low, high = min(low, max(least, value - half)), max(high, value + half)
         figures[f"{name}_interval"] = [low, high]
     return figures
@@ -92,15 +155,21 @@ class SteadyState(TypedDict):
 
 
 def _batches(values: Floats) -> list[Floats]:
-    return np.array_split(values, _BATCHES)
+    return np.array_split(values, BATCHES)
+
+
+def batch_interval(share: float, shares: Floats) -> tuple[float, float]:
+    """The 80 % interval of a share of requests, by that of each of ten batches."""
+    half = _half_width(shares)
+    return max(0.0, share - half), min(1.0, share + half)
 
 
 def share_interval(kept: NDArray[np.bool_]) -> tuple[float, float]:
     """The 80 % interval of a share of requests, given in their order: from batch means where they are enough, else Wilson's."""
     share, count = float(kept.mean()), len(kept)
     if count >= _LEAST:
-        half = _half_width(np.array([batch.mean() for batch in _batches(kept.astype(float))]))
-        return max(0.0, share - half), min(1.0, share + half)
+        shares = np.array([batch.mean() for batch in _batches(kept.astype(float))])
+        return batch_interval(share, shares)
     # of few requests that all kept the limits nobody knows that all others would
     middle, whole = share + HALF_WIDTH**2 / (2 * count), 1.0 + HALF_WIDTH**2 / count
     half = HALF_WIDTH * math.sqrt(share * (1.0 - share) / count + (HALF_WIDTH / (2 * count)) ** 2)
@@ -135,27 +204,83 @@ def steady_state(
     batch means) and half the mean time of service; nor the number of requests in the service from the first third to the last, once it has filled up, by more than three standard
     errors and a quarter of their mean. A closed loop must go round five times.
     """
-    reason, growing, counted = "", False, arrival >= since
+    counted = arrival >= since
+    count = int(counted.sum())
+    if kind == "all-at-once" or users is not None or count < _LEAST:
+        return verdict(Course(count), kind=kind, users=users)
+    stay, ends = queue + service, np.sort(arrival + queue + service)
+    begin, third = crowded_from(float(arrival[0]), float(arrival[-1]), float(stay.mean()), since)
+    looks = np.linspace(begin, float(arrival[-1]), LOOKS)
+    inside = np.searchsorted(arrival, looks, side="right") - np.searchsorted(
+        ends, looks, side="right"
+    )
+    course = Course(
+        count,
+        float(service[counted].mean()),
+        np.array([batch.mean() for batch in _batches(queue[counted])]),
+        inside,
+        third if third >= _FILLING * float(stay.mean()) else 0.0,
+        float(arrival[counted][-1] - arrival[counted][0]),
+        float(stay.mean()),
+    )
+    return verdict(course, kind=kind, users=users)
+
+
+class Course(NamedTuple):
+    """A stream of requests as it went.
+
+    Parameters
+    ----------
+    counted : int
+        Requests that count.
+    service, stay : float
+        Mean time in the service without the wait, and with it [s].
+    waits : float64[10]
+        Mean wait of each batch of requests [s].
+    inside : float64[120]
+        Requests in the service at times evenly spread from when it had filled up.
+    third : float
+        A third of that time [s]; 0 where it is too short to tell.
+    span : float
+        From the first arrival to the last [s].
+    """
+
+    counted: int
+    service: float = 0.0
+    waits: Floats = np.zeros(0)
+    inside: NDArray[Any] = np.zeros(0)
+    third: float = 0.0
+    span: float = 0.0
+    stay: float = 0.0
+
+
+def crowded_from(first: float, last: float, stay: float, since: float) -> tuple[float, float]:
+    """When a service whose requests come from `first` to `last` has filled up, and a third of the time from then on [s]."""
+    begin = max(since, first + _FILLING * stay)
+    return begin, (last - begin) / 3.0
+
+
+def verdict(course: Course, *, kind: str, users: int | None) -> SteadyState:
+    """Whether a stream reached a steady state; see `steady_state`."""
+    reason, growing = "", False
     if kind == "all-at-once":
         reason = "all requests come at once: filling and draining are part of every number"
     elif users is not None:
-        turns = float(counted.sum()) / users
+        turns = course.counted / users
         if turns < _TURNS:
             reason = f"each of {users} users sends {turns:.3g} requests, so the burst of the first ones counts; {_TURNS:g} were enough"
-    elif counted.sum() < _LEAST:
-        reason = f"{counted.sum()} requests are too few to tell"
+    elif course.counted < _LEAST:
+        reason = f"{course.counted} requests are too few to tell"
     else:
-        mean = float(service[counted].mean())
-        reason = _waiting(queue[counted], mean) or _crowding(arrival, queue + service, since)
+        reason = _waiting(course.waits, course.service) or _crowding(course)
         growing = bool(reason) and kind != "trace"  # which has ups and downs of its own
-        reason = reason or _short(arrival[counted], mean)
+        reason = reason or _short(course.span, course.service)
     return {"reached": not reason, "reason": reason, "growing": growing}
 
 
-def _waiting(queue: Floats, service: float) -> str:
+def _waiting(means: Floats, service: float) -> str:
     """Why the waits of an open stream are not steady."""
-    means = np.array([batch.mean() for batch in _batches(queue)])
-    half = _BATCHES // 2
+    half = BATCHES // 2
     early, late = means[:half], means[half:]
     growth = float(late.mean() - early.mean())
     # the spread within halves: a queue that grows makes that of all batches large
@@ -167,31 +292,23 @@ def _waiting(queue: Floats, service: float) -> str:
     return ""
 
 
-def _crowding(arrival: Floats, stay: Floats, since: float) -> str:
+def _crowding(course: Course) -> str:
     """Why the number of requests in the service is not steady, once it has had the time to fill up."""
-    mean, end = float(stay.mean()), float(arrival[-1])
-    begin = max(since, float(arrival[0]) + _FILLING * mean)
-    third = (end - begin) / 3.0
-    if third < _FILLING * mean:
+    if not course.third:
         return ""  # too short to tell
-    looks = np.linspace(begin, end, _LOOKS)
-    inside = np.searchsorted(arrival, looks, side="right") - np.searchsorted(
-        np.sort(arrival + stay), looks, side="right"
-    )
-    means = inside.reshape(_PARTS, -1).mean(axis=1)
+    means = course.inside.reshape(_PARTS, -1).mean(axis=1)
     early, late = means[: _PARTS // 3], means[-_PARTS // 3 :]
     growth = float(late.mean() - early.mean())
     spread = math.sqrt((early.var(ddof=1) + late.var(ddof=1)) / len(early))
-    # that of requests which have nothing to do with each other, who stay for `mean` each
-    chance = math.sqrt(2.0 * float(means.mean()) * min(1.0, 2.0 * mean / third))
+    # that of requests which have nothing to do with each other, who stay for `stay` each
+    chance = math.sqrt(2.0 * float(means.mean()) * min(1.0, 2.0 * course.stay / course.third))
     if growth > max(_GROWTH * float(means.mean()), _SIGNIFICANT * max(spread, chance)):
         return f"requests come faster than they are served: {late.mean():.4g} are in the service in the last third, {early.mean():.4g} in the first"
     return ""
 
 
-def _short(arrival: Floats, service: float) -> str:
+def _short(span: float, service: float) -> str:
     """Why a stream is too short to show a steady state."""
-    span = float(arrival[-1] - arrival[0])
     if span >= _SERVICES * service:
         return ""
     return f"requests come for {span:.3g} s and take {service:.3g} s each: the start and the end, when the service is emptier, count too much; {_SERVICES:g} times as long were enough"

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from mpsim import accessors, archive
+from mpsim.errors import ScenarioError
 from mpsim.frame import to_frame
 from mpsim.result.result import JobResult, Pictures
 from mpsim.scenario import Scenario
-from mpsim.scenario.extent import refuse_large_scenario
+from mpsim.scenario.extent import is_long, refuse_large_scenario
 from mpsim.serving.intervals import intervals, setting_of
+from mpsim.serving.many import Folded
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 from mpsim.serving.service import Progress, serve
+from mpsim.serving.stream import Stream
 from mpsim.serving.summary import Figures, latencies, summarise, window_of
 from mpsim.serving.words import service_sheet
 from mpsim.sheet import Sheet
@@ -61,14 +64,25 @@ class ServiceResult(JobResult):
     @property
     def plot(self) -> Pictures:
         """Pictures of the service; see `mpsim.plot.ServicePlots`."""
+        self._require_requests("pictures show")
         pictures: Pictures = accessors.call("service.plot", self)
         return pictures
 
     def write_trace(self, path: str | Path) -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
+        self._require_requests("a trace shows")
         accessors.call("service.write_trace", self, path)
 
+    def _require_requests(self, what: str) -> None:
+        """Refuse what needs every request, of a stream that keeps none."""
+        if self.served.folded is not None:
+            raise ScenarioError(
+                f"{what} every request, and of a stream of {self.summary['requests']:,} none is kept; "
+                "needed serving.workload.requests below 200,000"
+            )
+
     def _parts(self) -> dict[str, object]:
+        self._require_requests("an archive holds")
         return {"kind": self.kind, "requests": self.requests, "served": self.served}
 
     @classmethod
@@ -88,6 +102,7 @@ class ServiceResult(JobResult):
         MissingExtraError
             If pandas is not installed.
         """
+        self._require_requests("a table has")
         served = self.served
         return to_frame(
             {
@@ -115,6 +130,15 @@ def run_service(
     ScenarioError
         If the service cannot hold its weights, or a request.
     """
+    if is_long(plan.workload) and plan.prefill is None:
+        stream = Stream(plan.workload, plan.seed)
+        ones = (
+            np.array([stream.longest_prompt]),
+            np.array([stream.longest - stream.longest_prompt]),
+        )
+        plan.require(Requests(np.zeros(1), *ones))
+        served = _run(plan, stream, progress, Folded(plan, stream))
+        return ServiceResult(scenario, plan, Requests(*np.zeros((3, 0))), served)
     requests = plan.requests()
     refuse_large_scenario(scenario, len(requests))  # nobody knew how many a trace has
     progress(0, len(requests))
@@ -150,10 +174,16 @@ def _serve_workload(
     return requests.first(sent), served.first_requests(sent)
 
 
-def _run(plan: ServicePlan, requests: Requests, progress: Progress = lambda *_: None) -> Served:
+def _run(
+    plan: ServicePlan,
+    requests: Requests | Stream,
+    progress: Progress = lambda *_: None,
+    folded: Folded | None = None,
+) -> Served:
     return serve(
         requests,
         plan.pool,
+        folded=folded,
         concurrency=plan.workload.concurrency,
         routing=plan.routing,
         handover=plan.handover,

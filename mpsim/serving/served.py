@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Served"]
+if TYPE_CHECKING:
+    from mpsim.serving.many import Folded
+
+__all__ = ["Served", "part_of_run"]
 
 Floats = NDArray[np.float64]
 
@@ -56,6 +61,11 @@ class Served:
     transfers: Mapping[str, Floats]
     moved: int = 0
 
+    @property
+    def folded(self) -> Folded | None:
+        """Sums and sketches of a stream of which neither requests nor iterations were kept; None where all are here."""
+        return None
+
     def first_requests(self, count: int) -> Served:
         """The same run with the first so many requests: the others were never sent."""
         names = ("arrival", "started", "first", "last")
@@ -70,3 +80,22 @@ class Served:
             for kind, count in zip(kinds, self.pools, strict=True)
             for number in range(count)
         )
+
+
+def part_of_run(times: Sequence[Floats], steps: Mapping[str, Floats]) -> Served:
+    """Requests of a run whose arrival, start, first and last token are these, or iterations of it."""
+    arrival, started, first, last = times
+    return Served(
+        arrival=arrival,
+        started=started,
+        first=first,
+        last=last,
+        steps=steps,
+        preemptions=0,
+        hit_tokens=0,
+        engines=0,
+        end=math.inf,
+        pools=(1,),
+        stalled=(),
+        transfers={},
+    )

@@ -11,11 +11,12 @@ Requests that arrive at the same time are handed out in their order; engines act
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import simpy
@@ -24,10 +25,12 @@ from numpy.typing import NDArray
 from mpsim.serving.batching import Engine, Iteration
 from mpsim.serving.entrance import AHEAD, Entrance, Passed, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
+from mpsim.serving.many import Folded, Streamed, Window
 from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
-from mpsim.serving.served import Served
+from mpsim.serving.served import Served, part_of_run
+from mpsim.serving.stream import Stream
 from mpsim.serving.transfers import Transfers
 
 __all__ = ["Progress", "serve"]
@@ -39,6 +42,7 @@ Events = Generator[simpy.Event, object, None]
 
 # requests that loads differ by until a prefix is not followed any more: SGLang's router
 _UNEVEN = 32
+_PAGE = 16_384  # iterations of a stream that are folded at once
 _TOLD = 1000  # requests that end between two reports at most
 _COLUMNS = (
     "start",
@@ -97,9 +101,10 @@ def _ring(call: simpy.Event, _: simpy.Event) -> None:
 
 
 def serve(
-    requests: Requests,
+    requests: Requests | Stream,
     pool: Pool,
     *,
+    folded: Folded | None = None,
     concurrency: int | None = None,
     routing: str = "round-robin",
     handover: Handover | None = None,
@@ -112,6 +117,10 @@ def serve(
 
     Parameters
     ----------
+    requests : Requests or Stream
+        All of them, or where they are drawn page by page.
+    folded : Folded, optional
+        What becomes of requests and iterations of a stream.
     concurrency : int, optional
         Users of a closed loop, each of whom sends the next request when the last one has ended; None for an open one.
     routing : str
@@ -126,7 +135,9 @@ def serve(
     until : float, optional
         When the users of a closed loop send no more [s].
     """
-    service = _Service(requests, pool, concurrency, routing, handover, turnaround, front_end, until)
+    service = _Service(
+        requests, pool, concurrency, routing, handover, turnaround, front_end, until, folded
+    )
     service.progress = progress
     return service.run()
 
@@ -138,7 +149,7 @@ class _Service:
 
     def __init__(
         self,
-        requests: Requests,
+        requests: Requests | Stream,
         own: Pool,
         concurrency: int | None,
         routing: str,
@@ -146,32 +157,41 @@ class _Service:
         turnaround: float,
         front_end: float,
         until: float | None,
+        folded: Folded | None,
     ) -> None:
-        count = len(requests)
-        self._count = count
+        self._folded = folded
+        if isinstance(requests, Requests):
+            self._count, self._pages = len(requests), iter([requests])
+            self._longest, self._unit = int(requests.output.max(initial=0)), requests.unit
+        else:
+            self._count, self._pages = requests.count, requests.pages()
+            self._longest, self._unit = requests.longest_output, requests.unit
         self._concurrency = concurrency
         self._routing = routing
         self._until = np.inf if until is None else until
         self._handover = handover
-        self._requests = requests
         self._fragile = bool(own.outages)
         self._turnaround = turnaround
         self._front_end, self._free = front_end, 0.0  # when it has seen to all that came
         self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
-        self._arrival = requests.arrival.tolist()
-        self._queued = [self._passed(at) for at in self._arrival] if concurrency is None else []
-        if concurrency is not None:
-            self._arrival = [0.0] * min(concurrency, count) + [np.nan] * max(0, count - concurrency)
-        self._prompt, self._output = requests.prompt.tolist(), requests.output.tolist()
+        # where all are kept, plain lists are faster: nothing is dropped from them
+        self._column: type[Window[Any]] = cast("Any", list) if folded is None else Window
+        self._arrival, self._queued, self._started, self._first, self._last = (
+            self._column() for _ in range(5)
+        )
+        self._prompt, self._output = self._column(), self._column()
+        self._hashes: Window[tuple[int, ...]] | None = None
+        self._loaded, self._folds = 0, 0  # requests that were drawn, and that were folded
+        self._left: deque[list[int]] = (
+            deque()
+        )  # of each page: its requests, those that have not ended
+        self._load()
         self._env = simpy.Environment()
         self._pools = [own] if handover is None else [handover.prefill, own]
         self._lanes: list[list[Lane]] = []  # which number their batches one after the other
         for place, pool in enumerate(self._pools):
             self._lanes.append(self._open(place, pool))
         self._alone = len(self._lanes[0]) == 1
-        self._started = [np.nan] * count
-        self._first = [np.nan] * count
-        self._last = [np.nan] * count
         self._rows: list[tuple[float, ...]] = []
         self._stalled = [{"cache": 0.0, "transfer": 0.0, "down": 0.0} for _ in self._pools]
         self._moved = 0
@@ -187,11 +207,10 @@ class _Service:
 
     def _open(self, place: int, pool: Pool) -> list[Lane]:
         """The batches of a pool."""
-        requests, stages = self._requests, pool.prices.work.pp
+        stages = pool.prices.work.pp
         computes = self._handover is not None and place == 0
         first = sum(len(lanes) for lanes in self._lanes)
-        output = [1] * len(requests) if computes else self._output
-        longest = max(output, default=0)
+        output = [1] * self._count if computes else self._output
         lanes: list[Lane] = []
         for replica in range(pool.replicas):
             for _ in range(stages):
@@ -201,11 +220,11 @@ class _Service:
                         pool.blocks // (stages * pool.ranks),
                         self._prompt,
                         output,
-                        hashes=requests.hashes,
-                        unit=requests.unit,
+                        hashes=self._hashes,
+                        unit=self._unit,
                         hands_over=computes,
                         samples_first=self._handover is not None and self._handover.samples_first,
-                        longest=longest,
+                        longest=1 if computes else self._longest,
                     )
                     for _ in range(pool.ranks)
                 ]
@@ -234,14 +253,14 @@ class _Service:
             self._env.process(self._fail(*outage))
         self._env.run()
         engines = [engine for lane in lanes for engine in lane.engines]
-        table = np.array(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
+        self._fold_rows()
         moves = np.array(self._moves, dtype=float).reshape(-1, len(_MOVES))
-        return Served(
+        served = Served(
             arrival=np.array(self._arrival),
             started=np.array(self._started),
             first=np.array(self._first),
             last=np.array(self._last),
-            steps=dict(zip(_COLUMNS, table.T, strict=True)),
+            steps=self._steps(),
             preemptions=sum(engine.preempted for engine in engines),
             hit_tokens=sum(engine.cache.hit_tokens for engine in engines),
             engines=len(lanes),
@@ -251,18 +270,83 @@ class _Service:
             transfers=dict(zip(_MOVES, moves.T, strict=True)),
             moved=self._moved,
         )
+        if self._folded is None:
+            return served
+        parts = {field.name: getattr(served, field.name) for field in dataclasses.fields(Served)}
+        return Streamed(**parts, sums=self._folded)
+
+    def _steps(self) -> dict[str, Floats]:
+        """Iterations that were written down, by column."""
+        table = np.array(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
+        return dict(zip(_COLUMNS, table.T, strict=True))
+
+    def _load(self) -> None:
+        """Take up the next page of requests, as long as there is one."""
+        page = next(self._pages, None)
+        if page is None:
+            return
+        count = len(page)
+        if self._concurrency is None:
+            arrival = page.arrival.tolist()
+            self._arrival += arrival
+            self._queued += [self._passed(at) for at in arrival]
+        else:
+            self._arrival += [math.nan] * count
+        for column in (self._started, self._first, self._last):
+            column += [math.nan] * count
+        self._prompt += page.prompt.tolist()
+        self._output += page.output.tolist()
+        if page.hashes is not None:
+            if self._hashes is None:
+                self._hashes = self._column()
+            self._hashes += page.hashes
+        self._loaded += count
+        self._left.append([count, count])
+
+    def _fold(self, request: int) -> None:
+        """Note that a request of a stream has ended; fold the first pages when all of theirs have."""
+        assert self._folded is not None, "asked of a stream"
+        place, at = request - self._folds, 0
+        while place >= self._left[at][0]:
+            place -= self._left[at][0]
+            at += 1
+        self._left[at][1] -= 1
+        while self._left and not self._left[0][1] and self._sent >= self._folds + self._left[0][0]:
+            count, _ = self._left.popleft()
+            columns = (self._arrival, self._started, self._first, self._last)
+            times = [np.array(column.drop(count)) for column in columns]
+            prompt, output = (np.array(c.drop(count)) for c in (self._prompt, self._output))
+            if self._queued:
+                self._queued.drop(count)
+            if self._hashes:
+                self._hashes.drop(count)
+            requests = Requests(times[0], prompt, output)
+            self._folded.add(self._folds, requests, part_of_run(times, {}))
+            self._folds += count
+        if len(self._rows) >= _PAGE:
+            self._fold_rows()
+
+    def _fold_rows(self) -> None:
+        """Fold the iterations of a stream that were written down."""
+        if self._folded is not None and self._rows:
+            self._folded.add_rows(part_of_run([np.zeros(0)] * 4, self._steps()))
+            self._rows.clear()
 
     def _arrivals(self) -> Events:
         """Hand requests out when they come."""
-        for at in self._queued:
-            if at > self._env.now:
-                yield self._env.timeout(at - self._env.now)
+        while self._sent < self._count:
+            wait = self._queued[self._sent] - self._env.now
+            if wait > 0.0:
+                yield self._env.timeout(wait)
             self._hand_out()
 
     def _hand_out(self) -> None:
         """Give the next request to an engine, and wake it."""
         request = self._sent
         self._sent += 1
+        # whoever asks for the next one of its own looks as many ahead as there are batches
+        if self._sent + len(self._lanes[0]) >= self._loaded < self._count:
+            self._load()
         self._put(self._lanes[0], request, request)
 
     def _fail(self, replica: int, begin: float, end: float) -> Events:
@@ -312,7 +396,7 @@ class _Service:
         loads = [lane.engine.load for lane in lanes]
         if self._routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
             cached = [max(e.cache.cached(request) for e in lane.engines) for lane in lanes]
-            units = self._requests.hashes[request] if self._requests.hashes else ()
+            units = self._hashes[request] if self._hashes else ()
             if 0 < len(units) <= 2 * max(cached):  # else nobody knows it
                 return lanes[min(range(len(lanes)), key=lambda at: (-cached[at], loads[at]))]
         return lanes[min(range(len(lanes)), key=loads.__getitem__)]
@@ -507,6 +591,8 @@ class _Service:
         in_time = self._env.now + self._turnaround < self._until
         if self._concurrency is not None and more and in_time:
             self._send(self._env.now + self._turnaround)
+        if self._folded is not None:
+            self._fold(request)
 
     def _passed(self, came: float) -> float:
         """When a request that comes to the front end is through it: one passes after another."""
@@ -515,6 +601,8 @@ class _Service:
 
     def _send(self, comes: float) -> None:
         """Let the next request of a closed loop come to the front end."""
+        if self._sent + len(self._due) >= self._loaded:
+            self._load()
         self._arrival[self._sent + len(self._due)] = comes
         wait = self._passed(comes) - self._env.now
         if wait <= 0.0:

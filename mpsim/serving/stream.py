@@ -2,23 +2,72 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.scenario.extent import expected_requests
 from mpsim.scenario.serving import LengthChoice, Workload
 from mpsim.serving.requests import Requests
 from mpsim.serving.traces import read_trace
 
-__all__ = ["draw_requests"]
+__all__ = ["Stream", "draw_requests"]
 
-_USUAL = 1000  # requests where nobody says how many
+_PAGE = 16_384  # requests of a page at least
+
+
+class Stream:
+    """A stream that is drawn page by page, as often as it is asked for; a page is at most a tenth of it."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload, self._seed = workload, seed
+        self.unit = workload.shared_prefix
+        whole = expected_requests(workload)
+        self._page = math.ceil(whole / (10 * math.ceil(whole / (10 * _PAGE))))
+        self.count, self.prompts, self.span = 0, 0.0, 0.0
+        self.longest = self.longest_prompt = self.longest_output = 0
+        for page in self.pages():
+            self.count += len(page)
+            self.prompts += float(page.prompt.sum())
+            self.span = float(page.arrival[-1])
+            self.longest = max(self.longest, page.longest)
+            self.longest_prompt = max(self.longest_prompt, int(page.prompt.max()))
+            self.longest_output = max(self.longest_output, int(page.output.max()))
+
+    def pages(self) -> Iterator[Requests]:
+        """Its requests."""
+        load, done, last = self._workload, 0, 0.0
+        left = None if load.duration is not None else expected_requests(load)
+        for number in itertools.count():
+            size = self._page if left is None else min(self._page, left - done)
+            if not size:
+                return
+            free = {"requests": None, "duration": None, "trace": None}
+            page = draw_requests(
+                load.model_copy(update=free), seed=(self._seed, number), count=size, first=done
+            )
+            page = dataclasses.replace(page, arrival=page.arrival + last)
+            last, done = float(page.arrival[-1]), done + size
+            if load.duration is not None and last > load.duration:
+                page = page.first(int((page.arrival <= load.duration).sum()))
+                if len(page):
+                    yield page
+                return
+            yield page
 
 
 def draw_requests(
-    workload: Workload, *, seed: int, folder: str | Path = ".", count: int | None = None
+    workload: Workload,
+    *,
+    seed: int | tuple[int, int],
+    folder: str | Path = ".",
+    count: int | None = None,
+    first: int = 0,
 ) -> Requests:
     """The requests of a workload; equal seeds give equal requests.
 
@@ -28,6 +77,8 @@ def draw_requests(
         Where a trace's file is looked for.
     count : int, optional
         How many, whatever the workload says: a closed loop of a certain duration shows only in the run how many it sends.
+    first : int
+        Number of the first of them, where they are part of a stream.
     """
     if workload.trace is not None:
         requests = read_trace(Path(folder) / workload.trace)
@@ -35,7 +86,7 @@ def draw_requests(
             return requests.first(int((requests.arrival <= workload.duration).sum()))
         return requests.first(workload.requests) if workload.requests else requests
     lengths, gaps = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
-    count = count or workload.requests or _count(workload)
+    count = count or expected_requests(workload.model_copy(update={"duration": None}))
     arrival = np.zeros(count)
     if workload.arrival in ("poisson", "gamma"):
         assert workload.rate is not None, "the schema wants one"
@@ -51,15 +102,10 @@ def draw_requests(
     output = _draw_lengths(workload.output, count, lengths)
     if not workload.shared_prefix:  # every request is its own
         return Requests(arrival, prompt, output)
-    group = np.arange(count) % workload.prefix_groups
+    group = np.arange(first, first + count) % workload.prefix_groups
     long = prompt > workload.shared_prefix
     hashes = tuple((int(number),) if fits else () for number, fits in zip(group, long, strict=True))
     return Requests(arrival, prompt, output, hashes, workload.shared_prefix)
-
-
-def _count(workload: Workload) -> int:
-    """Requests where nobody says: ten for each user of a closed loop, as load generators send."""
-    return 10 * workload.concurrency if workload.concurrency else _USUAL
 
 
 def _draw_lengths(

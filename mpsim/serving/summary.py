@@ -19,6 +19,7 @@ from mpsim.result.words import Figures
 from mpsim.serving.batching import Batch
 from mpsim.serving.confidence import (
     QUANTILES,
+    Spread,
     SteadyState,
     distribution,
     share_interval,
@@ -28,7 +29,21 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 
-__all__ = ["ACCOUNT", "Figures", "account", "itl", "latencies", "pool_accounts", "summarise"]
+__all__ = [
+    "ACCOUNT",
+    "Figures",
+    "Promise",
+    "RowSums",
+    "Tally",
+    "account",
+    "itl",
+    "latencies",
+    "missed_of",
+    "pool_accounts",
+    "promise_of",
+    "summarise",
+    "window_of",
+]
 
 Floats = NDArray[np.float64]
 
@@ -90,8 +105,14 @@ def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> 
 
 def pool_accounts(plan: ServicePlan, served: Served) -> dict[str, dict[str, float]]:
     """The account of each pool's accelerators; each sums to the duration."""
+    sums = _row_sums(plan, served)
+    return {name: sums[name].account(served, place) for place, name in enumerate(plan.pools)}
+
+
+def _row_sums(plan: ServicePlan, served: Served) -> dict[str, RowSums]:
+    """Sums over the iterations of each pool."""
     return {
-        name: _pool_account(pool, served, place)
+        name: RowSums(pool).add(_of_pool(served, place))
         for place, (name, pool) in enumerate(plan.pools.items())
     }
 
@@ -106,37 +127,85 @@ def _of_pool(served: Served, place: int) -> Mapping[str, Floats]:
     return {name: column[mine] for name, column in served.steps.items()}
 
 
-def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, float]:
-    prices, steps, work = plan.prices, _of_pool(served, place), plan.work
-    totals = dict.fromkeys(ACCOUNT, 0.0)
-    left, count = steps["seconds"], steps["count"]
-    for part, each in zip(_BESIDE, _beside(plan, steps), strict=True):
-        took = np.minimum(each * count, left)
-        totals[part] = float(took.sum())
-        left = left - took
-    prompts = steps["prompt_tokens"] > 0
-    share = prompts.astype(float)
-    mixed = np.flatnonzero(prompts & (steps["decodes"] > 0))
-    columns = (steps[name][mixed].tolist() for name in ("seconds", "decodes", "context"))
-    for at, seconds, decodes, context in zip(mixed.tolist(), *columns, strict=True):
-        alone = float(prices.stage_seconds(Batch(int(decodes), context))) * work.pp
-        share[at] = max(0.0, 1.0 - alone / seconds)
-    totals["prefill"] = float((left * share).sum())
-    totals["decode"] = float((left * (1.0 - share)).sum())
-    # a batch is on one stage of several at a time, and as many batches run as there are stages
-    lanes = served.pools[place]
-    parts = {part: value / lanes for part, value in totals.items()}
-    worked = math.fsum(parts.values())
-    idle = max(0.0, served.end - worked)
-    if work.pp > 1:
-        active = _active(steps, lanes // work.pp, work.pp)
-        parts["bubble"] = max(0.0, min(idle, active - worked))
-        idle -= parts["bubble"]
-    for part, reason in (("exposed_kv", "transfer"), ("down", "down"), ("idle_cache", "cache")):
-        parts[part] = min(idle, served.stalled[place][reason] / lanes)
-        idle -= parts[part]
-    parts["idle"] = idle
-    return parts
+class RowSums:
+    """Sums over the iterations of a pool, some of which come at a time in the order of their ends.
+
+    Parameters
+    ----------
+    plan : ServicePlan
+        The pool.
+    """
+
+    def __init__(self, plan: ServicePlan) -> None:
+        self._plan = plan
+        self._parts = dict.fromkeys(ACCOUNT, 0.0)
+        self._seconds, self._active = 0.0, 0.0
+        self._over = {"decodes": (0.0, 0.0), "used": (0.0, 0.0)}
+        self._reach: dict[float, float] = {}
+
+    def add(self, steps: Mapping[str, Floats]) -> RowSums:
+        """Add iterations; the sums."""
+        prices, parts, work = self._plan.prices, self._parts, self._plan.work
+        left, count = steps["seconds"], steps["count"]
+        if not len(left):
+            return self
+        self._seconds += float(left.sum())
+        for column, (total, most) in self._over.items():
+            values = steps[column]
+            weighted = total + float((values * left).sum())
+            self._over[column] = weighted, max(most, float(values.max()))
+        for part, each in zip(_BESIDE, _beside(self._plan, steps), strict=True):
+            took = np.minimum(each * count, left)
+            parts[part] += float(took.sum())
+            left = left - took
+        prompts = steps["prompt_tokens"] > 0
+        share = prompts.astype(float)
+        mixed = np.flatnonzero(prompts & (steps["decodes"] > 0))
+        columns = (steps[name][mixed].tolist() for name in ("seconds", "decodes", "context"))
+        for at, seconds, decodes, context in zip(mixed.tolist(), *columns, strict=True):
+            alone = float(prices.stage_seconds(Batch(int(decodes), context))) * work.pp
+            share[at] = max(0.0, 1.0 - alone / seconds)
+        parts["prefill"] += float((left * share).sum())
+        parts["decode"] += float((left * (1.0 - share)).sum())
+        if work.pp > 1:
+            self._add_active(steps)
+        return self
+
+    def _add_active(self, steps: Mapping[str, Floats]) -> None:
+        """Add the time in which any batch of an instance runs."""
+        instance = steps["engine"] // self._plan.pp
+        for number in np.unique(instance).tolist():
+            mine = instance == number
+            start, span = steps["start"][mine], steps["span"][mine]
+            order = np.argsort(start, kind="stable")
+            starts = start[order]
+            before = self._reach.get(number, float(starts[0]))
+            reach = np.maximum.accumulate(np.append(before, starts + span[order]))
+            gaps = np.maximum(0.0, starts - reach[:-1]).sum()
+            self._active += float(reach[-1] - before - gaps)
+            self._reach[number] = float(reach[-1])
+
+    def over_time(self, column: str) -> dict[str, float]:
+        """Mean over the time in which engines work, and the most, of a column of the iterations."""
+        total, most = self._over[column]
+        return {"mean": total / self._seconds if self._seconds else 0.0, "max": most}
+
+    def account(self, served: Served, place: int) -> dict[str, float]:
+        """Seconds of each part; they sum to the duration."""
+        # a batch is on one stage of several at a time, and as many batches run as there are stages
+        lanes, stages = served.pools[place], self._plan.pp
+        parts = {part: value / lanes for part, value in self._parts.items()}
+        worked = math.fsum(parts.values())
+        idle = max(0.0, served.end - worked)
+        if stages > 1:
+            active = self._active / (lanes // stages)
+            parts["bubble"] = max(0.0, min(idle, active - worked))
+            idle -= parts["bubble"]
+        for part, reason in (("exposed_kv", "transfer"), ("down", "down"), ("idle_cache", "cache")):
+            parts[part] = min(idle, served.stalled[place][reason] / lanes)
+            idle -= parts[part]
+        parts["idle"] = idle
+        return parts
 
 
 def _beside(plan: ServicePlan, steps: Mapping[str, Floats]) -> tuple[Floats, ...]:
@@ -154,70 +223,47 @@ def _beside(plan: ServicePlan, steps: Mapping[str, Floats]) -> tuple[Floats, ...
     return tensor * work.pp, experts * work.pp, sent, host
 
 
-def _active(steps: Mapping[str, Floats], replicas: int, stages: int) -> float:
-    """Mean over replicas of the time in which any of its batches runs [s]."""
-    if not len(steps["start"]):
-        return 0.0
-    instance = (steps["engine"] - steps["engine"].min()) // stages
-    total = 0.0
-    for number in np.unique(instance).tolist():
-        mine = instance == number
-        start, span = steps["start"][mine], steps["span"][mine]
-        order = np.argsort(start, kind="stable")
-        starts = start[order]
-        reach = np.maximum.accumulate(starts + span[order])
-        gaps = np.maximum(0.0, starts[1:] - reach[:-1]).sum()
-        total += float(reach[-1] - starts[0] - gaps)
-    return total / replicas
-
-
 def summarise(
     plan: ServicePlan, requests: Requests, served: Served, *, until: float | None = None
 ) -> Figures:
     """Every figure of a service, SI units; what came or was done after `until` [s] counts for none."""
-    times = latencies(served, requests, plan.first_token_time)
-    window = window_of(plan, requests, served, until)
-    done, duration, output = window.counted, window.seconds, window.output
-    by_pool = pool_accounts(plan, served)
+    if served.folded is not None:
+        tally, sums = served.folded.tally(served.end), {"serving": served.folded.sums}
+    else:
+        tally, sums = _tally(plan, requests, served, until), _row_sums(plan, served)
+    duration, output, promise, state = tally.seconds, tally.output, tally.promise, tally.state
+    by_pool = {name: sums[name].account(served, place) for place, name in enumerate(plan.pools)}
     parts = _together(plan, by_pool)
     unused = math.fsum(
         parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble")
     )
     busy = 1.0 - unused / served.end if served.end else 0.0
-    tpot = distribution(times["tpot"][done])
+    figures = {name: distribution(values) for name, values in tally.spreads.items()}
+    tpot = figures["tpot"]
     mean_tpot = cast("float", tpot["mean"]) if tpot else 0.0
-    gaps, weights = itl(served, since=window.begin, until=math.inf if until is None else until)
     accelerators = plan.accelerators
-    promise = _promise(plan, times, done)
     energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= duration / served.end if served.end else 0.0
     price = plan.cluster.accelerator.price_per_hour
-    ended, service = np.isfinite(served.last), times["e2e"] - times["queue"]
-    state = steady_state(
-        *(values[ended] for values in (served.arrival, times["queue"], service)),
-        kind=plan.workload.arrival,
-        users=plan.workload.concurrency,
-        since=window.begin,
-    )
     return {
         "accelerators": accelerators,
         "duration_s": served.end,
         "measured_s": duration,
-        "requests": int(done.sum()),
-        "request_rate_per_s": _rate(window.finished, duration),
+        "requests": tally.count,
+        "request_rate_per_s": _rate(tally.finished, duration),
         "steady_state": state,
-        "ttft_s": distribution(times["ttft"][done]),
+        "ttft_s": figures["ttft"],
         "tpot_s": tpot,
-        "itl_s": _weighted(gaps, weights),
-        "e2e_s": distribution(times["e2e"][done]),
-        "queue_s": distribution(times["queue"][done]),
+        "itl_s": tally.gaps,
+        "e2e_s": figures["e2e"],
+        "queue_s": figures["queue"],
         "output_tokens_per_s": _rate(output, duration),
-        "total_tokens_per_s": _rate(output + window.prompt, duration),
+        "total_tokens_per_s": _rate(output + tally.prompt, duration),
         "output_tokens_per_s_per_accelerator": _rate(output, duration) / accelerators,
         "output_tokens_per_s_per_user": 1.0 / mean_tpot if mean_tpot else None,
         "goodput_per_s": _rate(promise.count, duration) if promise else None,
         "requests_within_slo": promise.share if promise else None,
-        "requests_within_slo_interval": list(promise.interval) if promise and done.any() else None,
+        "requests_within_slo_interval": list(promise.interval) if promise and tally.count else None,
         "slo": {
             "ttft_s": plan.slo.ttft,
             "tpot_s": plan.slo.tpot,
@@ -228,17 +274,74 @@ def summarise(
         **_speculation(plan),
         "preemptions": served.preemptions,
         "moved": served.moved,
-        "prefix_hit_share": served.hit_tokens / max(1.0, float(requests.prompt.sum())),
-        **_pool_figures(plan, served, len(served.pools) - 1),
+        "prefix_hit_share": served.hit_tokens / max(1.0, tally.prompts),
+        **_pool_figures(plan, list(sums.values())[-1]),
         "account_s": parts,
         "utilisation": busy,
-        **_disaggregation(plan, served, by_pool),
+        **_disaggregation(plan, served, by_pool, sums),
         "energy_j_per_output_token": energy / output if output else None,
         "cost_per_million_output_tokens": None
         if price is None or not output
         else price * accelerators * duration / _HOUR / output * _MEGA,
+        **({"percentile_error": served.folded.error} if served.folded else {}),
         "warnings": _warnings(plan, served, state),
     }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tally:
+    """Tally of the requests of a run, all kept or folded, from which the figures come.
+
+    Parameters
+    ----------
+    seconds : float
+        The part of the run that counts [s].
+    count, finished : int
+        Requests that count, and whose last token was given in it.
+    output, prompt, prompts : float
+        Tokens generated in it, of prompts that ended in it, and of all prompts.
+    spreads : mapping of str to values or Spread
+        Latencies by name [s].
+    gaps : mapping of str to float, or None
+        Mean and percentiles of the gaps between tokens [s].
+    """
+
+    seconds: float
+    count: int
+    finished: int
+    output: float
+    prompt: float
+    prompts: float
+    spreads: Mapping[str, Floats | Spread]
+    gaps: dict[str, float] | None
+    promise: Promise | None
+    state: SteadyState
+
+
+def _tally(plan: ServicePlan, requests: Requests, served: Served, until: float | None) -> Tally:
+    """The tally of a run whose requests are all kept."""
+    times = latencies(served, requests, plan.first_token_time)
+    window = window_of(plan, requests, served, until)
+    gaps = itl(served, since=window.begin, until=math.inf if until is None else until)
+    ended, service = np.isfinite(served.last), times["e2e"] - times["queue"]
+    state = steady_state(
+        *(values[ended] for values in (served.arrival, times["queue"], service)),
+        kind=plan.workload.arrival,
+        users=plan.workload.concurrency,
+        since=window.begin,
+    )
+    return Tally(
+        window.seconds,
+        int(window.counted.sum()),
+        window.finished,
+        window.output,
+        window.prompt,
+        float(requests.prompt.sum()),
+        {name: values[window.counted] for name, values in times.items()},
+        _weighted(*gaps),
+        _promise(plan, times, window.counted),
+        state,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -318,21 +421,25 @@ def _speculation(plan: ServicePlan) -> Figures:
     return {"speculation": figures}
 
 
-def _pool_figures(plan: ServicePlan, served: Served, place: int) -> Figures:
+def _pool_figures(plan: ServicePlan, sums: RowSums) -> Figures:
     """How full the batches and the cache of a pool are, and its memory."""
-    steps = _of_pool(served, place)
     memory = dataclasses.asdict(plan.memory)
     del memory["block_bytes"]
     each = max(1, plan.blocks // plan.pp)
-    used = {name: value / each for name, value in _over_time(steps, "used").items()}
+    used = {name: value / each for name, value in sums.over_time("used").items()}
     return {
-        "batch": _over_time(steps, "decodes"),
+        "batch": sums.over_time("decodes"),
         "cache_use": used,
         "memory": {**memory, "blocks": plan.blocks, "tokens": plan.cache_tokens},
     }
 
 
-def _disaggregation(plan: ServicePlan, served: Served, accounts: Mapping[str, object]) -> Figures:
+def _disaggregation(
+    plan: ServicePlan,
+    served: Served,
+    accounts: Mapping[str, object],
+    sums: Mapping[str, RowSums],
+) -> Figures:
     """Figures of each pool, and of the transfers between them; nothing without pools."""
     if plan.prefill is None:
         return {}
@@ -343,27 +450,17 @@ def _disaggregation(plan: ServicePlan, served: Served, accounts: Mapping[str, ob
                 "accelerators": pool.pool_accelerators,
                 "replicas": pool.replicas,
                 "account_s": accounts[name],
-                **_pool_figures(pool, served, place),
+                **_pool_figures(pool, sums[name]),
             }
-            for place, (name, pool) in enumerate(plan.pools.items())
+            for name, pool in plan.pools.items()
         },
         "transfer_s": distribution(moves["end"] - moves["start"]),
         "transferred_bytes": float(moves["bytes"].sum()),
     }
 
 
-def _over_time(steps: Mapping[str, Floats], column: str) -> dict[str, float]:
-    """Mean over the time in which engines work, and the most, of a column of the iterations."""
-    if not len(steps["seconds"]):
-        return {"mean": 0.0, "max": 0.0}
-    return {
-        "mean": float(np.average(steps[column], weights=steps["seconds"])),
-        "max": float(steps[column].max()),
-    }
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Promise:
+class Promise:
     """How the limits were kept, by how many requests and which share of those that count.
 
     Parameters
@@ -380,18 +477,32 @@ class _Promise:
 
 def _promise(
     plan: ServicePlan, times: dict[str, Floats], done: NDArray[np.bool_]
-) -> _Promise | None:
+) -> Promise | None:
     """How the requests that count kept every limit; None without limits."""
+    if plan.slo.ttft is None and plan.slo.tpot is None:
+        return None
+    missed = missed_of(plan, times, done)
+    kept = done & ~np.logical_or.reduce(list(missed.values()))
+    counts = {name: int(each.sum()) for name, each in missed.items()}
+    interval = share_interval(kept[done]) if done.any() else (0.0, 1.0)
+    return promise_of(int(kept.sum()), max(1, int(done.sum())), interval, counts)
+
+
+def missed_of(
+    plan: ServicePlan, times: Mapping[str, Floats], done: NDArray[np.bool_]
+) -> dict[str, NDArray[np.bool_]]:
+    """Requests that count and miss a limit, by limit; empty without limits."""
     limits = {"ttft": plan.slo.ttft, "tpot": plan.slo.tpot}
     given = {name: limit for name, limit in limits.items() if limit is not None}
-    if not given:
-        return None
-    missed = {name: done & (times[name] > limit) for name, limit in given.items()}
-    kept = done & ~np.logical_or.reduce(list(missed.values()))
-    most = max(missed, key=lambda name: int(missed[name].sum()))
-    count, of = int(kept.sum()), max(1, int(done.sum()))
-    interval = share_interval(kept[done]) if done.any() else (0.0, 1.0)
-    return _Promise(count, float(count / of), interval, most if missed[most].any() else None)
+    return {name: done & (times[name] > limit) for name, limit in given.items()}
+
+
+def promise_of(
+    kept: int, of: int, interval: tuple[float, float], missed: Mapping[str, int]
+) -> Promise:
+    """How so many of so many requests kept every limit, and how many missed each."""
+    most = max(missed, key=missed.__getitem__)
+    return Promise(kept, float(kept / of), interval, most if missed[most] else None)
 
 
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:

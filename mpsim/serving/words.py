@@ -27,6 +27,8 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
     served = f"{plural(summary['requests'], 'request')} in {_time(summary['measured_s'])}, {summary['request_rate_per_s']:.4g} a second"
     if summary["measured_s"] < summary["duration_s"]:
         served += f", after {_time(summary['duration_s'] - summary['measured_s'])} of warm-up"
+    if "percentile_error" in summary:
+        served += f"; percentiles within {percent(summary['percentile_error'])}"
     return [
         ("accelerators", f"{summary['accelerators']}"),
         ("served", served),

@@ -1,0 +1,244 @@
+"""Streams of so many requests that none is kept: sums, and sketches of what percentiles are told of.
+
+A sketch counts values in bins whose ends grow by one per cent, so a percentile is within half a per cent of that of all
+values. Requests are drawn, and folded once all of a page have ended, page by page; so are iterations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final, SupportsIndex, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.serving.confidence import (
+    BATCHES,
+    LOOKS,
+    QUANTILES,
+    Course,
+    batch_interval,
+    crowded_from,
+    verdict,
+)
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.requests import Requests
+from mpsim.serving.served import Served
+from mpsim.serving.stream import Stream
+from mpsim.serving.summary import (
+    Promise,
+    RowSums,
+    Tally,
+    itl,
+    latencies,
+    missed_of,
+    promise_of,
+    window_of,
+)
+
+__all__ = ["Folded", "Sketch", "Streamed", "Window"]
+
+Floats = NDArray[np.float64]
+Item = TypeVar("Item")
+
+_GROWTH: Final = 0.01  # of the ends of a sketch's bins
+_LEAST: Final = 1e-7  # s: what is below counts as that
+_BINS: Final = 3200  # up to some 200 days
+_GRID: Final = 40 * LOOKS  # times at which requests in the service are counted
+
+
+class Window(list[Item]):
+    """A list whose first items are gone; the others keep their numbers."""
+
+    base = 0
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Item: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Item]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> Item | list[Item]:
+        """The item of a number; a slice counts from the first that is left."""
+        if isinstance(at, slice):
+            return list.__getitem__(self, at)
+        return list.__getitem__(self, int(at) - self.base)
+
+    def __setitem__(self, at: SupportsIndex, value: Item) -> None:  # type: ignore[override]
+        """Replace the item of a number."""
+        list.__setitem__(self, int(at) - self.base, value)
+
+    def drop(self, count: int) -> list[Item]:
+        """Take out the first so many items."""
+        found = self[:count]
+        del self[:count]
+        self.base += count
+        return found
+
+
+class Sketch:
+    """Values of requests in their order, cut into ten batches; see `mpsim.serving.confidence.Spread`."""
+
+    def __init__(self) -> None:
+        self._bins = np.zeros((BATCHES, _BINS))
+        self._sums = np.zeros(BATCHES)
+        self.least = math.inf
+
+    def add(self, batch: int, values: Floats, weights: Floats | None = None) -> None:
+        """Count values of a batch, each so often."""
+        known = np.isfinite(values)
+        values = values[known]
+        weights = np.ones(len(values)) if weights is None else weights[known]
+        if len(values):
+            place = np.log(np.maximum(values, _LEAST) / _LEAST) / math.log1p(_GROWTH)
+            bins = np.minimum(place.astype(np.int64), _BINS - 1)
+            self._bins[batch] += np.bincount(bins, weights, _BINS)
+            self._sums[batch] += float((values * weights).sum())
+            self.least = min(self.least, float(values.min()))
+
+    @property
+    def count(self) -> int:
+        """How many values."""
+        return int(self._bins.sum())
+
+    @property
+    def mean(self) -> float:
+        """Mean of all values, exact."""
+        return float(self._sums.sum() / max(1.0, self._bins.sum()))
+
+    @property
+    def means(self) -> Floats:
+        """Mean of each batch that has values."""
+        counts = self._bins.sum(axis=1)
+        means: Floats = self._sums[counts > 0] / counts[counts > 0]
+        return means
+
+    def at(self, place: float) -> float:
+        """The value at a place, ascending."""
+        return _value(self._bins.sum(axis=0), place)
+
+    def quantile(self, share: float) -> float:
+        """The value below which such a share lies."""
+        return _quantile(self._bins.sum(axis=0), share)
+
+    def batch_quantiles(self, share: float) -> list[float]:
+        """The same of each batch that has values."""
+        return [_quantile(bins, share) for bins in self._bins if bins.any()]
+
+
+def _quantile(bins: Floats, share: float) -> float:
+    """The value below which such a share lies, between its neighbours."""
+    place = share * (float(bins.sum()) - 1.0)
+    low, high = _value(bins, math.floor(place)), _value(bins, math.ceil(place))
+    return low + (place % 1.0) * (high - low)
+
+
+def _value(bins: Floats, place: float) -> float:
+    """Middle of the bin in which a place lies; what is below the least is nothing."""
+    found = int(np.searchsorted(np.cumsum(bins), place, side="right"))
+    return _LEAST * (1.0 + _GROWTH) ** (found + 0.5) if found else 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Streamed(Served):
+    """A run of which no request was kept."""
+
+    sums: Folded = dataclasses.field(kw_only=True)
+
+    @property
+    def folded(self) -> Folded:
+        """Sums and sketches in place of requests and iterations."""
+        return self.sums
+
+
+class Folded:
+    """Sums and sketches of a run.
+
+    Parameters
+    ----------
+    stream : Stream
+        Its requests, as far as they are known beforehand.
+    """
+
+    error: Final = _GROWTH / 2.0
+
+    def __init__(self, plan: ServicePlan, stream: Stream) -> None:
+        self.sums = RowSums(plan)
+        self._plan, self._stream = plan, stream
+        self._since = plan.workload.warmup or 0.0
+        self._spreads = {name: Sketch() for name in ("ttft", "tpot", "e2e", "queue")}
+        self._gaps, self._service = Sketch(), Sketch()
+        self._kept = np.zeros((2, BATCHES))  # requests that count, and those within all limits
+        self._missed = {"ttft": 0, "tpot": 0}
+        self._finished, self._output, self._prompt = 0, 0.0, 0.0
+        self._stay, self._ends = 0.0, (math.inf, 0.0)
+        self._edges = np.linspace(0.0, max(stream.span, _LEAST), _GRID + 1)
+        self._inside = np.zeros(_GRID + 2)
+
+    def add(self, first: int, requests: Requests, served: Served) -> None:
+        """Fold a page of requests that have ended."""
+        times = latencies(served, requests, self._plan.first_token_time)
+        window = window_of(self._plan, requests, served)
+        done, batch = window.counted, min(BATCHES - 1, BATCHES * first // self._stream.count)
+        for name, sketch in self._spreads.items():
+            sketch.add(batch, times[name][done])
+        self._service.add(batch, (times["e2e"] - times["queue"])[done])
+        missed = missed_of(self._plan, times, done)
+        for name, each in missed.items():
+            self._missed[name] += int(each.sum())
+        kept = done & ~np.logical_or.reduce([np.zeros_like(done), *missed.values()])
+        self._kept[:, batch] += done.sum(), kept.sum()
+        self._finished += window.finished
+        self._output, self._prompt = self._output + window.output, self._prompt + window.prompt
+        self._stay += float(times["e2e"].sum())
+        for at, sign in ((served.arrival, 1.0), (served.arrival + times["e2e"], -1.0)):
+            bins = np.searchsorted(self._edges, at)
+            self._inside += sign * np.bincount(bins, minlength=_GRID + 2)
+        if done.any():
+            arrived = served.arrival[done]
+            low, high = self._ends
+            self._ends = min(low, float(arrived[0])), max(high, float(arrived[-1]))
+
+    def add_rows(self, served: Served) -> None:
+        """Fold a page of iterations."""
+        self.sums.add(served.steps)
+        self._gaps.add(0, *itl(served, since=self._since))
+
+    def tally(self, end: float) -> Tally:
+        """The tally of the run, which ended then [s]."""
+        plan, load = self._plan, self._plan.workload
+        counts, kept = self._kept
+        limited = plan.slo.ttft is not None or plan.slo.tpot is not None
+        promise: Promise | None = None
+        if limited:
+            total = max(1, int(counts.sum()))
+            shares = kept[counts > 0] / counts[counts > 0]
+            interval = batch_interval(float(kept.sum() / total), shares)
+            missed = {n: m for n, m in self._missed.items() if getattr(plan.slo, n) is not None}
+            promise = promise_of(int(kept.sum()), total, interval, missed)
+        gaps = None
+        if self._gaps.count:
+            tails = {name: self._gaps.quantile(share) for name, share in QUANTILES.items()}
+            gaps = {"mean": self._gaps.mean, **tails}
+        return Tally(
+            end - min(self._since, end),
+            int(counts.sum()),
+            self._finished,
+            self._output,
+            self._prompt,
+            self._stream.prompts,
+            self._spreads,
+            gaps,
+            promise,
+            verdict(self._course(), kind=load.arrival, users=load.concurrency),
+        )
+
+    def _course(self) -> Course:
+        """The stream as it went."""
+        stay = self._stay / self._stream.count
+        begin, third = crowded_from(0.0, self._stream.span, stay, self._since)
+        looks = np.searchsorted(self._edges, np.linspace(begin, self._stream.span, LOOKS))
+        inside = np.cumsum(self._inside)[np.minimum(looks, _GRID)]
+        long = third if third >= begin - self._since else 0.0
+        waits, span = self._spreads["queue"].means, self._ends[1] - self._ends[0]
+        count = int(self._kept[0].sum())
+        return Course(count, self._service.mean, waits, inside, long, span, stay)
