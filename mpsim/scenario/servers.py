@@ -7,7 +7,6 @@ engine on a device of that memory. What `serving` itself says stands.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -98,8 +97,8 @@ def usual(name: str, chip: Accelerator) -> dict[str, object]:
     for row in table["keys"]:
         value = row.get("default")
         if isinstance(value, list):
-            limits = [(_bytes(limit), inner) for limit, inner in value]
             memory = 0.0 if small else chip.memory_bytes
+            limits = ((parse_quantity(limit, Dimension.BYTES), inner) for limit, inner in value)
             value = next(inner for limit, inner in limits if memory < limit)
         if value is not None:
             found[row["to"]] = value if "says" in row else meaning(row, value).value
@@ -177,10 +176,6 @@ def _row(name: str, key: object) -> Mapping[str, Any] | None:
             found: Mapping[str, Any] = row
             return found
     return None
-
-
-def _bytes(limit: object) -> float:
-    return math.inf if isinstance(limit, float) else parse_quantity(str(limit), Dimension.BYTES)
 
 
 def _chip(data: Data) -> Accelerator | None:

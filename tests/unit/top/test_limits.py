@@ -54,7 +54,7 @@ LARGE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "requests": (
         {"training": None, "parallelism": {}, "serving": {"workload": {"rate": 20, "requests": 10_000_000}}},
-        "10,000,000 requests: would take about 30 GB",
+        "10,000,000 requests: would take about 120 MB of memory and 50 min",
     ),
 }  # fmt: skip
 
