@@ -68,6 +68,8 @@ class EnginePreset:
     user of a closed loop is away from the engine for as long between two requests."""
     front_end_time: Seconds = 0.0
     """Time of the server for a request before it is queued, one request after another [s]."""
+    mixes: Flag = True
+    """Whether prompts and decoding sequences of an iteration pass the layers together, or one after the other."""
     expert_kernel: Literal["auto", "trtllm", "triton", "cutlass", "deepgemm"] = "auto"
     """Kernel of the experts' products; ``auto``, as engines choose it for the accelerator."""
     cast_time: Seconds = 0.0

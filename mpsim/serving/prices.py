@@ -239,6 +239,9 @@ class IterationPrices:
     def stage_seconds(self, batch: Batch) -> Seconds:
         """Time of one stage without the head."""
         seconds: Seconds = self.token_seconds(self._passed(batch))
+        if batch.decodes and batch.prompt_tokens and not self.engine.mixes:
+            seconds = self.token_seconds(batch.prompt_tokens)
+            seconds += self.token_seconds(self._passed(Batch(batch.decodes, 0.0)))
         if batch.decodes:
             own = self.work.attention_dp
             for shape in self._decode:
