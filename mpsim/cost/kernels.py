@@ -152,6 +152,7 @@ class KernelModel:
             OperatorKind.GEMM: self._gemms,
             OperatorKind.GROUPED_GEMM: self._groups,
             OperatorKind.ATTENTION: self._attentions,
+            OperatorKind.SCAN: self._scans,
         }
 
     def seconds(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
@@ -357,6 +358,8 @@ class KernelModel:
         """Precision that a product of any kind runs in: experts in the narrow one, fused attention in the wide one."""
         if operator.kind is OperatorKind.GROUPED_GEMM:
             return self.precision
+        if operator.kind is OperatorKind.SCAN:
+            return self._wide
         fused = operator.kind is OperatorKind.ATTENTION
         return self._attention.precision if fused else self._precision_of(operator)
 
@@ -420,6 +423,12 @@ class KernelModel:
             times[row] = self._stream_seconds(operator.kind, moved[row], operator)
         return times
 
+    def _scans(self, operators: Sequence[Operator]) -> Floats:
+        """Time of scans, whose products are small: bound by a share of the peak, or by memory [s]."""
+        flops, moved = _columns(operators, "flops", "bytes")
+        rate = self._use(self._rules["scan"], "fraction") * self._peak(self._wide) * self._level
+        return np.maximum(flops / rate, self._stream_seconds(OperatorKind.ELEMENTWISE, moved))
+
     def _stream_seconds(
         self, kind: OperatorKind, moved: Floats, operator: Operator | None = None
     ) -> Floats:
@@ -474,6 +483,8 @@ def _shape(o: Operator) -> Shape:
     if o.kind is OperatorKind.ATTENTION:
         shape = (o.heads, o.head_dim, o.head_dim_v, o.queries, o.keys, o.sequences)
         return (o.kind, o.phase, *shape, o.causal, o.window)
+    if o.kind is OperatorKind.SCAN:
+        return (o.kind, o.phase, o.flops, o.bytes)
     return (o.kind, o.phase, kernel_class(o), o.bytes)
 
 

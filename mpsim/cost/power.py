@@ -43,7 +43,8 @@ def load_of(operator: Operator) -> Load:
     """The load that a kernel is."""
     if operator.kind in (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM):
         return Load.PRODUCTS
-    return Load.ATTENTION if operator.kind is OperatorKind.ATTENTION else Load.STREAMS
+    matrix = operator.kind in (OperatorKind.ATTENTION, OperatorKind.SCAN)
+    return Load.ATTENTION if matrix else Load.STREAMS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

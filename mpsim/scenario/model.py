@@ -9,14 +9,15 @@ from pydantic import Field
 
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
 from mpsim.scenario.fields import Count, Fields, Name, Section
-from mpsim.workload import Experts, LatentAttention, Transformer, model, model_names
+from mpsim.workload import Experts, LatentAttention, StateMixer, Transformer, model, model_names
 
-__all__ = ["MixtureOfExperts", "ModelChoice", "MultiLatentAttention"]
+__all__ = ["MixtureOfExperts", "ModelChoice", "MultiLatentAttention", "StateSpace"]
 
 REQUIRED: Final = ("layers", "hidden", "heads", "vocab")
 _NEEDED: Final = {
     "moe": ("experts",),
     "mla": ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    "state": ("kind", "heads", "head_dim", "state", "groups"),
 }
 FFN_RATIO: Final = 4  # of a transformer that does not say (Vaswani et al. 2017)
 
@@ -63,6 +64,25 @@ class MultiLatentAttention(Section):
     """Part of a head's query and key with rotary position."""
     v_head_dim: Count | None = None
     """Width of a head's value."""
+
+
+class StateSpace(Section):
+    """Mixer that carries a state along the sequence, in layers of letters S and M of layer_pattern. With a preset that has it, fields left out keep its values."""
+
+    kind: Literal["mamba2", "gated-delta"] | None = None
+    """Mamba-2's SSD, or a gated delta net of linear attention; needed where no preset gives it, as are the widths."""
+    heads: Count | None = None
+    """Heads of values."""
+    head_dim: Count | None = None
+    """Width of a head's value."""
+    state: Count | None = None
+    """Width of the keys that address a head's state."""
+    groups: Count | None = None
+    """Heads of those keys; divides heads."""
+    conv: Count | None = None
+    """Taps of the convolution before the scan; left out, 4."""
+    chunk: Count | None = None
+    """Tokens scanned as products at once; left out, 256."""
 
 
 class ModelChoice(Section):
@@ -122,6 +142,12 @@ class ModelChoice(Section):
     """Whether a norm follows the embedding (BLOOM)."""
     mtp_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
     """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3); each has a pass of the head of its own."""
+    attention_gate: bool | None = None
+    """Whether a gate as wide as the queries stands behind attention (Qwen3-Next)."""
+    layer_pattern: Annotated[str, Field(max_length=10_000)] | None = None
+    """Letters of the layers, repeated: A attention and MLP, S state mixer and MLP, * attention, M state mixer, - MLP alone; left out, A."""
+    state: StateSpace | None = None
+    """Mixer of layers with a state."""
     moe: MixtureOfExperts | None = None
     """Mixture of experts."""
     mla: MultiLatentAttention | None = None
@@ -129,7 +155,12 @@ class ModelChoice(Section):
 
     def given(self) -> Fields:
         """Plain fields of `Transformer` that were written, by name."""
-        names = {field.name for field in dataclasses.fields(Transformer)} - {"name", "moe", "mla"}
+        names = {field.name for field in dataclasses.fields(Transformer)} - {
+            "name",
+            "moe",
+            "mla",
+            "state",
+        }
         return {
             name: value
             for name in names & type(self).model_fields.keys()
@@ -173,7 +204,7 @@ def _check_fields(choice: ModelChoice) -> list[Problem]:
 
 
 def _check_parts(choice: ModelChoice) -> list[Problem]:
-    """Say what moe and mla have to give where no preset gives it."""
+    """Say what moe, mla and state have to give where no preset gives it."""
     base = model(choice.preset) if choice.preset in model_names(aliases=True) else None
     return [
         Problem(f"lacks {', '.join(missing)}; give them", key=f"model.{key}")
@@ -184,11 +215,12 @@ def _check_parts(choice: ModelChoice) -> list[Problem]:
 
 
 def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> Fields:
-    """Experts and latent attention as written, over those of the preset."""
+    """Experts, latent attention and state mixer as written, over those of the preset."""
     parts: Fields = {}
     for name, kind, usual in (
         ("moe", Experts, {"ffn_hidden": ffn_hidden}),
         ("mla", LatentAttention, {}),
+        ("state", StateMixer, {}),
     ):
         section, known = getattr(choice, name), getattr(base, name, None)
         if section is not None:

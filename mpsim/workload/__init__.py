@@ -18,6 +18,8 @@ from mpsim.workload.lowering import Lowering
 from mpsim.workload.models import model, model_names, model_year
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count, Parameters
+from mpsim.workload.scan import scan_token
+from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
 from mpsim.workload.tuning import ALL_TRAINED, Tuning
 
@@ -36,6 +38,7 @@ __all__ = [
     "Phase",
     "Role",
     "Split",
+    "StateMixer",
     "Transformer",
     "Tuning",
     "attention_flops",
@@ -53,5 +56,6 @@ __all__ = [
     "model_year",
     "orthogonal_products",
     "part_flops",
+    "scan_token",
     "with_casts",
 ]

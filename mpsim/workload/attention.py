@@ -49,6 +49,17 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
     if repeats_keys(part):
         core = dataclasses.replace(core, kv_heads=model.heads)
     yield from attention_core(core, part.lowering, part.tokens)
+    if model.attention_gate:
+        yield streaming(
+            "gate_times_up",
+            Split.TENSOR,
+            elements=part.tokens.count * model.context_features,
+            lowering=part.lowering,
+            role=Role.ATTENTION_GATE,
+            module=_OWN,
+            name="attention_gate",
+            saved=part.size(model.context_features),
+        )
     yield part.row((_OWN, Role.PROJECTION), "proj", model.context_features)
 
 
@@ -94,7 +105,8 @@ def kept_of_qkv(part: Part) -> int:
     if repeats_keys(part) and not part.lowering.merged_qkv:
         return 0 if _turns(part) else model.query_features
     whole = part.lowering.merged_qkv or not _turns(part)
-    return model.qkv_features if whole else model.kv_features
+    gate = model.query_features * model.attention_gate
+    return model.qkv_features if whole else model.kv_features + gate
 
 
 def _turns(part: Part) -> bool:

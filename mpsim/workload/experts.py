@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-__all__ = ["Experts", "LatentAttention"]
+__all__ = ["Experts", "LatentAttention", "small"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class Experts:
 
     def mistakes(self) -> Iterator[str]:
         """Say what is out of range."""
-        yield from _small("moe", self, experts=1, top_k=1, ffn_hidden=1, every=1)
-        yield from _small("moe", self, shared_experts=0, shared_ffn_hidden=0, dense_layers=0)
+        yield from small("moe", self, experts=1, top_k=1, ffn_hidden=1, every=1)
+        yield from small("moe", self, shared_experts=0, shared_ffn_hidden=0, dense_layers=0)
         if self.top_k > self.experts:
             yield f"moe.top_k is {self.top_k} of {self.experts} experts; needed no more than there are"
         if not self.imbalance >= 1:
@@ -113,11 +113,12 @@ class LatentAttention:
 
     def mistakes(self) -> Iterator[str]:
         """Say what is out of range."""
-        yield from _small("mla", self, kv_lora_rank=1, qk_nope_head_dim=1, v_head_dim=1)
-        yield from _small("mla", self, qk_rope_head_dim=0, q_lora_rank=0)
+        yield from small("mla", self, kv_lora_rank=1, qk_nope_head_dim=1, v_head_dim=1)
+        yield from small("mla", self, qk_rope_head_dim=0, q_lora_rank=0)
 
 
-def _small(section: str, owner: object, **least: int) -> Iterator[str]:
+def small(section: str, owner: object, **least: int) -> Iterator[str]:
+    """Say which fields of a part of a model are no whole numbers, or below the least they can be."""
     for field, lowest in least.items():
         value = getattr(owner, field)
         if not isinstance(value, int) or isinstance(value, bool) or value < lowest:

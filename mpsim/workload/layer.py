@@ -19,6 +19,7 @@ from mpsim.workload.lowering import Lowering
 from mpsim.workload.mlp import activation, expert_mlp, gate_and_up, plain_mlp
 from mpsim.workload.operators import Module, Role, Split
 from mpsim.workload.parts import Part
+from mpsim.workload.scan import state_mixer
 from mpsim.workload.transformer import LayerKind, Transformer
 
 __all__ = ["expand_layer"]
@@ -90,10 +91,16 @@ def expand_layer(
 
 
 def _serial_block(part: Part, kind: LayerKind) -> Iterator[Step]:
-    yield part.norm(Module.ATTENTION, "norm1")
-    yield from own_attention(part, kind)
-    yield from part.add(Module.ATTENTION, "1")
-    yield from _mlp(part, kind)
+    if kind.mixer == "state" and part.model.state is not None:
+        yield part.norm(Module.STATE, "norm1")
+        yield from state_mixer(part, part.model.state)
+        yield from part.add(Module.STATE, "1")
+    elif kind.mixer == "attention":
+        yield part.norm(Module.ATTENTION, "norm1")
+        yield from own_attention(part, kind)
+        yield from part.add(Module.ATTENTION, "1")
+    if kind.mlp:
+        yield from _mlp(part, kind)
 
 
 def _decoder_block(part: Part, kind: LayerKind, memory: Tokens) -> Iterator[Step]:

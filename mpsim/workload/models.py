@@ -11,6 +11,7 @@ from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 from mpsim.workload.experts import Experts, LatentAttention
+from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
 
 __all__ = ["model", "model_names", "model_year", "transformer_of"]
@@ -94,7 +95,7 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     Parameters
     ----------
     fields : mapping of str to object
-        Fields of `Transformer`, all that have no default at least; `moe` and `mla` are mappings of their own fields.
+        Fields of `Transformer`, all that have no default at least; `moe`, `mla` and `state` are mappings of their own fields.
 
     Raises
     ------
@@ -108,12 +109,12 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     return Transformer(**{**fields, **parts, "name": name})  # type: ignore[arg-type] # it checks them
 
 
-_PARTS: Mapping[str, type[Experts | LatentAttention]] = MappingProxyType(
-    {"moe": Experts, "mla": LatentAttention}
+_PARTS: Mapping[str, type[Experts | LatentAttention | StateMixer]] = MappingProxyType(
+    {"moe": Experts, "mla": LatentAttention, "state": StateMixer}
 )
 
 
-def _part(key: str, fields: object) -> Experts | LatentAttention:
+def _part(key: str, fields: object) -> Experts | LatentAttention | StateMixer:
     """Build what the mapping under `key` describes."""
     if not isinstance(fields, Mapping):
         raise WorkloadError(f"{key} is {fields!r}; needed a mapping of its fields")
@@ -123,7 +124,7 @@ def _part(key: str, fields: object) -> Experts | LatentAttention:
 
 
 def _misfits(
-    kind: type[Transformer | Experts | LatentAttention],
+    kind: type[Transformer | Experts | LatentAttention | StateMixer],
     fields: Mapping[str, object],
     prefix: str,
     *,

@@ -29,6 +29,7 @@ class OperatorKind(enum.StrEnum):
     GEMM = "gemm"  # batch x (m, k) @ (k, n)
     GROUPED_GEMM = "grouped_gemm"  # batch experts, each (m, k) @ (k, n); m is the mean of tokens an expert gets
     ATTENTION = "attention"  # one fused kernel
+    SCAN = "scan"  # a state along a sequence, in chunks: kernels of small products
     NORM = "norm"  # memory bound, fused row reduction
     SOFTMAX = "softmax"  # memory bound
     ELEMENTWISE = "elementwise"  # memory bound
@@ -46,6 +47,7 @@ class Module(enum.StrEnum):
     ATTENTION = "attention"
     CROSS_ATTENTION = "cross_attention"  # of a decoder, to the output of the encoder
     MLP = "mlp"
+    STATE = "state"  # a mixer that carries a state along the sequence, in place of attention
     EXPERTS = "experts"  # router, dispatch and routed experts
     SHARED_EXPERTS = "shared_experts"
     HEAD = "head"
@@ -91,6 +93,13 @@ class Role(enum.StrEnum):
     # attention: out of the core
     PROJECTION = "projection"
     PROJECTION_DOWN = "projection_down"  # of a parallel block: both last projections
+    ATTENTION_GATE = "attention_gate"
+    # state mixer
+    STATE_IN = "state_in"
+    CONVOLUTION = "convolution"
+    SCAN = "scan"
+    STATE_NORM = "state_norm"
+    STATE_OUT = "state_out"
     # MLP, plain or of experts
     UP = "up"  # with the gate's where there is one
     BIAS = "bias"

@@ -10,6 +10,7 @@ from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.parameters import Count, Parameters
+from mpsim.workload.state import PATTERN, StateMixer
 
 __all__ = ["ATTENTIONS", "NORMS", "POSITIONS", "LayerKind", "Transformer"]
 
@@ -35,6 +36,10 @@ class LayerKind:
         Sliding window [tokens], 0 for none.
     cross : bool
         Whether it attends to the output of an encoder too.
+    mixer : str
+        ``attention``, ``state``, or ``none`` where the layer is an MLP alone.
+    mlp : bool
+        Whether it has an MLP, or experts.
     """
 
     name: str
@@ -42,6 +47,8 @@ class LayerKind:
     causal: bool
     window: int = 0
     cross: bool = False
+    mixer: str = "attention"
+    mlp: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,13 @@ class Transformer:
     mtp_layers : int
         The last of the layers, when they are modules that predict further tokens (DeepSeek-V3): each also has a projection of states and
         embeddings to the hidden width, and goes through final norm, output projection and loss once more.
+    attention_gate : bool
+        A gate on what attention returns, as wide as the queries and projected with them (Qwen3-Next).
+    layer_pattern : str
+        Letters of `mpsim.workload.state.PATTERN`, repeated over the layers: A attention and MLP, S state mixer and MLP, ``*`` attention alone, M
+        state mixer alone, ``-`` MLP alone; empty for attention and MLP everywhere.
+    state : StateMixer, optional
+        Mixer of the layers of letters S and M.
     moe : Experts, optional
         Experts in place of the MLP of some or all layers.
     mla : LatentAttention, optional
@@ -130,6 +144,9 @@ class Transformer:
     parallel_block: bool = False
     embedding_norm: bool = False
     mtp_layers: int = 0
+    attention_gate: bool = False
+    layer_pattern: str = ""
+    state: StateMixer | None = None
     moe: Experts | None = None
     mla: LatentAttention | None = None
     source: str = ""
@@ -202,7 +219,7 @@ class Transformer:
     @property
     def qkv_features(self) -> int:
         """Output width of the query/key/value projection."""
-        return self.query_features + 2 * self.kv_features
+        return self.query_features * (1 + self.attention_gate) + 2 * self.kv_features
 
     @property
     def fc1_features(self) -> int:
@@ -320,6 +337,15 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
 
     yield from model.moe.mistakes() if model.moe else ()
     yield from model.mla.mistakes() if model.mla else ()
+    yield from model.state.mistakes() if model.state else ()
+    if unknown := "".join(sorted(set(model.layer_pattern) - PATTERN.keys())):
+        yield f"layer_pattern has {unknown!r}; needed letters of {' '.join(PATTERN)}"
+    elif bool(set(model.layer_pattern) & {"S", "M"}) != (model.state is not None):
+        yield "layer_pattern has S or M exactly where state says what they are; give both or neither"
+    if model.layer_pattern and (model.full_every or model.encoder_layers or model.parallel_block):
+        yield "layer_pattern stands for one stack of serial layers; leave out full_every, encoder_layers and parallel_block"
+    if model.attention_gate and (model.mla or model.parallel_block):
+        yield "attention_gate stands beside plain attention; leave out mla and parallel_block"
 
 
 def _check_stacks(model: Transformer) -> Iterator[str]:
@@ -371,12 +397,31 @@ def _kind(model: Transformer, layer: int) -> LayerKind:
 def _single_stack(model: Transformer, layer: int) -> LayerKind:
     experts = model.moe is not None and model.moe.replaces(layer)
     name = "moe" if experts else "dense"
+    if model.layer_pattern:
+        return _patterned(model, model.layer_pattern[layer % len(model.layer_pattern)], experts)
     window = model.window
     if model.full_every:
         full = (layer + 1) % model.full_every == 0
         window = 0 if full else window
         name += "-full" if full else "-sliding"
     return LayerKind(name=name, experts=experts, causal=model.causal, window=window)
+
+
+_ALONE = {"attention": "attention", "state": "state"}
+
+
+def _patterned(model: Transformer, letter: str, experts: bool) -> LayerKind:
+    """A layer by its letter: mixers with an MLP are called by both, those alone and MLPs alone by themselves."""
+    mixer, mlp = PATTERN[letter]
+    experts = experts and mlp
+    inner = "moe" if experts else "dense"
+    name = _ALONE[mixer] if not mlp else f"{inner}-alone" if mixer == "none" else inner
+    if mlp and mixer == "state":
+        name = f"{inner}-state"
+    window = model.window if mixer == "attention" else 0
+    return LayerKind(
+        name=name, experts=experts, causal=model.causal, window=window, mixer=mixer, mlp=mlp
+    )
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------------------
@@ -416,14 +461,23 @@ def _norm_tensors(model: Transformer) -> int:
 
 
 def _layer(model: Transformer, kind: LayerKind) -> Count:
-    attention = _latent(model, model.mla) if model.mla else _attention(model)
+    attention = _mixer(model, kind)
     mlp = _experts(model, model.moe) if kind.experts and model.moe else _mlp(model)
-    blocks = 1 + kind.cross + (not model.parallel_block)
+    mlp = mlp if kind.mlp else Count()
+    blocks = (kind.mixer != "none") + kind.cross + (kind.mlp and not model.parallel_block)
     row_gemms = blocks if not kind.experts else blocks - 1  # the experts count their own
     replicated = _norm(model) * blocks * (2 if model.post_norm else 1)
     replicated += row_gemms * model.hidden if model.bias else 0
     cross = _attention(model) if kind.cross else Count()
     return attention + cross + mlp + Count(0, replicated)
+
+
+def _mixer(model: Transformer, kind: LayerKind) -> Count:
+    if kind.mixer == "none":
+        return Count()
+    if kind.mixer == "state" and model.state is not None:
+        return model.state.count(model.hidden)
+    return _latent(model, model.mla) if model.mla else _attention(model)
 
 
 def _attention(model: Transformer) -> Count:

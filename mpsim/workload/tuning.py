@@ -23,11 +23,16 @@ __all__ = ["ALL_TRAINED", "BASES", "FROZEN", "PROJECTIONS", "Tuning", "trained_w
 
 PROJECTIONS: Final = MappingProxyType(
     {
-        "qkv": frozenset({Role.QKV, Role.QUERY, Role.KEY_VALUE, Role.QUERY_UP, Role.KEY_VALUE_UP}),
+        "qkv": frozenset(
+            {
+                *(Role.QKV, Role.QUERY, Role.KEY_VALUE, Role.QUERY_UP, Role.KEY_VALUE_UP),
+                Role.STATE_IN,
+            }
+        ),
         "query": frozenset({Role.QKV, Role.QUERY, Role.QUERY_UP}),
         "key": frozenset({Role.QKV}),
         "value": frozenset({Role.QKV}),
-        "output": frozenset({Role.PROJECTION}),
+        "output": frozenset({Role.PROJECTION, Role.STATE_OUT}),
         "up": frozenset({Role.UP}),
         "down": frozenset({Role.DOWN}),
         "head": frozenset({Role.LOGITS}),
@@ -37,7 +42,7 @@ PROJECTIONS: Final = MappingProxyType(
 FROZEN: Final = MappingProxyType(
     {
         "embedding": frozenset({Module.EMBEDDING}),
-        "attention": frozenset({Module.ATTENTION, Module.CROSS_ATTENTION}),
+        "attention": frozenset({Module.ATTENTION, Module.CROSS_ATTENTION, Module.STATE}),
         "mlp": frozenset({Module.MLP, Module.EXPERTS, Module.SHARED_EXPERTS}),
         "head": frozenset({Module.HEAD}),
     }

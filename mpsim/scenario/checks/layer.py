@@ -45,6 +45,20 @@ def check_heads(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "parallelism.tp")
 
 
+def check_state(scenario: Written) -> Iterator[Problem]:
+    """Tensor parallelism divides the heads of a state, which passes along a whole sequence on one rank."""
+    state, p = scenario.transformer.state, scenario.parallelism
+    if state is None:
+        return
+    if state.heads % p.tp:
+        near = nearest_two((n for n in range(1, p.tp + 1) if state.heads % n == 0), p.tp)
+        message = f"got {p.tp}, which does not divide the {state.heads} heads of the state; set it to {near}"
+        yield Problem(message, "parallelism.tp")
+    if p.cp > 1:
+        message = f"got {p.cp} with layers that carry a state, which passing from rank to rank is not simulated for; set it to 1"
+        yield Problem(message, "parallelism.cp")
+
+
 def check_mlp(scenario: Written) -> Iterator[Problem]:
     """The MLP divides among tensor-parallel ranks."""
     tp, ffn = scenario.parallelism.tp, scenario.transformer.ffn_hidden

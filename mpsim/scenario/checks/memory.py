@@ -77,6 +77,8 @@ def _against_per_op(scenario: Written) -> Iterator[str]:
         yield "its attention is latent"
     if model.parallel_block:
         yield "its layers are parallel blocks, whose products are one"
+    if model.layer_pattern:
+        yield "its layers differ in what they have"
     if model.encoder_layers:
         yield "it has an encoder and a decoder"
     if not scenario.software.lowering.fused_attention:

@@ -40,6 +40,13 @@ def check_server(scenario: Written) -> Iterator[Problem]:
     yield from server_problems(scenario)
 
 
+def check_service_state(scenario: Written) -> Iterator[Problem]:
+    """Refuse layers that carry a state in place of keys and values."""
+    if scenario.transformer.layer_pattern:
+        message = f"got {scenario.transformer.name}, whose layers carry states or lack attention or MLP, which services do not simulate; take a model of attention alone"
+        yield Problem(message, "model")
+
+
 def check_training_keys(scenario: Written) -> Iterator[Problem]:
     """Refuse degrees that only training knows."""
     p = scenario.parallelism

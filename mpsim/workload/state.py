@@ -1,0 +1,117 @@
+"""State mixers: layers that carry a state of fixed size along the sequence in place of keys and values (Mamba-2, gated delta nets)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Final
+
+from mpsim.workload.experts import small
+from mpsim.workload.parameters import Count
+
+__all__ = ["PATTERN", "STATE_KINDS", "StateMixer"]
+
+STATE_KINDS: Final = ("mamba2", "gated-delta")
+PATTERN: Final = MappingProxyType(
+    {
+        "A": ("attention", True),
+        "S": ("state", True),
+        "*": ("attention", False),
+        "M": ("state", False),
+        "-": ("none", True),
+    }
+)
+"""What a layer has, by its letter in `Transformer.layer_pattern`: its mixer, and whether it has an MLP (or experts)."""
+_FLOAT32 = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StateMixer:
+    """A mixer with a state of ``heads * head_dim * state`` values a sequence.
+
+    Parameters
+    ----------
+    kind : str
+        ``mamba2`` (SSD) or ``gated-delta`` (gated delta net of linear attention).
+    heads, head_dim : int
+        Heads of values, and the width of one (P); together the inner width.
+    state : int
+        Width of the keys that address a head's state (n).
+    groups : int
+        Heads of those keys and of the queries; `heads` is a multiple of it.
+    conv : int
+        Taps of the causal convolution before the scan.
+    chunk : int
+        Tokens that are scanned as products at once.
+
+    References
+    ----------
+    Dao and Gu, Transformers are SSMs (2024), section 6; Yang et al., Gated Delta Networks (2024), section 3.
+    """
+
+    kind: str
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    conv: int = 4
+    chunk: int = 256
+
+    @property
+    def inner(self) -> int:
+        """Width of all values of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Features that are convolved: values, keys and queries."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def features(self) -> int:
+        """Output width of the first projection: those, the gate, and one decay a head (a delta net has a rate beside it)."""
+        return self.channels + self.inner + self.heads * self._scalars
+
+    @property
+    def _scalars(self) -> int:
+        return 1 if self.kind == "mamba2" else 2
+
+    def count(self, hidden: int) -> Count:
+        """Parameters: projections, convolution, decays with their offsets, and the norm before the last projection."""
+        own = self.inner * hidden + hidden * self.features
+        if (
+            self.kind == "mamba2"
+        ):  # biases of the convolution, A, D and dt; a norm as wide as the values
+            return Count(own + self.channels * (self.conv + 1) + 3 * self.heads + self.inner)
+        return Count(own + self.channels * self.conv + 2 * self.heads, self.head_dim)
+
+    def state_bytes(self, element_bytes: float = _FLOAT32, conv_bytes: float = 2.0) -> float:
+        """State of a sequence between two tokens, with the last inputs of the convolution [B]."""
+        held = element_bytes * self.inner * self.state
+        return held + conv_bytes * self.channels * (self.conv - 1)
+
+    def scan_flops(self, tokens: int, chunk: int) -> float:
+        """Forward FLOPs of the scan of so many tokens in chunks of `chunk` [FLOP].
+
+        Notes
+        -----
+        SSD, a token: scores ``2 Q G n``, values ``2 Q H P``, states in and out ``4 n H P``. A delta net, a token and head: scores of keys with keys
+        and of queries with keys ``4 Q n``, the inverse of a triangle ``2 Q^2 / 3``, what it multiplies ``2 Q (n + P)``, values ``2 Q P``, three
+        products with the state ``6 n P``.
+        """
+        q, n, p, h = chunk, self.state, self.head_dim, self.heads
+        if self.kind == "mamba2":
+            return float(tokens * (2 * q * self.groups * n + 2 * q * h * p + 4 * n * h * p))
+        each = 4 * q * n + 2 * q * q / 3 + 2 * q * (n + p) + 2 * q * p + 6 * n * p
+        return float(tokens * h * each)
+
+    def mistakes(self) -> Iterator[str]:
+        """Say what is out of range."""
+        if self.kind not in STATE_KINDS:
+            yield f"state.kind is {self.kind!r}; needed one of {', '.join(STATE_KINDS)}"
+        least = dict.fromkeys(("heads", "head_dim", "state", "groups", "conv", "chunk"), 1)
+        wrong = list(small("state", self, **least))
+        yield from wrong
+        if not wrong and self.heads % self.groups:
+            yield f"state.heads ({self.heads}) is not a multiple of state.groups ({self.groups})"
