@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from mpsim.engine import Timeline
 from mpsim.plot.chart import Chart
 from mpsim.plot.pen import Display
-from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
+from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart, lives_chart
 from mpsim.plot.step import (
     attribution_chart,
     blame_chart,
@@ -107,6 +107,7 @@ class ServicePlots(_Pictures[ServiceResult]):
     itl = _picture("gaps between tokens", itl_chart)
     batch = _picture("batch over time", batch_chart)
     cache = _picture("cache over time", cache_chart)
+    lives = _picture("lives of requests", lives_chart)
 
     def _headline(self) -> str:
         summary = self._result.summary

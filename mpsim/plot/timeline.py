@@ -115,6 +115,8 @@ class Timeline(Chart):
         Drawn in the upper and, if there is any, the lower part of each row.
     unit : str
         Of time, as the axis says it.
+    across : str
+        Word for a row.
     labels : mapping of str to str
         What the legend calls kinds of event, where it is not the palette's own words.
     lanes : Lanes or None
@@ -128,6 +130,7 @@ class Timeline(Chart):
     actions: Actions
     communication: Actions
     unit: str = "s"
+    across: str = "rank"
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     lanes: Lanes | None = None
     window: tuple[float, float] | None = None

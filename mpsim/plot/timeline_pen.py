@@ -71,7 +71,7 @@ def _label(ax: Axes, chart: Timeline) -> None:
     named = thin(len(chart.names), 32)
     ax.set_yticks(named, [chart.names[row] for row in named])
     ax.tick_params(axis="y", length=0)
-    ax.set(xlabel=f"time ({chart.unit})", ylabel="rank")
+    ax.set(xlabel=f"time ({chart.unit})", ylabel=chart.across)
     lanes = chart.lanes
     events = chart.actions.events | chart.communication.events
     events |= {AXIS_NAMES[axis] for axis in lanes.axes} if lanes else set()

@@ -64,16 +64,15 @@ class ServiceResult(JobResult):
     @property
     def plot(self) -> Pictures:
         """Pictures of the service; see `mpsim.plot.ServicePlots`."""
-        self._require_requests("pictures show")
         pictures: Pictures = accessors.call("service.plot", self)
         return pictures
 
     def write_trace(self, path: str | Path) -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
-        self._require_requests("a trace shows")
+        self.require_requests("a trace shows")
         accessors.call("service.write_trace", self, path)
 
-    def _require_requests(self, what: str) -> None:
+    def require_requests(self, what: str) -> None:
         """Refuse what needs every request, of a stream that keeps none."""
         if self.served.folded is not None:
             raise ScenarioError(
@@ -82,7 +81,7 @@ class ServiceResult(JobResult):
             )
 
     def _parts(self) -> dict[str, object]:
-        self._require_requests("an archive holds")
+        self.require_requests("an archive holds")
         return {"kind": self.kind, "requests": self.requests, "served": self.served}
 
     @classmethod
@@ -102,7 +101,7 @@ class ServiceResult(JobResult):
         MissingExtraError
             If pandas is not installed.
         """
-        self._require_requests("a table has")
+        self.require_requests("a table has")
         served = self.served
         return to_frame(
             {

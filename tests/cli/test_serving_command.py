@@ -41,6 +41,7 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
         "itl",
         "batch",
         "cache",
+        "lives",
     }
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     ends = [event for event in events if event["ph"] == "e"]

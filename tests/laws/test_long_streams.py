@@ -123,7 +123,7 @@ def test_what_needs_every_request_is_refused(short_pages):
     with pytest.raises(ScenarioError, match=r"of a stream of 2,500 none is kept"):
         folded.to_pandas()
     with pytest.raises(ScenarioError, match="pictures show every request"):
-        _ = folded.plot
+        folded.plot.batch()
 
 
 def test_pages_are_the_same_each_time():
