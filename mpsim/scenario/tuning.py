@@ -29,5 +29,5 @@ class Adapter(Section):
     """Products with adapters: qkv (or some of query, key, value), output (of attention), up (with the gate), down, head."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before every adapter, which then keeps an input and a mask of its own."""
-    base: Literal["bf16", "int8", "nf4", "nf4-single"] | None = None
-    """Format of the frozen weights of layers; left out, nf4 for qlora and bf16 for lora; nf4-single has scales that are not quantised again. What is narrow is widened before each product."""
+    base: Literal["bf16", "fp8", "int8", "nf4", "nf4-single"] | None = None
+    """Format of the frozen weights of layers; left out, nf4 for qlora and bf16 for lora; fp8 weights are what products in fp8 read, nf4-single has scales that are not quantised again. What else is narrow is widened before each product."""

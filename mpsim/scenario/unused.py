@@ -220,7 +220,7 @@ _WITHOUT: Final[Mapping[str, Callable[[Written], bool]]] = {
     "groups of heads": lambda s: s.transformer.kv_heads == s.transformer.heads,
     "rms norms": lambda s: s.transformer.norm != "rmsnorm",
     "adapters": lambda s: s.training_step.method == "full",
-    "narrow weights": lambda s: s.training_step.tuning.base == "bf16",
+    "narrow weights": lambda s: not s.training_step.tuning.widens,
     "host states": lambda s: s.parallelism.offload == "none",
     "orthogonal updates": lambda s: not s.software.optimizer.orthogonal_iterations,
 }

@@ -242,7 +242,7 @@ class StepRows:
 
     def _cast_weights(self, updated: NDArray[np.int64]) -> None:
         """Cast the weights of the linear layers to a narrow precision; the microbatches of the next step share the casts."""
-        if not self._costs.casts_weights:
+        if not self._costs.casts_weights or self._plan.layout.tuning.base == "fp8":
             return
         seconds = self._costs.cast_weights(self._plan.layout.rank_linear_weights)
         ids = self._on_every_rank(Kind.OPTIMIZER, "optimizer", seconds, label="quantise weights")

@@ -48,8 +48,8 @@ FROZEN: Final = MappingProxyType(
     }
 )
 """Modules whose weights can be frozen, by the word for them."""
-BASES: Final = MappingProxyType({"bf16": 2.0, "int8": 1.0, "nf4": 0.5159, "nf4-single": 0.5625})
-"""Bytes of a frozen weight: int8 without its row scales; NF4 in blocks of 64, their scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA, 2023, section 3), or in float32
+BASES: Final = MappingProxyType({"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5159, "nf4-single": 0.5625})
+"""Bytes of a frozen weight: fp8 as products read it (Transformer Engine's fp8_params), int8 without its row scales; NF4 in blocks of 64, their scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA, 2023, section 3), or in float32
 where they are quantised only once (bitsandbytes, `bnb.nf4` of litgpt)."""
 _WIDE = BASES["bf16"]
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
@@ -94,6 +94,11 @@ class Tuning:
         """Whether every parameter trains."""
         return not self.rank and not self.frozen
 
+    @property
+    def widens(self) -> bool:
+        """Whether narrow frozen weights are widened before each product."""
+        return self.base not in ("bf16", "fp8")
+
     def applied(
         self, part: str, expansion: Expansion, lowering: Lowering, model: Transformer
     ) -> Expansion:
@@ -124,7 +129,7 @@ class Tuning:
                 waiting = []
             elif forward.role is Role.NORM or forward.saved_for_weight:
                 waiting.append(len(steps))
-            if has_weight and self.base != "bf16" and part not in ("embedding", "head"):
+            if has_weight and self.widens and part not in ("embedding", "head"):
                 steps.append(self._widened(forward, lowering, keeps=keeps))
             steps.append(step)
             if adapted:

@@ -105,6 +105,11 @@ def check_narrow_base(scenario: Written) -> Iterator[Problem]:
     base = training.tuning.base
     if base == "bf16":
         return
+    if base == "fp8":
+        if training.precision != "fp8":
+            message = f"got fp8 with products in {training.precision}, which read wider weights; set training.precision to fp8"
+            yield Problem(message, "training.adapter.base")
+        return
     without = [
         cluster.accelerator.name
         for cluster in scenario.clusters
