@@ -72,6 +72,8 @@ class Layout:
         The cluster as each pipeline rank has it; empty where all are alike.
     tuning : Tuning
         Which parameters train.
+    document : int
+        Tokens that attend to each other where several samples share a sequence; 0 for all.
     """
 
     cluster: Cluster
@@ -83,6 +85,7 @@ class Layout:
     sequence_parallel: bool = False
     stage_clusters: tuple[Cluster, ...] = ()
     tuning: Tuning = ALL_TRAINED
+    document: int = 0
 
     def __repr__(self) -> str:
         mesh = self.mesh
@@ -140,6 +143,7 @@ class Layout:
             sequence_length=sequence_length,
             context=self.mesh.cp,
             tuning=self.tuning,
+            document=self.document,
         )
 
     def message_bytes(self, tokens: int) -> float:
@@ -373,10 +377,11 @@ def _expansions(
     sequence_length: int,
     context: int,
     tuning: Tuning,
+    document: int,
 ) -> Mapping[str, Expansion]:
     shape = {"sequences": sequences, "sequence_length": sequence_length, "context": context}
     layers = {
-        kind: expand_layer(model, lowering, kind=kind, **shape)
+        kind: expand_layer(model, lowering, kind=kind, document=document, **shape)
         for kind in dict.fromkeys(_kinds(model))
     }
     ends = {

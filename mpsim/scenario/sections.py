@@ -11,6 +11,7 @@ import pydantic
 from pydantic import Field
 
 from mpsim.scenario.fields import Name, OneOf, Section, Time, gather_overrides
+from mpsim.scenario.serving import LengthChoice
 from mpsim.scenario.tuning import Adapter, FrozenPart, Method
 from mpsim.schedule import schedule, schedule_names
 from mpsim.workload import Tuning
@@ -172,6 +173,10 @@ class Training(Section):
     """Sequences of each data-parallel replica, which sum to global_batch; left out, divided evenly."""
     sequence_length: Annotated[int, Field(ge=1, le=100_000_000)]
     """Tokens of a sequence."""
+    lengths: LengthChoice | None = None
+    """Tokens of a sample; left out, every sequence is full. Samples are cut at sequence_length."""
+    packing: bool = False
+    """Whether samples fill sequences, each attending to itself alone, or each is padded to the longest of its microbatch."""
     precision: Precision = "bf16"
     """Number format of matrix products."""
     recompute: Literal["none", "selective", "full", "per-op"] = "none"

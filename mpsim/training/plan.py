@@ -54,6 +54,10 @@ class Plan(Saved):
         Actions of every pipeline rank.
     micro_batch, global_batch, sequence_length : int
         Sequences of a microbatch and of a step, tokens of a sequence.
+    longest : int
+        Tokens of the longest sequence that comes; 0 where all are alike.
+    used : float
+        Tokens of samples over those computed, below 1 where sequences are padded.
     recompute : Recompute
         What every stage runs again in its backward.
     zero : int
@@ -88,6 +92,8 @@ class Plan(Saved):
     zero: int
     engine: str
     seed: int
+    longest: int = 0
+    used: float = 1.0
     schedule: str = ""
     network: str = "analytic"
     shard: int | None = None
@@ -163,6 +169,11 @@ class Plan(Saved):
     def expansions(self) -> Mapping[str, Expansion]:
         """Operators of a layer of each kind (by that name), of the embedding and of the head, before tensor parallelism."""
         return self.layout.expansions(self.micro_batch, self.sequence_length)
+
+    @property
+    def fullest_expansions(self) -> Mapping[str, Expansion]:
+        """`expansions` of the longest sequences, which memory has to hold."""
+        return self.layout.expansions(self.micro_batch, self.longest or self.sequence_length)
 
     @property
     def weights(self) -> Mapping[str, Expansion]:

@@ -16,6 +16,7 @@ from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
+from mpsim.training.samples import longest_of, samples_of
 from mpsim.workload import Transformer
 
 __all__ = [
@@ -99,7 +100,8 @@ def make_plan(scenario: Scenario) -> Plan:
     parallelism, training = scenario.parallelism, scenario.training_step
     mesh = Mesh(**scenario.degrees, order=parallelism.axes, etp=parallelism.etp)
     orders = _orders(scenario, scenario.microbatches)
-    nodes = _nodes(scenario, mesh)
+    nodes, samples = _nodes(scenario, mesh), samples_of(scenario)
+    padded = samples.computed < training.sequence_length
     software = scenario.software.in_precision(training.precision)
     if training.tuning.rank:
         software = software.training_adapters()
@@ -118,11 +120,14 @@ def make_plan(scenario: Scenario) -> Plan:
             sequence_parallel=parallelism.sequence_parallel,
             stage_clusters=nodes if scenario.stage_clusters and len(scenario.clusters) > 1 else (),
             tuning=training.tuning,
+            document=samples.document,
         ),
         orders=orders,
         micro_batch=training.micro_batch,
         global_batch=training.global_batch,
-        sequence_length=training.sequence_length,
+        sequence_length=samples.computed,
+        longest=longest_of(scenario) if padded else 0,
+        used=samples.used,
         recompute=recompute_of(scenario),
         zero=parallelism.zero,
         engine=scenario.simulation.engine,

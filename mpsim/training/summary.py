@@ -39,7 +39,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
     if varied:  # waits beyond the undisturbed step; where draws came out shorter, all parts shrink
         breakdown = {part: s * min(1.0, step / undisturbed) for part, s in breakdown.items()}
         breakdown["variation"] = max(0.0, step - undisturbed)
-    tokens = plan.tokens_per_step / step
+    tokens = plan.used * plan.tokens_per_step / step
     each = accelerators * step
     setting, floors = setting_of(plan), _floors(needs)
     energy = measure_energy(result, step)
@@ -51,6 +51,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         "step_time_s": step,
         "tokens_per_s": tokens,
         "tokens_per_s_per_accelerator": tokens / accelerators,
+        "used_tokens": plan.used,
         "model_flops_per_step": model,
         "hardware_flops_per_step": hardware,
         "executed_flops_per_step": executed,
@@ -70,7 +71,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         "fits_probability": fits_probability(result.memory, setting),
         "peak_memory_bytes": float(result.memory.total.max()),
         "energy_j_per_step": energy.total,
-        "energy_j_per_token": energy.total / plan.tokens_per_step,
+        "energy_j_per_token": energy.total / (plan.used * plan.tokens_per_step),
         "energy_parts_j": dict(energy.accelerators),
         "accelerator_power_w": energy.total / each,
         "meter_energy_j_per_step": energy.at_meter,

@@ -48,7 +48,7 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
     core = Core.of(model, kind)
     if repeats_keys(part):
         core = dataclasses.replace(core, kv_heads=model.heads)
-    yield from attention_core(core, part.lowering, part.tokens)
+    yield from attention_core(core, part.lowering, part.attending)
     if model.attention_gate:
         yield streaming(
             "gate_times_up",

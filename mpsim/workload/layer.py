@@ -33,6 +33,7 @@ def expand_layer(
     sequence_length: int,
     context: int = 1,
     kind: str = "dense",
+    document: int = 0,
 ) -> Expansion:
     """Expand one layer for one microbatch on one rank, before tensor parallelism.
 
@@ -49,6 +50,8 @@ def expand_layer(
         and attends to all keys (balanced, so that causal work halves evenly).
     kind : str
         One of ``model.layer_kinds``.
+    document : int
+        Tokens that attend to each other where several samples share a sequence; 0 for all [tokens].
 
     Returns
     -------
@@ -85,7 +88,7 @@ def expand_layer(
         part = Part(model, lowering, mine)
         steps = _decoder_block(part, layer, memory)
     else:
-        part = Part(model, lowering, tokens)
+        part = Part(model, lowering, tokens, document)
         steps = (_parallel_block if model.parallel_block else _serial_block)(part, layer)
     return Expansion.of(steps, input_bytes=part.size(model.hidden), input_split=Split.SEQUENCE)
 

@@ -21,6 +21,16 @@ class Part:
     model: Transformer
     lowering: Lowering
     tokens: Tokens
+    document: int = 0
+    """Tokens that attend to each other where several samples share a sequence; 0 for all."""
+
+    @property
+    def attending(self) -> Tokens:
+        """The same tokens as sequences of those that attend to each other."""
+        if not self.document:
+            return self.tokens
+        count = max(round(self.tokens.count / self.document), 1)
+        return Tokens(count, self.document, self.document)
 
     def size(self, features: int) -> float:
         """Bytes of a tensor of so many features a token, as activations are kept [B]."""

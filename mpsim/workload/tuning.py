@@ -48,7 +48,9 @@ FROZEN: Final = MappingProxyType(
     }
 )
 """Modules whose weights can be frozen, by the word for them."""
-BASES: Final = MappingProxyType({"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5159, "nf4-single": 0.5625})
+BASES: Final = MappingProxyType(
+    {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5159, "nf4-single": 0.5625}
+)
 """Bytes of a frozen weight: fp8 as products read it (Transformer Engine's fp8_params), int8 without its row scales; NF4 in blocks of 64, their scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA, 2023, section 3), or in float32
 where they are quantised only once (bitsandbytes, `bnb.nf4` of litgpt)."""
 _WIDE = BASES["bf16"]

@@ -136,6 +136,39 @@ def test_messages_carry_gradients_of_what_trains() -> None:
     assert sizes <= 4 * trained + 8
 
 
+def test_packed_samples_attend_to_themselves_alone() -> None:
+    """Samples of 512 tokens take the attention of 512, whatever sequence they fill, and all tokens are used."""
+    flops = []
+    for length, lengths in ((2048, None), (2048, 512), (512, None)):
+        plan = make_plan(
+            _of_stack("torchtune", sequence_length=length, lengths=lengths, packing=bool(lengths))
+        )
+        (core,) = (each for each in plan.expansions["dense"].forward if each.name == "attention")
+        flops.append(core.flops / (plan.micro_batch * plan.sequence_length))
+        assert plan.used == 1.0
+    assert flops[1] == flops[2] == flops[0] / 4
+
+
+def test_padded_samples_are_as_long_as_the_longest_of_their_microbatch() -> None:
+    """Of n uniform lengths from 0 to 1 the longest is n / (n + 1) on average, and a half of that is used: (n + 1) / 2n."""
+    for count in (1, 4, 9):
+        lengths = {"kind": "uniform", "tokens": 2000, "shortest": 1e-9}
+        parts = {"lengths": lengths, "micro_batch": count, "global_batch": 8 * 2 * count}
+        plan = make_plan(_of_stack("torchtune", **parts))
+        assert plan.sequence_length == pytest.approx(2000 * count / (count + 1), rel=0.01)
+        assert plan.used == pytest.approx((count + 1) / (2 * count), rel=0.01)
+
+
+def test_memory_holds_the_longest_batch_and_time_the_mean_one() -> None:
+    """A spread of lengths shortens the step and leaves the peak where full sequences have it."""
+    whole = mpsim.simulate(_of_stack("torchtune")).summary
+    lengths = {"kind": "lognormal", "tokens": 300, "spread": 1.0}
+    some = mpsim.simulate(_of_stack("torchtune", lengths=lengths)).summary
+    assert some["peak_memory_bytes"] == pytest.approx(whole["peak_memory_bytes"])
+    assert some["step_time_s"] < 0.6 * whole["step_time_s"]
+    assert some["tokens_per_s"] < whole["tokens_per_s"]
+
+
 @pytest.mark.parametrize(
     ("parts", "word"),
     [
@@ -147,6 +180,8 @@ def test_messages_carry_gradients_of_what_trains() -> None:
         ({"method": "qlora", "adapter": {"base": "bf16"}}, "take nf4 or int8"),
         ({"method": "qlora", "precision": "fp8"}, "set precision to bf16"),
         ({"method": "lora", "recompute": "per-op"}, "full, none"),
+        ({"packing": True}, "give training.lengths"),
+        ({"adapter": {"base": "fp8"}, "method": "lora"}, "set training.precision to fp8"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_with_the_mend(parts: dict[str, Any], word: str) -> None:

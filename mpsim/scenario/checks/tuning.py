@@ -57,6 +57,27 @@ def check_optimizer(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "training.optimizer")
 
 
+def check_lengths(scenario: Written) -> Iterator[Problem]:
+    """Samples of some lengths are packed or padded where kernels and stacks do so."""
+    training, model = scenario.training_step, scenario.transformer
+    if training.lengths is None:
+        if training.packing:
+            yield Problem(
+                "got true without lengths of what is packed; give training.lengths",
+                "training.packing",
+            )
+        return
+    if model.encoder_layers:
+        message = f"got lengths for {model.name}, whose encoder and decoder have two; set training.sequence_length to the length computed"
+        yield Problem(message, "training.lengths")
+    if scenario.parallelism.cp > 1:
+        message = f"got lengths with cp {scenario.parallelism.cp}, among whose ranks samples are not divided here; set parallelism.cp to 1"
+        yield Problem(message, "training.lengths")
+    if training.packing and not scenario.software.lowering.fused_attention:
+        message = "got true with scores that are materialised, for all of a sequence; set framework.fused_attention to true"
+        yield Problem(message, "training.packing")
+
+
 def check_offload_fraction(scenario: Written) -> Iterator[Problem]:
     """A share of the optimizer's state is offloaded only where it, and it alone, is."""
     p = scenario.parallelism

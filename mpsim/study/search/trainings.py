@@ -254,6 +254,12 @@ class Trainings(Space[Candidate]):
                 f"{scenario.name}: got a variation, which a search does not draw for each layout; "
                 "leave it out (--set variation=null) and run what is found with it"
             )
+        training = scenario.training_step
+        if training.lengths is not None and not training.packing:
+            raise ScenarioError(
+                f"{scenario.name}: got samples padded to the longest of their microbatch, whose length depends on the micro batch that is searched; "
+                "set training.packing to true, or training.sequence_length to the length computed without lengths"
+            )
         usual = defaults("search")
         free = float(usual["margin"]) if self.margin is None else self.margin
         if not 0.0 <= free < 1.0:

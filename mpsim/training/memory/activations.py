@@ -191,7 +191,8 @@ def _expansions(plan: Plan) -> Mapping[str, Expansion]:
     """Operators of every part with what this stack keeps of them in this precision."""
     software = plan.layout.framework
     lifetimes = software.memory
-    layers = {kind: plan.expansions[kind] for kind in dict.fromkeys(plan.layout.model.layer_kinds)}
+    parts = plan.fullest_expansions
+    layers = {kind: parts[kind] for kind in dict.fromkeys(plan.layout.model.layer_kinds)}
     if lifetimes.keeps_narrow and plan.layout.precision in FORMATS:
         layers = {
             kind: kept_narrow(
@@ -208,7 +209,7 @@ def _expansions(plan: Plan) -> Mapping[str, Expansion]:
             kind: _without(layer, [role for role in dropped if dropped[role]])
             for kind, layer in layers.items()
         }
-    return {**plan.expansions, **layers}
+    return {**parts, **layers}
 
 
 def _without(layer: Expansion, roles: Sequence[Role]) -> Expansion:

@@ -93,7 +93,8 @@ def _largest_weights(plan: Plan) -> float:
 def buffers(plan: Plan) -> NDArray[np.float64]:
     """Messages of both directions, a bucket of gradients, gathered units, float64[P] [B]."""
     divided = plan.layout.mesh.tp if plan.layout.sequence_parallel else 1
-    messages = _MESSAGES * plan.message_bytes / divided if plan.layout.mesh.pp > 1 else 0.0
+    longer = plan.longest / plan.sequence_length if plan.longest else 1.0
+    messages = _MESSAGES * longer * plan.message_bytes / divided if plan.layout.mesh.pp > 1 else 0.0
     overlapped = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) and plan.replicas > 1
     bucket = (
         plan.layout.framework.data.bucket_bytes if overlapped and not plan.gathers_units else 0.0
