@@ -348,10 +348,10 @@ def _per_op(expansion: Expansion, *, divided: bool, keeps: Collection[str]) -> R
     context = output.saved_for_weight if "context" in keeps else 0.0
     kept |= {_OUTPUT: (kept[_OUTPUT][0], context), _DOWN: (last, 0.0)}
     first = expansion.forward[0]
-    kept[first.place] = (first.saved, 0.0)  # the input of the layer
+    kept[first.place] = (expansion.input_bytes, 0.0)  # not what a chain of norm kernels keeps
     # what the sum behind the attention returned stands in for its residual
     if divided and "sums" in keeps and "output" not in keeps:
-        kept[_SECOND_NORM] = (by_place[_SECOND_NORM].saved, 0.0)
+        kept[_SECOND_NORM] = (expansion.input_bytes, 0.0)
     part = Repeat(tuple(again), _places(expansion.forward))
     return Rerun((part,), kept, together=True)
 

@@ -39,7 +39,6 @@ from mpsim.training.memory import (
     buffers,
     fragments,
     fresh_gradients,
-    fuller_step,
     gradient_scratch,
     memory_constants,
     model_states,
@@ -353,8 +352,8 @@ class _Around:
         chosen = [layouts[place] for place in left.tolist()]
         fresh = [self._fresh(layout.sharing, order.microbatches) for layout in chosen]
         kept = np.stack([self._kept(layout) for layout in chosen])
-        steps = np.stack([step_scratch(self._shared(layout.sharing)) for layout in chosen])
-        held = self._memory(kept, order, fresh, steps) + standing[left]
+        lists = np.stack([step_scratch(self._shared(layout.sharing)) for layout in chosen])
+        held = self._memory(kept, order, fresh, lists) + standing[left]
         memory[left] = held.max(axis=1)
         left = left[(held <= room).all(axis=1)]
         if len(left):
@@ -416,14 +415,13 @@ class _Around:
             self._by_timing[key] = ticks, shapes.sends(plan)
         return self._by_timing[key]
 
-    def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh], steps: Floats) -> Floats:
-        """Activations, gradients that come in a backward, `fresh` ones among them, or what `steps` of the optimizer have, and overhead of each rank, float64[K, P] [B]."""
+    def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh], lists: Floats) -> Floats:
+        """Activations, gradients that come in a backward, `fresh` ones among them, or `lists` of the optimizer, and overhead of each rank, float64[K, P] [B]."""
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
-        peaks, collected = order.flight().peaks(by_stage, fresh)
-        constants = self._bounder.constants
-        whole = np.array([each.total for each in fresh])[:, None]
-        held: Floats = peaks + fragments(self._plan, peaks, collected) + constants["context"]
-        return held + fuller_step(steps, whole, peaks)
+        peaks, apart = order.flight().peaks(by_stage, fresh)
+        step = lists + np.array([[each.total - each.root] for each in fresh])
+        held = np.where(step > peaks, step, peaks + fragments(self._plan, peaks, apart))
+        return held + self._bounder.constants["context"]
 
     def _seconds(
         self,

@@ -4,7 +4,6 @@ from mpsim.training.memory.account import (
     COMPONENTS,
     account_memory,
     fragments,
-    fuller_step,
     memory_constants,
 )
 from mpsim.training.memory.activations import (
@@ -30,7 +29,6 @@ __all__ = [
     "buffers",
     "fragments",
     "fresh_gradients",
-    "fuller_step",
     "gradient_scratch",
     "held_by_rank",
     "kept_by_part",

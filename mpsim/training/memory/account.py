@@ -12,10 +12,10 @@ from mpsim.schedule import Action
 from mpsim.shipped import load_catalog
 from mpsim.training.memory.activations import held_by_rank, kept_by_stage
 from mpsim.training.memory.fresh import fresh_gradients
-from mpsim.training.memory.states import buffers, gradient_scratch, model_states, step_scratch
+from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
 
-__all__ = ["COMPONENTS", "account_memory", "fragments", "fuller_step", "memory_constants"]
+__all__ = ["COMPONENTS", "account_memory", "fragments", "memory_constants"]
 
 COMPONENTS = (
     "parameters",
@@ -45,15 +45,14 @@ def account_memory(plan: Plan) -> Memory:
     peak = [held_rank.most[held_rank.fullest] for held_rank in held]
     logits = np.array([held_rank.logits[held_rank.fullest] for held_rank in held])
     collected = np.array([held_rank.collected[held_rank.fullest] for held_rank in held])
+    passing = np.array([held_rank.passing[held_rank.fullest] for held_rank in held])
     states = model_states(plan) | {
-        "activations": np.array(peak) - logits - collected,
+        "activations": np.array(peak) - logits - collected - passing,
         "logits": logits,
-        "buffers": buffers(plan) + gradient_scratch(plan),
+        "buffers": buffers(plan) + gradient_scratch(plan) + passing,
     }
-    fresh = fresh_gradients(plan).total
-    states["buffers"] = states["buffers"] + fuller_step(step_scratch(plan), fresh, np.array(peak))
-    states["gradients"] = states["gradients"] - fresh + collected
-    states["overhead"] = constants["context"] + fragments(plan, np.array(peak), collected)
+    states["gradients"] = states["gradients"] - fresh_gradients(plan).total + collected
+    states["overhead"] = constants["context"] + fragments(plan, np.array(peak), collected + passing)
     return Memory(
         components=states,
         capacities=np.array(
@@ -66,24 +65,6 @@ def account_memory(plan: Plan) -> Memory:
     )
 
 
-def fuller_step(
-    scratch: NDArray[np.float64], fresh: float | NDArray[np.float64], peaks: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """By how much the optimizer's step is fuller than the order of actions, float64[..., P] [B].
-
-    Parameters
-    ----------
-    scratch : float64[..., P]
-        Alive only while the optimizer steps, when activations are gone [B].
-    fresh : float or float64[..., 1]
-        Gradients that are there only then [B].
-    peaks : float64[..., P]
-        Activations of each rank at its fullest [B].
-    """
-    more: NDArray[np.float64] = np.where(scratch > 0, np.maximum(scratch + fresh - peaks, 0.0), 0.0)
-    return more
-
-
 _NAMES = {
     Action.F: "forward",
     Action.B: "backward",
@@ -94,12 +75,14 @@ _NAMES = {
 
 def _moment(plan: Plan, rank: int, action: int) -> str:
     row = int(plan.orders.rank_ptr[rank]) + action
+    if row == int(plan.orders.rank_ptr[rank + 1]):
+        return "optimizer step"
     name = _NAMES[Action(int(plan.orders.kind[row]))]
     return f"{name} of microbatch {int(plan.orders.microbatch[row])}"
 
 
 def fragments(
-    plan: Plan, peaks: NDArray[np.float64], collected: NDArray[np.float64]
+    plan: Plan, peaks: NDArray[np.float64], apart: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Memory lost between activations that come and go [B].
 
@@ -107,12 +90,12 @@ def fragments(
     ----------
     plan : Plan
         Whose software loses some.
-    peaks, collected : float64[..., P]
-        Activations of each rank at its fullest, and the part of them that is gradients of one microbatch [B].
+    peaks, apart : float64[..., P]
+        Most of each rank beside what stands all the time, and the part of it that is no activation: gradients of one microbatch, units [B].
     """
     placed = plan.layout.framework.memory.places_buffers
     share = 0.0 if placed else memory_constants()["fragmentation"]
-    lost: NDArray[np.float64] = share * (peaks - collected)
+    lost: NDArray[np.float64] = share * (peaks - apart)
     return lost
 
 

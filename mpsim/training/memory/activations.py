@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.parallel import Sharding, Stage, shard
 from mpsim.schedule import Action
-from mpsim.training.memory.fresh import fresh_gradients
+from mpsim.training.memory.fresh import fresh_gradients, fullest
+from mpsim.training.memory.states import step_scratch
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute, Rerun, rerun
 from mpsim.workload import (
@@ -63,6 +64,8 @@ class Kept:
         Gradients that a whole backward collects before they are added to those kept [B].
     on_host : float
         Kept in host memory, of which one layer's is on the device while that is differentiated (`in_layers`) [B].
+    layer : float
+        Part of what is kept that its last layer keeps, the first to be differentiated [B].
     """
 
     for_input: float = 0.0
@@ -73,6 +76,7 @@ class Kept:
     in_loss: float = 0.0
     collected: float = 0.0
     on_host: float = 0.0
+    layer: float = 0.0
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(
@@ -84,12 +88,13 @@ class Kept:
             max(self.in_loss, other.in_loss),
             self.collected + other.collected,
             self.on_host + other.on_host,
+            other.layer or self.layer,
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Activations of one rank over its order of actions.
+    """Activations of one rank over its order of actions, and the optimizer's step behind them.
 
     Parameters
     ----------
@@ -99,8 +104,8 @@ class Held:
         Alive at the fullest moment of each action [B].
     logits : float64[N]
         Part of `most` that is logits, and the loss's own tensors [B].
-    collected : float64[N]
-        Part of `most` that is gradients of this microbatch alone [B].
+    collected, passing : float64[N]
+        Part of `most` that is gradients of this microbatch alone, and units that are gathered or reduced [B].
     """
 
     before: NDArray[np.float64]
@@ -108,10 +113,11 @@ class Held:
     most: NDArray[np.float64]
     logits: NDArray[np.float64]
     collected: NDArray[np.float64]
+    passing: NDArray[np.float64]
 
     @property
     def fullest(self) -> int:
-        """The action during which most is alive."""
+        """The action during which most is alive; the one after the last is the optimizer's step."""
         return int(np.argmax(self.most))
 
 
@@ -233,48 +239,34 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
 
     Notes
     -----
-    A forward is fullest when it ends. A backward is fullest either at its start, in the output head, or in a layer, when the
-    logits are gone; both hold what was kept and what the part itself needs. Where a whole backward collects its gradients, or they are the
-    first of the step, it is perhaps fullest in its last layer, when all but that one's are there.
+    A forward is fullest when it ends, a backward as `mpsim.training.memory.fresh.fullest` says.
     """
     orders = plan.orders
     kind = orders.kind
-    names = ("for_input", "for_weight", "logits", "in_layers", "in_head", "in_loss", "collected")
-    table = np.array([[getattr(kept_stage, name) for name in names] for kept_stage in kept])[
-        orders.stage
-    ]
-    change = table[:, :3] * np.array([SIGNS[action] for action in Action], dtype=float)[kind]
+    names = [field.name for field in dataclasses.fields(Kept)]
+    table = np.array([[getattr(kept_stage, name) for name in names] for kept_stage in kept])
+    columns = dict(zip(names, table[orders.stage].T, strict=True))
+    held = np.stack([columns[name] for name in ("for_input", "for_weight", "logits")], axis=1)
+    change = held * np.array([SIGNS[action] for action in Action], dtype=float)[kind]
     bounds = orders.rank_ptr.tolist()
     ranks = [slice(*pair) for pair in itertools.pairwise(bounds)]
     after = np.concatenate([np.cumsum(change[rows], axis=0) for rows in ranks]).sum(axis=1)
     before = np.concatenate([[0.0], after[:-1]])
     before[bounds[:-1]] = 0.0
-    logits, in_layers, in_head, in_loss = table.T[2:6]
-    differentiates = (kind == Action.B) | (kind == Action.I)
-    own = np.where(differentiates, logits, 0.0)
-    fresh = fresh_gradients(plan)
-    collected = np.where(
-        differentiates, fresh.at_end(in_layers, table[:, 6]) if fresh else table[:, 6], 0.0
+    whole = kind == Action.B
+    moment = fullest(
+        before, after, columns, whole | (kind == Action.I), whole, fresh_gradients(plan)
     )
-    first = np.where(
-        differentiates, before + np.maximum(in_layers - own, in_head), np.maximum(before, after)
-    )
-    last = (
-        after
-        + np.where(differentiates, fresh.beside(in_layers) if fresh else in_layers, 0.0)
-        + collected
-    )
-    ends = (collected > 0) & (last > first)
-    at_head = differentiates & (in_head >= in_layers - own) & ~ends
-    made = np.where(kind == Action.F, logits, 0.0)
-    columns = (
-        before,
-        after,
-        np.where(ends, last, first),
-        np.where(at_head, own + np.where(in_loss >= in_head, in_loss, 0.0), made),
-        np.where(ends, collected, 0.0),
-    )
-    return [Held(*(column[rows] for column in columns)) for rows in ranks]
+    in_loss = np.where(columns["in_loss"] >= columns["in_head"], columns["in_loss"], 0.0)
+    made = np.where(kind == Action.F, columns["logits"], 0.0)
+    logits = np.where(moment.at_head, columns["logits"] + in_loss, made)
+    every = before, after, moment.most, logits, moment.collected, moment.passing
+    total, scratch = fresh_gradients(plan).total, step_scratch(plan) - fresh_gradients(plan).root
+    steps = [(0.0, 0.0, total + lists, 0.0, total, lists) for lists in scratch.tolist()]
+    return [
+        Held(*(np.append(column[rows], last) for column, last in zip(every, step, strict=True)))
+        for rows, step in zip(ranks, steps, strict=True)
+    ]
 
 
 def _collected(plan: Plan, stage: Stage) -> float:
@@ -296,7 +288,10 @@ class _Layers:
 
     def of(self, kinds: Sequence[str]) -> Kept:
         """All layers of a stage."""
-        return sum((kept for _, kept in self.pieces(kinds)), Kept())
+        pieces = [kept for _, kept in self.pieces(kinds)]
+        last = pieces[-1] if pieces else Kept()
+        layer = last.for_input + last.for_weight
+        return dataclasses.replace(sum(pieces, Kept()), layer=layer)
 
     def pieces(self, kinds: Sequence[str]) -> Iterator[tuple[int, Kept]]:
         """First layer and bytes of each piece of a stage: chunks that run again together, and the other layers one by one."""

@@ -40,26 +40,27 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     that ran last: those that wait longer for their backward are activations like the rest, as in `mpsim.training.memory.account_memory`.
     """
     start, end = action_times(timeline, rank)
+    start, end = np.append(start, end[-1:]), np.append(end, timeline.makespan)  # and the optimizer
     part = plan.parts[rank // plan.layout.mesh.pp]
     number = rank % plan.layout.mesh.pp
     held = held_by_rank(part, kept_by_stage(part))[number]
     standing = float(memory.total[rank]) - float(held.most[held.fullest])
     time = np.concatenate([[0.0], np.stack([start, end], axis=1).ravel(), [timeline.makespan]])
-    forward = part.orders.kind[part.orders.rank_ptr[number] : part.orders.rank_ptr[number + 1]]
-    logits = np.where(forward == Action.F, held.logits, 0.0)
+    kinds = part.orders.kind[part.orders.rank_ptr[number] : part.orders.rank_ptr[number + 1]]
+    logits = np.where(np.append(kinds, Action.B) == Action.F, held.logits, 0.0)
     moments = _over_time(held.most, held.after)
     own = {
         "gradients": _over_time(held.collected, np.zeros_like(held.collected)),
         "logits": _over_time(held.logits, logits),
+        "buffers": _over_time(held.passing, np.zeros_like(held.passing)),
     }
-    own["activations"] = moments - own["gradients"] - own["logits"]
+    own["activations"] = moments - sum(own.values())
     most = {
         "gradients": held.collected[held.fullest],
         "logits": held.logits[held.fullest],
-        "activations": held.most[held.fullest]
-        - held.collected[held.fullest]
-        - held.logits[held.fullest],
+        "buffers": held.passing[held.fullest],
     }
+    most["activations"] = held.most[held.fullest] - sum(most.values())
     components = {
         name: float(sizes[rank]) - most.get(name, 0.0) + own.get(name, np.zeros(len(time)))
         for name, sizes in memory.components.items()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpsim.schedule import Action, Orders
 from mpsim.training.memory.activations import SIGNS
-from mpsim.training.memory.fresh import Fresh
+from mpsim.training.memory.fresh import Fresh, fullest
 
 __all__ = ["Flight"]
 
@@ -78,14 +78,14 @@ class Flight:
     def peaks(
         self, kept: Mapping[str, Floats], fresh: Sequence[Fresh] = ()
     ) -> tuple[Floats, Floats]:
-        """Most that each rank holds at once, and the part of it that is gradients of one microbatch.
+        """Most that each rank holds at once, and the part of it that is no activation.
 
         Parameters
         ----------
         kept : mapping of str to float64[K, S]
             Fields of `mpsim.training.memory.Kept` of each stage [B].
         fresh : sequence of Fresh
-            Gradients that come in the backward of each layout; none by default.
+            What the backward of each layout makes for itself; nothing by default.
 
         Returns
         -------
@@ -93,34 +93,23 @@ class Flight:
             As `mpsim.training.memory.held_by_rank` has it.
         """
         for_input = kept["for_input"] + kept["logits"]
-        beside = np.maximum(kept["in_layers"] - kept["logits"], kept["in_head"])
-        most = beside[:, self.stage] * (self.differentiates > 0)
+        backward, whole = self.differentiates > 0, self.differentiates > 1
+        before = np.zeros((len(for_input), len(self.stage)))
         for chunk in range(self.held_stage.shape[1]):
             stage = self.held_stage[:, chunk]
-            most += for_input[:, stage] * self.for_input[:, chunk]
-            most += kept["for_weight"][:, stage] * self.for_weight[:, chunk]
-        collected, in_layers = kept["collected"], kept["in_layers"]
-        if any(fresh):
-            pairs = list(zip(fresh, in_layers, collected, strict=True))
-            collected = np.stack(
-                [gradients.at_end(layers, own) for gradients, layers, own in pairs]
-            )
-            in_layers = np.stack(
-                [
-                    gradients.beside(layers) if gradients else layers
-                    for gradients, layers, _ in pairs
-                ]
-            )
-        if not collected.any():
-            peaks: Floats = np.maximum.reduceat(most, self.first, axis=1)
-            return peaks, np.zeros_like(peaks)
-        freed = for_input[:, self.stage] + kept["for_weight"][:, self.stage] * (
-            self.differentiates > 1
-        )
-        own = collected[:, self.stage] * (self.differentiates > 0)
-        last = most - beside[:, self.stage] - freed + in_layers[:, self.stage] + own
-        ends = (own > 0) & (last > most)
-        return self._fullest(np.where(ends, last, most), np.where(ends, own, 0.0))
+            before += for_input[:, stage] * self.for_input[:, chunk]
+            before += kept["for_weight"][:, stage] * self.for_weight[:, chunk]
+        columns = {name: column[:, self.stage] for name, column in kept.items()}
+        after = before - np.where(backward, for_input[:, self.stage], 0.0)
+        after -= np.where(whole, columns["for_weight"], 0.0)
+        most, apart = np.zeros_like(before), np.zeros_like(before)
+        every = list(fresh) or [Fresh()] * len(before)
+        for each in dict.fromkeys(every):  # few: one for each way to share states
+            rows = np.array([one == each for one in every])
+            own = {name: column[rows] for name, column in columns.items()}
+            moment = fullest(before[rows], after[rows], own, backward, whole, each)
+            most[rows], apart[rows] = moment.most, moment.apart
+        return self._fullest(most, apart)
 
     def _fullest(self, most: Floats, own: Floats) -> tuple[Floats, Floats]:
         """The largest of each rank's moments, and what belongs to it."""

@@ -1,69 +1,127 @@
-"""Fresh gradients: those that come within a backward: of the only one of a step, where nothing keeps them from step to step, and those of a sharded root."""
+"""Fresh tensors: what the backward of a model that is whole along the pipeline makes or gathers for itself, beside activations; and its fullest moment."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
+from mpsim.training.replicas.residency import largest_unit, largest_weight, weight_sizes
 
-__all__ = ["Fresh", "fresh_gradients"]
+__all__ = ["Fresh", "Fullest", "fresh_gradients", "fullest"]
 
 Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fresh:
-    """Gradients of one rank that its backward makes.
+    """Gradients of one rank that its backward makes, and units that it has gathered or is reducing.
 
     Parameters
     ----------
     total : float
-        All of them; 0 where gradients are there all the time [B].
+        Gradients that are not there before the backward; 0 where they are there all the time [B].
     late : float
         Those that are not there yet while the last layer of a backward is differentiated: its own, and those of an embedding of its own [B].
+    head, layer : float
+        Those of the head, whole where they wait for a sharded root, and of a layer, once they have been differentiated [B].
     waiting : float
-        Whole gradients of a sharded root unit, those of the head waiting for those of the embedding, and the copy that is reduced [B].
+        Whole gradients of a sharded root, or of a unit of the embedding, and the copy that is reduced, beyond what is gathered all the time [B].
+    gathered, passing, at_head : float
+        Units or weights that were gathered, and those that are being reduced, while the first layer of a backward is differentiated, any other, and the head [B].
+    root : float
+        Gathered until the end of a backward: a sharded root, or all [B].
     """
 
     total: float = 0.0
     late: float = 0.0
+    head: float = 0.0
+    layer: float = 0.0
     waiting: float = 0.0
+    gathered: float = 0.0
+    passing: float = 0.0
+    at_head: float = 0.0
+    root: float = 0.0
 
     def __bool__(self) -> bool:
-        return self.total + self.waiting > 0
+        return self != Fresh()
 
-    def at_end(self, in_layers: Floats, collected: Floats) -> Floats:
-        """Gradients at the fullest moment of the end of a backward, beside `collected` ones [B].
 
-        Parameters
-        ----------
-        in_layers : float64[...]
-            Alive beside them while the last layer is differentiated; gone when the gradients are complete [B].
-        collected : float64[...]
-            Of `mpsim.training.memory.Kept` [B].
-        """
-        result: Floats = collected + np.where(
-            self._ends_in_layer(in_layers), self.total - self.late, self.total + self.waiting
-        )
-        return result
+class Fullest(NamedTuple):
+    """Fullest moment of actions: bytes alive; those of gradients of this backward, and of units; whether it is in the head."""
 
-    def beside(self, in_layers: Floats) -> Floats:
-        """Part of `in_layers` that is alive beside those gradients [B]."""
-        alive: Floats = np.where(self._ends_in_layer(in_layers), in_layers, 0.0)
-        return alive
+    most: Floats
+    collected: Floats
+    passing: Floats
+    at_head: NDArray[np.bool_]
 
-    def _ends_in_layer(self, in_layers: Floats) -> NDArray[np.bool_]:
-        """Whether the end of a backward is fullest in its last layer, not when the embedding has followed."""
-        result: NDArray[np.bool_] = in_layers > self.late + self.waiting
-        return result
+    @property
+    def apart(self) -> Floats:
+        """Part of `most` that is no activation."""
+        return self.collected + self.passing
+
+
+def fullest(
+    before: Floats,
+    after: Floats,
+    kept: Mapping[str, Floats],
+    backward: NDArray[np.bool_],
+    whole: NDArray[np.bool_],
+    fresh: Fresh,
+) -> Fullest:
+    """Find the fullest moment of each action.
+
+    Parameters
+    ----------
+    before, after : float64[...]
+        Kept when it starts and when it has ended [B].
+    kept : mapping of str to float64[...]
+        Fields of `mpsim.training.memory.Kept` of its stage [B].
+    backward, whole : bool[...]
+        Whether it computes input gradients, and weight gradients with them.
+
+    Notes
+    -----
+    A backward is fullest in the output head; in its first layer, when logits are gone; in its second, when the first has freed what it kept and its gradients are
+    on their way; in its last, when all gradients but that one's are there; or when those of the embedding have followed.
+    """
+    in_layers, layer = kept["in_layers"], np.where(whole, kept["layer"], 0.0)
+    early = before - kept["logits"] + in_layers
+    late = after + layer + in_layers
+    nothing = np.zeros_like(before)
+    moments = [
+        (before + kept["in_head"], nothing, fresh.at_head + nothing),
+        (early, fresh.head + nothing, fresh.gathered + nothing),
+    ]
+    own = kept["collected"]
+    if fresh:
+        ends = fresh.total - fresh.late + own
+        moments += [
+            (early - layer, fresh.head + fresh.layer + nothing, fresh.passing + nothing),
+            (late, ends, fresh.passing + nothing),
+            (after, fresh.total + fresh.waiting + own, nothing),
+        ]
+    elif own.any():
+        moments.append((np.where(own > 0, late, 0.0), own, nothing))
+    levels, collected, passing = (np.stack(column) for column in zip(*moments, strict=True))
+    levels = levels + collected + passing
+    at = levels.argmax(axis=0)
+
+    def of(column: Floats) -> Floats:
+        chosen: Floats = np.where(backward, np.take_along_axis(column, at[None], axis=0)[0], 0.0)
+        return chosen
+
+    most = np.where(backward, of(levels), np.maximum(before, after))
+    return Fullest(most, of(collected), of(passing), backward & (at == 0))
 
 
 def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
-    """Gradients that are not there before the backward of the only microbatch of a step.
+    """Gradients that are not there before the backward of a microbatch, and units under way in it; none with several stages.
 
     Parameters
     ----------
@@ -75,26 +133,83 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     if len(layout.stages) > 1:
         return Fresh()
     stage = layout.stages[0]
-    compiled = lifetimes.drops_gradients and lifetimes.frees_weights
-    if plan.gathers_units and not compiled:
-        return Fresh(waiting=_root_gradients(plan))
-    alone = count == 1 and (plan.replicas == 1 or compiled)
-    if not (alone and lifetimes.drops_gradients) or lifetimes.steps_in_backward:
-        return Fresh()
-    first = layout.held(layout.trained(layout.layer_parameters)[layout.layer_kinds(stage)[0]])
-    parts = layout.trained_parameters(stage)
-    table = 0.0 if layout.model.tied_embeddings else layout.held(parts["embedding"])
-    element = layout.framework.optimizer.gradient_bytes
-    return Fresh(float(model_states(plan)["gradients"][0]), float(element * (first + table)))
+    units = plan.gathers_units and not lifetimes.frees_weights
+    drops = lifetimes.drops_gradients and not lifetimes.steps_in_backward
+    alone = count == 1 and drops and (plan.replicas == 1 or plan.gathers_units)
+    parts = {name: layout.held(held) for name, held in layout.trained_parameters(stage).items()}
+    kinds = layout.trained(layout.layer_parameters)
+    first, last = (layout.held(kinds[layout.layer_kinds(stage)[place]]) for place in (0, -1))
+    table, head = parts["embedding"], parts["head"]
+    if layout.model.tied_embeddings:
+        table, head = 0.0, head + table
+    root = units and layout.framework.data.root_unit
+    total = float(model_states(plan)["gradients"][0]) if alone else 0.0
+    share = total / max(sum(parts.values()), 1.0)
+    gradients = Fresh(
+        total=total,
+        late=share * (first + table + (head if root else 0.0)),
+        head=share * head,
+        layer=share * last,
+    )
+    if units:
+        return _with_units(plan, gradients, table, head)
+    return _with_weights(plan, gradients) if plan.gathers_units else gradients
 
 
-def _root_gradients(plan: Plan) -> float:
-    """Whole gradients of embedding and head where they are one unit, as computed and as reduced [B]."""
-    layout, data = plan.layout, plan.layout.framework.data
-    if not data.root_unit:
-        return 0.0
-    parts = layout.trained_parameters(layout.stages[0])
-    root = sum(layout.held(parts[name]) for name in ("embedding", "head") if name in parts)
-    element = layout.framework.lowering.weight_grad_bytes
-    copied = (data.reduced_bytes or element) if data.reduce_copy_traffic else 0
-    return float((element + copied) * root)
+def _with_weights(plan: Plan, gradients: Fresh) -> Fresh:
+    """Gathered weights, and gradients of weights under way, of stacks that free each after its product."""
+    sizes, data = plan.layout.framework.optimizer, plan.layout.framework.data
+    element = _gathered(plan) if data.reshard_after_forward else 0.0
+    reduced = _trained(plan) * (data.reduced_bytes or sizes.gradient_bytes)
+    reduced = reduced if plan.reduces_every_microbatch else 0.0
+    layer, head = largest_weight(plan), max(weight_sizes(plan, ["head"]))
+    in_layers = (element * plan.units_in_flight + 2 * reduced) * layer
+    at_head = (element + reduced) * head
+    return dataclasses.replace(gradients, gathered=in_layers, passing=in_layers, at_head=at_head)
+
+
+def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fresh:
+    """Gathered units, and gradients of units under way, of torch's sharded parameters.
+
+    References
+    ----------
+    torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py: before a backward its unit is whole and the next one's gather has its buffer; after it the unit
+    is freed, the reduction of the one before is waited for and its buffer freed, and gradients are copied into another.
+    """
+    software, unit = plan.layout.framework, largest_unit(plan)
+    data, gradient = software.data, software.lowering.weight_grad_bytes
+    stays = not data.reshard_after_forward
+    element = _gathered(plan)
+    copied = (
+        data.reduced_bytes or software.optimizer.gradient_bytes if data.reduce_copy_traffic else 0
+    )
+    gathered = 0.0 if stays else element * plan.units_in_flight * unit
+    gradient, copied = (each * _trained(plan) for each in (gradient, copied))
+    gathered += gradient * largest_weight(plan)
+    root = table + head if data.root_unit else 0.0
+    # autograd puts the gradient of a flat parameter together while that is whole; others are freed before their gradients are copied
+    flat = not data.gather_copy_traffic
+    whole = (gradient + copied) * (root or table) - (0.0 if flat else element * root)
+    return dataclasses.replace(
+        gradients,
+        head=gradient * head if root else gradients.head,
+        waiting=max(whole, gradient * root + copied * unit if root else 0.0),
+        gathered=gathered + (0.0 if root else copied * head),
+        passing=gathered + copied * unit,
+        root=element * (float(plan.layout.rank_parameters[0]) if stays else root),
+    )
+
+
+def _gathered(plan: Plan) -> float:
+    """Bytes of a gathered parameter, on average where some are frozen in another format."""
+    software = plan.layout.framework
+    element = software.data.gathered_bytes or software.optimizer.parameter_bytes
+    return float(plan.layout.frozen_bytes(element)[0])
+
+
+def _trained(plan: Plan) -> float:
+    """Share of the parameters that have gradients."""
+    if plan.layout.tuning.trains_all:
+        return 1.0
+    trained = plan.layout.trained_kinds
+    return float((trained.dense + trained.experts)[0] / plan.layout.rank_parameters[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpsim.engine.timeline import Timeline
@@ -13,6 +13,8 @@ from mpsim.schedule import Action
 from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_piece, kept_by_stage
 from mpsim.training.memory.allocator import Block, CachingAllocator
 from mpsim.training.memory.curve import action_times
+from mpsim.training.memory.fresh import Fresh, fresh_gradients
+from mpsim.training.memory.states import step_scratch
 from mpsim.training.plan import Plan
 
 __all__ = ["Change", "Played", "allocation_trace", "play"]
@@ -64,32 +66,33 @@ def allocation_trace(timeline: Timeline, plan: Plan, memory: Memory, rank: int) 
     Notes
     -----
     Model states and buffers come first and stay. A forward adds what each layer keeps; a backward goes through the layers in reverse, each with what it has
-    beside that at a time. The sum of sizes is at most the total of `memory` less its overhead, and reaches it, but for gradients that come within a backward.
+    beside that at a time, and its gradients, where they are the first of the step. The sum of sizes is at most the total of `memory` less its overhead.
     """
     part = plan.parts[rank // plan.layout.mesh.pp]
     number = rank % plan.layout.mesh.pp
-    orders, pieces = part.orders, kept_by_piece(part)
+    orders, pieces, fresh = part.orders, kept_by_piece(part), fresh_gradients(part)
     rows = range(int(orders.rank_ptr[number]), int(orders.rank_ptr[number + 1]))
     start, end = action_times(timeline, rank)
-    changes = [*_standing(part, memory, rank, number)]
+    states = _states(part, memory, rank, number)
+    made = {name: size for name, size in states.items() if name.endswith(" gradients")}
+    made = made if fresh.total else {}
+    changes = [Change(0.0, name, size) for name, size in states.items() if name not in made]
     for row, begin, until in zip(rows, start, end, strict=True):
-        steps = [
-            *_action(
-                Action(int(orders.kind[row])),
-                int(orders.microbatch[row]),
-                pieces[int(orders.stage[row])],
-            )
-        ]
+        action, stage = Action(int(orders.kind[row])), int(orders.stage[row])
+        steps = [*_action(action, int(orders.microbatch[row]), pieces[stage], fresh, made)]
         each = (until - begin) / max(len(steps), 1)
         changes += [
             Change((begin + place * each) * TICK * _MICROSECONDS, *step)
             for place, step in enumerate(steps)
         ]
-    return changes
+    at = float(end[-1]) * TICK * _MICROSECONDS
+    if lists := round(float(step_scratch(part)[number])):
+        changes += [Change(at, "optimizer step", lists), Change(at, "optimizer step", 0)]
+    return [*changes, *(Change(at, name, 0) for name in made)]
 
 
-def _standing(plan: Plan, memory: Memory, rank: int, number: int) -> Iterator[Change]:
-    """Model states by layer, and buffers."""
+def _states(plan: Plan, memory: Memory, rank: int, number: int) -> dict[str, int]:
+    """Model states by layer, and buffers, by name [B]."""
     held = held_by_rank(plan, kept_by_stage(plan))[number]
     parts: dict[str, float] = {}
     for stage in plan.layout.rank_stages(number):
@@ -100,23 +103,27 @@ def _standing(plan: Plan, memory: Memory, rank: int, number: int) -> Iterator[Ch
         for layer, kind in enumerate(plan.layout.layer_kinds(stage), start=stage.first_layer):
             parts[f"layers.{layer}"] = plan.layout.held(plan.layout.layer_parameters[kind])
     whole = sum(parts.values())
-    for name in _STANDING:
-        size = float(memory.components[name][rank])
-        size -= float(held.collected[held.fullest]) if name == "gradients" else 0.0
-        for part, count in parts.items():
-            yield from _new(f"{part} {name}", size * count / whole)
-    yield from _new("buffers", float(memory.components["buffers"][rank]))
-
-
-def _new(name: str, size: float) -> Iterator[Change]:
-    if round(size) > 0:
-        yield Change(0.0, name, round(size))
+    fresh = fresh_gradients(plan).total
+    sizes = {name: float(memory.components[name][rank]) for name in _STANDING}
+    sizes["gradients"] += fresh - float(held.collected[held.fullest])
+    states = {
+        f"{part} {name}": size * count / whole
+        for name, size in sizes.items()
+        for part, count in parts.items()
+    }
+    states["buffers"] = float(memory.components["buffers"][rank] - held.passing[held.fullest])
+    return {name: round(size) for name, size in states.items() if round(size) > 0}
 
 
 def _action(
-    action: Action, microbatch: int, pieces: Sequence[tuple[str, Kept]]
+    action: Action,
+    microbatch: int,
+    pieces: Sequence[tuple[str, Kept]],
+    fresh: Fresh,
+    made: Mapping[str, int],
 ) -> Iterator[tuple[str, int]]:
-    """Allocations and ends of one action, by name and size."""
+    """Allocations and ends of one action, by name and size; `made` are gradients that it makes."""
+    units = fresh.gathered
     for part, kept in pieces if action is Action.F else reversed(pieces):
         until_input = {"activations": kept.for_input, "logits": kept.logits}
         names = {
@@ -128,12 +135,16 @@ def _action(
                 (name, round(size)) for name, size in {**names, **longer}.items() if round(size)
             )
             continue
-        beside = round(max(kept.in_layers, kept.in_head))
+        layer = part.startswith("layers.")
+        beside = round(max(kept.in_layers, kept.in_head) + (units if layer else 0.0))
+        units = fresh.passing if layer else units
         if action is not Action.W and beside:
             yield f"{part} backward of microbatch {microbatch}", beside
             yield f"{part} backward of microbatch {microbatch}", 0
         gone = ({} if action is Action.W else names) | ({} if action is Action.I else longer)
         yield from ((name, 0) for name, size in gone.items() if round(size))
+        if size := made.get(f"{part} gradients"):
+            yield f"{part} gradients", size
 
 
 def play(changes: Sequence[Change], *, expandable: bool = False) -> Played:

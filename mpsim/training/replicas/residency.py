@@ -15,7 +15,14 @@ from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan
 from mpsim.workload import OperatorKind, Phase
 
-__all__ = ["Residency", "matrices", "residency", "weight_sizes"]
+__all__ = [
+    "Residency",
+    "largest_unit",
+    "largest_weight",
+    "matrices",
+    "residency",
+    "weight_sizes",
+]
 
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
@@ -35,7 +42,7 @@ class Residency:
     parameters : float64[P]
         Kept between their uses.
     gathered : float64[P]
-        Gathered at a time beyond those.
+        Gathered beyond those, all the time (units of one stage come and go: `mpsim.training.memory.fresh`).
     gradients : float64[P]
         Gradients kept until the optimizer.
     reducing : float64[P]
@@ -76,10 +83,12 @@ def residency(plan: Plan) -> Residency:
     gathered = reducing = nothing
     if plan.gathers_units:
         largest, root = _units(plan)
-        whole, summed = plan.units_in_flight * largest, 2 * largest
         stays_gathered = plan.keeps_gathered or not plan.layout.framework.data.reshard_after_forward
+        whole, summed = plan.units_in_flight * largest, 2 * largest
         if plan.layout.framework.memory.frees_weights:
             whole, summed, root = *_weights(plan, largest), nothing
+        if len(plan.layout.stages) == 1:
+            whole = summed = nothing
         gathered = owned if stays_gathered else np.minimum(owned, root + whole)
         reducing = np.minimum(trained.dense + trained.experts, summed)
     divided = plan.zero >= SHARDED_GRADIENTS and plan.reduces_every_microbatch
@@ -103,13 +112,23 @@ def residency(plan: Plan) -> Residency:
 
 def _weights(plan: Plan, units: Floats) -> tuple[Floats, Floats]:
     """Weights that a rank has whole at a time, and gradients of weights: a few of a layer, or those of the head, whichever are more."""
-    gated = 2 if plan.layout.model.gated_mlp else 1  # gate and up are one product, but two tensors
-    parts = {part: weight_sizes(plan, [part]) for part in plan.expansions if part != "embedding"}
     head = np.zeros_like(units)
     for stage in plan.layout.stages:
-        head[stage.rank] += stage.head * max(parts["head"])
-    layer = max(max(sizes) for part, sizes in parts.items() if part != "head") / gated
+        head[stage.rank] += stage.head * max(weight_sizes(plan, ["head"]))
+    layer = largest_weight(plan)
     return np.maximum(plan.units_in_flight * layer, head), np.maximum(2 * layer, head)
+
+
+def largest_weight(plan: Plan) -> float:
+    """Elements of the largest weight of any layer."""
+    gated = 2 if plan.layout.model.gated_mlp else 1  # gate and up are one product, but two tensors
+    layers = [part for part in plan.expansions if part not in ("embedding", "head")]
+    return max(weight_sizes(plan, layers)) / gated
+
+
+def largest_unit(plan: Plan) -> float:
+    """Parameters of the largest unit of layers that are gathered together."""
+    return max(max(_layers(plan, stage), default=0.0) for stage in plan.layout.stages)
 
 
 def weight_sizes(plan: Plan, parts: Iterable[str]) -> list[int]:

@@ -16,8 +16,9 @@ from mpsim.program import TICK, Program, Stream
 from mpsim.schedule import Action
 from mpsim.training import build_program
 from mpsim.training.account import attribute
-from mpsim.training.memory import account_memory
+from mpsim.training.memory import account_memory, buffers, fresh_gradients, model_states
 from mpsim.training.plan import Plan
+from mpsim.training.replicas.residency import largest_weight
 from mpsim.training.vocabulary import PARTS, Kind
 from tests.plans import small_plan
 
@@ -446,24 +447,24 @@ def test_states_on_a_device_are_those_of_the_zero_paper() -> None:
         3: (2 * psi / n, 2 * psi / n, 12 * psi / n),
     }
     for zero, states in expected.items():
-        held = account_memory(plan_of(zero=zero)).components
+        held = model_states(plan_of(zero=zero))
         got = [float(held[name][0]) for name in ("parameters", "gradients", "optimizer")]
         assert got == pytest.approx(states)
 
 
 def test_gathered_units_are_buffers_and_hybrid_shards_keep_more() -> None:
-    """Two layers and the root are gathered at a time, and gradients of two layers are on their way; everything, once kept gathered."""
-    plan = plan_of()
+    """The root is gathered all the time, a layer and the next while one is differentiated, beside the gradient of its largest weight, and the layer before is reduced."""
+    plan = plan_of(overrides={"reduce_copy_traffic": 4, "reduced_bytes": 4})
     layers = plan_layers(plan)
     layer = layers["layers"] / plan.layout.model.layers
     root = layers["all"] - layers["layers"]
-    assert account_memory(plan).components["buffers"][0] == pytest.approx(
-        2 * (root + 2 * layer) + 2 * 2 * layer
-    )
+    element = plan.layout.framework.lowering.weight_grad_bytes
+    fresh = fresh_gradients(plan)
+    assert buffers(plan)[0] == pytest.approx(2 * root)
+    assert fresh.gathered == pytest.approx(2 * 2 * layer + element * largest_weight(plan))
+    assert fresh.passing == pytest.approx(fresh.gathered + 4 * layer)
     kept = plan_of(overrides={"reshard_after_forward": False})
-    assert account_memory(kept).components["buffers"][0] == pytest.approx(
-        2 * layers["all"] + 2 * 2 * layer
-    )
+    assert buffers(kept)[0] == pytest.approx(2 * layers["all"])
     hybrid = account_memory(plan_of(shard=8)).components["optimizer"][0]
     assert hybrid == pytest.approx(12 * layers["all"] / 8)
 
