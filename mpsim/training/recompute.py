@@ -122,7 +122,7 @@ class Rerun:
         return reported if operator.is_cast else self.kept.get(operator.place, reported)
 
 
-def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) -> Rerun:
+def rerun(expansion: Expansion, recompute: Recompute, *, tp: int = 1) -> Rerun:
     """Choose what one layer keeps and what it runs again.
 
     Parameters
@@ -131,8 +131,8 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
         Of a layer, with casts to a narrow format or without.
     recompute : Recompute
         Of that layer (`Recompute.of_layer`).
-    divided : bool
-        Whether tensor parallelism sums what row products return.
+    tp : int
+        Ranks over which tensor parallelism sums what row products return.
 
     Notes
     -----
@@ -149,7 +149,7 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
             again = _until_read(again, prunes=recompute.prunes)
         return Rerun((Repeat(again, _places(expansion.forward)),), together=True)
     if recompute.granularity == PER_OP:
-        return _per_op(expansion, divided=divided, keeps=recompute.keeps)
+        return _per_op(expansion, tp=tp, keeps=recompute.keeps)
     if recompute.granularity == NONE:
         return Rerun()
     parts: list[Repeat] = []
@@ -163,7 +163,7 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
 
 def repeats(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> tuple[Repeat, ...]:
     """Kernels that a layer on one rank runs again in its backward."""
-    return rerun(expansion, recompute, divided=sharding.tp > 1).parts
+    return rerun(expansion, recompute, tp=sharding.tp).parts
 
 
 def _until_read(operators: tuple[Operator, ...], *, prunes: bool) -> tuple[Operator, ...]:
@@ -326,7 +326,7 @@ _DOWN: Final = (Module.MLP, Role.DOWN)
 _SECOND_NORM: Final = (Module.MLP, Role.NORM)
 
 
-def _per_op(expansion: Expansion, *, divided: bool, keeps: Collection[str]) -> Rerun:
+def _per_op(expansion: Expansion, *, tp: int, keeps: Collection[str]) -> Rerun:
     by_place = {operator.place: operator for operator in expansion.forward if not operator.is_cast}
     again: list[Operator] = []
     features = _kept_features(by_place, keeps)
@@ -342,15 +342,15 @@ def _per_op(expansion: Expansion, *, divided: bool, keeps: Collection[str]) -> R
     feature = output.saved_for_weight / output.k  # a tensor of one feature
     kept = {operator.place: (0.0, 0.0) for operator in again if not operator.is_cast}
     kept |= {place: (count * feature, 0.0) for place, count in features.items()}
-    # in eager mode nobody drops the last product, which is odd but never read
+    # in eager mode nobody drops the last product, which is odd but never read: every rank has all of it, and its share of the sum
     eager = any(role is Role.GATE_TIMES_UP for _, role in by_place) and keeps == EVERY_SECOND
-    last = by_place[_DOWN].n * feature if eager else 0.0
+    last = (tp + (tp > 1)) * by_place[_DOWN].n * feature if eager else 0.0
     context = output.saved_for_weight if "context" in keeps else 0.0
     kept |= {_OUTPUT: (kept[_OUTPUT][0], context), _DOWN: (last, 0.0)}
     first = expansion.forward[0]
     kept[first.place] = (expansion.input_bytes, 0.0)  # not what a chain of norm kernels keeps
     # what the sum behind the attention returned stands in for its residual
-    if divided and "sums" in keeps and "output" not in keeps:
+    if tp > 1 and "sums" in keeps and "output" not in keeps:
         kept[_SECOND_NORM] = (expansion.input_bytes, 0.0)
     part = Repeat(tuple(again), _places(expansion.forward))
     return Rerun((part,), kept, together=True)

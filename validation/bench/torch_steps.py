@@ -58,7 +58,11 @@ MODELS: Mapping[str, Mapping[str, int]] = {
     "llama2-7b": {"layers": 8, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 11008, "vocab": 32000, "sequence": 4096, "micro_batch": 2},
     "llama-70b": {"layers": 3, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 28672, "vocab": 128256, "sequence": 4096, "micro_batch": 1},
     "narrow": {"layers": 12, "hidden": 1024, "heads": 16, "kv_heads": 16, "ffn_hidden": 2816, "vocab": 32000, "sequence": 1024, "micro_batch": 8},
+    # whole models, for what an allocator loses between tensors
+    "whole-8b": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256, "sequence": 8192, "micro_batch": 1},
+    "whole-7b": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 11008, "vocab": 32000, "sequence": 4096, "micro_batch": 4},
 }  # fmt: skip
+PARTS = tuple(name for name in MODELS if not name.startswith("whole"))
 WIDE = ("llama2-7b", "narrow")
 LAYOUTS = ((1, 1), (8, 1), (64, 1), (4, 2), (8, 8))
 RECOMPUTE = ("none", "full", "per-op")
@@ -66,14 +70,21 @@ OPTIMIZERS = ("adamw", "sgd", "foreach")
 
 
 def cases() -> list[Case]:
-    """The three hundred."""
-    plain = itertools.product(MODELS, LAYOUTS, RECOMPUTE, OPTIMIZERS)
+    """Three hundred of a few layers, and some of whole models."""
+    plain = itertools.product(PARTS, LAYOUTS, RECOMPUTE, OPTIMIZERS)
     return [
         *(Case(model=m, fsdp=f, tp=t, recompute=r, optimizer=o) for m, (f, t), r, o in plain),
         *(
             Case(model=m, fsdp=f, tp=t, recompute=r, optimizer="adamw", microbatches=2, root=root)
-            for m in MODELS
+            for m in PARTS
             for (f, t), root in (((8, 1), True), ((8, 1), False), ((4, 2), False), ((64, 1), False), ((1, 1), True))
+            for r in RECOMPUTE
+        ),
+        *(
+            Case(model=m, fsdp=f, tp=1, recompute=r, optimizer="adamw", root=False)
+            for m in MODELS
+            if m not in PARTS
+            for f in (8, 64)
             for r in RECOMPUTE
         ),
     ]  # fmt: skip

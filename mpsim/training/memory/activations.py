@@ -330,7 +330,7 @@ def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Ke
     if recompute.granularity == "full":
         kept, inputs = _together([expansion], sharding), 1.0
     else:
-        repeated = rerun(expansion, recompute, divided=sharding.tp > 1)
+        repeated = rerun(expansion, recompute, tp=sharding.tp)
         kept = _all(expansion, sharding, repeated)
         beside = _dropped(expansion, sharding, repeated) + _gradients(expansion.backward, sharding)
         kept = dataclasses.replace(kept, in_layers=beside)
@@ -410,7 +410,8 @@ def _divisor(operator: Operator, sharding: Sharding) -> int:
 
 def _weight_divisor(operator: Operator, sharding: Sharding) -> int:
     """By how much tensor parallelism divides what is kept for a weight gradient: not what was gathered for it and stays."""
-    stays = sharding.tensor.keeps_gathered and operator.kind is OperatorKind.NORM
+    norm = operator.kind is OperatorKind.NORM or operator.role is Role.NORM  # or a chain of kernels
+    stays = sharding.tensor.keeps_gathered and norm
     return 1 if stays else sharding.divisor(operator.saved_split)
 
 

@@ -177,12 +177,11 @@ def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fres
     is freed, the reduction of the one before is waited for and its buffer freed, and gradients are copied into another.
     """
     software, unit = plan.layout.framework, largest_unit(plan)
-    data, gradient = software.data, software.lowering.weight_grad_bytes
+    data, gradient = software.data, float(software.lowering.weight_grad_bytes)
     stays = not data.reshard_after_forward
     element = _gathered(plan)
-    copied = (
-        data.reduced_bytes or software.optimizer.gradient_bytes if data.reduce_copy_traffic else 0
-    )
+    reduced = data.reduced_bytes or software.optimizer.gradient_bytes
+    copied = float(reduced if data.reduce_copy_traffic else 0)
     gathered = 0.0 if stays else element * plan.units_in_flight * unit
     gradient, copied = (each * _trained(plan) for each in (gradient, copied))
     gathered += gradient * largest_weight(plan)
