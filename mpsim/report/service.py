@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from mpsim.plot.chart import Axis, Bars
-from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart, lives_chart
+from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
 from mpsim.plot.step import memory_bars, parts_of
 from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, at, figure
 from mpsim.serving import ServiceResult
@@ -92,7 +92,7 @@ def _spreads(result: ServiceResult) -> Iterator[Block]:
 @SERVICE.add("batches", "Batches over time", slow=True)
 def _batches(result: ServiceResult) -> Iterable[Block]:
     """How full the batches and the cache are."""
-    return [batch_chart(result), cache_chart(result), lives_chart(result)]
+    return [batch_chart(result), cache_chart(result)]
 
 
 @SERVICE.add("time", "Where the time goes")
