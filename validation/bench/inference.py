@@ -47,7 +47,7 @@ _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
 _OUTPUT = "output_tokens"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
-_EXPERT_KERNEL = r"\bexperts (?:flashinfer_)?(\w+)"
+_EXPERT_KERNEL = r"\bexperts \w*?(trtllm|triton|cutlass|deepgemm)"  # others count as unsaid
 _LIMITS = {
     "max_num_seqs": "max_sequences",
     "max_num_batched_tokens": "max_tokens",
@@ -338,7 +338,7 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     if recipe := _first("recipes", cells):
         fields = {**recipe["fields"], **fields}
         assumed.append(Assumed("engine", ", ".join(recipe["fields"]), recipe["why"]))
-    if kernel := re.search(_EXPERT_KERNEL, cells.text("server_flags")):
+    if kernel := re.search(_EXPERT_KERNEL, cells.text("server_flags"), re.I):
         fields["expert_kernel"] = kernel[1].lower()
     if cells.text("regime") == "static-batch":
         fields |= {"scheduler": "static", "max_tokens": 1_000_000}
