@@ -174,13 +174,15 @@ def _fitted(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServiceP
     """The plan with the share of the memory that its weights ask for, where the row states none."""
     if cells.text("kv_memory_fraction") or not plan.problems():
         return plan
-    entry = table(_TABLE)["tight"]
-    raised = dataclasses.replace(
-        plan, engine=dataclasses.replace(plan.engine, memory_fraction=entry["memory_fraction"])
-    )
-    if not raised.problems():
-        assumed.append(Assumed("memory_fraction", entry["memory_fraction"], entry["why"]))
-        return raised
+    for entry in table(_TABLE)["tight"]:
+        engine = dataclasses.replace(plan.engine, **entry["fields"])
+        behind = plan.prefill and dataclasses.replace(plan.prefill, engine=engine)
+        raised = dataclasses.replace(plan, engine=engine, prefill=behind)
+        if not raised.problems():
+            assumed.extend(
+                Assumed(key, value, entry["why"]) for key, value in entry["fields"].items()
+            )
+            return raised
     return plan
 
 
@@ -338,7 +340,7 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     if recipe := _first("recipes", cells):
         fields = {**recipe["fields"], **fields}
         assumed.append(Assumed("engine", ", ".join(recipe["fields"]), recipe["why"]))
-    if kernel := re.search(_EXPERT_KERNEL, cells.text("server_flags"), re.I):
+    if kernel := re.search(_EXPERT_KERNEL, cells.text("server_flags"), re.IGNORECASE):
         fields["expert_kernel"] = kernel[1].lower()
     if cells.text("regime") == "static-batch":
         fields |= {"scheduler": "static", "max_tokens": 1_000_000}

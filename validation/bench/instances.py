@@ -91,6 +91,8 @@ def pools_of(cells: Cells) -> list[InstanceLayout]:
         width = cells.whole("moe_ffn_hidden")
         if width is not None and inside > 1 and width // inside < _LEAST_WIDTH:
             inside, ep = 1, inside * ep  # the field is normalised: nobody cuts experts so thin
+        if not cells.whole("moe_experts"):
+            inside, ep = tp * dp, 1
         if inside * ep != tp * dp:
             raise CalibrationError(
                 f"{name}: experts on {inside} x {ep} ranks are not the tp {tp} x dp {dp} of an instance"

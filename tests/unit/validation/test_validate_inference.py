@@ -141,7 +141,7 @@ def test_nominal_outputs_are_not_all_equal(rows, tmp_path):
 def test_pools_are_read_from_their_layout():
     """Two instances for prompts, four ranks of data parallel attention each; one that decodes on 32."""
     text = "prefill 2 x [tp1 pp1 dp4 moe_tp1 ep4 batch 1]; decode 1 x [tp2 pp1 dp16 moe_tp1 ep32 batch 64]"
-    cells = Cells({"disagg_layout": text, "num_accel": "40"})
+    cells = Cells({"disagg_layout": text, "num_accel": "40", "moe_experts": "256"})
     assert pools_of(cells) == [InstanceLayout(4, 1, 4, 4, 2), InstanceLayout(32, 1, 32, 16, 1)]
 
 
@@ -163,7 +163,16 @@ def test_pools_are_read_from_their_layout():
 )
 def test_pools_that_cannot_be_are_refused(text, accelerators, reason):
     with pytest.raises(CalibrationError, match=reason):
-        pools_of(Cells({"disagg_layout": text, "num_accel": accelerators}))
+        pools_of(Cells({"disagg_layout": text, "num_accel": accelerators, "moe_experts": "256"}))
+
+
+def test_experts_are_not_cut_thinner_than_a_block_of_scales():
+    """A width of 2,048 on 32 ranks is 64: the field is normalised, experts stay whole; on four it is 512. Dense models have none."""
+    text = "prefill 1 x [tp1 pp1 dp4 moe_tp4 ep1 batch 1]; decode 1 x [tp1 pp1 dp32 moe_tp32 ep1 batch 8]"
+    sizes = {"disagg_layout": text, "moe_experts": "256", "moe_ffn_hidden": "2048"}
+    assert [layout.ep for layout in pools_of(Cells(sizes))] == [1, 32]
+    dense = "prefill 1 x [tp1 pp1 dp1 moe_tp1 ep1 batch 1]; decode 1 x [tp4 pp1 dp1 moe_tp1 ep1 batch 8]"
+    assert [layout.tp for layout in pools_of(Cells({"disagg_layout": dense}))] == [1, 4]
 
 
 def test_a_row_with_pools_is_predicted(rows, tmp_path):
