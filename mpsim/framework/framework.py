@@ -114,6 +114,17 @@ class Framework:
         }
         return dataclasses.replace(self, optimizer=dataclasses.replace(optimizer, **sizes))
 
+    def on_host(self, call_time: float) -> Framework:
+        """The stack on a host whose calls take so many times those of an x86 server, which presets know."""
+        if call_time == 1.0:
+            return self
+        host = dataclasses.replace(
+            self.host, **{name: call_time * getattr(self.host, name) for name in _CALLS}
+        )
+        calls = call_time * self.experts.product_launch_cost
+        experts = dataclasses.replace(self.experts, product_launch_cost=calls)
+        return dataclasses.replace(self, host=host, experts=experts)
+
     @property
     def update_traffic(self) -> float:
         """Bytes that updating the parameters in place moves for each of them [B]."""
@@ -135,6 +146,7 @@ class Framework:
 
 _FULL_PRECISION = ("fp32", "tf32")
 _FULL_PRECISION_BYTES = 4
+_CALLS = ("launch_cost", "backward_launch_cost", "collective_launch_cost", "layer_host_time")
 ATTENTION_KERNELS = typing.get_args(AttentionKernel)
 AREAS: Mapping[str, str] = types.MappingProxyType(
     {

@@ -38,6 +38,8 @@ class Host(Sourced):
     memory_efficiency: Number = 1.0
     core: Bandwidth = math.inf
     """Memory traffic that one core sustains [B/s]; without limit where nothing is known."""
+    call_time: Number = 1.0
+    """Time of the same calls of a framework over that on an x86 server."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Where each figure comes from; see `mpsim.hardware.recalled`."""
     note: str = ""

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap, Framework, stepped_by
-from mpsim.hardware import Cluster
+from mpsim.hardware import Cluster, host_of
 from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages, whole_groups
 from mpsim.scenario import Scenario, check
 from mpsim.scenario.extent import refuse_large_scenario
@@ -103,6 +103,7 @@ def make_plan(scenario: Scenario) -> Plan:
     nodes, samples = _nodes(scenario, mesh), samples_of(scenario)
     padded = samples.computed < training.sequence_length
     software = scenario.software.in_precision(training.precision)
+    software = software.on_host(host_of(scenario.hardware).call_time)
     if training.tuning.rank:
         software = software.training_adapters()
     if training.optimizer:

@@ -23,7 +23,10 @@ _EXPERTS = {
     "cluster": {"preset": "gb200-nvl72", "nodes": 32},
     "parallelism": {"ep": 32},
     "training": {"global_batch": 256, "sequence_length": 4096, "recompute": "full"},
-    "framework": "megatron-core",
+    "framework": {
+        "preset": "megatron-core",
+        "launch_cost": "0 us",
+    },  # Grace issues kernels too slowly to see links
 }
 
 

@@ -35,6 +35,25 @@ def test_a_wait_of_a_stage_adds_its_cost_to_every_forward_and_backward():
     assert _added(waits, _step(), "host") == pytest.approx(MICROBATCHES * 2 * 3 * 1e-3)
 
 
+@pytest.mark.parametrize(("chip", "times"), [("h100-sxm", 1.0), ("gb200", 2.6), ("gh200-96", 2.6)])
+def test_calls_take_longer_on_grace(chip: str, times: float):
+    """A layer whose launches take 100 ms in each pass on an x86 server takes 260 beside Grace: 8 microbatches x 4 layers x 2 passes."""
+    scenario = {
+        "schema": 1,
+        "model": {"hidden": 1024, "layers": LAYERS, "heads": 16, "vocab": 32000},
+        "cluster": {"accelerator": chip, "accelerators_per_node": 1, "nodes": 1},
+        "parallelism": {"tp": 1, "pp": 1, "dp": 1},
+        "training": {"global_batch": MICROBATCHES, "sequence_length": 512},
+        "framework": {
+            "preset": "megatron-2021",
+            "launch_cost": "0 us",
+            "layer_host_time": "100 ms",
+        },
+    }
+    step = mpsim.simulate(mpsim.Scenario.from_mapping(scenario)).summary["step_time_s"]
+    assert step == pytest.approx(MICROBATCHES * LAYERS * 2 * 0.1 * times, rel=0.02)
+
+
 def test_hooks_of_a_layer_hold_it_up_like_launches():
     """100 ms of hooks a pass hide the kernels: 8 microbatches x 4 layers x 2 passes x 100 ms, and the ends."""
     hooked = _step(layer_host_time="100 ms").summary["step_time_s"]

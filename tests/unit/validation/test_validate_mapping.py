@@ -256,11 +256,13 @@ def test_a_rack_joins_what_a_job_takes_of_it(count: int, domain: int) -> None:
 
 
 def test_experts_in_a_rack_are_exchanged_over_its_links() -> None:
-    """64 ranks of experts: through the NICs of 16 trays the same step takes at least a fifth longer."""
+    """64 ranks of experts: through the NICs of 16 trays the same step takes at least a fifth longer, where the host does not hold it up."""
     change = {**EXPERTS, "accelerator": "GB200-NVL72", "accel_per_node": "4"}
-    inside = _described(**change)
-    cluster = {**inside.scenario["cluster"], "domain": 4, "nics_per_node": 4, "nic": "ib-ndr"}
-    outside = Imported(scenario={**inside.scenario, "cluster": cluster})
+    read = _described(**change).scenario
+    ahead = {**read["framework"], "launch_cost": "0 us", "product_launch_cost": "1 us"}
+    inside = Imported(scenario={**read, "framework": ahead})
+    cluster = {**read["cluster"], "domain": 4, "nics_per_node": 4, "nic": "ib-ndr"}
+    outside = Imported(scenario={**read, "framework": ahead, "cluster": cluster})
     assert _step(outside) > 1.2 * _step(inside)
 
 
@@ -377,8 +379,8 @@ def test_an_ordinary_run_reaches_an_ordinary_share_of_the_peak(
     ("change", "field", "value"),
     [
         ({"model": "Qwen3-235B-A22B"}, "expert_dispatch", "all-to-all"),
-        ({"model": "Qwen3-235B-A22B", "accelerator": "GB200"}, "layer_launches_backward", 8),
-        ({"model": "Qwen3-30B-A3B", "accelerator": "B300-SXM-288GB"}, "expert_launches", 20),
+        ({"model": "Qwen3-235B-A22B", "accelerator": "GB200"}, "layer_launches_backward", 6),
+        ({"model": "Qwen3-30B-A3B", "accelerator": "B300-SXM-288GB"}, "expert_launches", 14),
     ],
 )
 def test_recipes_of_megatron_bridge_are_those_of_model_and_accelerator(
