@@ -406,7 +406,8 @@ def _stage_parameters(
     if stage.head:
         copied = model.tied_embeddings and not shared
         table = _padded_vocab(model, tp) * model.hidden if copied else count.output_head.sharded
-        parts["head"] = Count(table, count.final_norm.replicated)
+        replicated = count.final_norm.replicated + count.output_head.replicated
+        parts["head"] = Count(table, replicated)
     return parts
 
 

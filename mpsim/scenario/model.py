@@ -144,6 +144,8 @@ class ModelChoice(Section):
     """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3); each has a pass of the head of its own."""
     attention_gate: bool | None = None
     """Whether a gate as wide as the queries stands behind attention (Qwen3-Next)."""
+    scalar_head: bool | None = None
+    """Whether the head has one value a token in place of the vocabulary (reward models)."""
     layer_pattern: Annotated[str, Field(max_length=10_000)] | None = None
     """Letters of the layers, repeated: A attention and MLP, S state mixer and MLP, * attention, M state mixer, - MLP alone; left out, A."""
     state: StateSpace | None = None

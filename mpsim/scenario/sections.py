@@ -177,6 +177,8 @@ class Training(Section):
     """Tokens of a sample; left out, every sequence is full. Samples are cut at sequence_length."""
     packing: bool = False
     """Whether samples fill sequences, each attending to itself alone, or each is padded to the longest of its microbatch."""
+    reference: bool = False
+    """Whether a frozen reference model runs a forward beside every microbatch (DPO): the model without its adapters, or a copy of it in 16 bits."""
     precision: Precision = "bf16"
     """Number format of matrix products."""
     recompute: Literal["none", "selective", "full", "per-op"] = "none"

@@ -28,7 +28,7 @@ from mpsim.training.memory import offloaded
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
 from mpsim.training.vocabulary import TRAINING, part_of
-from mpsim.workload import Expansion, Phase, Role, Split
+from mpsim.workload import ADAPTERS, Expansion, Phase, Role, Split
 
 __all__ = ["Block", "Blocks"]
 
@@ -306,9 +306,18 @@ class Blocks:
         """Kernels and collectives of one part in one action."""
         expansion, sharding = self._expansions[part], self._plan.sharding
         if action is Action.F:
-            return block_forward(expansion, sharding)
+            items = block_forward(expansion, sharding)
+            return [*items, *self._reference(expansion)]
         parts = repeats(expansion, sharding, again) if _is_layer(part) else ()
         return block_backward(expansion, sharding, again=parts, phases=_PHASES[action])
+
+    def _reference(self, expansion: Expansion) -> list[Item]:
+        """The forward of a part in the frozen reference model, which has no adapters; nothing where there is none."""
+        if not self._plan.reference:
+            return []
+        base = tuple(each for each in expansion.forward if each.role not in ADAPTERS)
+        frozen = dataclasses.replace(expansion, forward=base)
+        return block_forward(frozen, self._plan.sharding)
 
     def _share(self, part: str, again: Recompute) -> float:
         """Kernels of a layer's forward that run again, over all."""
@@ -368,7 +377,11 @@ class Blocks:
         plan, host = self._plan, self._plan.layout.framework.host
         halves = {Action.F: 0.0, Action.I: 0.5, Action.W: 0.5}
         backward = halves.get(action, 1.0)
-        forward = 1.0 if action is Action.F else repeated * (action in (Action.B, Action.I))
+        forward = (
+            1.0 + plan.reference
+            if action is Action.F
+            else repeated * (action in (Action.B, Action.I))
+        )
         fused = plan.layout.framework.lowering.fused_softmax
         apart = fused and not plan.layout.lowering(plan.micro_batch).fused_softmax
         more = host.softmax_launches * apart

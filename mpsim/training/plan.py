@@ -58,6 +58,8 @@ class Plan(Saved):
         Tokens of the longest sequence that comes; 0 where all are alike.
     used : float
         Tokens of samples over those computed, below 1 where sequences are padded.
+    reference : bool
+        Whether a frozen reference model runs a forward beside every microbatch.
     recompute : Recompute
         What every stage runs again in its backward.
     zero : int
@@ -94,6 +96,7 @@ class Plan(Saved):
     seed: int
     longest: int = 0
     used: float = 1.0
+    reference: bool = False
     schedule: str = ""
     network: str = "analytic"
     shard: int | None = None

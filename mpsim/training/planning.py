@@ -129,6 +129,7 @@ def make_plan(scenario: Scenario) -> Plan:
         sequence_length=samples.computed,
         longest=longest_of(scenario) if padded else 0,
         used=samples.used,
+        reference=training.reference,
         recompute=recompute_of(scenario),
         zero=parallelism.zero,
         engine=scenario.simulation.engine,

@@ -21,9 +21,10 @@ from mpsim.workload.parameters import Count, Parameters
 from mpsim.workload.scan import scan_token
 from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
-from mpsim.workload.tuning import ALL_TRAINED, Tuning
+from mpsim.workload.tuning import ADAPTERS, ALL_TRAINED, Tuning
 
 __all__ = [
+    "ADAPTERS",
     "ALL_TRAINED",
     "Casting",
     "Count",

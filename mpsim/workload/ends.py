@@ -93,9 +93,11 @@ def expand_head(
         raise WorkloadError(
             f"padded_vocab is {vocab} but {model.name} has {model.vocab} tokens; pad upwards"
         )
+    if model.scalar_head:
+        vocab = 1
     projection = linear(
         Role.LOGITS,
-        Split.COLUMN,
+        Split.SEQUENCE if model.scalar_head else Split.COLUMN,
         tokens=tokens.count,
         features_out=vocab,
         features_in=model.hidden,

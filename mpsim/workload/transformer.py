@@ -100,6 +100,8 @@ class Transformer:
         embeddings to the hidden width, and goes through final norm, output projection and loss once more.
     attention_gate : bool
         A gate on what attention returns, as wide as the queries and projected with them (Qwen3-Next).
+    scalar_head : bool
+        A head of one value a token in place of the vocabulary (reward models).
     layer_pattern : str
         Letters of `mpsim.workload.state.PATTERN`, repeated over the layers: A attention and MLP, S state mixer and MLP, ``*`` attention alone, M
         state mixer alone, ``-`` MLP alone; empty for attention and MLP everywhere.
@@ -145,6 +147,7 @@ class Transformer:
     embedding_norm: bool = False
     mtp_layers: int = 0
     attention_gate: bool = False
+    scalar_head: bool = False
     layer_pattern: str = ""
     state: StateMixer | None = None
     moe: Experts | None = None
@@ -344,6 +347,8 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
         yield "layer_pattern has S or M exactly where state says what they are; give both or neither"
     if model.layer_pattern and (model.full_every or model.encoder_layers or model.parallel_block):
         yield "layer_pattern stands for one stack of serial layers; leave out full_every, encoder_layers and parallel_block"
+    if model.scalar_head and (model.tied_embeddings or model.mtp_layers):
+        yield "scalar_head has no vocabulary to share or to predict further; set tied_embeddings to false and mtp_layers to 0"
     if model.attention_gate and (model.mla or model.parallel_block):
         yield "attention_gate stands beside plain attention; leave out mla and parallel_block"
 
@@ -437,8 +442,14 @@ def _count_parameters(model: Transformer, vocab: int) -> Parameters:
         layers={kind.name: _layer(model, kind) for kind in dict.fromkeys(model.kinds)},
         kinds=model.layer_kinds,
         final_norm=Count(0, stacks * norm + model.mtp_layers * _joining(model, norm)),
-        output_head=Count(0 if model.tied_embeddings else table),
+        output_head=_head(model, table),
     )
+
+
+def _head(model: Transformer, table: int) -> Count:
+    if model.scalar_head:
+        return Count(0, model.hidden)
+    return Count(0 if model.tied_embeddings else table)
 
 
 def _positions(model: Transformer, stacks: int) -> int:

@@ -19,7 +19,7 @@ from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role
 from mpsim.workload.parameters import Count
 from mpsim.workload.transformer import Transformer
 
-__all__ = ["ALL_TRAINED", "BASES", "FROZEN", "PROJECTIONS", "Tuning", "trained_weights"]
+__all__ = ["ADAPTERS", "ALL_TRAINED", "BASES", "FROZEN", "PROJECTIONS", "Tuning", "trained_weights"]
 
 PROJECTIONS: Final = MappingProxyType(
     {
@@ -53,6 +53,10 @@ BASES: Final = MappingProxyType(
 )
 """Bytes of a frozen weight: fp8 as products read it (Transformer Engine's fp8_params), int8 without its row scales; NF4 in blocks of 64, their scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA, 2023, section 3), or in float32
 where they are quantised only once (bitsandbytes, `bnb.nf4` of litgpt)."""
+ADAPTERS: Final = frozenset(
+    {Role.ADAPTER_DROPOUT, Role.ADAPTER_DOWN, Role.ADAPTER_UP, Role.ADAPTER_SUM}
+)
+"""Roles of what adapters add to a forward."""
 _WIDE = BASES["bf16"]
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 

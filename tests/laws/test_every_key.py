@@ -283,6 +283,7 @@ VALUES: dict[str, list[object]] = {
     "peak_flops": [{"bf16": "400 TFLOP/s"}],
     "optimizer": ["lion"],
     "layer_pattern": ["A-", "S"],
+    "scalar_head": [True],
     "modules": [["qkv"]],
     "frozen": [["mlp"], ["attention"]],
     "shape": [[8], [2, 4], [4]],

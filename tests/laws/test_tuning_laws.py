@@ -136,6 +136,61 @@ def test_messages_carry_gradients_of_what_trains() -> None:
     assert sizes <= 4 * trained + 8
 
 
+def _told(**training: object) -> Any:
+    return mpsim.simulate(_of_stack("torchtune", **training)).summary
+
+
+def test_a_reference_model_runs_one_forward_more() -> None:
+    """Of three passes of products DPO has four: 4/3 of the FLOPs, and a third of them are the forward's."""
+    alone, beside = _told(), _told(reference=True)
+    assert beside["hardware_flops_per_step"] == pytest.approx(
+        4 / 3 * alone["hardware_flops_per_step"], rel=0.01
+    )
+    assert beside["breakdown_s"]["forward"] == pytest.approx(
+        2 * alone["breakdown_s"]["forward"], rel=0.05
+    )
+
+
+def test_a_reference_is_a_copy_of_the_weights_or_the_model_without_its_adapters() -> None:
+    """2 B a parameter of full training, nothing of adapters."""
+    for method, bytes_each in (("full", 2), ("lora", 0)):
+        alone, beside = (_told(method=method, reference=reference) for reference in (False, True))
+        more = beside["memory"]["parameters"] - alone["memory"]["parameters"]
+        assert more == pytest.approx(bytes_each * 6.738e9, rel=1e-3)
+
+
+def test_a_reward_model_has_one_value_a_token() -> None:
+    """Neither the table of 32,000 x 4,096 nor logits; 4,096 weights instead."""
+    whole, scalar = (
+        make_plan(
+            Scenario.model_validate(
+                {
+                    **BASE,
+                    "model": {"preset": "llama2-7b", **changes},
+                    "parallelism": {"zero": 0},
+                    "training": STEP,
+                }
+            )
+        )
+        for changes in ({}, {"scalar_head": True})
+    )
+    more = whole.layout.parameter_kinds.dense[0] - scalar.layout.parameter_kinds.dense[0]
+    assert more == pytest.approx(32000 * 4096 - 4096)
+    assert (
+        mpsim.simulate(
+            Scenario.model_validate(
+                {
+                    **BASE,
+                    "model": {"preset": "llama2-7b", "scalar_head": True},
+                    "parallelism": {"tp": 2},
+                    "training": STEP,
+                }
+            )
+        ).memory.total[0]
+        > 0
+    )
+
+
 def test_packed_samples_attend_to_themselves_alone() -> None:
     """Samples of 512 tokens take the attention of 512, whatever sequence they fill, and all tokens are used."""
     flops = []
@@ -188,6 +243,27 @@ def test_what_cannot_be_tuned_is_refused_with_the_mend(parts: dict[str, Any], wo
     """Each mistake is told at its key with what would do."""
     with pytest.raises((ScenarioError, ValueError), match=word):
         make_plan(scenario(**parts))
+
+
+@pytest.mark.parametrize(
+    ("changes", "training", "word"),
+    [
+        ({"parallelism": {"pp": 2}}, {"reference": True}, "set parallelism.pp to 1"),
+        ({"parallelism": {"cp": 2}}, {"lengths": 500}, "set parallelism.cp to 1"),
+        (
+            {"framework": {"preset": "torchtune", "fused_attention": False}},
+            {"lengths": 500, "packing": True},
+            "fused_attention to true",
+        ),
+        ({"model": "t5-11b"}, {"lengths": 500}, "encoder and decoder have two"),
+    ],
+)
+def test_what_samples_and_references_cannot_stand_beside_is_refused(
+    changes: dict[str, Any], training: dict[str, Any], word: str
+) -> None:
+    """Each mistake is told at its key with what would do."""
+    with pytest.raises(ScenarioError, match=word):
+        make_plan(Scenario.model_validate({**BASE, **changes, "training": {**STEP, **training}}))
 
 
 def test_narrow_weights_are_refused_where_no_kernel_widens_them() -> None:

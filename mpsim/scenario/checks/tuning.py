@@ -78,6 +78,13 @@ def check_lengths(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "training.packing")
 
 
+def check_reference(scenario: Written) -> Iterator[Problem]:
+    """A reference model has the same stages, whose messages it would send as well."""
+    if scenario.training_step.reference and scenario.parallelism.pp > 1:
+        message = f"got true with pp {scenario.parallelism.pp}, between whose stages the reference model's messages are not simulated; set parallelism.pp to 1"
+        yield Problem(message, "training.reference")
+
+
 def check_offload_fraction(scenario: Written) -> Iterator[Problem]:
     """A share of the optimizer's state is offloaded only where it, and it alone, is."""
     p = scenario.parallelism

@@ -38,10 +38,17 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
     return {
         "parameters": held.parameters * plan.layout.frozen_bytes(sizes.parameter_bytes)
         + held.adapters * sizes.parameter_bytes
-        + _narrow_weights(plan),
+        + _narrow_weights(plan)
+        + _reference(plan, held),
         "gradients": gradients * sizes.gradient_bytes,
         "optimizer": held.optimizer * sizes.optimizer_bytes + _other_states(plan, held),
     }
+
+
+def _reference(plan: Plan, held: Residency) -> NDArray[np.float64]:
+    """Weights of a reference model, float64[P] [B]; with adapters it is the model itself without them."""
+    copied = plan.reference and not plan.layout.tuning.rank
+    return held.parameters * copied * plan.layout.framework.lowering.activation_bytes
 
 
 def _other_states(plan: Plan, held: Residency) -> NDArray[np.float64]:

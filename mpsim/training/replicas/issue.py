@@ -181,6 +181,9 @@ def issue_exchanges(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> Exch
     order = np.lexsort(
         (np.concatenate([side, np.full(len(reduces.run), _BESIDE)]), place, runs.rank[run])
     )
+    again = plan.reference & plan.gathers_units & (plan.orders.kind == Action.F)
+    # the reference model's units are gathered beside the model's own
+    times = 1.0 + again[runs.action[gathers.run]]
     window = plan.units_in_flight if plan.gathers_units else len(runs.rank)
     nothing = np.full(len(reduces.run), -1)
     columns = {
@@ -189,8 +192,8 @@ def issue_exchanges(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> Exch
         "stage": plan.orders.stage[runs.action[run]].astype(np.int64),
         "place": place,
         "is_gather": is_gather,
-        "dense": np.concatenate([gathers.dense, reduces.dense]),
-        "experts": np.concatenate([gathers.experts, reduces.experts]),
+        "dense": np.concatenate([times * gathers.dense, reduces.dense]),
+        "experts": np.concatenate([times * gathers.experts, reduces.experts]),
         "after": np.concatenate([runs.end_before(gathers.run, window), ready]),
         "fetch_after": np.concatenate([runs.end_before(gathers.run, window + 1), nothing]),
     }
