@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Name, Section, Shorthand, Span, Time, gather_overrides
+from mpsim.scenario.fields import Name, Section, Shorthand, Span, Time, Within, gather_overrides
+from mpsim.units import Dimension
 
 __all__ = [
+    "Autoscale",
     "Disaggregated",
     "EngineChoice",
     "LengthChoice",
@@ -24,6 +26,7 @@ __all__ = [
 Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
 Degree = Annotated[int, Field(ge=1, le=4096)]
 Share = Annotated[float, Field(gt=0, le=1, strict=False)]
+Probability = Annotated[float, Field(ge=0, le=1, strict=False)]
 
 WeightFormat = Literal["bf16", "fp16", "fp8", "fp8_block", "int8", "w4a16", "nvfp4", "mxfp4"]
 CacheFormat = Literal["bf16", "fp16", "fp8", "int8"]
@@ -186,10 +189,33 @@ class Speculation(Section):
 
     tokens: Annotated[int, Field(ge=1, le=64)]
     """Tokens drafted for a sequence in each iteration."""
-    acceptance: Annotated[float, Field(ge=0, le=1, strict=False)]
-    """Probability that a drafted token is right, if those before it were."""
+    acceptance: Probability | Annotated[tuple[Probability, ...], Field(strict=False)]
+    """Probability that a drafted token is right, if those before it were: one for all, or a list with one for each of the tokens."""
     draft: Name = "mtp"
     """How they are drafted: mtp (a layer of the model's own kind and its head, a pass a token), n-gram (looked up, at no cost), or a model of the catalog with the same vocabulary."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_positions(self) -> Speculation:
+        if not isinstance(self.acceptance, float) and len(self.acceptance) != self.tokens:
+            raise ValueError(
+                f"got {len(self.acceptance)} probabilities for {self.tokens} tokens; needed one for each, or one for all"
+            )
+        return self
+
+
+class Autoscale(Section):
+    """Instances that start and stop with the requests in the service, at most replicas of them."""
+
+    load: Annotated[float, Field(gt=0, le=1e6, strict=False)]
+    """Requests in the service, waiting ones counted, that an instance is meant to have."""
+    least: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Instances that always run."""
+    startup: Time = 120.0
+    """From the decision to start an instance until it serves."""
+    interval: Annotated[float, Within(Dimension.TIME, 0.01, 3600.0)] = 15.0
+    """How often the requests in the service are looked at."""
+    patience: Time = 300.0
+    """How long fewer instances must suffice before one takes no more requests."""
 
 
 class Serving(Section):
@@ -205,6 +231,8 @@ class Serving(Section):
     """Instances of tp x pp accelerators; left out, what the cluster has room for."""
     routing: Literal["round-robin", "least-load", "prefix-aware"] = "round-robin"
     """Which replica a request goes to: in turn, the least loaded, or the one that has most of its prompt cached."""
+    autoscale: Autoscale | None = None
+    """Instances that start and stop with the requests; left out, all replicas run."""
     disaggregated: Disaggregated | None = None
     """Pools of their own for prefill and decode, with layouts of their own in place of parallelism."""
     attention_dp: Degree = 1

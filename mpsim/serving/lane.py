@@ -36,6 +36,7 @@ class Lane:
     ) -> None:
         self.pace = pace
         self.down = 0  # outages under way
+        self.closed = False  # to requests that come
         self.number, self.pool, self.prices, self.engine = number, pool, prices, engine
         self.touched: Callable[[], None] | None = None  # of several stages: who sees to it
         self.asleep: simpy.Event | None = None

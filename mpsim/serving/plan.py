@@ -14,7 +14,7 @@ from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
 from mpsim.parallel import Mesh, rank_load, straddling, whole_groups
 from mpsim.scenario.sections import Variation
-from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
+from mpsim.scenario.serving import Autoscale, ServiceLevel, Speculation, Workload
 from mpsim.serving.balance import balanced
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
@@ -112,6 +112,7 @@ class ServicePlan:
     given_blocks: int | None = None
     prefill: ServicePlan | None = None
     speculation: Speculation | None = None
+    autoscale: Autoscale | None = None
     samples_first: bool = False
     variation: Variation | None = None
     first_rank: int = 0
@@ -161,7 +162,8 @@ class ServicePlan:
         """Its instances, as they are simulated."""
         apart = self.engine.attention_ranks == "apart"
         paces, outages = paces_of(self), outages_of(self)
-        return Pool(self.prices, self.rules, self.blocks, self.replicas, apart, paces, outages)
+        own = (self.prices, self.rules, self.blocks, self.replicas, apart, paces, outages)
+        return Pool(*own, self.autoscale)
 
     @functools.cached_property
     def handover(self) -> Handover | None:

@@ -73,6 +73,7 @@ def _plan(scenario: Scenario, tp: int, pp: int, ep: int) -> ServicePlan:
         routing=serving.routing,
         given_blocks=serving.kv_blocks,
         speculation=serving.speculation,
+        autoscale=serving.autoscale,
         variation=scenario.variation,
         seed=scenario.simulation.seed,
         folder=str(scenario.folder),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from mpsim.scenario.serving import Autoscale
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.transfers import CacheNetwork
@@ -41,6 +42,7 @@ class Pool:
     apart: bool = False
     paces: tuple[float, ...] = ()
     outages: tuple[Outage, ...] = ()
+    scaling: Autoscale | None = None
 
     def pace(self, replica: int) -> float:
         """Time of an instance over that of one without slow ranks."""

@@ -45,6 +45,10 @@ class Served:
         ``request``, ``source`` and ``target`` (batches), ``start``, ``end``, ``bytes``.
     moved : int
         Requests that an instance lost to an outage, each time.
+    running : tuple of (int, float, float)
+        With autoscaling, each instance and from when to when it ran [s].
+    starts : int
+        Instances that were started.
     """
 
     arrival: Floats
@@ -60,6 +64,8 @@ class Served:
     stalled: tuple[Mapping[str, float], ...]
     transfers: Mapping[str, Floats]
     moved: int = 0
+    running: tuple[tuple[int, float, float], ...] = ()
+    starts: int = 0
 
     @property
     def folded(self) -> Folded | None:

@@ -22,6 +22,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from mpsim.serving.autoscale import Autoscaler
 from mpsim.serving.batching import Engine, Iteration
 from mpsim.serving.entrance import AHEAD, Entrance, Passed, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
@@ -170,7 +171,7 @@ class _Service:
         self._routing = routing
         self._until = np.inf if until is None else until
         self._handover = handover
-        self._fragile = bool(own.outages)
+        self._fragile = bool(own.outages) or own.scaling is not None
         self._turnaround = turnaround
         self._front_end, self._free = front_end, 0.0  # when it has seen to all that came
         self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
@@ -249,9 +250,12 @@ class _Service:
                 else:
                     staged = _Staged(self._env, own[first : first + stages], self._stalled)
                     self._env.process(self._work_in_stages(staged))
+        scaler = self._autoscaler()
         for outage in self._pools[-1].outages:
             self._env.process(self._fail(*outage))
         self._env.run()
+        if scaler is not None:
+            scaler.finish(self._end)
         engines = [engine for lane in lanes for engine in lane.engines]
         self._fold_rows()
         moves = np.array(self._moves, dtype=float).reshape(-1, len(_MOVES))
@@ -269,11 +273,30 @@ class _Service:
             stalled=tuple(self._stalled),
             transfers=dict(zip(_MOVES, moves.T, strict=True)),
             moved=self._moved,
+            running=() if scaler is None else tuple(scaler.spans),
+            starts=0 if scaler is None else scaler.starts,
         )
         if self._folded is None:
             return served
         parts = {field.name: getattr(served, field.name) for field in dataclasses.fields(Served)}
         return Streamed(**parts, sums=self._folded)
+
+    def _autoscaler(self) -> Autoscaler | None:
+        """The process that opens and closes instances; None where all run."""
+        pool, lanes = self._pools[-1], self._lanes[-1]
+        if pool.scaling is None:
+            return None
+        stages = pool.prices.work.pp
+        instances = [lanes[first : first + stages] for first in range(0, len(lanes), stages)]
+        scaler = Autoscaler(self._env, pool.scaling, instances, self._is_done)
+        self._env.process(scaler.run())
+        return scaler
+
+    def _is_done(self) -> bool:
+        """Whether all requests have been served, or users send no more."""
+        if self._concurrency is None:
+            return self._ends >= self._count
+        return self._ends >= self._sent and not self._due
 
     def _steps(self) -> dict[str, Floats]:
         """Iterations that were written down, by column."""
@@ -388,7 +411,7 @@ class _Service:
     def _choose(self, lanes: Sequence[Lane], turn: int, request: int) -> Lane | None:
         """The batch that a request joins; None where all are down."""
         if self._fragile:
-            lanes = [lane for lane in lanes if not lane.down]
+            lanes = [lane for lane in lanes if not (lane.down or lane.closed)]
             if not lanes:
                 return None
         if self._routing == "round-robin" or len(lanes) == 1:

@@ -1,7 +1,7 @@
 """Speculation: tokens that a draft guesses and the model verifies in one iteration.
 
 Of `tokens` drafted ones the leading right ones are kept, and one more that the model itself gives: ``1 + a + a^2 + ... + a^s`` in the mean, for `s` tokens that are right with
-probability `a` each [1]_.
+probability `a` each [1]_; ``1 + a1 + a1 a2 + ...`` where later ones are right less often.
 
 References
 ----------
@@ -11,7 +11,9 @@ References
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import operator
 
 from mpsim.serving.work import RankWork
 from mpsim.workload import Transformer
@@ -30,8 +32,8 @@ class Draft:
 
     Parameters
     ----------
-    acceptance : float
-        Probability that a token is right if those before it are.
+    acceptance : float or tuple of float
+        Probability that a token is right if those before it are; of each, where they differ.
     work : RankWork, optional
         One pass of the draft on a rank; None where drafting costs nothing.
     weight_bytes : float
@@ -39,14 +41,17 @@ class Draft:
     """
 
     tokens: int
-    acceptance: float
+    acceptance: float | tuple[float, ...]
     work: RankWork | None = None
     weight_bytes: float = 0.0
 
     @property
     def gain(self) -> float:
         """Tokens that a sequence gains in an iteration, in the mean."""
-        return 1.0 + math.fsum(self.acceptance**place for place in range(1, self.tokens + 1))
+        each = self.acceptance
+        if isinstance(each, float):
+            return 1.0 + math.fsum(each**place for place in range(1, self.tokens + 1))
+        return 1.0 + math.fsum(itertools.accumulate(each, operator.mul))
 
     @property
     def cache_elements(self) -> float:

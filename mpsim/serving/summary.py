@@ -6,6 +6,7 @@ Shapes: N requests, S iterations or jumps over equal ones.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import cast
@@ -117,6 +118,30 @@ def _row_sums(plan: ServicePlan, served: Served) -> dict[str, RowSums]:
     }
 
 
+def _running(served: Served) -> float:
+    """Time in which instances ran, their sum [s]."""
+    return math.fsum(end - begin for _, begin, end in served.running)
+
+
+def _scaling(plan: ServicePlan, served: Served) -> Figures:
+    """How many instances ran; nothing where all do."""
+    if not served.running:
+        return {}
+    each, hours = plan.tp * plan.pp, _running(served) / _HOUR
+    edges = [
+        (at, sign) for _, *ends in served.running for at, sign in zip(ends, (1, -1), strict=True)
+    ]
+    most = max(itertools.accumulate(sign for _, sign in sorted(edges)))
+    figures = {"gpu_hours": hours * each, "mean": hours * _HOUR / served.end, "max": most}
+    return {
+        "autoscale": {
+            **figures,
+            "least": plan.autoscale.least if plan.autoscale else 1,
+            "starts": served.starts,
+        }
+    }
+
+
 def _of_pool(served: Served, place: int) -> Mapping[str, Floats]:
     """Iterations of the batches of one pool."""
     if len(served.pools) == 1:
@@ -201,8 +226,11 @@ class RowSums:
             active = self._active / (lanes // stages)
             parts["bubble"] = max(0.0, min(idle, active - worked))
             idle -= parts["bubble"]
+        stalled = dict(served.stalled[place])
+        if served.running:
+            stalled["down"] += lanes * served.end - stages * _running(served)
         for part, reason in (("exposed_kv", "transfer"), ("down", "down"), ("idle_cache", "cache")):
-            parts[part] = min(idle, served.stalled[place][reason] / lanes)
+            parts[part] = min(idle, stalled[reason] / lanes)
             idle -= parts[part]
         parts["idle"] = idle
         return parts
@@ -245,6 +273,7 @@ def summarise(
     energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= duration / served.end if served.end else 0.0
     price = plan.cluster.accelerator.price_per_hour
+    paid = _running(served) / served.end / plan.replicas if served.running else 1.0
     return {
         "accelerators": accelerators,
         "duration_s": served.end,
@@ -272,6 +301,7 @@ def summarise(
             "binding": promise.binding if promise else None,
         },
         **_speculation(plan),
+        **_scaling(plan, served),
         "preemptions": served.preemptions,
         "moved": served.moved,
         "prefix_hit_share": served.hit_tokens / max(1.0, tally.prompts),
@@ -282,7 +312,7 @@ def summarise(
         "energy_j_per_output_token": energy / output if output else None,
         "cost_per_million_output_tokens": None
         if price is None or not output
-        else price * accelerators * duration / _HOUR / output * _MEGA,
+        else price * accelerators * paid * duration / _HOUR / output * _MEGA,
         **({"percentile_error": served.folded.error} if served.folded else {}),
         "warnings": _warnings(plan, served, state),
     }
@@ -518,7 +548,8 @@ def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> floa
         **dict.fromkeys((name for name in parts if name.startswith("exposed_")), transfers),
     }
     drawn = math.fsum((watts[name] - waiting) * parts[name] for name in watts)
-    return (waiting * duration + drawn) * plan.pool_accelerators
+    off = parts["down"] if plan.autoscale is not None else 0.0  # others' then
+    return (waiting * (duration - off) + drawn) * plan.pool_accelerators
 
 
 def _rate(count: float, seconds: float) -> float:

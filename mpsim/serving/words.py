@@ -46,6 +46,7 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
         ("memory", _memory(summary["memory"])),
         ("energy and price", _cost(summary)),
         ("engine", f"{summary['engine']}"),
+        *_scaling(summary),
         *_pools(summary),
     ]
 
@@ -62,6 +63,16 @@ def _ranges(summary: Figures) -> list[tuple[str, str]]:
         low, high = ranges["output_tokens_per_s"]
         words.append(f"{low:,.0f} to {high:,.0f} output tokens/s")
     return [("80 % between", ", ".join(words) + " (means)")] if words else []
+
+
+def _scaling(summary: Figures) -> list[tuple[str, str]]:
+    """Instances that ran; nothing where all do."""
+    if (scaled := summary.get("autoscale")) is None:
+        return []
+    text = "{mean:.3g} instances on average, {least} to {max}; {gpu_hours:,.4g} GPU-hours".format(
+        **scaled
+    )
+    return [("autoscaling", f"{text}, {plural(scaled['starts'], 'start')}")]
 
 
 def _pools(summary: Figures) -> list[tuple[str, str]]:

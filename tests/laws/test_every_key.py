@@ -237,6 +237,14 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "serving.attention_dp": {"parallelism.tp": 4},
         "serving.routing": {"serving.workload.prompt": UNEVEN},
         "serving.speculation": {"serving.speculation": {"tokens": 2, "acceptance": 0.7}},
+        "serving.autoscale": {
+            "serving.autoscale": {
+                "load": 2,
+                "startup": "0.1 s",
+                "interval": "0.05 s",
+                "patience": "0.2 s",
+            }
+        },
         "serving.workload.arrival": {
             "serving.workload.arrival": "gamma",
             "serving.workload.burstiness": 0.5,
@@ -299,6 +307,7 @@ VALUES: dict[str, list[object]] = {
     "recompute_keeps": [["output"], ["query", "up"]],
     "engine": [{"max_tokens": 64}, {"step_time": "1 ms"}, "simpy"],
     "draft": ["n-gram"],
+    "acceptance": [0.3, [0.9, 0.1]],
     "server": [{"max-num-batched-tokens": 64}],
     "trace": ["absent.csv"],
     "ranks": [[0, 8]],

@@ -137,6 +137,23 @@ def check_pools(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "serving.disaggregated.decode.kv")
 
 
+def check_autoscale(scenario: Written) -> Iterator[Problem]:
+    """Refuse autoscaling of pools and beside outages, and a floor above the instances there are."""
+    serving = scenario.service
+    if (scaling := serving.autoscale) is None:
+        return
+    if serving.disaggregated is not None:
+        yield Problem("is simulated for one pool; leave it out", "serving.autoscale")
+    elif scenario.variation is not None and scenario.variation.outages:
+        message = "got outages with serving.autoscale; leave one of them out"
+        yield Problem(message, "variation.outages")
+    (pool, *_) = _pools(scenario)
+    most = pool.replicas or max(1, scenario.world_size // (pool.tp * pool.pp))
+    if scaling.least > most:
+        message = f"got {scaling.least} instances at least, of {most}; needed at most as many"
+        yield Problem(message, "serving.autoscale.least")
+
+
 def check_instances(scenario: Written) -> Iterator[Problem]:
     """Refuse instances that the cluster has no room for."""
     world, layers = scenario.world_size, scenario.transformer.layers

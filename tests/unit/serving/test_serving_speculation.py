@@ -127,3 +127,9 @@ def test_speculation_pays_less_in_large_batches():
     gains = [_tpot(_plan(), batch) / _tpot(_plan("mtp"), batch) for batch in (1, 64, 512)]
     assert gains == sorted(gains, reverse=True)
     assert gains[0] > 1.8
+
+
+def test_acceptance_by_position_multiplies_along_the_draft():
+    """Of drafts that are right with 0.9, 0.5 and 0.2, a sequence gains 1 + 0.9 + 0.45 + 0.09 tokens."""
+    assert Draft(3, (0.9, 0.5, 0.2)).gain == pytest.approx(2.44)
+    assert Draft(3, (0.7, 0.7, 0.7)).gain == pytest.approx(Draft(3, 0.7).gain)
