@@ -139,7 +139,9 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     parts = {name: layout.held(held) for name, held in layout.trained_parameters(stage).items()}
     kinds = layout.trained(layout.layer_parameters)
     first, last = (layout.held(kinds[layout.layer_kinds(stage)[place]]) for place in (0, -1))
-    table, head = parts["embedding"], parts["head"]
+    table, head = (
+        parts.get(end, 0.0) for end in ("embedding", "head")
+    )  # a part of a pipeline lacks one
     if layout.model.tied_embeddings:
         table, head = 0.0, head + table
     root = units and layout.framework.data.root_unit
