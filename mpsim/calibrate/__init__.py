@@ -2,5 +2,6 @@
 
 from mpsim.calibrate.calibrate import Calibrated, calibrate, calibrate_serving
 from mpsim.calibrate.parts import Fit, Score
+from mpsim.calibrate.recorded import calibrate_recorded
 
-__all__ = ["Calibrated", "Fit", "Score", "calibrate", "calibrate_serving"]
+__all__ = ["Calibrated", "Fit", "Score", "calibrate", "calibrate_recorded", "calibrate_serving"]

@@ -42,7 +42,7 @@ from mpsim.measured.sources import Source, quietest, read_source
 from mpsim.output import write_whole
 from mpsim.serving.result import ServedPoint
 
-__all__ = ["Calibrated", "calibrate", "calibrate_serving"]
+__all__ = ["Calibrated", "calibrate", "calibrate_serving", "fit_machine"]
 
 _MAIN = ("bf16", "fp16", "fp32", "tf32")
 
@@ -114,7 +114,7 @@ def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str =
         library=library,
         inputs=[input_of(source, _hashed(source.file)) for source in sources],
     )
-    fit, frame = _fitted(frame, points, collectives, measurements, header)
+    fit, frame = fit_machine(frame, points, collectives, measurements, header)
     if not fit.constants and not fit.collectives:
         raise CalibrationError("nothing could be fitted: the files hold too few measurements")
     warnings = (
@@ -169,15 +169,16 @@ def calibrate_serving(
     return Calibrated(document_of(frame, fit, warnings), fit, warnings)
 
 
-def _fitted(
+def fit_machine(
     frame: Frame,
     points: Sequence[Point],
     collectives: Sequence[Point],
     measurements: Sequence[Measurement],
     header: Header | None,
+    base: Fit | None = None,
 ) -> tuple[Fit, Frame]:
-    """Kernels on the datasheet's chip, then what a layer adds to them, then collectives on the link they imply."""
-    bare = machine_of(document_of(frame, Fit(), ()))
+    """Kernels on the datasheet's chip, then what a layer adds to them, then collectives on the link they imply; a `base` is what was known before."""
+    bare = machine_of(document_of(frame, base or Fit(), ()))
     chip = bare.accelerator
     main = _main_precision(points, measurements, chip)
     kernels = merged(
@@ -191,12 +192,13 @@ def _fitted(
     )
     measured = dataclasses.replace(chip, calibration=_trial(kernels))
     parts = [kernels]
-    if chip.family == "cpu":
+    if chip.family == "cpu" and base is None:
         parts += [fit_host(layer_works(measurements, measured)), _cpu_habits(header)]
-    usual = _usual_link(accelerator(frame.datasheet)) if frame.datasheet else None
-    rate = link_bandwidth(collectives, bare)
-    frame = dataclasses.replace(frame, scale_up=link_entry(usual, rate, frame.as_of))
-    joined = machine_of(document_of(frame, Fit(), ()))
+    if base is None:
+        usual = _usual_link(accelerator(frame.datasheet)) if frame.datasheet else None
+        rate = link_bandwidth(collectives, bare)
+        frame = dataclasses.replace(frame, scale_up=link_entry(usual, rate, frame.as_of))
+    joined = machine_of(document_of(frame, base or Fit(), ()))
     parts.append(fit_collectives(collectives, joined, frame.library))
     return merged(parts), frame
 

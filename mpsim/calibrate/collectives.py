@@ -135,7 +135,7 @@ def _host_constants(
         return np.concatenate([_predicted(model, rows) for rows in series])
 
     measured = np.array([p.seconds for rows in series for p in rows])
-    estimates = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
+    estimates = fit_robust(form, [unknown(leaf, known=cluster.calibration, of=f"{prefix}.{leaf}") for leaf in leaves], measured)  # fmt: skip
     units = {leaf: "B/s" if leaf.endswith("_bandwidth") else "s" for leaf in leaves}
     return {
         f"{prefix}.{estimate.name}": fitted(estimate, units[estimate.name])

@@ -15,7 +15,7 @@ from mpsim.calibrate.robust import Estimate, Unknown, fit_robust
 from mpsim.cost import KernelModel, attention_pairs, attention_seconds, gemm_seconds, memory_seconds
 from mpsim.cost.curves import Curve, kernel_class
 from mpsim.cost.formulas import GemmConstants
-from mpsim.hardware import Accelerator, Fitted, MeasuredCurve
+from mpsim.hardware import Accelerator, Calibration, Fitted, MeasuredCurve
 from mpsim.workload import OperatorKind, Phase, attention_flops
 
 __all__ = ["fit_attention", "fit_copy", "fit_gemm", "fit_memory", "fit_optimizer"]
@@ -79,7 +79,8 @@ def _gemm_shape(
 ) -> Mapping[str, Estimate]:
     train = [p for p in points if not p.held_out]
     leaves = ("compute_fraction", *_SHAPE, "weight_gradient")
-    unknowns = [unknown(leaf) for leaf in leaves]
+    of = {"compute_fraction": _level_name(precision), "weight_gradient": "kernels.gemm_rules.weight_gradient"}  # fmt: skip
+    unknowns = [unknown(leaf, known=chip.calibration, of=of.get(leaf, f"kernels.gemm.{leaf}")) for leaf in leaves]  # fmt: skip
     fastest = min(p.seconds for p in train)
     bounded = [
         dataclasses.replace(u, high=min(u.high, fastest), start=min(u.start, fastest / 2))
@@ -113,7 +114,7 @@ def _gemm_level(
 
     (level,) = fit_robust(
         lambda x: times(train, float(x[0])),
-        [unknown("compute_fraction")],
+        [unknown("compute_fraction", known=chip.calibration, of=_level_name(precision))],
         np.array([p.seconds for p in train]),
     )
     hot_share, warnings = _kept_when_hot(burst, hot)
@@ -122,14 +123,19 @@ def _gemm_level(
     cold = 1.0
     if hot_only:
         cold, hot_share, warnings = 1.0 / hot_share, 1.0, ()
-    head = "" if precision in _HALF else f"{precision}_"
     constants = {
-        f"kernels.gemm.{head}burst_fraction": fitted(level, "1", scale=cold),
-        f"kernels.gemm.{head}sustained_fraction": fitted(level, "1", scale=hot_share),
+        _level_name(precision, "burst"): fitted(level, "1", scale=cold),
+        _level_name(precision): fitted(level, "1", scale=hot_share),
     }
     what = f"matrix products, {precision}"
     scored = score(what, "constants", burst, times(burst, level.value))
     return Fit(constants, scores=(scored,), warnings=warnings)
+
+
+def _level_name(precision: str, clocks: str = "sustained") -> str:
+    """Constant that is the share of a precision's peak."""
+    head = "" if precision in _HALF else f"{precision}_"
+    return f"kernels.gemm.{head}{clocks}_fraction"
 
 
 def _kept_when_hot(burst: Sequence[Point], hot: Sequence[Point]) -> tuple[float, tuple[str, ...]]:
@@ -223,13 +229,14 @@ def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend
     charts = _Charts.of(points)
     train = [i for i, p in enumerate(points) if not p.held_out]
     peak = chip.peak(main)
+    known = chip.calibration
+    name = "cudnn" if backend == "cudnn" else "flash2"  # of torch's scaled_dot_product_attention
     unknowns = [unknown("attention_fraction", name=f"rate_{label}") for label in charts.labels]
-    unknowns += [_half_of(charts, train, index) for index in range(len(charts.labels))]
-    unknowns.append(unknown("forward_share"))
+    unknowns += [_half_of(charts, train, index, known, f"kernels.attention_{name}.half_") for index in range(len(charts.labels))]  # fmt: skip
+    unknowns.append(unknown("forward_share", known=known, of="kernels.attention_rules.forward_share"))  # fmt: skip
     times = np.array([points[i].seconds for i in train])
     estimates = fit_robust(lambda x: charts.seconds(x, peak)[train], unknowns, times)
     constants = {"kernels.attention_rules.forward_share": fitted(estimates[-1], "1")}
-    name = "cudnn" if backend == "cudnn" else "flash2"  # of torch's scaled_dot_product_attention
     constants |= {
         f"kernels.attention_{name}.{leaf}": constant
         for leaf, constant in _chart_constants(estimates, charts.labels, peak)
@@ -241,14 +248,15 @@ def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend
     return Fit(constants, scores=(scored,))
 
 
-def _half_of(charts: _Charts, train: Sequence[int], index: int) -> Unknown:
-    """The half-way sequence; with one length alone it cannot be told from the rate."""
-    name = f"half_{charts.labels[index]}"
+def _half_of(charts: _Charts, train: Sequence[int], index: int, known: Calibration | None, stem: str) -> Unknown:  # fmt: skip
+    """The half-way sequence; with one length alone it cannot be told from the rate, and is what was known."""
+    name, of = f"half_{charts.labels[index]}", stem + charts.labels[index]
     lengths = {float(charts.keys[i]) for i in train if charts.chart[i] == index}
-    asked = unknown("half", name=name)
+    asked = unknown("half", name=name, known=known, of=of)
     if len(lengths) > 1:
         return asked
-    return Unknown(name, asked.low, asked.low, asked.low * (1 + 1e-9))
+    held = asked.start if known is not None and of in known.constants else asked.low
+    return Unknown(name, held, held, held * (1 + 1e-9))
 
 
 def _chart_constants(
@@ -286,7 +294,10 @@ def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
             moved, bandwidth=chip.memory_bandwidth, fraction=values[pick], floor=float(values[-1])
         )
 
-    unknowns = [*(unknown("memory_fraction", name=kind) for kind in kinds), unknown("floor")]
+    unknowns = [
+        *(unknown("memory_fraction", name=kind, known=chip.calibration, of=f"kernels.memory_rules.{kind}") for kind in kinds),
+        unknown("floor", known=chip.calibration, of="kernels.memory_rules.floor"),
+    ]  # fmt: skip
     measured = np.array([p.seconds for p in train])
     estimates = fit_robust(lambda x: times(train, x), unknowns, measured)
     values = np.array([estimate.value for estimate in estimates])

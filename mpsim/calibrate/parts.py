@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown
 from mpsim.cost.curves import Curve
-from mpsim.hardware import Fitted, MeasuredCurve
+from mpsim.hardware import Calibration, Fitted, MeasuredCurve
 from mpsim.plot import Lines, residual_chart
 from mpsim.shipped import read_shipped
 
@@ -22,6 +22,7 @@ __all__ = [
     "Score",
     "best_curve",
     "fitted",
+    "is_wide",
     "limit",
     "merged",
     "prefers_curve",
@@ -35,6 +36,7 @@ Floats = NDArray[np.float64]
 Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Sizes and times of a curve."""
 _DIGITS = 6
+_MOVES = 3.0  # a known machine may be as much faster or slower
 _GAPS = 2  # gaps that become one where a point of a curve is left out
 
 
@@ -189,16 +191,26 @@ def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = N
     return tuple(rising), tuple(float(f"{math.exp(logarithm):.{_DIGITS}g}") for logarithm in levels)
 
 
-def unknown(leaf: str, *, name: str = "", scale: float = 1.0) -> Unknown:
-    """A constant to be found, with the bounds of `leaf` times `scale`."""
+def unknown(
+    leaf: str, *, name: str = "", scale: float = 1.0, known: Calibration | None = None, of: str = ""
+) -> Unknown:
+    """A constant to be found, with the bounds of `leaf` times `scale`; the first guess is what is `known` of the constant `of`."""
     *figures, prior = map(float, read_shipped(__package__ or "", "data.yaml")["bounds"][leaf])
     start, low, high = (scale * x for x in figures)
+    if known is not None and of in known.constants:
+        start = known.constants[of].value
+        low, high = min(low, start / _MOVES), max(high, _MOVES * start)
     return Unknown(name or leaf, start, low, high, prior)
 
 
 def limit(name: str) -> float:
     """A limit by name."""
     return float(read_shipped(__package__ or "", "data.yaml")["limits"][name])
+
+
+def is_wide(constant: Fitted) -> bool:
+    """Whether the measurements say little about a constant."""
+    return constant.high - constant.low > 2 * limit("unidentified") * constant.value
 
 
 def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
@@ -215,7 +227,7 @@ def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
                     "something else is in these times"
                 )
                 break
-        if constant.high - constant.low > 2 * limit("unidentified") * constant.value:
+        if is_wide(constant):
             yield (
                 f"{name} is {constant.value:.4g} {constant.unit}, but anything from {constant.low:.3g} to {constant.high:.3g} fits: the "
                 "measurements say little about it"

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, option, pairs
+from mpsim.cli.options import AsJson, Plots, Reading, option, pairs
 from mpsim.cli.paths import check_file
-from mpsim.errors import CalibrationError, HardwareError
+from mpsim.errors import CalibrationError, FormatError, HardwareError
 
 if TYPE_CHECKING:
     from mpsim.calibrate import Calibrated, Score
+    from mpsim.scenario import Scenario
 
 __all__ = ["calibrate"]
 
@@ -24,12 +25,22 @@ COLUMNS = ("what", "form", "points", "error", "held out", "error", "worst", "noi
 
 def calibrate(
     files: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             help="Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or as CSV; "
             "of repeated ones the quietest counts. Or tables of measured services on one accelerator.",
         ),
-    ],
+    ] = None,
+    recorded: Annotated[
+        list[Path] | None,
+        option(
+            "--from TRACE|LOG",
+            "A recorded training step (torch.profiler) or a log of the run that --scenario describes; repeatable.",
+        ),
+    ] = None,
+    scenario: Annotated[
+        Path | None, option("--scenario FILE", "Scenario of the run that --from recorded.")
+    ] = None,
     out: Annotated[
         Path,
         option("--out -o", "The machine file to write.", callback=check_file),
@@ -46,14 +57,23 @@ def calibrate(
         option("--only COLUMN=VALUE", "Use only rows of a CSV table with this value; repeatable."),
     ] = None,
     plots: Plots = None,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Fit the cost models to measurements, and write a cluster that any scenario can name."""
     wanted = pairs(only, option="--only", needed="COLUMN=VALUE, such as gpu=H100")
+    if bool(recorded) != (scenario is not None) or bool(recorded) == bool(files):
+        raise typer.BadParameter("give measurements, or recordings with --from and their scenario with --scenario", param_hint="FILE")  # fmt: skip
+    if recorded and (on or only):
+        raise typer.BadParameter("--on and --only are of measurements; a recording's machine is that of its scenario", param_hint="--from")  # fmt: skip
     try:
-        calibrated = _fitted(files, wanted, name=name, on=on)
-    except (CalibrationError, HardwareError) as error:
-        raise typer.BadParameter(str(error), param_hint="FILE") from error
+        if scenario is not None:
+            calibrated = _from_recordings(reading.load(scenario), recorded or [], name)
+        else:
+            calibrated = _fitted(files or [], wanted, name=name, on=on)
+    except (CalibrationError, FormatError, HardwareError) as error:
+        raise typer.BadParameter(str(error), param_hint="--from" if recorded else "FILE") from error
     calibrated.write(out)
     wrote(out)
     if plots is not None:
@@ -63,7 +83,17 @@ def calibrate(
     else:
         _print(calibrated)
     for warning in calibrated.warnings:
-        note(f"warning: {warning}")
+        note(warning if recorded else f"warning: {warning}")
+
+
+def _from_recordings(scenario: Scenario, files: Sequence[Path], name: str) -> Calibrated:
+    """The machine of a recorded run."""
+    from mpsim.calibrate import calibrate_recorded
+    from mpsim.simulate import simulate_step
+
+    if scenario.serves:
+        raise CalibrationError("the scenario serves; a recorded training step is calibrated from")
+    return calibrate_recorded(simulate_step(scenario), files, name=name)
 
 
 def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: str) -> Calibrated:

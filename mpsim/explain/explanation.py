@@ -12,12 +12,13 @@ from mpsim.explain.account import account
 from mpsim.explain.causes import Cause, causes_of
 from mpsim.formats.imported import Recorded
 from mpsim.formats.recorded_step import RecordedStep, read_recordings, recorded_step
+from mpsim.formats.spans import Spans
 from mpsim.formats.training_log import read_log
 from mpsim.result import Result
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "is_log", "log_step", "read_ranks"]
 
 Progress = Callable[[int, int], None]
 _LOGS = (".log", ".txt", ".out", ".err", ".jsonl")
@@ -96,17 +97,11 @@ def explain(result: Result, files: Sequence[Path], *, progress: Progress | None 
     CalibrationError
         If a file is damaged.
     """
-    if all(file.is_file() and file.suffix in _LOGS for file in files):
-        return _of_log(result, files)
-    recordings: list[Recorded] = []
-    for number, file in enumerate(files, start=1):
-        recordings += read_recordings(file)
-        if progress is not None:
-            progress(number, len(files))
-    if len({each.format for each in recordings}) > 1:
-        raise FormatError(f"{files[0]}: and the others are of several tools; give those of one")
-    ranks = sorted((spans for each in recordings for spans in each.spans), key=lambda spans: (spans.rank is None, spans.rank or 0, spans.name))  # fmt: skip
-    recorded = recorded_step(recordings)
+    if all(map(is_log, files)):
+        unseen = ["causes: a log has no timeline; record a step with torch.profiler on each rank"]
+        return Explanation(result.scenario.name, log_step(result, files), float(result.timeline.step_time_s), (), tuple(unseen), None)  # fmt: skip
+    recordings = _read(files, progress)
+    recorded, ranks = recorded_step(recordings), _ranks(recordings)
     taken = account(ranks)
     every, unseen = result.scenario.hardware.accelerators, []
     if len(ranks) < every:
@@ -120,16 +115,46 @@ def explain(result: Result, files: Sequence[Path], *, progress: Progress | None 
     return Explanation(result.scenario.name, float(taken.steps.mean()), predicted, causes, tuple(unseen), recorded)  # fmt: skip
 
 
-def _of_log(result: Result, files: Sequence[Path]) -> Explanation:
-    """The difference alone: the median step of a log."""
-    scenario, plan = result.scenario, result.scenario.training_step
-    tokens = plan.global_batch * plan.sequence_length / scenario.hardware.accelerators
+def is_log(file: Path) -> bool:
+    """Whether a file is a log by its name, and no recording."""
+    return file.is_file() and file.suffix in _LOGS
+
+
+def log_step(result: Result, files: Sequence[Path]) -> float:
+    """The median step of a log [s].
+
+    Raises
+    ------
+    FormatError
+        If no line has the time of a step.
+    """
+    plan = result.scenario.training_step
+    tokens = plan.global_batch * plan.sequence_length / result.scenario.hardware.accelerators
     log = read_log(files)
     times = log.times(lambda step: step.seconds_of(rank_tokens=tokens, samples=plan.global_batch))
     if not times:
         raise FormatError(f"{files[0]}: no line has the time of a step; nothing to explain")
-    unseen = ("causes: a log has no timeline; record a step with torch.profiler on each rank",)
-    return Explanation(scenario.name, statistics.median(times.values()), float(result.timeline.step_time_s), (), unseen, None)  # fmt: skip
+    return float(statistics.median(times.values()))
+
+
+def read_ranks(files: Sequence[Path]) -> list[Spans]:
+    """What every rank was recorded to do, in the order of ranks."""
+    return _ranks(_read(files, None))
+
+
+def _read(files: Sequence[Path], progress: Progress | None) -> list[Recorded]:
+    recordings: list[Recorded] = []
+    for number, file in enumerate(files, start=1):
+        recordings += read_recordings(file)
+        if progress is not None:
+            progress(number, len(files))
+    if len({each.format for each in recordings}) > 1:
+        raise FormatError(f"{files[0]}: and the others are of several tools; give those of one")
+    return recordings
+
+
+def _ranks(recordings: Sequence[Recorded]) -> list[Spans]:
+    return sorted((spans for each in recordings for spans in each.spans), key=lambda spans: (spans.rank is None, spans.rank or 0, spans.name))  # fmt: skip
 
 
 def _time(seconds: float, *, signed: bool = False) -> str:

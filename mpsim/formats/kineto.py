@@ -68,6 +68,17 @@ _TYPES = {
     "double": "float64",
 }
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+_ROWS = {
+    "aten::native_layer_norm": "layer_norm",
+    "aten::_fused_rms_norm": "rms_norm",
+    "aten::gelu": "gelu",
+    "aten::add": "add",
+    "aten::_log_softmax": "cross_entropy",
+    "aten::embedding": "embedding",
+    "aten::embedding_dense": "embedding",
+}
+"""Operators over rows, without the end that their backwards have, by the names of `mpsim measure`."""
+_HEAD_DIMS = 4
 _FEWEST_DIMS = 2
 _LONGEST_SIDE = 1 << 40
 _MOST_RANKS = 1_000_000
@@ -177,22 +188,24 @@ def _args(event: Event) -> Mapping[str, object]:
 # --- kernels and collectives, as points
 
 
-class _Product(NamedTuple):
-    """A matrix product that an operator computes."""
+class _Kernel(NamedTuple):
+    """What an operator computes: its name as `mpsim measure` has it, number format, sizes and words."""
 
+    op: str
     dtype: str
-    batch: int
-    m: int
-    n: int
-    k: int
+    shape: tuple[tuple[str, int], ...]
+    way: str = ""
+    backend: str = ""
 
     def point(self, times: list[float], place: str) -> MeasuredPoint:
         """Its kernels' times as a measured point."""
-        shape = {"m": self.m, "n": self.n, "k": self.k, "batch": self.batch}
-        flops = gemm_flops(self.m, self.n, self.k, self.batch)
-        return kernel_point(
-            "gemm", shape, times, dtype=self.dtype, place=place, phase="sustained", flops=flops
-        )
+        shape = dict(self.shape)
+        variant: dict[str, str | int | float | bool] = {"pass": self.way} if self.way else {}
+        variant |= {"backend": self.backend, "causal": True} if self.backend else {}
+        if self.op != "gemm":
+            return kernel_point(self.op, shape, times, dtype=self.dtype, place=place, variant=variant)  # fmt: skip
+        flops = gemm_flops(shape["m"], shape["n"], shape["k"], shape["batch"])
+        return kernel_point("gemm", shape, times, dtype=self.dtype, place=place, variant=variant, phase="sustained", flops=flops)  # fmt: skip
 
 
 class _Collective(NamedTuple):
@@ -222,19 +235,20 @@ def _read_points(source: Head, options: Options) -> Points:
     events = stream_events(path)
     head = next(events)["text"]
     device = re.search(r'"deviceProperties"\s*:\s*\[\s*\{', head)
-    samples: dict[_Product | _Collective, list[float]] = {}
-    operators: dict[int | str, _Product] = {}
+    samples: dict[_Kernel | _Collective, list[float]] = {}
+    operators: dict[int | str, _Kernel] = {}
+    tokens: set[int] = set()  # rows of forward products, over which weight gradients are summed
     kernels = 0
     for event in events:
         if event.get("ph") != "X":
             continue
         args, category = _args(event), event.get("cat")
-        timed: _Product | _Collective | None = None
-        if category == "cpu_op" and event.get("name") in _PRODUCTS:
-            product = _product(str(event["name"]), args)
-            if product is not None:
-                operators[_external(args)] = product
-                timed = None if device else product
+        timed: _Kernel | _Collective | None = None
+        if category == "cpu_op":
+            computed = _computed(_text(event.get("name")), args, tokens)
+            if computed is not None:
+                operators[_external(args)] = computed
+                timed = None if device else computed
         elif category == "kernel":
             kernels += 1
             timed = _timed(event, args, operators)
@@ -265,15 +279,14 @@ def _read_points(source: Head, options: Options) -> Points:
 
 
 def _timed(
-    event: Event, args: Mapping[str, object], operators: Mapping[int | str, _Product]
-) -> _Product | _Collective | None:
-    """Subject of a kernel's time: a collective, or the product of its operator rather than a copy or a bias on the way."""
+    event: Event, args: Mapping[str, object], operators: Mapping[int | str, _Kernel]
+) -> _Kernel | _Collective | None:
+    """Subject of a kernel's time: a collective, or what its operator computes rather than a copy or a bias on the way."""
     if "Collective name" in args:
         return _message(args)
-    name = str(event.get("name", "")).lower()
-    if any(word in name for word in _GEMM_WORDS):
-        return operators.get(_external(args))
-    return None
+    name, computed = str(event.get("name", "")).lower(), operators.get(_external(args))
+    words = {"gemm": _GEMM_WORDS, "attention": _ATTENTION_WORDS}.get(computed.op if computed else "", ("",))  # fmt: skip
+    return computed if any(word in name for word in words) else None
 
 
 def _external(args: Mapping[str, object]) -> int | str:
@@ -297,18 +310,53 @@ def _is_shape(value: object) -> bool:
     )
 
 
-def _product(name: str, args: Mapping[str, object]) -> _Product | None:
-    """The product of an operator, of the shapes of its last two operands."""
+def _computed(name: str, args: Mapping[str, object], tokens: set[int]) -> _Kernel | None:
+    """What an operator computes, of the shapes and formats of its operands; None where it is none of ours."""
     dims, types = args.get("Input Dims"), args.get("Input type")
-    if not isinstance(dims, list) or not isinstance(types, list):
+    backward = "_backward" in name
+    op = "gemm" if name in _PRODUCTS else _ROWS.get(name.partition("_backward")[0], "")
+    op = "attention" if name.startswith(_ATTENTION[0]) else op
+    if not op or not isinstance(dims, list) or not isinstance(types, list):
         return None
-    sides = [shape for shape in dims if _is_shape(shape) and len(shape) >= _FEWEST_DIMS]
+    sides = [shape for shape in dims if _is_shape(shape) and len(shape) >= 1]
     named = [kind.lower() for kind in types if isinstance(kind, str) and kind.lower() in _TYPES]
-    if len(sides) < _FEWEST_DIMS or not named:
+    wide = [shape for shape in sides if len(shape) >= _FEWEST_DIMS]
+    if not named or not wide:
+        return None
+    dtype, way = _TYPES[named[-1]], "backward" if backward else "forward"
+    if op == "gemm":
+        return _product(name, args, wide, dtype, tokens)
+    if op == "attention":
+        heads = [shape for shape in sides if len(shape) == _HEAD_DIMS][backward:]
+        if len(heads) < _FEWEST_DIMS or heads[0][2] != heads[1][2]:
+            return None
+        (batch, count, sequence, width), few = heads[0], heads[1][1]
+        sizes = {"batch": batch, "heads": count, "kv_heads": few, "sequence": sequence, "head_dim": width}  # fmt: skip
+        return _Kernel(op, dtype, tuple(sizes.items()), way, "cudnn" if "cudnn" in name else "flash")  # fmt: skip
+    rows, features = math.prod(wide[0][:-1]), wide[0][-1]
+    if op == "add" and (len(sides) < _FEWEST_DIMS or sides[0] != sides[1]):
+        return None
+    if op == "cross_entropy":
+        return _Kernel(op, dtype, (("tokens", rows), ("vocabulary", features)), way)
+    if op == "embedding":
+        table, ids = (rows, math.prod(sides[1])) if len(sides) > 1 and not backward else (1, rows)
+        return _Kernel(op, dtype, (("tokens", ids), ("vocabulary", table), ("features", features)), way)  # fmt: skip
+    return _Kernel(op, dtype, (("tokens", rows), ("features", features)), way)
+
+
+def _product(name: str, args: Mapping[str, object], sides: list[list[int]], dtype: str, tokens: set[int]) -> _Kernel | None:  # fmt: skip
+    """The product of the last two operands; what is summed over the rows of forward products is a weight's gradient."""
+    if len(sides) < _FEWEST_DIMS:
         return None
     a, b = sides[-2], sides[-1]
-    batch = a[0] if name == "aten::bmm" else 1
-    return _Product(_TYPES[named[-1]], batch=batch, m=a[-2], n=b[-1], k=a[-1])
+    way = ""
+    if args.get("Fwd thread id") == 0:
+        tokens.add(a[-2])
+        way = "forward"
+    elif tokens:
+        way = "wgrad" if a[-1] in tokens and a[-2] not in tokens else "dgrad"
+    sizes = {"m": a[-2], "n": b[-1], "k": a[-1], "batch": a[0] if name == "aten::bmm" else 1}
+    return _Kernel("gemm", dtype, tuple(sizes.items()), way)
 
 
 def _message(args: Mapping[str, object]) -> _Collective | None:

@@ -11,7 +11,7 @@ from mpsim.formats import MeasuredPoint, Points, registry
 from mpsim.measured.files import read_measured
 from mpsim.measured.records import Header, Measurement
 
-__all__ = ["Source", "quietest", "read_source"]
+__all__ = ["Source", "measurement_of", "quietest", "read_source"]
 
 _LIBRARIES = {"gloo": "gloo", "nccl": "nccl", "mpi": "openmpi"}
 
@@ -62,7 +62,7 @@ def read_source(path: str | Path, *, only: Mapping[str, str] | None = None) -> S
     return Source(
         points.file,
         points.tool,
-        tuple(map(_measurement, points.points)),
+        tuple(map(measurement_of, points.points)),
         device_name=points.device_name,
         library=points.library,
         warnings=points.warnings,
@@ -85,7 +85,7 @@ def _recording(path: Path) -> Source:
     )
 
 
-def _measurement(point: MeasuredPoint) -> Measurement:
+def measurement_of(point: MeasuredPoint) -> Measurement:
     """A point of another tool, whose ranks all took as long as its slowest."""
     return Measurement(
         id=point.id,

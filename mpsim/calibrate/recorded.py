@@ -1,0 +1,282 @@
+"""A machine from what one has: recordings of training steps and logs, laid beside the simulated step as `mpsim explain` lays them.
+
+Operators of known shape and collectives without the wait for the last rank go the way of any measurement. What was known of the machine counts where they say nothing, and is named.
+A log has the length of steps alone: beside recordings it checks them, alone it gives one level of the accelerator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mpsim.calibrate.calibrate import Calibrated, fit_machine
+from mpsim.calibrate.collectives import collective_points, group_of, kind_of
+from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry, nic_entry, sheet_entry
+from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, score
+from mpsim.calibrate.points import Point, kernel_points
+from mpsim.cost import CollectiveModel
+from mpsim.cost.curves import Curve, kernel_class
+from mpsim.errors import CalibrationError
+from mpsim.explain import CLASSES, Account, Call, Expected, account, is_log, log_step, read_ranks
+from mpsim.formats.imported import collective_point, kernel_point
+from mpsim.formats.spans import Spans
+from mpsim.hardware import Cluster, Fitted, MeasuredCurve, link
+from mpsim.measured.records import ELEMENT_BYTES, PRECISIONS, Measurement
+from mpsim.measured.sources import Source, measurement_of, read_source
+from mpsim.program import TICK
+from mpsim.result import Result
+from mpsim.scenario import Scenario
+from mpsim.simulate import simulate_step
+from mpsim.units import Dimension, format_quantity, parse_quantity
+
+__all__ = ["calibrate_recorded"]
+
+_FEWEST_SIZES = 4  # of a collective: fewer move its level alone
+_OPTIMIZER = "kernels.optimizer.fraction"
+_LEVELS = 6  # rounds until a level settles
+_MOST = 10.0  # by which the cost of a call falls at most
+_ELEMENTS = (2, 4, 1, 8)
+_CURVE = tuple(float(1 << n) for n in range(10, 31, 2))
+
+
+def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "") -> Calibrated:
+    """Fit the constants of a machine that recordings identify; of all others its own stay.
+
+    Parameters
+    ----------
+    result : Result
+        Of the scenario that was recorded, on the machine as it is known.
+    files : sequence of Path
+        Traces of torch.profiler, a file a rank or folders of them, and logs.
+
+    Raises
+    ------
+    CalibrationError
+        If nothing can be fitted.
+    FormatError
+        If a file is damaged, or holds nothing with a time.
+    """
+    logs = [file for file in files if is_log(file)]
+    traces = [file for file in files if file not in logs]
+    frame, base = _base(result.scenario.hardware, name)
+    steps = {"steps of the log": log_step(result, logs)} if logs else {}
+    if not traces:
+        return _level(result, frame, base, steps["steps of the log"])
+    ranks = read_ranks(traces)
+    taken = account(ranks)
+    steps["steps of the recording"] = float(taken.steps.mean())
+    files_of = [file for path in traces for file in (sorted(path.iterdir()) if path.is_dir() else [path])]  # fmt: skip
+    sources = [read_source(file) for file in files_of]
+    measurements = list(_kernels(sources, _optimizer(result, ranks, base)))
+    points = kernel_points(measurements)
+    lines = list(_kernel_levels(base, points))
+    curved = {(line.kind, line.phase) for line, _ in lines}
+    free = [point for point in points if not point.operator or (kernel_class(point.operator), point.operator.phase.value) not in curved]  # fmt: skip
+    wide = ELEMENT_BYTES[result.scenario.training_step.precision]
+    collectives = collective_points(_collectives(taken.calls, sources, wide))
+    sizes = Counter(series for series, _ in {(point.series, point.size) for point in collectives})
+    many = [point for point in collectives if sizes[point.series] >= _FEWEST_SIZES]
+    few = [point for point in collectives if sizes[point.series] < _FEWEST_SIZES]
+    fit, frame = fit_machine(frame, free, many, measurements, None, base)
+    levels = list(_levels(result.scenario.hardware, base, few))
+    kept = {key: constant for key, constant in fit.constants.items() if not is_wide(constant)}
+    if not kept and not levels and not lines:
+        raise CalibrationError("nothing could be fitted: the recordings name no shape; profile with record_shapes=True")  # fmt: skip
+    if any(key.startswith("libraries.") and key not in kept for key in fit.constants):
+        # several of its constants make one line: the line itself is known
+        kept = {key: constant for key, constant in kept.items() if not key.startswith("libraries.")}
+        fit = dataclasses.replace(fit, collectives=tuple(_lines(many)))
+    found = Fit(kept, fit.kernels + tuple(line for line, _ in lines), fit.collectives + tuple(line for line, _ in levels), scores=(*fit.scores, *(of for _, of in (*lines, *levels))))  # fmt: skip
+    refused = sorted({*fit.constants, *base.constants} - set(kept))
+    warnings = [f"not identified, left as known: {', '.join(refused)}"] if refused else []
+    base = dataclasses.replace(base, framework=_habits(result, taken, base))
+    return _checked(result, frame, _over(base, found), steps, warnings)
+
+
+def _over(base: Fit, found: Fit) -> Fit:
+    """What was known, and what was found in its place."""
+    kernels = {(line.kind, line.phase): line for line in (*base.kernels, *found.kernels)}
+    collectives = {(line.kind, line.ranks, line.domains): line for line in (*base.collectives, *found.collectives)}  # fmt: skip
+    return Fit({**base.constants, **found.constants}, tuple(kernels.values()), tuple(collectives.values()), base.framework, found.scores)  # fmt: skip
+
+
+def _base(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
+    """The machine as it is known: of a machine file all that it holds, else the datasheets."""
+    known, chip = cluster.calibration, cluster.accelerator
+    document: Mapping[str, object] = known.document if known else {}
+    joined = link(chip.scale_up) if chip.scale_up else None
+    accelerator, scale_up, nic = (document.get(key) for key in ("accelerator", "scale_up", "nic"))
+    as_of = str(document.get("as_of", chip.year))
+    frame = Frame(
+        name=name or f"{chip.name}-recorded",
+        source="recorded steps" + (f", beside what {known.source} said" if known else ""),
+        as_of=as_of,
+        datasheet=str(document.get("datasheet", "")) if known else chip.name,
+        accelerator=_entry(accelerator) or sheet_entry(chip),
+        scale_up=_entry(scale_up) or link_entry(joined, None, as_of),
+        nic=_entry(nic) or (nic_entry(as_of) if cluster.domains > 1 else None),
+        per_node=cluster.node.accelerators,
+        nodes=cluster.nodes,
+        library=CollectiveModel(cluster).library.name,
+        inputs=[],
+    )
+    if known is None:
+        return frame, Fit()
+    return frame, Fit(known.constants, known.kernels, known.collectives, known.framework)
+
+
+def _entry(value: object) -> Entry | None:
+    return dict(value) if isinstance(value, Mapping) else None
+
+
+def _kernels(sources: Sequence[Source], more: Iterable[Measurement]) -> Iterator[Measurement]:
+    """Kernels of all ranks by what they are, with their mean: a step is their sum, on the machine as busy as it was."""
+    alike: dict[str, list[Measurement]] = {}
+    for row in itertools.chain(*(source.measurements for source in sources), more):
+        if row.family == "kernels":
+            alike.setdefault(row.id.rpartition("/")[0], []).append(row)
+    for rows in alike.values():
+        mean = float(np.mean(np.concatenate([row.samples for row in rows])))
+        yield dataclasses.replace(rows[0], seconds=((mean,),))
+
+
+def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
+    """Of a host that computes, the cost of a call: what operators take beside those that are named, and the small gaps between them."""
+    habits, expected, program = dict(base.framework), Expected.of(result), result.timeline.program
+    if taken.device or "launch_cost" not in habits:
+        return habits
+    launches = 0.0
+    for template in program.template[program.template >= 0].tolist():
+        kernels = program.templates[template]
+        calls = np.array(kernels.names)[kernels.name_index] == "host launch"
+        launches += float(kernels.duration[calls].sum()) * TICK / program.ranks
+    named = sum(taken.classes[kind].mean() for kind in CLASSES) - sum(expected.classes.values())
+    more = taken.of("busy").mean() + taken.of("small").mean() - expected.compute.mean() - named
+    factor = max(1 / _MOST, 1 + float(more) / launches) if launches else 1.0
+    return {**habits, "launch_cost": _scaled(habits["launch_cost"], Dimension.TIME, 1 / factor)}
+
+
+def _optimizer(result: Result, ranks: Sequence[Spans], base: Fit) -> Iterator[Measurement]:
+    """Steps of the optimizer, by the bytes that the simulated one moves."""
+    chip, seconds = result.scenario.hardware.accelerator, result.breakdown.get("optimizer", 0.0)
+    known = base.constants.get(_OPTIMIZER)
+    times = [span.end - span.start for spans in ranks for span in spans.spans if span.kind == "optimizer"]  # fmt: skip
+    if known is None or not times or not seconds:
+        return
+    moved = seconds * chip.memory_bandwidth * known.value
+    dtype = {ours: theirs for theirs, ours in PRECISIONS.items()}[result.scenario.training_step.precision]  # fmt: skip
+    parameters = max(1, round(moved / limit("adam_bytes")))
+    point = kernel_point("adam", {"parameters": parameters}, times, dtype=dtype, place="steps")
+    yield dataclasses.replace(measurement_of(point), bytes=moved)
+
+
+def _collectives(calls: Sequence[Sequence[Call]], sources: Sequence[Source], wide: float) -> Iterator[Measurement]:  # fmt: skip
+    """All-reduces of all steps from the arrival of the last rank on, by bytes; of what a file tells of the others the fastest."""
+    told = [row for source in sources for row in source.measurements if row.family == "collectives"]
+    known = {row.shape["bytes"] for row in told}
+    wires: dict[tuple[int, int], list[float]] = {}
+    for call in itertools.chain.from_iterable(calls):
+        if call.name == "all_reduce" and call.size and call.wire > 0:
+            element = next((e for e in _ELEMENTS if call.size * e in known), wide)
+            wires.setdefault((round(call.size * element), len(call.waits)), []).append(call.wire)
+    for (size, ranks), times in wires.items():
+        point = collective_point("all_reduce", size, times, ranks=ranks, domains=1, place="steps")
+        yield measurement_of(point)
+    yield from (row for row in told if row.op != "all_reduce")
+
+
+def _levels(cluster: Cluster, base: Fit, points: Sequence[Point]) -> Iterator[tuple[MeasuredCurve, Score]]:  # fmt: skip
+    """Collectives of few sizes: their curve as it is known, by the level that was recorded."""
+    model = CollectiveModel(cluster, loaded=False)
+    for series in dict.fromkeys(point.series for point in points):
+        mine = [point for point in points if point.series == series]
+        kind, ranks, domains = kind_of(mine[0]), mine[0].ranks, mine[0].domains
+        known = next((curve for curve in base.collectives if (curve.kind, curve.ranks, curve.domains) == (kind, ranks, domains)), None)  # fmt: skip
+        times = known.times if known else model.seconds(kind, np.array(_CURVE), group_of(mine[0]))
+        line = MeasuredCurve(kind, "", ranks, domains, known.sizes if known else _CURVE, tuple(np.asarray(times).tolist()))  # fmt: skip
+        yield _level_of(f"{kind}, {ranks} ranks", line, mine, [point.size for point in mine])
+
+
+def _lines(points: Sequence[Point]) -> Iterator[MeasuredCurve]:
+    """Curves through what was measured of each collective."""
+    for series in dict.fromkeys(point.series for point in points):
+        mine = [point for point in points if point.series == series]
+        if (curve := best_curve(mine, np.array([point.size for point in mine]))) is not None:
+            yield MeasuredCurve(kind_of(mine[0]), "", mine[0].ranks, mine[0].domains, *curve)
+
+
+def _level_of(what: str, line: MeasuredCurve, points: Sequence[Point], sizes: Sequence[float]) -> tuple[MeasuredCurve, Score]:  # fmt: skip
+    """A curve moved to the median of what was measured; of several sizes every second one checks it."""
+    read = np.asarray(Curve(line.sizes, line.times).seconds(np.array(sizes)))
+    logs = np.log(np.array([point.seconds for point in points]) / read)
+    held = [len(points) >= _FEWEST_SIZES and bool(n % 2) for n in range(len(points))]
+    level = math.exp(float(np.median(logs[~np.array(held)])))
+    marked = [dataclasses.replace(point, held_out=out) for point, out in zip(points, held, strict=True)]  # fmt: skip
+    moved = dataclasses.replace(line, times=tuple(float(f"{level * time:.6g}") for time in line.times))  # fmt: skip
+    return moved, score(what, "level", marked, level * read)
+
+
+def _kernel_levels(base: Fit, points: Sequence[Point]) -> Iterator[tuple[MeasuredCurve, Score]]:
+    """Memory-bound kernels that have a curve already."""
+    for line in base.kernels:
+        mine = [point for point in points if point.operator and (kernel_class(point.operator), point.operator.phase.value) == (line.kind, line.phase)]  # fmt: skip
+        if mine:
+            yield _level_of(f"{line.kind}, {line.phase}", line, mine, [point.operator.bytes for point in mine if point.operator])  # fmt: skip
+
+
+def _checked(result: Result, frame: Frame, fit: Fit, steps: Mapping[str, float], warnings: Sequence[str]) -> Calibrated:  # fmt: skip
+    """The machine, with the steps that it was not fitted to beside those it predicts."""
+    document = document_of(frame, fit, warnings)
+    after, before = _predicted(result.scenario, document), float(result.timeline.step_time_s)
+    told = [f"{what}: {_time(seconds)}; predicted {_time(before)} before ({before / seconds - 1:+.1%}), {_time(after)} now ({after / seconds - 1:+.1%})" for what, seconds in steps.items()]  # fmt: skip
+    return Calibrated(document, fit, (*warnings, *told))
+
+
+def _predicted(scenario: Scenario, document: Entry) -> float:
+    """Step of the scenario on a machine [s]."""
+    cluster = scenario.hardware
+    machine = {"machine": document, "nodes": cluster.nodes, "accelerators_per_node": cluster.node.accelerators}  # fmt: skip
+    moved = Scenario.from_mapping({**scenario.ground.data, "cluster": machine})
+    return float(simulate_step(moved).timeline.step_time_s)
+
+
+def _level(result: Result, frame: Frame, base: Fit, seconds: float) -> Calibrated:
+    """All rates of the accelerator by one factor, so that the step takes what the log says."""
+    factor, known = 1.0, dict(frame.accelerator)
+    refused = ["a log identifies one level of the accelerator; not identified, left as known: every constant and every collective by itself"]  # fmt: skip
+    for _ in range(_LEVELS):
+        peaks = {name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in _rates(known).items()}  # fmt: skip
+        chip = {**known, "peak_flops": peaks, "memory_bandwidth": _scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor)}  # fmt: skip
+        moved = {key: _slower(one, factor) for key, one in base.constants.items()}
+        curves = tuple(dataclasses.replace(line, times=tuple(factor * time for time in line.times)) for line in base.kernels)  # fmt: skip
+        frame = dataclasses.replace(frame, accelerator=chip)
+        fit = dataclasses.replace(base, constants=moved, kernels=curves)
+        factor *= seconds / _predicted(result.scenario, document_of(frame, fit, ()))
+    return _checked(result, frame, fit, {"steps of the log": seconds}, refused)
+
+
+def _slower(constant: Fitted, factor: float) -> Fitted:
+    """A rate lower by a factor; other constants as they are."""
+    if constant.unit != "FLOP/s":
+        return constant
+    return Fitted(constant.value / factor, constant.low / factor, constant.high / factor, constant.unit)  # fmt: skip
+
+
+def _rates(chip: Entry) -> Mapping[str, object]:
+    rates = chip["peak_flops"]
+    assert isinstance(rates, Mapping), "an accelerator's entry"
+    return rates
+
+
+def _scaled(text: object, dimension: Dimension, factor: float) -> str:
+    return format_quantity(parse_quantity(str(text), dimension) / factor, dimension, digits=6)
+
+
+def _time(seconds: float) -> str:
+    return format_quantity(seconds, Dimension.TIME, digits=4)
