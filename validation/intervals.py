@@ -213,11 +213,22 @@ def predicted(names: Sequence[str] = TABLES) -> list[Residual]:
                 else row
             )
             found += [
-                _residual(record, shown.get(record.id, record.family), row.configuration)
+                _residual(
+                    record,
+                    _group(row.configuration, shown.get(record.id, record.family)),
+                    row.configuration,
+                )
                 for record in files.predict_row(kind, blind)
                 if record.figure and record.setting and record.error is not None
             ]
     return found
+
+
+def _group(cells: Cells, family: str) -> str:
+    """What is left out at once: a family; of services, which few sources measured on many machines, one engine with one model on one chip."""
+    if not cells.text("regime"):
+        return family
+    return " ".join([family, *(cells.text(name) for name in ("engine", "model", "accelerator"))])
 
 
 def _some(rows: Sequence[files.Row]) -> list[files.Row]:
