@@ -15,6 +15,7 @@ _POOL = re.compile(
     r"(?P<name>prefill|decode) (?P<replicas>\d+) x \[tp(?P<tp>\d+) pp(?P<pp>\d+) dp(?P<dp>\d+) moe_tp(?P<inside>\d+) ep(?P<ep>\d+)\b[^]]*\]"
 )
 _POOLS = ["prefill", "decode"]
+_ATTENTION_DP = r"\battention-DP\b"
 _LEAST_WIDTH = 128  # of an expert's part: that of a block of scales
 
 
@@ -56,6 +57,9 @@ def layout_of(cells: Cells, assumed: list[Assumed]) -> InstanceLayout:
     if (cells.whole("cp") or 1) > 1:
         raise CalibrationError("context parallel decoding is not simulated")
     each = (cells.whole("accel_per_instance") or tp * pp) // pp
+    if attention_dp == 1 and re.search(_ATTENTION_DP, cells.text("server_flags")):
+        attention_dp = each
+        assumed.append(Assumed("attention_dp", each, "its script balances attention's ranks"))
     if attention_dp > 1 or ep > tp:
         tp = max(tp, each)
     if tp % attention_dp or (ep > 1 and (tp % ep and ep % tp)):
