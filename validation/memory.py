@@ -9,6 +9,7 @@ Run from the repository's root: python validation/memory.py. It rewrites validat
 from __future__ import annotations
 
 import csv
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from bench import files, validate_files
 from bench.peaks import MEASURED, scenario_of
 from bench.runs import read_run, simulated
 from bench.torch_steps import cases, parts_of
+from decisions import Tried, sweeps
 from mpsim.errors import MpsimError
 from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
@@ -30,6 +32,7 @@ TORCH = ROOT / "validation" / "data" / "torch-memory.csv"
 PAGE = ROOT / "validation" / "memory.md"
 FAR, GIBI = 0.15, 2.0**30
 CLOSE = 0.02
+ODDS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.95)
 TOO_FAR = 1.1  # of the capacity: no run that ran should be predicted above
 
 Pair = tuple[Record, dict[str, str]]
@@ -164,6 +167,7 @@ def torch_section() -> list[str]:
         measured = {row["id"]: row for row in csv.DictReader(file)}
     errors: dict[str, list[float]] = {}
     lost: dict[str, list[float]] = {}
+    version = next(iter(measured.values()))["torch"]
     for case in cases():
         if (row := measured.get(case.name)) is None:
             continue
@@ -186,7 +190,7 @@ def torch_section() -> list[str]:
         "## Against torch itself",
         "",
         (
-            f"`python validation/memory_torch.py` runs {len(errors['all'])} steps of torch {row['torch']}'s own `fully_shard`, DTensor, checkpoints and optimizers on tensors without data and ranks "
+            f"`python validation/memory_torch.py` runs {len(errors['all'])} steps of torch {version}'s own `fully_shard`, DTensor, checkpoints and optimizers on tensors without data and ranks "
             "that exist by name, and counts every storage ([torch-memory.csv](data/torch-memory.csv)). What mpsim says of the same steps, from a preset and the few fields in which this "
             "model differs (`validation/bench/torch_steps.py`), nothing fitted:"
         ),
@@ -209,6 +213,32 @@ def torch_section() -> list[str]:
             f"| {kind} | {len(ratios)} | {tenths[0]:.2f} | {statistics.median(ratios):.2f} | {tenths[-1]:.2f} |"
             for kind, ratios in sorted(lost.items())
             for tenths in [statistics.quantiles(ratios, n=10)]
+        ),
+        "",
+    ]
+
+
+def odds_section(tried: Sequence[Tried]) -> list[str]:
+    """Odds of fitting that were said, and the share that ran."""
+    edges = (*ODDS, 1.01)
+    bands = [
+        (low, high, [t for t in tried if low <= t.odds < high])
+        for low, high in itertools.pairwise(edges)
+    ]
+    return [
+        "## Odds",
+        "",
+        (
+            f"`fits_probability` of {len(tried)} layouts of whole sweeps that somebody launched (`data/layout-sweeps.csv`; none of them has a peak, so that none is among the residuals "
+            "that the odds are made of), and the share of them that ran:"
+        ),
+        "",
+        "| odds said | layouts | mean of the odds | ran |",
+        "| --- | ---: | ---: | ---: |",
+        *(
+            f"| {100 * low:.0f} to {min(100 * high, 100):.0f} % | {len(band)} | {100 * statistics.fmean(t.odds for t in band):.0f} % | {100 * statistics.fmean(bool(t.measured) for t in band):.0f} % |"
+            for low, high, band in bands
+            if band
         ),
         "",
     ]
@@ -276,6 +306,7 @@ def page(pairs: Sequence[Pair], filled: Sequence[tuple[float, str]]) -> str:
         *table(rest),
         "",
         *torch_section(),
+        *odds_section([each for sweep in sweeps() for each in sweep.tried]),
         *witness_section(filled),
         "Layouts of whole sweeps that ran and that ran out of memory: [decisions](decisions.md).",
         "",

@@ -90,7 +90,7 @@ def _derived(prepared: Prepared) -> dict[str, object]:
     from mpsim.cost import CollectiveModel
     from mpsim.scenario.settled import in_words, settled_by
     from mpsim.training.intervals import fits_probability, setting_of
-    from mpsim.training.memory import account_memory
+    from mpsim.training.memory import account_memory, at_the_peak
     from mpsim.training.straddling import straddling_words
 
     scenario, plan = prepared.scenario, prepared.plan
@@ -111,6 +111,7 @@ def _derived(prepared: Prepared) -> dict[str, object]:
         "fits_memory": memory.fits,
         "fits_probability": fits_probability(memory, setting_of(plan)),
         "fullest_rank": f"pp {memory.fullest % plan.layout.mesh.pp}, in the {memory.when[memory.fullest]}",
+        "at_the_peak": at_the_peak(plan, memory),
     }
     domain, filled = scenario.hardware.node.domain, plan.layout.cluster.node.domain
     if filled != domain:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 
 from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
-from mpsim.simulate import resolve
+from mpsim.simulate import resolve, simulate_step
 from mpsim.training.memory import account_memory
+from mpsim.units import Dimension, format_quantity, percent
 
 __all__ = ["Change", "changes_that_fit"]
 
-_MOST = 4
+_MOST = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,16 +25,21 @@ class Change:
     ----------
     values : mapping of str to object
         New value by dotted key.
-    total : float
-        What the fullest rank then needs [B].
+    total, odds : float
+        What the fullest rank then needs [B], and the odds that a measured peak would fit.
+    step_time_s : float
+        Of the changed scenario [s].
     """
 
     values: Mapping[str, object]
     total: float
+    odds: float
+    step_time_s: float
 
     def __str__(self) -> str:
         spelled = ", ".join(f"{key} {_spelled(value)}" for key, value in self.values.items())
-        return f"{spelled} ({self.total / 1e9:.1f} GB)"
+        step = format_quantity(self.step_time_s, Dimension.TIME)
+        return f"{spelled} ({self.total / 1e9:.1f} GB, {percent(self.odds)} likely to fit, {step} a step)"
 
 
 def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
@@ -42,25 +48,24 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
     Returns
     -------
     list of Change
-        Single changes first, those that cost least time first; pairs only where no single one is enough; empty where not even
-        pairs are.
+        The fastest first; pairs of changes only where single ones are too few, and none that holds a single one; empty where not even
+        pairs are enough.
 
     Notes
     -----
     Only what the checks accept is tried; the number of accelerators and the global batch stay as they are.
     """
-    steps = list(_steps(scenario))
-    for size in (1, 2):
-        changes = []
-        for chosen in itertools.combinations(steps, size):
-            values = {key: value for item in chosen for key, value in item.items()}
-            if len(values) == sum(map(len, chosen)) and (total := _fitting(scenario, values)):
-                changes.append(Change(values, total))
-            if len(changes) == most:
-                break
-        if changes:
-            return changes
-    return []
+    steps, found = list(_steps(scenario)), list[dict[str, object]]()
+    for chosen in itertools.chain(*(itertools.combinations(steps, size) for size in (1, 2))):
+        values = {key: value for item in chosen for key, value in item.items()}
+        apart = len(values) == sum(map(len, chosen))
+        more = any(before.items() <= values.items() for before in found)
+        if apart and not more and _fits(scenario, values):
+            found.append(values)
+        if len(found) == most:
+            break
+    changes = [_changed(scenario, values) for values in found]
+    return sorted(changes, key=lambda change: change.step_time_s)
 
 
 def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
@@ -89,13 +94,18 @@ def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
         yield {"parallelism.zero": 3}
 
 
-def _fitting(scenario: Scenario, values: Mapping[str, object]) -> float | None:
-    """Memory of the fullest rank after the change, if that is legal and fits [B]."""
+def _fits(scenario: Scenario, values: Mapping[str, object]) -> bool:
+    """Whether the change is legal, and its fullest rank fits."""
     try:
-        memory = account_memory(resolve(scenario.with_values(values)))
+        return account_memory(resolve(scenario.with_values(values))).fits
     except MpsimError:
-        return None
-    return float(memory.total.max()) if memory.fits else None
+        return False
+
+
+def _changed(scenario: Scenario, values: Mapping[str, object]) -> Change:
+    summary = simulate_step(scenario.with_values(values)).summary
+    figures = (summary[name] for name in ("peak_memory_bytes", "fits_probability", "step_time_s"))
+    return Change(values, *(float(str(figure)) for figure in figures))
 
 
 def _spelled(value: object) -> str:

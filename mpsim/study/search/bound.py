@@ -420,8 +420,12 @@ class _Around:
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
         peaks, apart = order.flight().peaks(by_stage, fresh)
         step = lists + np.array([[each.total - each.root] for each in fresh])
-        held = np.where(step > peaks, step, peaks + fragments(self._plan, peaks, apart))
-        return held + self._bounder.constants["context"]
+        peaks, apart = np.maximum(peaks, step), np.where(step > peaks, step, apart)
+        first = by_stage["in_layers"][:, :1]
+        others = np.stack([each.elsewhere(own) for each, own in zip(fresh, first, strict=True)])
+        held: Floats = peaks + fragments(self._plan, peaks, apart, others)
+        held += self._bounder.constants["context"]
+        return held
 
     def _seconds(
         self,

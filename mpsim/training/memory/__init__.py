@@ -3,6 +3,7 @@
 from mpsim.training.memory.account import (
     COMPONENTS,
     account_memory,
+    at_the_peak,
     fragments,
     memory_constants,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Held",
     "Kept",
     "account_memory",
+    "at_the_peak",
     "buffers",
     "fragments",
     "fresh_gradients",

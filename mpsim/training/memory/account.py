@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +11,16 @@ from numpy.typing import NDArray
 from mpsim.result.memory import Memory, join_memory
 from mpsim.schedule import Action
 from mpsim.shipped import load_catalog
-from mpsim.training.memory.activations import held_by_rank, kept_by_stage
+from mpsim.table import plural
+from mpsim.training.memory.activations import held_by_rank, kept_by_piece, kept_by_stage
 from mpsim.training.memory.fresh import fresh_gradients
 from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
+from mpsim.units import Dimension, format_quantity
 
-__all__ = ["COMPONENTS", "account_memory", "fragments", "memory_constants"]
+__all__ = ["COMPONENTS", "account_memory", "at_the_peak", "fragments", "memory_constants"]
+
+_SHOWN = 0.01  # of the total: smaller components are not told
 
 COMPONENTS = (
     "parameters",
@@ -51,8 +56,11 @@ def account_memory(plan: Plan) -> Memory:
         "logits": logits,
         "buffers": buffers(plan) + gradient_scratch(plan) + passing,
     }
-    states["gradients"] = states["gradients"] - fresh_gradients(plan).total + collected
-    states["overhead"] = constants["context"] + fragments(plan, np.array(peak), collected + passing)
+    fresh = fresh_gradients(plan)
+    others = fresh.elsewhere(activations[0].in_layers)
+    states["gradients"] = states["gradients"] - fresh.total + collected
+    lost = fragments(plan, np.array(peak), collected + passing, others)
+    states["overhead"] = constants["context"] + lost
     return Memory(
         components=states,
         capacities=np.array(
@@ -63,6 +71,33 @@ def account_memory(plan: Plan) -> Memory:
         ),
         when=tuple(_moment(plan, rank, held_rank.fullest) for rank, held_rank in enumerate(held)),
     )
+
+
+def at_the_peak(plan: Plan, memory: Memory) -> list[str]:
+    """Say what lies on the fullest rank at its fullest moment: each component with its bytes, the largest first, and what layers keep of a microbatch."""
+    rank = memory.fullest
+    part, number = plan.parts[rank // plan.layout.mesh.pp], rank % plan.layout.mesh.pp
+    sizes = {name: float(sizes[rank]) for name, sizes in memory.components.items()}
+    shown = [name for name in sizes if sizes[name] >= _SHOWN * float(memory.total[rank])]
+    shown.sort(key=lambda name: -sizes[name])
+    words = [f"{name} {format_quantity(sizes[name], Dimension.BYTES)}" for name in shown]
+    stages = [kept_by_piece(part)[stage.index] for stage in part.layout.rank_stages(number)]
+    pieces = [(name, kept.for_input + kept.for_weight) for stage in stages for name, kept in stage]
+    alike = [[*run] for _, run in itertools.groupby(pieces, key=lambda piece: round(piece[1]))]
+    held = held_by_rank(part, kept_by_stage(part))[number]
+    kept = max(sum(size for _, size in pieces), 1.0)
+    count = round(max(held.before[held.fullest], held.after[held.fullest]) / kept)
+    each = ", ".join(
+        f"{_named([name for name, _ in run])} {format_quantity(run[0][1], Dimension.BYTES)}"
+        for run in alike
+        if run[0][1] > 0
+    )
+    return [*words, f"kept of each of {plural(count, 'microbatch', 'microbatches')}: {each}"]
+
+
+def _named(names: Sequence[str]) -> str:
+    """A part of the model, or several that keep as much."""
+    return names[0] if len(names) == 1 else f"{len(names)} of {names[0]} to {names[-1]} each"
 
 
 _NAMES = {
@@ -82,9 +117,12 @@ def _moment(plan: Plan, rank: int, action: int) -> str:
 
 
 def fragments(
-    plan: Plan, peaks: NDArray[np.float64], apart: NDArray[np.float64]
+    plan: Plan,
+    peaks: NDArray[np.float64],
+    apart: NDArray[np.float64],
+    others: float | NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Memory lost between activations that come and go [B].
+    """Memory that an allocator loses between tensors that come and go [B].
 
     Parameters
     ----------
@@ -92,14 +130,17 @@ def fragments(
         Whose software loses some.
     peaks, apart : float64[..., P]
         Most of each rank beside what stands all the time, and the part of it that is no activation: gradients of one microbatch, units [B].
+    others : float or float64[..., P]
+        What a backward needs at its other moments, much of which fits no hole that the fullest has left (`Fresh.elsewhere`) [B].
     """
-    placed = plan.layout.framework.memory.places_buffers
-    share = 0.0 if placed else memory_constants()["fragmentation"]
-    lost: NDArray[np.float64] = share * (peaks - apart)
-    return lost
+    if plan.layout.framework.memory.places_buffers:
+        return np.zeros_like(peaks)
+    constants = memory_constants()
+    lost: NDArray[np.float64] = constants["fragmentation"] * (peaks - apart)
+    return lost + constants["reshaped"] * others
 
 
 def memory_constants() -> Mapping[str, float]:
-    """``context``: what the driver and libraries take [B]; ``fragmentation``: share of activations lost between them."""
+    """``context``: what the driver and libraries take [B]; ``fragmentation``, ``reshaped``: shares that `fragments` takes."""
     data = dict(load_catalog("mpsim.training.data"))["memory"]
     return {name: float(entry["value"]) for name, entry in data["constants"].items()}

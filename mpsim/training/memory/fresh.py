@@ -51,6 +51,11 @@ class Fresh:
     def __bool__(self) -> bool:
         return self != Fresh()
 
+    def elsewhere(self, in_layers: Floats | float) -> Floats | float:
+        """Tensors of the moments of a backward that are not in the loss, where an allocator was seen to have no room for them: on one device, and of units [B]."""
+        seen = bool(self) and not self.at_head  # not where weights go one by one
+        return (in_layers + self.passing + self.waiting) * seen
+
 
 class Fullest(NamedTuple):
     """Fullest moment of actions: bytes alive; those of gradients of this backward, and of units; whether it is in the head."""

@@ -8,9 +8,10 @@ import pytest
 from mpsim import Scenario, simulate
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
-from mpsim.training.memory import account_memory, buffers, held_by_rank, kept_by_stage
+from mpsim.training.memory import account_memory, at_the_peak, buffers, held_by_rank, kept_by_stage
 from mpsim.training.memory.activations import Kept, kept_by_part
 from mpsim.training.recompute import Recompute
+from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Experts, model
 from tests.plans import small_plan
 
@@ -109,6 +110,30 @@ def test_what_does_not_fit_comes_with_changes_after_which_it_does() -> None:
         assert result.memory.fits
         assert result.memory.total.max() == pytest.approx(change.total)
         assert len(change.values) <= 3
+
+
+def test_changes_are_three_at_most_and_the_fastest_comes_first() -> None:
+    """Each carries its odds and the time of its step, those that `simulate` gives."""
+    changes = changes_that_fit(Scenario.from_mapping(TIGHT))
+    times = [change.step_time_s for change in changes]
+    assert times == sorted(times)
+    assert len(times) <= 3
+    assert all(0.0 < change.odds <= 1.0 for change in changes)
+
+
+def test_what_lies_at_the_peak_is_told_by_class_and_layer() -> None:
+    """Components add up to the peak, the largest first, and every layer is among the parts that keep something."""
+    plan = small_plan(tp=1, pp=1, dp=8, zero=3, preset="torch-fsdp2", recompute="none")
+    memory = account_memory(plan)
+    *components, layers = at_the_peak(plan, memory)
+    sizes = [float(sizes[0]) for sizes in memory.components.values()]
+    shown = sorted((size for size in sizes if size > 0.01 * sum(sizes)), reverse=True)
+    assert [words.partition(" ")[2] for words in components] == [
+        format_quantity(size, Dimension.BYTES) for size in shown
+    ]
+    assert (
+        f"{plan.layout.model.layers} of layers.0 to layers.{plan.layout.model.layers - 1}" in layers
+    )
 
 
 def test_nothing_is_proposed_where_nothing_helps() -> None:
