@@ -159,6 +159,11 @@ _RULES: Final = (
         "the model has no experts",
     ),
     _Rule(
+        "serving.engine.window_cache",
+        lambda s: s.serves and len({kind.window for kind in s.transformer.kinds}) == 1,
+        "all layers of the model see as many tokens",
+    ),
+    _Rule(
         "serving.engine.redundant_experts",
         lambda s: s.serves and not s.service.engine.overrides.get("eplb"),
         "nothing places them; give serving.engine.eplb: true",

@@ -8,6 +8,7 @@ cached prefixes in use and the free ones (idle prefixes among them) are all bloc
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,11 +34,15 @@ class BatchRules(EnginePreset):
         Tokens drafted for a sequence in an iteration; they count for the token budget.
     gain : float
         Tokens that a sequence gains in an iteration, in the mean: more than 1 with drafts.
+    window, window_share : int, float
+        Tokens that windowed layers keep of a sequence, and elements of a token in them over those in the others; 0 where all layers keep all.
     """
 
     name: str = ""
     drafts: int = 0
     gain: float = 1.0
+    window: int = 0
+    window_share: float = 0.0
 
 
 class Batch(NamedTuple):
@@ -333,7 +338,15 @@ class Engine:
     def whole(self, request: int) -> int:
         """Blocks of a request at its end, drafts beyond it included."""
         tokens = self._prompt[request] + self.output[request] + self.rules.drafts
-        return -(-tokens // self.rules.block)
+        return -(-tokens // self.rules.block) + self.windows(request)
+
+    def windows(self, request: int) -> int:
+        """Blocks of a request in layers that keep a window alone: taken at once, for as many tokens as it will have."""
+        rules = self.rules
+        if not rules.window:
+            return 0
+        tokens = min(rules.window, self._prompt[request] + self.output[request])
+        return math.ceil(tokens * rules.window_share / rules.block)
 
     @property
     def _until_look(self) -> int:
@@ -349,7 +362,8 @@ class Engine:
 
     def _admit(self, request: int, tokens: int = 0) -> None:
         """Let a request hold blocks, those of so many tokens at once."""
-        self.cache.enter(request, self.whole(request) if self.policy.reserves else 0, tokens)
+        aside = self.whole(request) if self.policy.reserves else 0
+        self.cache.enter(request, aside, tokens, self.windows(request))
 
     def _chunk(self, iteration: Iteration, entry: list[int], budget: int) -> int:
         """Add tokens of a prompt, as many as the budget and the free blocks allow; how many."""

@@ -28,17 +28,20 @@ class Blocks:
         self.shared: dict[int, list[int]] = {}  # cached units that each running request uses
         self.unit_blocks = unit // size
         self._aside: dict[int, int] = {}
+        self._windows: dict[int, int] = {}  # blocks of layers that keep a window alone
         self._size, self._hashes, self._unit = size, hashes, unit
         self._uses: dict[int, int] = {}  # running requests that use each cached unit
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def own(self, request: int, tokens: int) -> int:
         """Blocks of its own that a request with so many tokens needs, beside cached units."""
-        return -(-tokens // self._size) - len(self.shared[request]) * self.unit_blocks
+        whole = -(-tokens // self._size) + self._windows[request]
+        return whole - len(self.shared[request]) * self.unit_blocks
 
-    def enter(self, request: int, aside: int, tokens: int = 0) -> None:
-        """Let a request hold blocks: so many are set aside, and those of so many tokens taken."""
+    def enter(self, request: int, aside: int, tokens: int = 0, windows: int = 0) -> None:
+        """Let a request hold blocks: so many are set aside, and those of so many tokens and of its windows taken."""
         self.shared[request], self._aside[request] = [], aside
+        self._windows[request] = windows
         self.held[request] = self.own(request, tokens)
         self.reserved += aside
         self.free -= self.held[request]
@@ -58,6 +61,7 @@ class Blocks:
     def give_back(self, request: int, tokens: int = 0) -> None:
         """Free what a request holds, that of so many tokens at least."""
         self.free += max(self.own(request, tokens), self.held.pop(request))
+        del self._windows[request]
         self.reserved -= self._aside.pop(request)
         for unit in self.shared.pop(request):
             self._uses[unit] -= 1
@@ -95,15 +99,15 @@ class Blocks:
         self.held[request] -= len(new) * self.unit_blocks  # its own until now
         used += new
 
-    def has_room(self, request: int, length: int, tokens: int) -> bool:
-        """Whether so many tokens of so long a prompt fit beside what of it is cached."""
+    def has_room(self, request: int, length: int, tokens: int, windows: int = 0) -> bool:
+        """Whether so many tokens of so long a prompt and its windows fit beside what of it is cached."""
         if self._hashes is None:
-            return -(-tokens // self._size) <= self.free
+            return -(-tokens // self._size) + windows <= self.free
         # idle units count as free: those that it hits are free no longer
         units = self._hashes[request][: min(self.cached(request), (length - 1) // self._unit)]
         reach = min(length, len(units) * self._unit + tokens)
         used = sum(unit not in self._idle for unit in units)
-        return -(-reach // self._size) - used * self.unit_blocks <= self.free
+        return -(-reach // self._size) + windows - used * self.unit_blocks <= self.free
 
     def shrink(self, most: int | None = None) -> None:
         """Drop idle units until they take no more than the free blocks, or than so many."""

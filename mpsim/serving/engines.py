@@ -40,6 +40,8 @@ class EnginePreset:
     """Base of `memory_fraction`: the whole `memory`, or what weights and reserve leave `free`."""
     reserve: Bytes = 4e9
     """Memory that context, libraries and graphs take [B]."""
+    window_cache: Flag = False
+    """Whether layers with a window keep no more than its tokens, where others see all."""
     prefix_cache: Flag = False
     """Whether leading blocks that prompts share are computed once."""
     batch_wait_steps: Whole = 0

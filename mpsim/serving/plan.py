@@ -319,7 +319,7 @@ class ServicePlan:
         width = 2 * self.model.ffn_hidden / self.tp + 4 * self.model.hidden
         logits = min(engine.max_sequences, 1024) * work.head.product.n * _LOGIT_BYTES
         activations = tokens * width * 2.0 + logits
-        weights, elements = work.weight_bytes, work.cache_elements
+        weights, elements = work.weight_bytes, work.cache_elements - self._windowed[1]
         copies = engine.redundant_experts / self.ep if engine.eplb else 0.0
         weights += copies * sum(e.layers * e.elements * e.format.bytes for e in work.experts)
         if self.draft is not None:
@@ -341,6 +341,16 @@ class ServicePlan:
             block_bytes=block_bytes,
         )
 
+    @functools.cached_property
+    def _windowed(self) -> tuple[int, float]:
+        """Tokens that windowed layers keep of a sequence, and elements of a token in them on a rank; zero where all are held in full."""
+        shapes = self.work.attention
+        windows = {shape.window for shape in shapes}
+        if not self.engine.window_cache or 0 not in windows or len(windows) == 1:
+            return 0, 0.0
+        elements = math.fsum(s.layers * s.read_width for s in shapes if s.window)
+        return max(windows), elements
+
     @property
     def blocks(self) -> int:
         """Blocks of cache of each instance; with attention data parallelism those of all its ranks."""
@@ -359,6 +369,10 @@ class ServicePlan:
         own = {name: getattr(self.engine, name) for name in EnginePreset.__dataclass_fields__}
         own["max_sequences"] *= self.attention_dp
         own["max_tokens"] *= self.attention_dp
+        window, elements = self._windowed
+        if window:
+            share = elements / (self.work.cache_elements - elements)
+            own |= {"window": window, "window_share": share}
         if self.draft is not None:
             own |= {"drafts": self.draft.tokens, "gain": self.draft.gain}
         return BatchRules(**own)
@@ -491,7 +505,9 @@ class ServicePlan:
 
     def _require_room(self, requests: Requests, output: NDArray[np.int64], holder: str) -> None:
         """Refuse requests that the cache of no batch can hold."""
-        tokens, room = requests.prompt + output, self.pool.room
+        tokens, room, rules = requests.prompt + output, self.pool.room, self.rules
+        kept = np.minimum(rules.window, tokens) * rules.window_share
+        tokens = tokens + (np.ceil(kept / rules.block) * rules.block).astype(np.int64)
         too_long = int((tokens > room).sum())
         if too_long:
             raise ScenarioError(

@@ -135,6 +135,7 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
             **SKEWED,
             "serving.engine": {"eplb": True},
         },
+        "window_cache": {"model": "gpt-oss-20b"},
         "prefix_cache": {"serving.replicas": 1, "serving.workload.shared_prefix": 256},
         **dict.fromkeys(("batch_wait_steps", "poll_steps"), REPLICA),
         "batch_wait_share": {"serving.replicas": 1, "serving.engine": {"batch_wait_steps": 8}},

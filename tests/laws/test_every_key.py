@@ -239,11 +239,18 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "serving.speculation": {"serving.speculation": {"tokens": 2, "acceptance": 0.7}},
         "serving.autoscale": {
             "serving.autoscale": {
-                "load": 2,
+                "load": 1,
                 "startup": "0.1 s",
                 "interval": "0.05 s",
                 "patience": "0.2 s",
-            }
+            },
+            "serving.workload": {
+                "arrival": "gamma",
+                "burstiness": 0.05,
+                "rate": 20,
+                "requests": 60,
+                "output": {"tokens": 40},
+            },
         },
         "serving.workload.arrival": {
             "serving.workload.arrival": "gamma",

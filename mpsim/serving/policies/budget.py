@@ -32,7 +32,8 @@ class Budget:
 
     def admits(self, engine: Engine, request: int, tokens: int) -> bool:
         """Whether a request may be admitted, so many tokens of its prompt first."""
-        return engine.cache.has_room(request, engine.length(request), tokens)
+        windows = engine.windows(request)
+        return engine.cache.has_room(request, engine.length(request), tokens, windows)
 
     def victim(self, engine: Engine) -> int | None:
         """The running request to preempt: the latest whose cache is not on the way."""

@@ -67,7 +67,9 @@ class PrefillFirst(Budget):
         """Whether it admits when sequences have gained so many tokens and blocks are free."""
         own = min(engine.output[request], _OUTPUT_CAP)
         ahead = self._share(engine, ticks) * (_remaining(engine, ticks) + own)
-        return engine.length(request) + ahead <= free * engine.rules.block
+        return (
+            engine.length(request) + ahead <= (free - engine.windows(request)) * engine.rules.block
+        )
 
     def _share(self, engine: Engine, ticks: int) -> float:
         """Share of the outputs to come that room is kept for; it starts anew when idle."""
