@@ -128,8 +128,8 @@ class _Reader:
 
     def _not_simulated(self, what: str) -> None:
         raise FormatError(
-            f"{self.ledger.file}: {what}; mpsim simulates attention and MLPs or experts only, so a step of it would be wrong. Describe a transformer of "
-            "the same size under model: if that is near enough"
+            f"{self.ledger.file}: {what}; this reader knows attention and MLPs or experts only, so a step of it would be wrong. Give layers with a state "
+            "by hand (model.layer_pattern, model.state; presets such as qwen3-next-80b-a3b), or describe a transformer of the same size under model: if that is near enough"
         )
 
     def _check_complete(self) -> None:

@@ -81,8 +81,7 @@ def _read_sharding(given: Reading) -> None:
             offloaded,
         )
         if given.number(share) not in (None, 1.0):
-            why = "a part of the optimizer is offloaded; all of it is simulated"
-            given.ledger.warn(f"{given.place(share)}: {why}")
+            given.put([share], "parallelism.offload_fraction", given.number(share))
 
 
 def _read_schedule(given: Reading, pp: int, layers: int | None) -> None:
