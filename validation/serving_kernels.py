@@ -41,7 +41,7 @@ KERNELS = {
 LATENT = 64, 512  # rotary and latent width of a cached token
 HEAD = """# Kernels of serving engines
 
-Mean error and bias of mpsim's price of a kernel, which is one for all engines, against each engine's kernel; error = predicted / measured - 1. Products of 8 and 4 bits were measured with what quantises
+Mean error and bias of mpsim's price of a kernel, which is one for all engines and here at the clocks of a short run, against each engine's kernel; error = predicted / measured - 1. Products of 8 and 4 bits were measured with what quantises
 their input, which services fuse (a scale a tensor) or pay as `cast_latency`; experts are the rows whose routing is balanced. An asterisk marks a missed bar: products 8 % (8 and 4 bits 12 %), decode
 attention 12 %, experts 20 %. L40S and RTX PRO 6000 keep the measured cache of up to 96 and 128 MB in their second-level cache, from which no service reads. Written by `python validation/serving_kernels.py`.
 """
@@ -75,7 +75,7 @@ def predicted(row: dict[str, str]) -> float:
     """Seconds of the row's kernel as a service has it."""
     cluster, rates = machine(row["accelerator"])
     kernel = next((name for word, name in KERNELS.items() if word in row["kernel"]), "auto")
-    products = Products(cluster, rates, kernel)
+    products = Products(cluster, rates, kernel, clocks="burst")
     size = {name: int(value) for name, value in row.items() if value.isdigit()}
     if row["kind"] == "gemm":
         linear = Linear(product(Role.KERNEL, size["n"], size["k"]), 1, weights(row, rates))

@@ -349,12 +349,17 @@ class Products:
     """Matrix products of one rank, as `mpsim.cost.KernelModel` prices them, with what quantises their input."""
 
     def __init__(
-        self, cluster: Cluster, rates: Rates, expert_kernel: str = "auto", cast_time: float = 0.0
+        self,
+        cluster: Cluster,
+        rates: Rates,
+        expert_kernel: str = "auto",
+        cast_time: float = 0.0,
+        clocks: str = "sustained",
     ) -> None:
         chip = cluster.accelerator
         kernel = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
         self._each_expert = rates.expert_each[kernel]
-        self._cast_time = cast_time
+        self._cast_time, self._clocks = cast_time, clocks
         self._chip = dataclasses.replace(chip, memory_bandwidth=rates.bandwidth)
         self._rates = rates
         self._kernels: dict[str, KernelModel] = {}
@@ -401,7 +406,7 @@ class Products:
         if precision == "bf16" and precision not in self._chip.peak_flops:
             precision = "fp16"
         if precision not in self._kernels:
-            self._kernels[precision] = KernelModel(self._chip, precision, clocks="sustained")
+            self._kernels[precision] = KernelModel(self._chip, precision, clocks=self._clocks)
         return self._kernels[precision]
 
 
