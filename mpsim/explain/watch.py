@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import LogStep, parse_line
 from mpsim.inputs import open_regular, read_text
@@ -36,6 +38,7 @@ _WARM_UP, _SLOW = (
 )  # first steps that count only if they are not slower than the median by this
 _DRIFT, _LIMIT, _CLIP = 0.5, 11.0, 4.0  # sigma
 _UNSURE: Final = 3.0
+_ALIKE: Final = 0.8  # most correlation of one step with the next that counts
 _LEAST: Final = 0.01  # share of a step below which a change is learnt and not told
 _FLOOR: Final = 0.004  # least sigma: clocks of logs have three digits
 _GROWS: Final = 0.02  # share by which memory grows before it is told
@@ -110,11 +113,19 @@ class Watch:
 
     @staticmethod
     def _level(times: list[float]) -> tuple[float, float]:
-        logs = [math.log(each) for each in times]
-        middle = statistics.median(logs)
-        spread = 1.4826 * statistics.median(abs(each - middle) for each in logs)
+        """Mean of the logarithms without outliers, and the sigma of independent steps that would wander as these do."""
+        logs = np.log(times)
+        middle = float(np.median(logs))
+        spread = max(_FLOOR, 1.4826 * float(np.median(abs(logs - middle))))
+        off = np.clip(logs - middle, -_CLIP * spread, _CLIP * spread)
+        level = float(off.mean())
+        sigma = max(spread, float(off.std()))
+        # steps that follow each other alike make longer excursions than independent ones
+        alike = float(np.mean((off[1:] - level) * (off[:-1] - level))) / max(float(off.var()), _FLOOR**2)  # fmt: skip
+        alike = min(max(alike, 0.0), _ALIKE)
+        sigma *= math.sqrt((1 + alike) / (1 - alike))
         # of few steps neither level nor spread is known well
-        return middle, max(_FLOOR, spread) * (1 + _UNSURE / math.sqrt(len(times)))
+        return middle + level, sigma * (1 + _UNSURE / math.sqrt(len(times)))
 
     def told(self, steps: int | None = None, usd_per_s: float | None = None) -> dict[str, object]:
         """Tell the mean step with its 80 % interval, against the scenario, and how long the rest takes."""

@@ -47,6 +47,21 @@ def test_noise_and_single_slow_steps_are_no_change() -> None:
     assert watch.changes == []
 
 
+@pytest.mark.parametrize("kind", ["normal", "skewed", "correlated"])
+def test_starts_alarm_nobody(kind: str) -> None:
+    """Hundred starts of three hundred steps each, the first ones slow: noise with a long tail, or whose steps resemble the one before, is no change either."""
+    alarms = 0
+    for seed in range(100):
+        draw, before, times = random.Random(seed), 0.0, []
+        sigma = (0.002, 0.005, 0.01, 0.02, 0.05)[seed % 5]
+        for n in range(300):
+            off = draw.expovariate(1) - 1 if kind == "skewed" else draw.gauss(0, 1)
+            before = off + (0.3 * before if kind == "correlated" else 0.0)
+            times.append(max(0.1, 1 + sigma * before) * (8, 1.5, 1.1, 1)[min(n, 3)])
+        alarms += len(fed(times).changes)
+    assert alarms == 0
+
+
 def test_the_mean_of_the_next_thousand_is_known_after_twenty() -> None:
     """Within a per cent."""
     draw = random.Random(2)
