@@ -269,12 +269,27 @@ def memory_kinds_chart(result: Result, *, rank: int | None = None) -> Lines:
     """Memory of one rank class over time, stacked by kind; of the fullest when left out."""
     memory = result.memory
     rank = memory.fullest if rank is None else rank
-    name = result.program.rank_name[rank]
-    return memory_areas(name, result.memory_curve(rank), float(memory.capacities[rank]))
+    name, curve = result.program.rank_name[rank], result.memory_curve(rank)
+    peak = Limit(
+        float(curve.time_s[int(curve.held.argmax())]),
+        f"fullest in the {memory.when[rank]}" if memory.when else "fullest",
+        "overhead",
+        along=True,
+    )
+    ranges = result.summary.get("interval", {})
+    held = ranges.get("peak_memory_bytes") if rank == memory.fullest else None
+    words = ("80 % interval of the peak from", "80 % interval of the peak to")
+    between = [
+        Limit(end, f"{word} {_bytes(end)}", "optimizer")
+        for word, end in zip(words, held or (), strict=False)
+    ]
+    return memory_areas(name, curve, float(memory.capacities[rank]), [*between, peak])
 
 
-def memory_areas(name: str, curve: MemoryCurve, capacity: float) -> Lines:
-    """The same of a curve, under the capacity [B].
+def memory_areas(
+    name: str, curve: MemoryCurve, capacity: float, limits: Sequence[Limit] = ()
+) -> Lines:
+    """The same of a curve, under the capacity [B], with further lines.
 
     Raises
     ------
@@ -287,6 +302,7 @@ def memory_areas(name: str, curve: MemoryCurve, capacity: float) -> Lines:
     # what changes stands on top, where its edge is the sum
     kinds = sorted(curve.components, key=lambda kind: float(np.ptp(curve.components[kind])))
     most = float(curve.held.max())
+    highest = max(capacity, most, *(line.value for line in limits if not line.along))
     return Lines(
         title=f"Memory of {name} over time",
         alt=f"{name} holds {_bytes(most)} at most, {_bytes(curve.standing)} of it all the time.",
@@ -296,8 +312,8 @@ def memory_areas(name: str, curve: MemoryCurve, capacity: float) -> Lines:
             if (held := curve.components[kind]).any()
         ],
         x=Axis(name="time", unit="s", limits=(0.0, float(curve.time_s[-1]))),
-        y=Axis(name=f"memory held by {name}", unit="B", limits=(0.0, 1.08 * max(capacity, most))),
-        limits=[capacity_limit(capacity)],
+        y=Axis(name=f"memory held by {name}", unit="B", limits=(0.0, 1.08 * highest)),
+        limits=[capacity_limit(capacity), *limits],
         stacked=True,
         grid="y",
         size=(9.0, 4.0),

@@ -143,7 +143,7 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     alone = count == 1 and drops and (plan.replicas == 1 or plan.gathers_units)
     parts = {name: layout.held(held) for name, held in layout.trained_parameters(stage).items()}
     kinds = layout.trained(layout.layer_parameters)
-    first, last = (layout.held(kinds[layout.layer_kinds(stage)[place]]) for place in (0, -1))
+    each = [layout.held(kinds[kind]) for kind in layout.layer_kinds(stage)] or [0.0]
     table, head = (
         parts.get(end, 0.0) for end in ("embedding", "head")
     )  # a part of a pipeline lacks one
@@ -154,9 +154,9 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
     share = total / max(sum(parts.values()), 1.0)
     gradients = Fresh(
         total=total,
-        late=share * (first + table + (head if root else 0.0)),
+        late=share * (each[0] + table + (head if root else 0.0)),
         head=share * head,
-        layer=share * last,
+        layer=share * each[-1],
     )
     if units:
         return _with_units(plan, gradients, table, head)

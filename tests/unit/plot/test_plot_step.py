@@ -122,6 +122,18 @@ def test_memory_by_kind_stacks_to_what_is_held(result: Result) -> None:
         step.memory_areas("pp 0", MemoryCurve(np.zeros(1), np.zeros(1), 0.0), 1.0)
 
 
+def test_memory_by_kind_names_the_peak_and_draws_limit_and_interval(result: Result) -> None:
+    """The capacity, both ends of the 80 % interval, and the moment when the rank is fullest."""
+    lines = {line.label: line for line in memory_kinds_chart(result).limits}
+    capacity, low, high, peak = lines
+    assert capacity.startswith("capacity")
+    assert peak == f"fullest in the {result.memory.when[result.memory.fullest]}"
+    assert [lines[low].value, lines[high].value] == result.summary["interval"]["peak_memory_bytes"]
+    curve = result.memory_curve(result.memory.fullest)
+    held = curve.held[curve.time_s == lines[peak].value]
+    assert held.max() == pytest.approx(float(result.memory.total.max()))
+
+
 def test_the_roofline_draws_every_kernel_that_works(result: Result) -> None:
     """One mark a kernel and part, all below the roof; the rest of the time is told."""
     display = roofline_chart(result).plot()
