@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpsim.errors import CalibrationError
 from mpsim.formats import Imported
-from mpsim.hardware import Cluster
+from mpsim.hardware import Cluster, host_of
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.result.words import Figures
 from mpsim.schedule import schedule
@@ -137,7 +137,8 @@ def _framework(measurement: Measurement, machine: Cluster, launch: float) -> dic
         layers = measurement.shape["layers"] / measurement.shape.get("pp", 1)
         fields |= _calls(table["calls"], stack, each, layers)
     elif launch:
-        fields["launch_cost"] = _written(launch * table["calls"]["operator"])
+        x86 = launch / host_of(machine).call_time  # the plan brings it back to this host's
+        fields["launch_cost"] = _written(x86 * table["calls"]["operator"])
     return fields
 
 

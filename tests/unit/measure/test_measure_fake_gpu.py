@@ -230,7 +230,7 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
 ) -> None:
     """As layers that were compiled one by one run; on a CPU they are refused with the reason."""
     from mpsim.errors import CalibrationError
-    from mpsim.hardware import read_machine
+    from mpsim.hardware import host_of, read_machine
     from mpsim.validate.step_scenarios import step_of
 
     box = tmp_path / "box.yaml"
@@ -247,6 +247,12 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
     assert (eager.kernels.attention_kernel, fused.kernels.attention_kernel) == ("flash2", "cudnn")
     launch = step_of(one, machine, launch=4e-6).build().software.host.launch_cost
     assert launch == pytest.approx(8e-6), "of an operator, twice an addition's"
+    chip = dataclasses.replace(machine.accelerator, name="gb200")
+    node = dataclasses.replace(machine.node, accelerator=chip)
+    beside_grace = dataclasses.replace(machine, node=node)
+    launch = step_of(one, beside_grace, launch=4e-6).build().software.host.launch_cost
+    assert launch == pytest.approx(8e-6 / host_of(beside_grace).call_time, rel=1e-3)
+    assert host_of(beside_grace).call_time > 1
     assert fused.host.layer_launches_forward < eager.host.layer_launches_forward
     here = Path(__file__).parents[3] / "validation" / "measured" / "cpu-2-ranks.yaml"
     with pytest.raises(CalibrationError, match="not predicted on a CPU"):
