@@ -189,16 +189,18 @@ class Speculation(Section):
 
     tokens: Annotated[int, Field(ge=1, le=64)]
     """Tokens drafted for a sequence in each iteration."""
-    acceptance: Probability | Annotated[tuple[Probability, ...], Field(strict=False)]
-    """Probability that a drafted token is right, if those before it were: one for all, or a list with one for each of the tokens."""
+    acceptance: Probability
+    """Probability that a drafted token is right, if those before it were."""
+    by_position: Annotated[tuple[Probability, ...], Field(strict=False, max_length=64)] = ()
+    """Probabilities of the first tokens, where they differ from those of the others."""
     draft: Name = "mtp"
     """How they are drafted: mtp (a layer of the model's own kind and its head, a pass a token), n-gram (looked up, at no cost), or a model of the catalog with the same vocabulary."""
 
     @pydantic.model_validator(mode="after")
     def _check_positions(self) -> Speculation:
-        if not isinstance(self.acceptance, float) and len(self.acceptance) != self.tokens:
+        if len(self.by_position) > self.tokens:
             raise ValueError(
-                f"got {len(self.acceptance)} probabilities for {self.tokens} tokens; needed one for each, or one for all"
+                f"got by_position with {len(self.by_position)} probabilities for {self.tokens} tokens; needed at most as many"
             )
         return self
 

@@ -288,9 +288,10 @@ class ServicePlan:
         choice = self.speculation
         if choice is None:
             return None
-        tokens, acceptance = choice.tokens, choice.acceptance
+        first = choice.by_position
+        acceptance = (*first, *(choice.acceptance,) * (choice.tokens - len(first)))
         if choice.draft == N_GRAM:
-            return Draft(tokens, acceptance)
+            return Draft(acceptance)
         heads = choice.draft == HEADS
         work = RankWork.of(
             last_layer(self.model) if heads else find_model(choice.draft),
@@ -303,7 +304,7 @@ class ServicePlan:
         # a layer of the model's own shares embedding and head with it
         copies = (1.0 if self.model.tied_embeddings else 2.0) if heads else 0.0
         shared = copies * work.head.weights * FORMATS["bf16"].bytes
-        return Draft(tokens, acceptance, work, work.weight_bytes - shared)
+        return Draft(acceptance, work, work.weight_bytes - shared)
 
     @functools.cached_property
     def memory(self) -> ServiceMemory:

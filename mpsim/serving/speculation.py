@@ -32,26 +32,27 @@ class Draft:
 
     Parameters
     ----------
-    acceptance : float or tuple of float
-        Probability that a token is right if those before it are; of each, where they differ.
+    acceptance : tuple of float
+        Probability of each that it is right if those before it are.
     work : RankWork, optional
         One pass of the draft on a rank; None where drafting costs nothing.
     weight_bytes : float
         Weights on a rank that the draft adds [B].
     """
 
-    tokens: int
-    acceptance: float | tuple[float, ...]
+    acceptance: tuple[float, ...]
     work: RankWork | None = None
     weight_bytes: float = 0.0
 
     @property
+    def tokens(self) -> int:
+        """Tokens drafted for a sequence in an iteration."""
+        return len(self.acceptance)
+
+    @property
     def gain(self) -> float:
         """Tokens that a sequence gains in an iteration, in the mean."""
-        each = self.acceptance
-        if isinstance(each, float):
-            return 1.0 + math.fsum(each**place for place in range(1, self.tokens + 1))
-        return 1.0 + math.fsum(itertools.accumulate(each, operator.mul))
+        return 1.0 + math.fsum(itertools.accumulate(self.acceptance, operator.mul))
 
     @property
     def cache_elements(self) -> float:

@@ -26,9 +26,10 @@ from mpsim.serving.confidence import (
     share_interval,
     steady_state,
 )
-from mpsim.serving.plan import ServicePlan
+from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
+from mpsim.units import percent
 
 __all__ = [
     "ACCOUNT",
@@ -55,6 +56,7 @@ ACCOUNT = (
 """Parts of the time of accelerators; they sum to the duration."""
 
 _BESIDE = ("exposed_tp", "exposed_ep", "exposed_pp", "host")  # within an iteration
+_FELT = 0.01  # of the time: below it nobody feels a wait for cache
 _MEGA = 1e6
 _HOUR = 3600.0
 
@@ -314,7 +316,7 @@ def summarise(
         if price is None or not output
         else price * accelerators * paid * duration / _HOUR / output * _MEGA,
         **({"percentile_error": served.folded.error} if served.folded else {}),
-        "warnings": _warnings(plan, served, state),
+        "warnings": _warnings(plan, served, state, promise, parts),
     }
 
 
@@ -446,8 +448,10 @@ def _speculation(plan: ServicePlan) -> Figures:
     """Drafted tokens and what a decoding sequence gains in an iteration; nothing without drafts."""
     if plan.draft is None:
         return {}
-    tokens, acceptance = plan.draft.tokens, plan.draft.acceptance
-    figures = {"tokens": tokens, "acceptance": acceptance, "tokens_per_iteration": plan.draft.gain}
+    each = plan.draft.acceptance
+    acceptance = each[0] if len(set(each)) == 1 else list(each)
+    gain = plan.draft.gain
+    figures = {"tokens": len(each), "acceptance": acceptance, "tokens_per_iteration": gain}
     return {"speculation": figures}
 
 
@@ -556,8 +560,14 @@ def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
 
-def _warnings(plan: ServicePlan, served: Served, state: SteadyState) -> list[str]:
-    """Say what a reader should know: straddling groups, no steady state, preemptions."""
+def _warnings(
+    plan: ServicePlan,
+    served: Served,
+    state: SteadyState,
+    promise: Promise | None,
+    parts: Mapping[str, float],
+) -> list[str]:
+    """Say what a reader should know: straddling groups, no steady state, what a flag of the server costs."""
     warnings = [pool.straddles for pool in plan.pools.values() if pool.straddles]
     if plan.workload.shared_prefix and not plan.engine.prefix_cache:
         keys = "serving.workload.shared_prefix, serving.workload.prefix_groups"
@@ -568,8 +578,39 @@ def _warnings(plan: ServicePlan, served: Served, state: SteadyState) -> list[str
         warnings.append(
             f"{served.moved} requests lost their instance to an outage and went on elsewhere, computed again"
         )
-    if served.preemptions:
-        warnings.append(
+    short = parts["idle_cache"] > _FELT * served.end
+    if served.preemptions or short:
+        wide = CACHE_BYTES[plan.kv] > 1.0 and plan.given_blocks is None
+        told = [
             f"{served.preemptions} requests were preempted for lack of cache and computed again"
-        )
+        ]
+        if short:
+            told.append(
+                f"requests waited for cache in {percent(parts['idle_cache'] / served.end)} of the time"
+            )
+        mend = f"; kv: fp8 holds {2 * plan.cache_tokens:,} tokens where {plan.kv} holds {plan.cache_tokens:,}"
+        warnings.append(", ".join(told[not served.preemptions :]) + (mend if wide else ""))
+    if promise is not None and promise.share < plan.slo.share and promise.binding == "tpot":
+        warnings += _long_chunks(plan)
     return warnings
+
+
+def _long_chunks(plan: ServicePlan) -> list[str]:
+    """Say how much longer than the limit an iteration with a full chunk of a prompt takes, and which chunk keeps it."""
+    limit, most = plan.slo.tpot, (plan.engine.max_tokens, plan.workload.prompt.tokens)
+    if limit is None or not plan.engine.chunked or plan.prefill is not None:
+        return []
+
+    def seconds(tokens: int) -> float:
+        return float(plan.prices.seconds(Batch(1, 0.0, tokens, tokens * tokens / 2.0)))
+
+    tokens = min(most) if plan.workload.trace is None else most[0]
+    fitting = [2**power for power in range(8, 15) if seconds(2**power) <= limit]
+    if seconds(tokens) <= limit or not fitting:
+        return []
+    return [
+        (
+            f"a prompt's {tokens:,} tokens in one iteration take {1e3 * seconds(tokens):.3g} ms, and hold up tokens whose limit is {1e3 * limit:.3g} ms; "
+            f"max_tokens: {max(fitting):,} keeps it"
+        )
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,13 +46,13 @@ def _tpot(plan, batch, output=101):
     [(1, 0.0, 1.0), (1, 0.8, 1.8), (3, 0.7, 1 + 0.7 + 0.49 + 0.343), (4, 1.0, 5.0)],
 )
 def test_a_sequence_gains_the_leading_right_tokens_and_one_more(tokens, acceptance, gain):
-    assert Draft(tokens, acceptance).gain == pytest.approx(gain)
+    assert Draft((acceptance,) * tokens).gain == pytest.approx(gain)
 
 
 @given(st.integers(1, 8), st.floats(0, 1), st.integers(2, 400))
 def test_iterations_of_a_request_are_its_tokens_over_the_gain(tokens, acceptance, output):
     """The first token ends the prompt; the others take (o - 1) / gain iterations, to the next whole one."""
-    gain = Draft(tokens, acceptance).gain
+    gain = Draft((acceptance,) * tokens).gain
     made = Engine(BatchRules(drafts=tokens, gain=gain), 100, [10], [output])
     made.waiting.append(0)
     count, ended = 0, []
@@ -131,5 +133,9 @@ def test_speculation_pays_less_in_large_batches():
 
 def test_acceptance_by_position_multiplies_along_the_draft():
     """Of drafts that are right with 0.9, 0.5 and 0.2, a sequence gains 1 + 0.9 + 0.45 + 0.09 tokens."""
-    assert Draft(3, (0.9, 0.5, 0.2)).gain == pytest.approx(2.44)
-    assert Draft(3, (0.7, 0.7, 0.7)).gain == pytest.approx(Draft(3, 0.7).gain)
+    assert Draft((0.9, 0.5, 0.2)).gain == pytest.approx(2.44)
+    choice = Speculation(tokens=3, acceptance=0.2, by_position=(0.9, 0.5), draft="mtp")
+    plan = dataclasses.replace(_plan("mtp"), speculation=choice)
+    assert plan.draft.acceptance == (0.9, 0.5, 0.2)
+    with pytest.raises(ValueError, match="got by_position with 2 probabilities for 1 tokens"):
+        Speculation(tokens=1, acceptance=0.2, by_position=(0.9, 0.5))
