@@ -72,6 +72,32 @@ def test_torchtitan_of_2026(given):
     assert (scenario["parallelism"]["zero"], scenario["parallelism"]["shard"]) == (2, 16)
 
 
+TITAN_2025 = """
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 8
+global_batch_size = 64
+seq_len = 8192
+[parallelism]
+tensor_parallel_degree = 8
+pipeline_parallel_degree = 4
+pipeline_parallel_microbatch_size = 2
+pipeline_parallel_schedule = "1f1b"
+"""
+
+
+@pytest.mark.parametrize(("total", "schedules"), [(64, 1), (192, 3)])
+def test_torchtitan_accumulates_over_whole_schedules(total, schedules, given):
+    """Accumulated gradients are several flushes of a pipeline, which one schedule does not show."""
+    text = TITAN_2025.replace("global_batch_size = 64", f"global_batch_size = {total}")
+    read = given("torchtitan", text, ranks=256, cluster="dgx-h100")
+    assert read.scenario["training"]["global_batch"] == total
+    told = [line for line in read.warnings if "one after another" in line]
+    assert [f"{schedules} schedules of 8" in line for line in told] == [True] * (schedules > 1)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
