@@ -1,16 +1,22 @@
 """YAML files that ship with mpsim: plain data, read quickly and once.
 
 libyaml composes them where it is built in, and `mpsim.scalars` types them, so that they mean what `mpsim.document` would have read (tested).
+What a file means is kept beside compiled modules, as Python keeps those: while the file and what reads it are the same, and where Python may write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from importlib import resources
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 import yaml
 
+from mpsim import scalars
 from mpsim.memo import remembered
 from mpsim.scalars import resolve
 
@@ -25,9 +31,34 @@ def read_shipped(package: str, name: str) -> Any:
 
     It is read once and shared by every caller: do not change it in place.
     """
-    text = (resources.files(package) / name).read_text(encoding="utf-8")
+    file = resources.files(package) / name
+    if not isinstance(file, Path):  # inside an archive, beside which nothing is kept
+        return _parsed(file.read_bytes())
+    code = _Kept(f"{package}.{name}", str(file)).get_code(f"{package}.{name}")
+    assert code is not None, "there is a source"
+    return FunctionType(code, dict(_NAMES))()
+
+
+_NAMES: Mapping[str, object] = {"__builtins__": {}, "inf": math.inf, "nan": math.nan}
+
+
+class _Kept(SourceFileLoader):
+    """Reads YAML as Python reads modules."""
+
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:
+        """A literal of what the text means."""
+        return compile(repr(_parsed(data)), path, "eval")
+
+    def path_stats(self, path: Any) -> Mapping[str, Any]:
+        """Time and size that have to be the same: a new reader reads anew."""
+        known = super().path_stats(path)
+        readers = (Path(file).stat().st_mtime for file in (__file__, scalars.__file__))
+        return {**known, "mtime": max(known["mtime"], *readers)}
+
+
+def _parsed(text: bytes) -> object:
     node = yaml.compose(text, Loader=_Untyped)
-    assert node is not None, f"{package}/{name} is empty"
+    assert node is not None, "a file that ships with mpsim is not empty"
     return _data(node)
 
 

@@ -46,7 +46,7 @@ LAYOUTS = {
     "training.recompute": ["none", "selective", "full"],
     "parallelism.zero": [0, 1],
 }
-COMMAND = "import sys; from mpsim.cli import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = "import sys; from mpsim.cli import main; sys.exit(main())"
 LONG = """
 import resource, time, mpsim
 from tests.benchmarks.timing import bare_timeout
@@ -151,12 +151,17 @@ def long_step(place: int) -> float:
     return float(done.stdout.split()[place])
 
 
+BYTECODE = Path(tempfile.gettempdir()) / f"mpsim-bytecode-{os.getuid()}"
+"""Modules of children are compiled once, as those of an installed package are."""
+
+
 def _child(script: str, *arguments: str) -> float:
-    """Processor time of a process [s]; modules are compiled before."""
+    """Processor time of a process [s]."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(BYTECODE)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-c", script, *arguments]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, check=True, cwd=ROOT
-    )
+    subprocess.run(command, capture_output=True, check=True, cwd=ROOT, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
