@@ -18,6 +18,7 @@ from mpsim.cost.libraries import FittedLibrary, make_library
 from mpsim.cost.traffic import COLLECTIVES, equal_share, floor_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
+from mpsim.memo import Memo
 from mpsim.parallel.crossing import GroupShape
 
 __all__ = ["COLLECTIVES", "CollectiveAnswer", "CollectiveModel"]
@@ -27,6 +28,7 @@ Size = TypeVar("Size", float, Floats)
 """Bytes or seconds: one number, or one for each of several."""
 
 _MODELLED = "model"
+_ANSWERS = 4096  # remembered: collectives of one size
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class CollectiveModel:
             self._ledger.note_link(link)
         self.library = make_library(library, cluster, self._ledger, loaded=loaded)
         self.curves = curves or machine_curves(cluster.calibration, self.library.name)
+        self._known = Memo[tuple[str, float, GroupShape], float](_ANSWERS)
         if curves is not None:
             curves.check_made_for(self.library.name, cluster.accelerator.name)
 
@@ -105,6 +108,13 @@ class CollectiveModel:
         float or array
             Time [s]; 0 for a group of one.
         """
+        if isinstance(size_bytes, float):
+            # steps ask for the same few again and again: to price a row, and what runs beside it
+            key = (kind, size_bytes, group)
+            return self._known.get_or(key, lambda: self._seconds(*key))
+        return self._seconds(kind, size_bytes, group)
+
+    def _seconds(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
         _check_kind(kind)
         size = np.asarray(0.0 if kind == "barrier" else size_bytes, dtype=np.float64)
         if group.ranks <= 1:

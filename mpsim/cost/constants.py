@@ -236,6 +236,7 @@ def choose_group(
     return group if calibration is None else _calibrated(group, stem, prefix, calibration)
 
 
+@remembered(256)
 def _chosen_group(stem: str, prefix: str, name: str, family: str) -> ConstantGroup:
     groups = [g for key, g in constant_groups(stem).items() if key.startswith(prefix + ".")]
     for group in groups:

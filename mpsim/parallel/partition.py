@@ -96,8 +96,11 @@ def placed_stages(
         Pipeline rank of each stage.
     """
     return tuple(
-        dataclasses.replace(parts[part], index=index, rank=rank)
-        for index, (part, rank) in enumerate(zip(model_stage, stage_rank, strict=True))
+        # not dataclasses.replace, which takes five times as long: there may be hundreds of stages
+        Stage(index, part.first_layer, part.layers, part.embedding, part.head, rank)
+        for index, (part, rank) in enumerate(
+            zip((parts[number] for number in model_stage), stage_rank, strict=True)
+        )
     )
 
 

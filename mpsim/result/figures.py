@@ -32,6 +32,7 @@ __all__ = [
     "mean_over_accelerators",
     "mean_over_ranks",
     "price",
+    "price_of",
     "unsure",
     "utilisation",
 ]
@@ -79,8 +80,12 @@ def price(result: Result, seconds: float) -> float | None:
     if any(chip.price_per_hour is None for chip in chips):
         return None
     each = mean_over_accelerators(result, lambda chip: chip.price_per_hour or 0.0)
-    ranks = int(result.timeline.program.class_size.sum())
-    return each * ranks * seconds / 3600
+    return price_of(each, int(result.timeline.program.class_size.sum()), seconds)
+
+
+def price_of(each: float | None, ranks: int, seconds: float) -> float | None:
+    """Price of so many accelerators for `seconds` [USD] at a price of each [USD/h]; None where it has none."""
+    return None if each is None else each * ranks * seconds / 3600
 
 
 def calibration(constants: Sequence[Constant]) -> dict[str, object]:

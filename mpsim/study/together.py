@@ -22,6 +22,7 @@ from mpsim.memo import Memo
 from mpsim.parallel import Communication, Item, Waits
 from mpsim.program.program import Program
 from mpsim.result import JobResult, Memory, Result
+from mpsim.result.figures import price_of
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, long_step, prepare, simulate, simulate_step
@@ -40,7 +41,8 @@ __all__ = ["Graphs", "Shared", "Together", "compute_rows", "kind_of"]
 Answers: TypeAlias = tuple[object, ...]
 
 _KEPT = 64  # kinds, sets of blocks, and structures that stay ready
-_LINKS = ("cluster.nic", "cluster.scale_up", "cluster.fabric", "cluster.price_per_hour")
+_PRICE = "cluster.price_per_hour"
+_LINKS = ("cluster.nic", "cluster.scale_up", "cluster.fabric", _PRICE)
 
 
 def kind_of(values: Mapping[str, object]) -> str:
@@ -213,6 +215,38 @@ class Together:
     def __init__(self) -> None:
         self._graphs = Graphs()
         self._shared = Shared()
+        self._summaries = Memo[str, Entry](_KEPT)
+
+    def summaries(
+        self, scenarios: Sequence[Scenario], points: Sequence[Mapping[str, object]]
+    ) -> list[Entry | MpsimError]:
+        """The summary of each scenario, or the mistake that it raised; of those that differ in a price alone, one is simulated.
+
+        Parameters
+        ----------
+        points : sequence of mapping
+            Values that make each scenario from one that they share.
+        """
+        names = [_name(*pair) for pair in zip(scenarios, points, strict=True)]
+        first: dict[str, int] = {}
+        for place, name in enumerate(names):
+            if name not in self._summaries:
+                first.setdefault(name, place)
+        fresh = list(first.values())
+        outcomes = self.simulate(
+            [scenarios[place] for place in fresh], [kind_of(points[place]) for place in fresh]
+        )
+        found = {name: self._summaries[name] for name in names if name in self._summaries}
+        failed: dict[str, MpsimError] = {}
+        for name, outcome in zip(first, outcomes, strict=True):
+            if isinstance(outcome, MpsimError):
+                failed[name] = outcome
+            else:
+                found[name] = self._summaries[name] = _figures(outcome.summary)
+        return [
+            failed[name] if name in failed else _at_price(found[name], scenario)
+            for name, scenario in zip(names, scenarios, strict=True)
+        ]
 
     def simulate(
         self, scenarios: Sequence[Scenario], kinds: Sequence[str] | None = None
@@ -265,6 +299,20 @@ class Together:
         return dataclasses.replace(prepare(scenario, build=build), known_memory=memory)
 
 
+def _name(scenario: Scenario, values: Mapping[str, object]) -> str:
+    """All that decides the summary of a point but the price of its accelerators, where these are alike."""
+    own = "" if scenario.is_mixed else _PRICE
+    return repr(sorted(item for item in values.items() if item[0] != own))
+
+
+def _at_price(summary: Entry, scenario: Scenario) -> Entry:
+    """The summary of a step at the price that a scenario has."""
+    if scenario.is_mixed:
+        return summary
+    each = scenario.hardware.accelerator.price_per_hour
+    return {**summary, "cost_per_step": price_of(each, scenario.world_size, summary["step_time_s"])}
+
+
 def _outcome(run: Callable[[Scenario], T], scenario: Scenario) -> T | MpsimError:
     try:
         return run(scenario)
@@ -308,23 +356,21 @@ def compute_rows(
         chosen = [values for values, wrong in points if wrong is None]
         scenarios = [scenario.with_values(values) for values in chosen]
         serves = any(point.serves for point in scenarios)
-        kinds = [kind_of(values) for values in chosen]
         if serves:
-            outcomes: Iterator[JobResult | MpsimError] = (
+            outcomes: Iterator[JobResult | Entry | MpsimError] = (
                 _outcome(simulate, point) for point in scenarios
             )
         else:
-            outcomes = iter(_of_thread(scenario.digest).simulate(scenarios, kinds))
+            outcomes = iter(_of_thread(scenario.digest).summaries(scenarios, chosen))
         for _, wrong in points:
             outcome = None if wrong is not None else next(outcomes)
             if outcome is None or isinstance(outcome, MpsimError):
                 reason = wrong if outcome is None else reason_of(outcome)
                 rows.append({"summary": None, "reason": reason})
-            elif serves:
+            elif isinstance(outcome, JobResult):  # of a service
                 rows.append({"summary": outcome.summary, "reason": None})
             else:
-                summary = _figures(outcome.summary)
-                rows.append({"summary": summary, "reason": _does_not_fit(summary)})
+                rows.append({"summary": outcome, "reason": _does_not_fit(outcome)})
     return rows
 
 

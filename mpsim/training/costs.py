@@ -12,6 +12,7 @@ from mpsim.cost import (
     Constant,
     LayoutCosts,
     StageCosts,
+    Transfer,
     host_constants,
     interference_of,
     straggling_constants,
@@ -107,14 +108,17 @@ class PlanCosts(LayoutCosts):
 
     def sends(self) -> Sends:
         """Messages between neighbouring stages, in ticks."""
-        stages = self.layout.stages
-        columns = np.zeros((3, 2, len(stages)))
-        for place, stage in enumerate(stages):
-            for direction, other in ((0, place + 1), (1, place - 1)):
-                if 0 <= other < len(stages) and stage.rank != stages[other].rank:
-                    columns[:, direction, place] = self.message(
-                        stage.rank, stages[other].rank, self.plan.message_bytes
-                    )
+        ranks, size = [stage.rank for stage in self.layout.stages], self.plan.message_bytes
+        columns = np.zeros((3, 2, len(ranks)))
+        # chunks of the same two ranks send the same message
+        sent: dict[tuple[int, int], Transfer] = {}
+        for place, (before, after) in enumerate(itertools.pairwise(ranks)):
+            if before == after:
+                continue
+            for direction, pair in enumerate(((before, after), (after, before))):
+                if pair not in sent:
+                    sent[pair] = self.message(*pair, size)
+                columns[:, direction, place + direction] = sent[pair]
         seconds, up, out = columns
         one_way = self.layout.framework.pipeline.blocking_sends is BlockingSends.ONE_WAY
         return Sends(ticks(seconds), up, out, one_way)

@@ -208,6 +208,26 @@ def test_rows_of_a_large_sweep_are_what_a_run_gives(scenario, seed):
         assert json.dumps(row.summary) == json.dumps(alone)
 
 
+def test_points_that_differ_in_their_price_are_simulated_once(scenario, monkeypatch):
+    """Rows are those of runs byte for byte, a price that makes no sense and none at all included; four rates are four steps."""
+    steps: list[int] = []
+    whole = Together.simulate
+
+    def count(self, scenarios, kinds=None):
+        steps.append(len(scenarios))
+        return whole(self, scenarios, kinds)
+
+    monkeypatch.setattr(Together, "simulate", count)
+    prices = ["1 USD/h", None, "2.5 USD/h", "-1 USD/h"]
+    rates = [f"{rate} Gb/s" for rate in (100, 200, 300, 400)]
+    rows = mpsim.sweep(scenario, {"cluster.nic": rates, "cluster.price_per_hour": prices}).rows
+    assert sum(steps) == 4
+    assert [row.summary is None for row in rows] == [False, False, False, True] * 4
+    for row in rows[:3]:
+        alone = figures(mpsim.simulate(scenario.with_values(row.values)))
+        assert json.dumps(row.summary) == json.dumps(alone)
+
+
 def test_threads_do_not_share_what_points_share(scenario):
     """Two threads compute points of one kind at once."""
     axes = {key: HARDWARE[key] for key in ("cluster.scale_up", "cluster.nic")}
