@@ -69,14 +69,17 @@ class Row:
         What is done.
     measure : callable
         One round: the figure, in `unit`.
+    goal : float
+        What was asked for.
     bar : float
-        What it may be at most.
+        What it may be at most on a busy machine, so that nobody makes it slower unseen.
     unit : str
         Of the figure.
     """
 
     work: str
     measure: Callable[[], float]
+    goal: float
     bar: float
     unit: str = "bare"
 
@@ -234,19 +237,19 @@ def overhead_of_jobs() -> float:
 
 
 TABLE = (
-    Row("a sweep point that changes links or prices", sweep_of_links, 1_500),
-    Row("a sweep point that changes the layout", sweep_of_layouts, 4_000),
-    Row("an exact layout of a search", exact_layouts, 2_500),
-    Row("simulate + summary of GPT-3", whole_step, 30_000),
-    Row("m = 10,000 (1.9 M operations)", lambda: long_step(0), 200_000),
-    Row("m = 10,000, peak memory", lambda: long_step(1), 100, "MB"),
-    Row("cold quickstart", cold_start, 800_000),
-    Row("cold quickstart over its imports", cold_start_over_imports, 1.3, "x"),
-    Row("a row of validate", row_of_validate, 20_000),
-    Row("a flow network when nothing contends", uncontended_flows, 2, "x analytic"),
-    Row("--jobs 2 against 1, a point", overhead_of_jobs, 5, "% CPU"),
+    Row("a sweep point that changes links or prices", sweep_of_links, 1_500, 14_000),
+    Row("a sweep point that changes the layout", sweep_of_layouts, 4_000, 36_000),
+    Row("an exact layout of a search", exact_layouts, 2_500, 14_000),
+    Row("simulate + summary of GPT-3", whole_step, 30_000, 110_000),
+    Row("m = 10,000 (1.9 M operations)", lambda: long_step(0), 200_000, 200_000),
+    Row("m = 10,000, peak memory", lambda: long_step(1), 100, 100, "MB"),
+    Row("cold quickstart", cold_start, 800_000, 1_000_000),
+    Row("cold quickstart over its imports", cold_start_over_imports, 1.3, 2.8, "x"),
+    Row("a row of validate", row_of_validate, 20_000, 36_000),
+    Row("a flow network when nothing contends", uncontended_flows, 2, 2, "x analytic"),
+    Row("--jobs 2 against 1, a point", overhead_of_jobs, 5, 25, "% CPU"),
 )
-"""Every row with its bar. Where the issue that asked for them says seconds, two million bare timeouts are one."""
+"""Every row with its goal and its bar. Where the issue that asked for them says seconds, two million bare timeouts are one."""
 
 
 def main() -> None:
@@ -262,13 +265,13 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     before = json.loads(options.before.read_text()) if options.before else {}
     figures: dict[str, float] = {}
-    print("| work | before | now | bar |", "| --- | --: | --: | --: |", sep="\n")
+    print("| work | before | now | goal |", "| --- | --: | --: | --: |", sep="\n")
     for row in TABLE:
         if any(words in row.work for words in options.only.split(",")):
             figures[row.work] = min(row.measure() for _ in range(options.rounds))
             was = f"{before[row.work]:,.4g}" if row.work in before else ""
             print(
-                f"| {row.work} ({row.unit}) | {was} | {figures[row.work]:,.4g} | {row.bar:,} |",
+                f"| {row.work} ({row.unit}) | {was} | {figures[row.work]:,.4g} | {row.goal:,} |",
                 flush=True,
             )
     if options.json:

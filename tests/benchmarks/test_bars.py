@@ -203,12 +203,6 @@ def test_sensitivity_costs_little_more_than_a_run(clear, gpt3, tmp_path):
     clear(best(result.sensitivity, 2) / one, at_most=1.0)
 
 
-def test_the_quickstart_from_cold(clear, tmp_path):
-    """Processor seconds of ``mpsim run`` in a fresh process."""
-    took = min(_command(tmp_path, "run", "scenarios/quickstart.yaml") for _ in range(4))
-    clear(took, at_most=0.6)
-
-
 def _command(bytecode: Path, *arguments: str) -> float:
     """Processor time of a command in a process of its own [s]; modules are compiled once, as an installed package is."""
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(bytecode)}
@@ -266,9 +260,8 @@ def test_rack_local_flows_of_1024_hosts(clear, bare):
     clear(bare * len(flows) / took, at_least=0.02)
 
 
-def test_llama3_405b_on_16384_gpus_with_shared_links(scenarios):
-    """Folded, network: flow, from the file to the Result: at most ten seconds."""
+def test_llama3_405b_on_16384_gpus_with_shared_links(clear, bare, scenarios):
+    """Folded, network: flow, from a scenario to the Result."""
     scenario = mpsim.load(scenarios / "llama3-405b-h100-16k.yaml", set=["simulation.network=flow"])
-    begin = time.process_time()
     assert mpsim.simulate(scenario).timeline.traffic is not None
-    assert time.process_time() - begin < 10.0
+    clear(best(lambda: mpsim.simulate(scenario), 3) / bare, at_most=250_000)
