@@ -253,7 +253,8 @@ def _say(arguments: list[str], folder: Path) -> int:
     if arguments[0] == "published":  # the bench of published tables is a script beside mpsim
         sys.path.insert(0, str(ROOT / "validation"))
         main, arguments = importlib.import_module("published").main, arguments[1:]
-    os.environ["COLUMNS"] = "120"
+    # lines that a busy machine makes a command write are none of its outputs
+    os.environ |= {"COLUMNS": "120", "MPSIM_PROGRESS": "off"}
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
