@@ -10,7 +10,7 @@ from mpsim.framework.behaviour import SelectiveRecompute
 from mpsim.framework.framework import Framework, read_framework
 from mpsim.inputs import shown
 from mpsim.memo import remembered
-from mpsim.shipped import load_catalog
+from mpsim.shipped import load_catalog, read_shipped
 
 __all__ = [
     "framework",
@@ -27,6 +27,7 @@ _Preset: TypeAlias = dict[str, Any]  # fields of a framework, and what a preset 
 _SETTLES = "settles"  # of a preset, not of a framework: keys of the scenario
 _COMPILE = "compile"  # beside a preset
 _UNCOMPILED = "uncompiled"  # too: fields that `compile: false` replaces
+_LOSS = "loss"  # beside a preset: a word for fields of the loss
 _COMPILED = "compiled"  # and those that `compile: true` replaces, of a preset that is not
 
 
@@ -143,7 +144,19 @@ def framework(
             problem = Problem(f"got {shown(compiles)}; needed {needed}", f"{key}.compile")
             raise ScenarioError([problem])
         fields |= switched[compiles] or {}
+    if _LOSS in wanted:
+        fields |= _loss(wanted.pop(_LOSS), key)
     return read_framework({**fields, **wanted, "name": preset}, key=key)
+
+
+def _loss(word: object, key: str) -> Mapping[str, object]:
+    """Fields that a word for the loss stands for."""
+    known: Mapping[str, Any] = read_shipped("mpsim.framework.catalog", "losses.yaml")["losses"]
+    if word not in known:
+        needed = f"got {shown(word)}; needed one of {', '.join(known)}"
+        raise ScenarioError([Problem(needed, f"{key}.{_LOSS}")])
+    fields: Mapping[str, object] = known[str(word)]["fields"]
+    return fields
 
 
 def uncompiled(preset: str) -> Mapping[str, object]:

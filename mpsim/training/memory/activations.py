@@ -374,7 +374,10 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float, copies: int) ->
     loss = next(each for each in expansion.forward if each.kind is OperatorKind.LOSS)
     logits = projection.m * projection.n / _divisor(loss, sharding)
     in_loss = max(peak * logits - kept.logits, 0.0)
-    in_head = max(in_loss, _gradients(expansion.backward, sharding))
+    pair = _gradients(expansion.backward, sharding)
+    if 0.0 < peak < sharding.activation_bytes:  # their gradient is never whole either
+        pair -= (sharding.activation_bytes - peak) * logits
+    in_head = max(in_loss, pair)
     if 0 < in_loss < sharding.activation_bytes * logits:
         # a loss in chunks hands the projection one chunk's gradients at a time, and its weight's gradient is there from the first
         weight = sum(each.m * each.n for each in expansion.backward if _is_weight_gradient(each))

@@ -76,6 +76,20 @@ def test_what_nobody_says_of_a_torch_stack_is_eager(base):
     assert other < one
 
 
+def test_a_word_for_the_loss_says_how_much_of_the_logits_there_is(base):
+    """12 B a logit in fp32, 16-bit logits with one chunk in fp32, or a chunk alone; what is written beside the word wins."""
+    words = ("eager", "chunked", "fused")
+    loaded = [
+        mpsim.load(base, set=[f"framework={{preset: torch-fsdp2, loss: {word}}}"]) for word in words
+    ]
+    peaks = [mpsim.prepare(each).plan.layout.framework.lowering.loss_peak_bytes for each in loaded]
+    assert peaks == [12.0, 2.25, 0.25]
+    held = [mpsim.simulate(each).memory.total.max() for each in loaded]
+    assert held == sorted(held, reverse=True)
+    own = "framework={preset: torch-fsdp2, loss: fused, loss_peak_bytes: 4}"
+    assert mpsim.prepare(mpsim.load(base, set=[own])).plan.layout.framework.lowering.loss_peak_bytes == 4.0  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -83,6 +97,7 @@ def test_what_nobody_says_of_a_torch_stack_is_eager(base):
         ("model.experts=8", "did you mean 'model.moe.experts'"),
         ("framework.compile=3", "needed true or false"),
         ("framework={preset: megatron-core, compile: false}", "a stack of torch, which"),
+        ("framework={preset: torch-fsdp2, loss: liger}", "needed one of eager, chunked, fused"),
     ],
 )
 def test_a_near_miss_is_told_what_was_meant(setting, words, base):
