@@ -9,15 +9,25 @@ from pydantic import Field
 
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
 from mpsim.scenario.fields import Count, Fields, Name, Section
-from mpsim.workload import Experts, LatentAttention, StateMixer, Transformer, model, model_names
+from mpsim.workload import (
+    Experts,
+    LatentAttention,
+    StateMixer,
+    Transformer,
+    VisionTower,
+    model,
+    model_names,
+)
 
-__all__ = ["MixtureOfExperts", "ModelChoice", "MultiLatentAttention", "StateSpace"]
+__all__ = ["MixtureOfExperts", "ModelChoice", "MultiLatentAttention", "StateSpace", "Vision"]
 
 REQUIRED: Final = ("layers", "hidden", "heads", "vocab")
+_PARTS: Final = ("moe", "mla", "state", "vision")
 _NEEDED: Final = {
     "moe": ("experts",),
     "mla": ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     "state": ("kind", "heads", "head_dim", "state", "groups"),
+    "vision": ("layers", "hidden", "heads", "ffn_hidden", "patches"),
 }
 FFN_RATIO: Final = 4  # of a transformer that does not say (Vaswani et al. 2017)
 
@@ -85,6 +95,27 @@ class StateSpace(Section):
     """Tokens scanned as products at once; left out, 256."""
 
 
+class Vision(Section):
+    """Encoder of images before the first layer, on the ranks of the first stage. With a preset that has it, fields left out keep its values."""
+
+    layers: Layers | None = None
+    """Layers of the tower; needed where no preset gives it, as are hidden, heads, ffn_hidden and patches."""
+    hidden: Count | None = None
+    """Width of the tower."""
+    heads: Count | None = None
+    """Attention heads of the tower."""
+    ffn_hidden: Count | None = None
+    """Inner width of its MLPs."""
+    patches: Count | None = None
+    """Patches of an image."""
+    patch: Count | None = None
+    """Side of a patch in pixels; left out, 14."""
+    merge: Count | None = None
+    """Patches that become one token of the sequence; left out, 1."""
+    images: Annotated[float, Field(gt=0, le=1_000_000, strict=False)] | None = None
+    """Images of a sequence on average, whose tokens sequence_length counts; left out, 1."""
+
+
 class ModelChoice(Section):
     """A transformer: a preset by name, fields that replace those of a preset, or all of them."""
 
@@ -150,6 +181,8 @@ class ModelChoice(Section):
     """Letters of the layers, repeated: A attention and MLP, S state mixer and MLP, * attention, M state mixer, - MLP alone; left out, A."""
     state: StateSpace | None = None
     """Mixer of layers with a state."""
+    vision: Vision | None = None
+    """Encoder of images."""
     moe: MixtureOfExperts | None = None
     """Mixture of experts."""
     mla: MultiLatentAttention | None = None
@@ -157,12 +190,7 @@ class ModelChoice(Section):
 
     def given(self) -> Fields:
         """Plain fields of `Transformer` that were written, by name."""
-        names = {field.name for field in dataclasses.fields(Transformer)} - {
-            "name",
-            "moe",
-            "mla",
-            "state",
-        }
+        names = {field.name for field in dataclasses.fields(Transformer)} - {"name", *_PARTS}
         return {
             name: value
             for name in names & type(self).model_fields.keys()
@@ -206,7 +234,7 @@ def _check_fields(choice: ModelChoice) -> list[Problem]:
 
 
 def _check_parts(choice: ModelChoice) -> list[Problem]:
-    """Say what moe, mla and state have to give where no preset gives it."""
+    """Say what moe, mla, state and vision have to give where no preset gives it."""
     base = model(choice.preset) if choice.preset in model_names(aliases=True) else None
     return [
         Problem(f"lacks {', '.join(missing)}; give them", key=f"model.{key}")
@@ -223,6 +251,7 @@ def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> Fi
         ("moe", Experts, {"ffn_hidden": ffn_hidden}),
         ("mla", LatentAttention, {}),
         ("state", StateMixer, {}),
+        ("vision", VisionTower, {}),
     ):
         section, known = getattr(choice, name), getattr(base, name, None)
         if section is not None:

@@ -202,7 +202,7 @@ class Training(Section):
     adapter: Adapter | None = None
     """Adapters of lora and qlora; left out, of rank 8 beside every product of a layer."""
     frozen: Annotated[tuple[FrozenPart, ...], Field(strict=False)] = ()
-    """Parts whose products and tables do not train: embedding, attention, mlp, head."""
+    """Parts whose products and tables do not train: embedding, vision, attention, mlp, head."""
     offload_activations: Literal["inputs", "products", "all"] | None = None
     """Activations that wait in host memory: inputs of layers, all that is kept but those, or all."""
     offload_layers: Annotated[int, Field(ge=1, le=10_000)] | None = None

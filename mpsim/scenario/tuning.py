@@ -11,7 +11,7 @@ from mpsim.scenario.fields import Section
 __all__ = ["Adapter", "FrozenPart", "Method"]
 
 Method = Literal["full", "lora", "qlora"]
-FrozenPart = Literal["embedding", "attention", "mlp", "head"]
+FrozenPart = Literal["embedding", "vision", "attention", "mlp", "head"]
 Projection = Literal["qkv", "query", "key", "value", "output", "up", "down", "head"]
 
 

@@ -22,6 +22,7 @@ from mpsim.workload.scan import scan_token
 from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
 from mpsim.workload.tuning import ADAPTERS, ALL_TRAINED, Tuning
+from mpsim.workload.vision import VisionTower
 
 __all__ = [
     "ADAPTERS",
@@ -42,6 +43,7 @@ __all__ = [
     "StateMixer",
     "Transformer",
     "Tuning",
+    "VisionTower",
     "attention_flops",
     "expand_embedding",
     "expand_head",

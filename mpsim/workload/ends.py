@@ -15,6 +15,7 @@ from mpsim.workload.builders import (
     streaming,
 )
 from mpsim.workload.expansion import Expansion, Step, Tokens
+from mpsim.workload.images import tower_steps
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parts import Part
@@ -38,7 +39,7 @@ def expand_embedding(
     Expansion
         Gather (or one-hot product), learned positions, norm and dropout, as far as the model has them; for encoder and decoder, and then with
         the norm after the encoder, which like them runs once a microbatch. The gather is not divided: every tensor-parallel rank looks up all tokens in its part of the table and the parts
-        are summed afterwards.
+        are summed afterwards. A vision tower runs before.
 
     Raises
     ------
@@ -47,6 +48,8 @@ def expand_embedding(
     """
     tokens = Tokens.of(sequences, sequence_length, context)
     steps = [*_embedding(model, lowering, tokens)]
+    if model.vision is not None:
+        steps = [*tower_steps(model.vision, lowering, sequences, model.hidden), *steps]
     if model.encoder_layers:
         target = Tokens.of(sequences, model.decoder_length, context)
         steps += _renamed("decoder_", _embedding(model, lowering, target))

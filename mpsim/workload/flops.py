@@ -7,6 +7,7 @@ import math
 
 from mpsim.memo import remembered
 from mpsim.workload.ends import expand_head
+from mpsim.workload.images import tower_steps
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.transformer import Transformer
@@ -48,7 +49,11 @@ def model_flops(
     ``96`` and ``V / 16 L h``, which counts a fourth pass of the layers for full recomputation.
     """
     layers, head = part_flops(model, sequences, sequence_length, padded_vocab=padded_vocab)
-    return _PASSES * (math.fsum(layers[kind] for kind in model.layer_kinds) + head)
+    seen = 0.0
+    if model.vision is not None:
+        tower = tower_steps(model.vision, Lowering(), sequences, model.hidden)
+        seen = math.fsum(step.forward.flops for step in tower)
+    return _PASSES * (math.fsum(layers[kind] for kind in model.layer_kinds) + head + seen)
 
 
 def part_flops(

@@ -22,7 +22,7 @@ from mpsim.workload.parts import Part
 from mpsim.workload.scan import state_mixer
 from mpsim.workload.transformer import LayerKind, Transformer
 
-__all__ = ["expand_layer"]
+__all__ = ["expand_layer", "serial_block"]
 
 
 def expand_layer(
@@ -89,11 +89,12 @@ def expand_layer(
         steps = _decoder_block(part, layer, memory)
     else:
         part = Part(model, lowering, tokens, document)
-        steps = (_parallel_block if model.parallel_block else _serial_block)(part, layer)
+        steps = (_parallel_block if model.parallel_block else serial_block)(part, layer)
     return Expansion.of(steps, input_bytes=part.size(model.hidden), input_split=Split.SEQUENCE)
 
 
-def _serial_block(part: Part, kind: LayerKind) -> Iterator[Step]:
+def serial_block(part: Part, kind: LayerKind) -> Iterator[Step]:
+    """Expand a layer whose mixer and MLP follow each other."""
     if kind.mixer == "state" and part.model.state is not None:
         yield part.norm(Module.STATE, "norm1")
         yield from state_mixer(part, part.model.state)

@@ -13,6 +13,7 @@ from mpsim.shipped import load_catalog
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
+from mpsim.workload.vision import VisionTower
 
 __all__ = ["model", "model_names", "model_year", "transformer_of"]
 
@@ -95,7 +96,7 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     Parameters
     ----------
     fields : mapping of str to object
-        Fields of `Transformer`, all that have no default at least; `moe`, `mla` and `state` are mappings of their own fields.
+        Fields of `Transformer`, all that have no default at least; `moe`, `mla`, `state` and `vision` are mappings of their own fields.
 
     Raises
     ------
@@ -109,12 +110,12 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     return Transformer(**{**fields, **parts, "name": name})  # type: ignore[arg-type] # it checks them
 
 
-_PARTS: Mapping[str, type[Experts | LatentAttention | StateMixer]] = MappingProxyType(
-    {"moe": Experts, "mla": LatentAttention, "state": StateMixer}
+_PARTS: Mapping[str, type[Experts | LatentAttention | StateMixer | VisionTower]] = MappingProxyType(
+    {"moe": Experts, "mla": LatentAttention, "state": StateMixer, "vision": VisionTower}
 )
 
 
-def _part(key: str, fields: object) -> Experts | LatentAttention | StateMixer:
+def _part(key: str, fields: object) -> Experts | LatentAttention | StateMixer | VisionTower:
     """Build what the mapping under `key` describes."""
     if not isinstance(fields, Mapping):
         raise WorkloadError(f"{key} is {fields!r}; needed a mapping of its fields")
@@ -124,7 +125,7 @@ def _part(key: str, fields: object) -> Experts | LatentAttention | StateMixer:
 
 
 def _misfits(
-    kind: type[Transformer | Experts | LatentAttention | StateMixer],
+    kind: type[Transformer | Experts | LatentAttention | StateMixer | VisionTower],
     fields: Mapping[str, object],
     prefix: str,
     *,

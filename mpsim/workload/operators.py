@@ -48,6 +48,7 @@ class Module(enum.StrEnum):
     CROSS_ATTENTION = "cross_attention"  # of a decoder, to the output of the encoder
     MLP = "mlp"
     STATE = "state"  # a mixer that carries a state along the sequence, in place of attention
+    VISION = "vision"  # a tower over patches of images, before the first layer
     EXPERTS = "experts"  # router, dispatch and routed experts
     SHARED_EXPERTS = "shared_experts"
     HEAD = "head"
@@ -61,6 +62,7 @@ class Role(enum.StrEnum):
     EMBEDDING = "embedding"
     ONE_HOT = "one_hot"
     POSITIONS = "positions"
+    PATCHES = "patches"
     # between modules
     NORM = "norm"
     POST_NORM = "post_norm"

@@ -11,6 +11,7 @@ from mpsim.memo import remembered
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.parameters import Count, Parameters
 from mpsim.workload.state import PATTERN, StateMixer
+from mpsim.workload.vision import VisionTower
 
 __all__ = ["ATTENTIONS", "NORMS", "POSITIONS", "LayerKind", "Transformer"]
 
@@ -107,6 +108,8 @@ class Transformer:
         state mixer alone, ``-`` MLP alone; empty for attention and MLP everywhere.
     state : StateMixer, optional
         Mixer of the layers of letters S and M.
+    vision : VisionTower, optional
+        Encoder of images before the first layer.
     moe : Experts, optional
         Experts in place of the MLP of some or all layers.
     mla : LatentAttention, optional
@@ -150,6 +153,7 @@ class Transformer:
     scalar_head: bool = False
     layer_pattern: str = ""
     state: StateMixer | None = None
+    vision: VisionTower | None = None
     moe: Experts | None = None
     mla: LatentAttention | None = None
     source: str = ""
@@ -341,6 +345,9 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
     yield from model.moe.mistakes() if model.moe else ()
     yield from model.mla.mistakes() if model.mla else ()
     yield from model.state.mistakes() if model.state else ()
+    yield from model.vision.mistakes() if model.vision else ()
+    if model.vision and model.encoder_layers:
+        yield "vision stands before one stack of layers; leave out encoder_layers"
     if unknown := "".join(sorted(set(model.layer_pattern) - PATTERN.keys())):
         yield f"layer_pattern has {unknown!r}; needed letters of {' '.join(PATTERN)}"
     elif bool(set(model.layer_pattern) & {"S", "M"}) != (model.state is not None):
@@ -438,7 +445,8 @@ def _count_parameters(model: Transformer, vocab: int) -> Parameters:
     table = vocab * model.hidden
     stacks = 2 if model.encoder_layers else 1
     return Parameters(
-        embedding=Count(table, _positions(model, stacks) + (norm if model.embedding_norm else 0)),
+        embedding=Count(table, _positions(model, stacks) + (norm if model.embedding_norm else 0))
+        + (model.vision.count(model.hidden) if model.vision else Count()),
         layers={kind.name: _layer(model, kind) for kind in dict.fromkeys(model.kinds)},
         kinds=model.layer_kinds,
         final_norm=Count(0, stacks * norm + model.mtp_layers * _joining(model, norm)),

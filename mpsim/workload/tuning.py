@@ -43,6 +43,7 @@ FROZEN: Final = MappingProxyType(
     {
         "embedding": frozenset({Module.EMBEDDING}),
         "attention": frozenset({Module.ATTENTION, Module.CROSS_ATTENTION, Module.STATE}),
+        "vision": frozenset({Module.VISION}),
         "mlp": frozenset({Module.MLP, Module.EXPERTS, Module.SHARED_EXPERTS}),
         "head": frozenset({Module.HEAD}),
     }
@@ -113,12 +114,12 @@ class Tuning:
             return expansion
         steps: list[Step] = []
         waiting: list[int] = []  # norms and activations that keep their output for the next product
-        for step in _steps(expansion):
+        for step in _steps(self._seen(expansion)):
             forward = step.forward
             has_weight = forward.kind in _PRODUCTS and any(
                 gradient.phase is Phase.WEIGHT_GRADIENT for gradient in step.backward
             )
-            adapted = has_weight and self._adapts(forward)
+            adapted = has_weight and part != "embedding" and self._adapts(forward)
             # an adapter of another width, or with dropout, keeps an input of its own
             reads = adapted and not (self.dropout or _is_wide(lowering))
             frozen = bool(self.rank) or forward.module in self._modules_frozen
@@ -147,6 +148,17 @@ class Tuning:
             forward_only = tuple(_keeping_nothing(operator) for operator in result.forward)
             return dataclasses.replace(result, forward=forward_only, backward=())
         return result
+
+    def _seen(self, expansion: Expansion) -> Expansion:
+        """The same without the backward of a frozen vision tower, before which nothing trains."""
+        if "vision" not in self.frozen:
+            return expansion
+        forward = (
+            _keeping_nothing(each) if each.module is Module.VISION else each
+            for each in expansion.forward
+        )
+        backward = (each for each in expansion.backward if each.module is not Module.VISION)
+        return dataclasses.replace(expansion, forward=tuple(forward), backward=tuple(backward))
 
     def trained(
         self, part: str, full: Expansion, count: Count, lowering: Lowering, model: Transformer

@@ -59,6 +59,19 @@ def check_state(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "parallelism.cp")
 
 
+def check_vision(scenario: Written) -> Iterator[Problem]:
+    """A vision tower is divided as the first stage is, whose ranks each see whole images."""
+    tower, p = scenario.transformer.vision, scenario.parallelism
+    if tower is None:
+        return
+    if tower.heads % p.tp:
+        message = f"got {p.tp}, which does not divide the {tower.heads} heads of the vision tower; set it to a divisor, or give the tower other heads"
+        yield Problem(message, "parallelism.tp")
+    if p.cp > 1:
+        message = f"got {p.cp} with a vision tower, whose images are not divided among context-parallel ranks here; set it to 1"
+        yield Problem(message, "parallelism.cp")
+
+
 def check_mlp(scenario: Written) -> Iterator[Problem]:
     """The MLP divides among tensor-parallel ranks."""
     tp, ffn = scenario.parallelism.tp, scenario.transformer.ffn_hidden

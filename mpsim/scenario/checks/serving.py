@@ -47,6 +47,13 @@ def check_service_state(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "model")
 
 
+def check_service_vision(scenario: Written) -> Iterator[Problem]:
+    """Refuse images, which requests of services do not have."""
+    if scenario.transformer.vision is not None:
+        message = f"got {scenario.transformer.name} with a vision tower, which services do not simulate; leave model.vision out, and count tokens of images among the prompt's"
+        yield Problem(message, "model.vision")
+
+
 def check_training_keys(scenario: Written) -> Iterator[Problem]:
     """Refuse degrees that only training knows."""
     p = scenario.parallelism

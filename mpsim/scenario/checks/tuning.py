@@ -33,7 +33,9 @@ def check_method(scenario: Written) -> Iterator[Problem]:
     if len(ends) == 1 and scenario.transformer.tied_embeddings:
         message = f"got {min(ends)} alone, but embedding and head are one tied tensor; freeze both or neither"
         yield Problem(message, "training.frozen")
-    if len(set(training.frozen)) == len(("embedding", "attention", "mlp", "head")):
+    if "vision" in training.frozen and scenario.transformer.vision is None:
+        yield Problem("got vision of a model without a tower; leave it out", "training.frozen")
+    if set(training.frozen) >= {"embedding", "attention", "mlp", "head"}:
         yield Problem(
             "got all parts, so that only norms would train; leave one out", "training.frozen"
         )

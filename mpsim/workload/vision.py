@@ -1,0 +1,75 @@
+"""Vision towers: a transformer over the patches of images, whose outputs stand in the language model's sequence in place of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mpsim.workload.experts import small
+from mpsim.workload.parameters import Count
+
+__all__ = ["VisionTower"]
+
+_CHANNELS = 3  # of a pixel
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VisionTower:
+    """Encoder of images beside a language model, on the ranks of its first stage and divided as that is.
+
+    Parameters
+    ----------
+    layers, hidden, heads, ffn_hidden : int
+        Of its transformer, which has biases, layer norms, and attention of every patch of an image to all.
+    patches : int
+        Patches of an image [tokens].
+    patch : int
+        Side of a patch [pixels].
+    merge : int
+        Patches that are joined to one token of the language model.
+    images : float
+        Of a sequence, on average.
+
+    References
+    ----------
+    Dosovitskiy et al., An Image is Worth 16x16 Words (2021); Wang et al., Qwen2-VL (2024), section 2.1 for the merger of 2 x 2 patches.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn_hidden: int
+    patches: int
+    patch: int = 14
+    merge: int = 1
+    images: float = 1.0
+
+    @property
+    def pixels(self) -> int:
+        """Values of a patch."""
+        return _CHANNELS * self.patch**2
+
+    @property
+    def joined(self) -> int:
+        """Width of the patches that become one token."""
+        return self.merge * self.hidden
+
+    def count(self, out: int) -> Count:
+        """Parameters: layers, the first projection, and a merger of two products to the width `out`."""
+        width, inner = self.hidden, self.ffn_hidden
+        matrices = 4 * width * width + 2 * width * inner + 3 * width + inner
+        merger = self.joined * self.joined + self.joined * out + self.joined
+        replicated = self.layers * 6 * width + self.pixels * width + out
+        return Count(self.layers * matrices + merger, replicated)
+
+    def mistakes(self) -> Iterator[str]:
+        """Say what is out of range."""
+        sizes = ("layers", "hidden", "heads", "ffn_hidden", "patches", "patch", "merge")
+        wrong = list(small("vision", self, **dict.fromkeys(sizes, 1)))
+        yield from wrong
+        if not wrong and self.hidden % self.heads:
+            yield f"vision.hidden ({self.hidden}) does not divide among vision.heads ({self.heads})"
+        if not wrong and self.patches % self.merge:
+            yield f"vision.patches ({self.patches}) is not a multiple of vision.merge ({self.merge})"
+        if not self.images > 0:
+            yield f"vision.images is {self.images!r}; needed a number above 0"
