@@ -36,6 +36,8 @@ class BatchRules(EnginePreset):
         Tokens that a sequence gains in an iteration, in the mean: more than 1 with drafts.
     window, window_share : int, float
         Tokens that windowed layers keep of a sequence, and elements of a token in them over those in the others; 0 where all layers keep all.
+    state_blocks : int
+        Blocks that the states of a sequence take.
     """
 
     name: str = ""
@@ -43,6 +45,7 @@ class BatchRules(EnginePreset):
     gain: float = 1.0
     window: int = 0
     window_share: float = 0.0
+    state_blocks: int = 0
 
 
 class Batch(NamedTuple):
@@ -341,12 +344,12 @@ class Engine:
         return -(-tokens // self.rules.block) + self.windows(request)
 
     def windows(self, request: int) -> int:
-        """Blocks of a request in layers that keep a window alone: taken at once, for as many tokens as it will have."""
+        """Blocks of a request in layers that keep a window or a state alone: taken at once, for as many tokens as it will have."""
         rules = self.rules
         if not rules.window:
-            return 0
+            return rules.state_blocks
         tokens = min(rules.window, self._prompt[request] + self.output[request])
-        return math.ceil(tokens * rules.window_share / rules.block)
+        return rules.state_blocks + math.ceil(tokens * rules.window_share / rules.block)
 
     @property
     def _until_look(self) -> int:

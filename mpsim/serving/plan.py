@@ -370,6 +370,8 @@ class ServicePlan:
         own = {name: getattr(self.engine, name) for name in EnginePreset.__dataclass_fields__}
         own["max_sequences"] *= self.attention_dp
         own["max_tokens"] *= self.attention_dp
+        if (state := self.work.state) is not None:
+            own["state_blocks"] = math.ceil(state.layers * state.held / self.memory.block_bytes)
         window, elements = self._windowed
         if window:
             share = elements / (self.work.cache_elements - elements)
@@ -498,6 +500,11 @@ class ServicePlan:
                 f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {engine.max_tokens:,} with chunked: false; "
                 "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
             )
+        if self.work.state is not None and engine.prefix_cache and requests and requests.hashes:
+            raise ScenarioError(
+                f"got prompts that share units, and layers of {self.model.name} that carry states, whose reuse is not simulated; "
+                "needed serving.engine.prefix_cache: false"
+            )
         if requests is not None:
             self._require_room(requests, requests.output + self.rules.drafts, "an instance")
         if requests is not None and self.prefill is not None:
@@ -508,7 +515,8 @@ class ServicePlan:
         """Refuse requests that the cache of no batch can hold."""
         tokens, room, rules = requests.prompt + output, self.pool.room, self.rules
         kept = np.minimum(rules.window, tokens) * rules.window_share
-        tokens = tokens + (np.ceil(kept / rules.block) * rules.block).astype(np.int64)
+        blocks = rules.state_blocks + np.ceil(kept / rules.block).astype(np.int64)
+        tokens = tokens + blocks * rules.block
         too_long = int((tokens > room).sum())
         if too_long:
             raise ScenarioError(

@@ -21,7 +21,7 @@ from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
 from mpsim.serving.rates import Rates, Reductions
 from mpsim.serving.speculation import Draft
-from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork
+from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork, StateWork
 from mpsim.workload import Module
 
 __all__ = ["DecodeAttention", "IterationPrices", "Products"]
@@ -34,6 +34,7 @@ Count = TypeVar("Count", float, Floats)
 _ACTIVATION = 2.0  # B: activations are 16 bits wide whatever the weights are
 _LOGIT = 4.0  # B
 _SAMPLING_PASSES = 3  # over the logits: scale, softmax, choice
+_STATE_KERNELS = 2  # a decoding layer's convolution and update of its state
 _PERMUTES = 4  # passes over the routed rows: in and out of permute, and of combine
 _EXACT = 64  # up to so many tokens an iteration is priced by itself, above between grid points:
 _GRAPHS = 512  # up to here every eighth, as graphs are captured, then by
@@ -105,10 +106,12 @@ class IterationPrices:
         self._own_table = self._own_parts(_GRID).tolist()
         self._head_table = self._head_parts(_GRID).tolist()
         shared = engine.shared_reads
-        self._decode = [
+        self._decode: list[DecodeAttention | StateScan] = [
             DecodeAttention(shape, rates, kv_bytes, shared=shared, queries=self._queries)
             for shape in work.attention
         ]
+        states = [] if work.state is None else [StateScan(work.state, rates)]
+        self._decode += states
         # decoding alone takes a fixed time for so many sequences, and so much for each token of their contexts
         self._fixed: dict[int, float] = {}
         slopes = [shape.slope for shape in self._decode]
@@ -120,6 +123,8 @@ class IterationPrices:
             (s.window, s.layers * 2.0 * s.heads * (s.key_width + s.value_width) / rate)
             for s in work.attention
         ]
+        # a token of a prompt passes a state like a window of itself alone
+        self._prompts += [(1, state.prompt_token) for state in states]
 
     def seconds(self, batch: Batch, prompts: int = 0) -> Seconds:
         """Time of one iteration from its first stage to its last, of which so many prompts end and give a token."""
@@ -408,6 +413,28 @@ class Products:
         if precision not in self._kernels:
             self._kernels[precision] = KernelModel(self._chip, precision, clocks=self._clocks)
         return self._kernels[precision]
+
+
+class StateScan:
+    """State mixers in place of attention: every sequence reads and writes its state, however long its context."""
+
+    slope = 0.0
+
+    def __init__(self, state: StateWork, rates: Rates) -> None:
+        rate = rates.stream_bandwidth * rates.bandwidth
+        self._fixed = _STATE_KERNELS * state.layers * rates.stream_latency
+        self._each = state.layers * 2.0 * state.held / rate
+        compute = state.token_flops / (rates.prompt_share * rates.peaks["bf16"])
+        self.prompt_token = state.layers * max(compute, state.token_bytes / rate)
+
+    def least(self, contexts: Floats) -> Floats:
+        """Time that each of several sequences adds [s]."""
+        return np.full(len(contexts), self._each)
+
+    def seconds(self, sequences: float, context: Seconds) -> Seconds:
+        """Time for so many sequences [s]."""
+        del context
+        return self._fixed + self._each * sequences
 
 
 class DecodeAttention:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +155,24 @@ class Attention:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StateWork:
+    """State mixers of equal layers on one rank.
+
+    Parameters
+    ----------
+    held : float
+        State of a sequence in a layer, read and written for each of its tokens that decodes [B].
+    token_flops, token_bytes : float
+        Scan, convolution and norm of a token of a prompt in a layer [FLOP], [B].
+    """
+
+    layers: int
+    held: float
+    token_flops: float
+    token_bytes: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RankWork:
     """All that one rank of the fullest stage does in an iteration."""
 
@@ -171,6 +190,7 @@ class RankWork:
     expert_layers: int
     weight_bytes: float
     """Of one rank of the fullest stage [B]."""
+    state: StateWork | None
     cache_elements: float
     """Elements of cache that a token takes on one rank of the fullest stage, windows apart."""
 
@@ -213,15 +233,18 @@ class RankWork:
         for kind in model.kinds[: model.layers - model.mtp_layers]:
             kinds[kind] = kinds.get(kind, 0) + 1
         stage = {kind: -(-count // pp) if pp > 1 else count for kind, count in kinds.items()}
-        layers = -(-sum(kinds.values()) // pp)
+        # a layer of a mixer or an MLP alone has half of the kernels and reductions of one of both
+        halves = sum(count * ((k.mixer != "none") + k.mlp) for k, count in kinds.items())
+        layers = -(-halves // (2 * pp))
         linears: list[Linear] = []
         experts: list[ExpertWork] = []
         attention: list[Attention] = []
         for kind, count in stage.items():
-            attention.append(_attention(model, kind, attention_tp, count))
+            if kind.mixer == "attention":
+                attention.append(_attention(model, kind, attention_tp, count))
             grouped: list[Operator] = []
             for operator in _products(model, kind.name, attention_tp):
-                around = operator.module is Module.ATTENTION
+                around = operator.module in (Module.ATTENTION, Module.STATE)
                 product = shard(operator, own_heads if around else shared)
                 if product.kind is OperatorKind.GROUPED_GEMM:
                     grouped.append(product)
@@ -260,6 +283,7 @@ class RankWork:
             dense_layers=layers - expert_layers,
             expert_layers=expert_layers,
             weight_bytes=own + (outer if pp == 1 else outer / 2),
+            state=_state(model, stage, attention_tp),
             cache_elements=sum(block.layers * block.read_width for block in attention),
         )
 
@@ -271,6 +295,23 @@ def _products(model: Transformer, kind: str, tp: int) -> list[Operator]:
     layer = expand_layer(model, Lowering(), sequences=1, sequence_length=1, kind=kind)
     products = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
     return [o for o in layer.forward if o.kind in products and not o.in_attention_core]
+
+
+def _state(model: Transformer, stage: Mapping[LayerKind, int], tp: int) -> StateWork | None:
+    """State mixers of a stage; None of a model without."""
+    mixer = model.state
+    if mixer is None:
+        return None
+    counts = {kind.name: count for kind, count in stage.items() if kind.mixer == "state"}
+    length, kind = mixer.chunk, next(iter(counts))
+    layer = expand_layer(model, Lowering(), sequences=1, sequence_length=length, kind=kind)
+    own = [o for o in layer.forward if o.module is Module.STATE and o.kind is not OperatorKind.GEMM]
+    return StateWork(
+        layers=sum(counts.values()),
+        held=mixer.state_bytes() / tp,
+        token_flops=math.fsum(operator.flops for operator in own) / length / tp,
+        token_bytes=math.fsum(operator.bytes for operator in own) / length / tp,
+    )
 
 
 def _attention(model: Transformer, kind: LayerKind, tp: int, layers: int) -> Attention:

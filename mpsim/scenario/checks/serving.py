@@ -41,10 +41,26 @@ def check_server(scenario: Written) -> Iterator[Problem]:
 
 
 def check_service_state(scenario: Written) -> Iterator[Problem]:
-    """Refuse layers that carry a state in place of keys and values."""
-    if scenario.transformer.layer_pattern:
-        message = f"got {scenario.transformer.name}, whose layers carry states or lack attention or MLP, which services do not simulate; take a model of attention alone"
+    """Refuse what services do not simulate of layers that carry a state in place of keys and values."""
+    model, serving = scenario.transformer, scenario.service
+    if model.state is None:
+        return
+    if not any(kind.mixer == "attention" for kind in model.kinds):
+        message = f"got {model.name} without attention, whose requests no cache limits; needed a hybrid: some layers with attention"
         yield Problem(message, "model")
+    tp = scenario.parallelism.tp // serving.attention_dp
+    if tp and model.state.heads % tp:
+        message = f"got {tp}, which does not divide the {model.state.heads} heads of the state; needed a divisor"
+        yield Problem(message, "parallelism.tp")
+    apart = {
+        "serving.disaggregated": serving.disaggregated is not None,
+        "serving.speculation": serving.speculation is not None,
+        "serving.workload.shared_prefix": serving.workload.shared_prefix > 0,
+    }
+    for key, given in apart.items():
+        if given:
+            message = f"is not simulated for {model.name}, whose layers carry states; leave it out"
+            yield Problem(message, key)
 
 
 def check_service_vision(scenario: Written) -> Iterator[Problem]:
