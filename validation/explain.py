@@ -1,6 +1,6 @@
 """Faults on trial: recordings with known faults, explained: which cause comes first, its seconds, and alarms on clean ones.
 
-Covers: 60 simulated recordings of `tests/faults.py` (half with two faults), 20 clean ones, and the real ones of validation/measured/explained. Question: can an explanation be believed?
+Covers: twice 60 simulated recordings of `tests/faults.py` (half with two faults) and 20 clean ones, pipelines, faults spliced into a real recording, and the real ones of validation/measured/explained. Question: can an explanation be believed?
 
 Run from any folder, with mpsim installed (two minutes): python validation/explain.py [--check]. It writes validation/explain.md.
 """
@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,14 +22,22 @@ from mpsim.explain import Explanation, explain
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from tests import faults as trial  # noqa: E402 - beside the package
+from tests import spliced as splicing  # noqa: E402
 
 PAGE, REAL = HERE / "explain.md", HERE / "measured" / "explained"
 COUNT, CLEAN, NEAR, ALARM = 60, 20, 0.15, 0.05
+SHARES = (0.15, 0.25, 0.4)
+"""Of a step, that a spliced fault adds; rules were made in sight of the first two."""
 HEAD = """# Faults on trial
 
-Recordings whose faults are known, explained by `mpsim explain`. Simulated ones are those of `tests/faults.py`: four ranks of DDP on H100 with the names of kernels as torch.profiler writes them, noise of
-1 %, every fault in turn with 12 to 35 % of the step, half of them with a second one. They come from the simulator itself, so they try the taking apart of a trace, not the prediction. Written by
-`python validation/explain.py`.
+Recordings whose faults are known, explained by `mpsim explain`. Written by `python validation/explain.py`.
+
+- *Tuned*: 60 simulated recordings of `tests/faults.py`, in whose sight the rules were made: four ranks of DDP on H100, names of kernels as torch.profiler writes them, noise of 1 %, every fault in turn with 12 to
+  35 % of the step, half of them with a second one.
+- *Held out*: 60 more, of another model, with other names of kernels and twice the noise, drawn after the rules were made; nothing was changed after they were scored.
+- *Spliced*: real recordings of two gloo ranks into which faults were let to the microsecond (`tests/spliced.py`): operators, gaps and noise are real. Rules were made in sight of the clean recording with 15 and 25 to 30 %.
+
+Simulated recordings come from the simulator itself, so they try the taking apart of a trace, not the prediction.
 
 """
 
@@ -55,22 +64,55 @@ class Tried(NamedTuple):
         )
 
 
-def simulated() -> tuple[list[Tried], list[Explanation]]:
+def simulated(*, held_out: bool) -> tuple[list[Tried], list[Explanation]]:
     """Faulty recordings, and clean ones."""
-    result, kernels = trial.simulated()
+    result, kernels = trial.simulated(trial.OTHER if held_out else trial.SCENARIO)
+    names, noise = (trial.OTHER_NAMES, 0.02) if held_out else (trial.NAMES, 0.01)
+    first, quiet = (COUNT, 2000) if held_out else (0, 1000)
     step, tried, clean = float(result.summary["step_time_s"]), [], []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(COUNT):
+        for number in range(first, first + COUNT):
             chosen = trial.drawn(number, step)
-            truth = trial.seconds_of(kernels, chosen, number)
-            files = trial.write(trial.recorded(kernels, chosen, number), Path(folder))
-            tried.append(
-                Tried(max(truth, key=lambda name: truth[name]), truth, explain(result, files))
-            )
-        for number in range(CLEAN):
-            files = trial.write(trial.recorded(kernels, {}, 1000 + number), Path(folder))
-            clean.append(explain(result, files))
+            truth = trial.seconds_of(kernels, chosen, number, noise=noise)
+            traces = trial.recorded(kernels, chosen, number, noise=noise)
+            said = explain(result, trial.write(traces, Path(folder), names))
+            tried.append(Tried(max(truth, key=lambda name: truth[name]), truth, said))
+        for number in range(quiet, quiet + CLEAN):
+            traces = trial.recorded(kernels, {}, number, noise=noise)
+            clean.append(explain(result, trial.write(traces, Path(folder), names)))
     return tried, clean
+
+
+def staged() -> list[tuple[str, Tried]]:
+    """Pipelines that ran otherwise than the scenario says."""
+    result, found = mpsim.simulate(mpsim.Scenario.from_mapping(trial.STAGED)), []
+    step = float(result.timeline.step_time_s)
+    with tempfile.TemporaryDirectory() as folder:
+        for how, (cause, changes) in trial.RUNS.items():
+            took, files = trial.staged(changes, Path(folder), 1)
+            found.append((how, Tried(cause, {cause: took - step}, explain(result, files))))
+    return found
+
+
+def spliced() -> list[tuple[str, list[Tried]]]:
+    """Real recordings with a fault let into them, by what was done."""
+    base = REAL / "clean"
+    result, files = (
+        mpsim.simulate(mpsim.load(base / "scenario.yaml")),
+        sorted(base.glob("rank*.json.gz")),
+    )
+    clean, found = explain(result, files).measured, []
+    with tempfile.TemporaryDirectory() as folder:
+        for how, (cause, _, one) in splicing.FAULTS.items():
+            tried = []
+            for share in SHARES:
+                for late in (0, 1) if one else (0,):
+                    said = explain(
+                        result, splicing.splice(files, how, share * clean, Path(folder), late)
+                    )
+                    tried.append(Tried(cause, {cause: said.measured - clean}, said))
+            found.append((how, tried))
+    return found
 
 
 def real() -> list[tuple[str, Tried]]:
@@ -87,42 +129,67 @@ def real() -> list[tuple[str, Tried]]:
     return found
 
 
-def page() -> str:
-    """The page as Markdown."""
-    tried, clean = simulated()
-    right = sum(each.cause == each.first for each in tried)
-    near = sum(each.error <= NEAR for each in tried)
-    alarms = sum(
-        any(cause.seconds > ALARM * each.measured for cause in each.causes) for each in clean
-    )
-    lines = [
-        HEAD,
-        "| | asked | got |\n| --- | ---: | ---: |\n",
-        f"| first cause right | 85% | {right / COUNT:.0%} ({right} of {COUNT}) |\n",
-        f"| its seconds within 15% | | {near / COUNT:.0%} |\n",
-        f"| clean recordings with a cause above 5% of the step | 0 | {alarms} of {CLEAN} |\n\n",
-        "## Which fault was named first\n\n",
-    ]
+def _named(tried: list[Tried]) -> Iterator[str]:
     names = [*trial.FAULTS, "none"]
     named = Counter((each.first, each.cause) for each in tried)
-    lines.append(
-        f"| fault | {' | '.join(name.replace('_', ' ') for name in names)} |\n| --- |{' ---: |' * len(names)}\n"
-    )
+    yield f"| fault | {' | '.join(name.replace('_', ' ') for name in names)} |\n| --- |{' ---: |' * len(names)}\n"
     for fault in trial.FAULTS:
         cells = " | ".join(str(named[fault, name] or "") for name in names)
-        lines.append(f"| {fault.replace('_', ' ')} | {cells} |\n")
-    lines.append(
-        "\nUneven stages, imbalance of experts and bubbles beyond the schedule's are named and not tried here.\n\n## Real recordings\n\n"
-    )
-    lines.append(
-        "| recording | fault | named first | true (ms) | said (ms) | unexplained (ms) |\n| --- | --- | --- | ---: | ---: | ---: |\n"
-    )
-    for name, each in real():
+        yield f"| {fault.replace('_', ' ')} | {cells} |\n"
+
+
+def _each(rows: list[tuple[str, Tried]]) -> Iterator[str]:
+    yield "| recording | fault | named first | true (ms) | said (ms) | unexplained (ms) |\n| --- | --- | --- | ---: | ---: | ---: |\n"
+    for name, each in rows:
         said = f"{1e3 * each.said.causes[0].seconds:.0f}" if each.said.causes else "0"
-        lines.append(
-            f"| {name} | {each.first} | {each.cause} | {1e3 * each.truth[each.first]:.0f} | {said} | {1e3 * each.said.unexplained:.0f} |\n"
-        )
+        yield f"| {name} | {each.first} | {each.cause} | {1e3 * each.truth[each.first]:.0f} | {said} | {1e3 * each.said.unexplained:.0f} |\n"
+
+
+def page() -> str:
+    """The page as Markdown."""
+    both = [simulated(held_out=held_out) for held_out in (False, True)]
+    let = spliced()
+    sets = [*(tried for tried, _ in both), [each for _, tried in let for each in tried]]
+    right = [f"{sum(each.cause == each.first for each in tried)} of {len(tried)}" for tried in sets]
+    near = [f"{sum(each.error <= NEAR for each in tried) / len(tried):.0%}" for tried in sets]
+    alarms = [
+        f"{sum(any(cause.seconds > ALARM * each.measured for cause in each.causes) for each in clean)} of {len(clean)}"
+        for _, clean in both
+    ]
+    lines = [
+        HEAD,
+        "| | asked | tuned | held out | spliced |\n| --- | ---: | ---: | ---: | ---: |\n",
+        f"| first cause right | 85% | {' | '.join(right)} |\n",
+        f"| its seconds within 15% | | {' | '.join(near)} |\n",
+        f"| clean recordings with a cause above 5% of the step | 0 | {' | '.join(alarms)} | |\n\n",
+        "## Which fault was named first, held out\n\n",
+        *_named(both[1][0]),
+        "\n## The same, tuned\n\n",
+        *_named(both[0][0]),
+        "\n## Pipelines\n\nFour stages of 1F1B that ran with other layers, or with fewer and larger microbatches, than the scenario says (`tests/faults.py`). Imbalance of experts is named and not tried here.\n\n",
+        *_each(staged()),
+        "\n## Spliced\n\nEach with 15, 25 and 40 % of the step, those of one rank with either.\n\n| what was done | cause | right | within 15% | else named |\n| --- | --- | ---: | ---: | --- |\n",
+    ]
+    for how, tried in let:
+        good = sum(each.cause == each.first for each in tried)
+        close = sum(each.error <= NEAR for each in tried)
+        other = ", ".join(sorted({each.cause for each in tried} - {tried[0].first}))
+        lines.append(f"| {how} | {tried[0].first} | {good} of {len(tried)} | {close} | {other} |\n")
+    lines += [
+        "\n## Real recordings\n\nAs recorded, `validation/measured/explained`. More are made by `validation/measured/record_faults.py`, for DDP, FSDP2, tensor parallelism and pipelines; on a machine that others use their truth is as\nuncertain as the noise, so none is committed. Where its sleep is exact, the cause was right on such a machine too; slower kernels and throttled ranks drowned.\n\n",
+        *_each(real()),
+        *LIMITS,
+    ]
     return "".join(lines)
+
+
+LIMITS = (
+    "\n## Limits\n\n",
+    "- What is inferred explains no more than measured minus predicted: on a machine that the scenario takes for slower than it is, a fault hides in the difference (`mpsim calibrate --from` first).\n",
+    "- A lower clock and slower products alone differ only by the other classes; below a fifth of the step they are taken for each other.\n",
+    "- Two steps of a busy machine hold pauses of others: they are told as pauses.\n",
+    "- A rank whose neighbour was not recorded waits for it as for a slow link.\n",
+)
 
 
 def main() -> int:

@@ -67,17 +67,17 @@ def watch(
         known.predicted = predicted
         stopped = interrupted = False
         while not stopped:
-            for change in follow(known, log, seconds):
-                note(
-                    f"step {change.step}: {change.share:+.1%}, {change.before_s:.4g} s before, {change.after_s:.4g} s since"
-                )
+            try:
+                for change in follow(known, log, seconds):
+                    note(
+                        f"step {change.step}: {change.share:+.1%}, {change.before_s:.4g} s before, {change.after_s:.4g} s since"
+                    )
+                stopped = not keep_on
+                time.sleep(_EVERY_S if keep_on else 0.0)
+            except KeyboardInterrupt:  # with what was read so far
+                stopped = interrupted = True
             if state is not None:
                 known.save(state)
-            stopped = not keep_on
-            try:
-                time.sleep(_EVERY_S if keep_on else 0.0)
-            except KeyboardInterrupt:
-                stopped = interrupted = True
         told = known.told(steps, None if cost is None else float(cost) / predicted)
     except FormatError as error:
         raise typer.BadParameter(str(error), param_hint="LOG") from error

@@ -133,8 +133,9 @@ def causes_of(result: Result, account: Account) -> list[Cause]:
     """
     expected = Expected.of(result)
     found: dict[str, Cause] = {}
-    for each in _found(result, account, expected):  # of one cause told twice the first words stand
-        before = found.get(each.cause)
+    for each in _found(result, account, expected):
+        if (before := found.get(each.cause)) and each.seconds > before.seconds:
+            before, each = each, before  # of one cause told twice the words of the larger stand
         found[each.cause] = each if before is None else before._replace(seconds=before.seconds + each.seconds)  # fmt: skip
     step = float(account.steps.mean())
     shown = [each for each in found.values() if each.cause in _SHOWN and each.seconds > _LEAST * step]  # fmt: skip

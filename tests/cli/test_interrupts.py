@@ -152,6 +152,36 @@ def test_a_pool_that_is_left_by_an_error_leaves_no_process():
         time.sleep(0.01)
 
 
+def test_watch_tells_and_keeps_what_it_read(mpsim_cli, scenarios, monkeypatch, tmp_path):
+    """Ctrl-C is how a watch ends: the answer is of all that was read, and a restart goes on behind it."""
+    log, state = tmp_path / "run.jsonl", tmp_path / "state.json"
+    log.write_text("".join(f'{{"step": {n}, "step_time_s": 0.5}}\n' for n in range(30)))
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    words = ("--scenario", scenarios / "quickstart.yaml", "--state", state, "--follow", "--json")
+    done = mpsim_cli("watch", log, *words)
+    assert done.code == 130
+    assert json.loads(done.out)["step"] == 29
+    assert json.loads(state.read_text())["place"] == log.stat().st_size
+
+
+def test_explain_interrupted_while_it_reads_has_no_answer(mpsim_cli, monkeypatch, tmp_path):
+    """Half of the ranks explain nothing: one line, and nothing on stdout."""
+    import mpsim.explain.explanation as module
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "read_recordings", interrupt)
+    real = os.path.join(os.path.dirname(__file__), *"../../validation/measured/explained/clean".split("/"))  # fmt: skip
+    done = mpsim_cli("explain", f"{real}/scenario.yaml", f"{real}/rank0.json.gz")
+    assert (done.code, done.out) == (130, "")
+    assert done.err.rstrip().endswith("interrupted")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_modules_are_imported_is_one_line(number):
     """The first third of a second of every command: no traceback of whatever was being imported, and the exit code of any interrupt."""

@@ -161,3 +161,15 @@ def test_a_fault_spliced_into_a_real_recording_is_named(how: str, tmp_path: Path
     assert said.causes[0].cause == cause
     assert said.causes[0].ranks == ((1,) if one else (0, 1))
     assert said.causes[0].seconds == pytest.approx(said.measured - clean, rel=0.3)
+
+
+@pytest.mark.parametrize("how", sorted(trial.RUNS))
+def test_a_pipeline_that_ran_otherwise_is_named_with_its_seconds(how: str, tmp_path: Path) -> None:
+    """Stages with other layers, and fewer microbatches, as against the scenario; what ran as it says has no cause."""
+    cause, changes = trial.RUNS[how]
+    result = mpsim.simulate(mpsim.Scenario.from_mapping(trial.STAGED))
+    step, files = trial.staged(changes, tmp_path, 1)
+    said = explain(result, files)
+    assert [each.cause for each in said.causes] == ([] if cause == "none" else [cause])
+    if said.causes:
+        assert said.causes[0].seconds == pytest.approx(step - result.timeline.step_time_s, rel=0.15)
