@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -176,8 +177,8 @@ def test_explain_interrupted_while_it_reads_has_no_answer(mpsim_cli, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "read_recordings", interrupt)
-    real = os.path.join(os.path.dirname(__file__), *"../../validation/measured/explained/clean".split("/"))  # fmt: skip
-    done = mpsim_cli("explain", f"{real}/scenario.yaml", f"{real}/rank0.json.gz")
+    real = Path(__file__).parents[2] / "validation" / "measured" / "explained" / "clean"
+    done = mpsim_cli("explain", real / "scenario.yaml", real / "rank0.json.gz")
     assert (done.code, done.out) == (130, "")
     assert done.err.rstrip().endswith("interrupted")
 
