@@ -293,13 +293,17 @@ class ServicePlan:
         if choice.draft == N_GRAM:
             return Draft(acceptance)
         heads = choice.draft == HEADS
+        model = last_layer(self.model) if heads else find_model(choice.draft)
         work = RankWork.of(
-            last_layer(self.model) if heads else find_model(choice.draft),
+            model,
             tp=self.tp,
             ep=self.ep if heads else 1,
             attention_dp=self.attention_dp,
             weights=self.weight_format,
             wide=FORMATS["bf16"],
+            wide_roles=wide_in(model, self.weights),
+            imbalance=self.imbalance,
+            spread=self.popularity,
         )
         # a layer of the model's own shares embedding and head with it
         copies = (1.0 if self.model.tied_embeddings else 2.0) if heads else 0.0
