@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Name, Section, Shorthand, Span, Time, Within, gather_overrides
+from mpsim.scenario.fields import (
+    Name,
+    PriceRate,
+    Section,
+    Shorthand,
+    Span,
+    Time,
+    Within,
+    gather_overrides,
+)
 from mpsim.units import Dimension
 
 __all__ = [
@@ -153,6 +162,10 @@ class ServiceLevel(Section):
 class PoolChoice(Section):
     """Layout of the instances of one pool."""
 
+    accelerator: Name | None = None
+    """Accelerator of this pool's nodes, whose links are those of the cluster (see 'mpsim show accelerators'); left out, that of the cluster."""
+    price_per_hour: PriceRate | None = None
+    """Price of such an accelerator; left out, that of the catalog."""
     tp: Degree = 1
     """Tensor parallel ranks of a stage."""
     pp: Degree = 1

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from mpsim.errors import Problem, ScenarioError, nearest
+from mpsim.hardware import accelerator
 from mpsim.scenario import Scenario, check
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.scenario.serving import PoolChoice
@@ -91,8 +92,16 @@ def _pool_plan(scenario: Scenario, pool: PoolChoice, name: str) -> ServicePlan:
             for problem in error.problems
         ]
         raise ScenarioError(scenario.locate(moved)) from None
+    cluster = plan.cluster
+    if pool.accelerator is not None:
+        chip = accelerator(pool.accelerator)
+        if pool.price_per_hour is not None:
+            chip = dataclasses.replace(chip, price_per_hour=pool.price_per_hour)
+        node = dataclasses.replace(cluster.node, accelerator=chip)
+        cluster = dataclasses.replace(cluster, node=node)
     return dataclasses.replace(
         plan,
+        cluster=cluster,
         engine=engine,
         attention_dp=pool.attention_dp,
         replicas=pool.replicas,

@@ -120,6 +120,17 @@ def _row_sums(plan: ServicePlan, served: Served) -> dict[str, RowSums]:
     }
 
 
+def _price(plan: ServicePlan) -> float | None:
+    """Price of all accelerators for an hour; None where that of any is not known."""
+    prices = [
+        (pool.cluster.accelerator.price_per_hour, pool.pool_accelerators)
+        for pool in plan.pools.values()
+    ]
+    if any(price is None for price, _ in prices):
+        return None
+    return math.fsum((price or 0.0) * count for price, count in prices)
+
+
 def _running(served: Served) -> float:
     """Time in which instances ran, their sum [s]."""
     return math.fsum(end - begin for _, begin, end in served.running)
@@ -274,7 +285,7 @@ def summarise(
     accelerators = plan.accelerators
     energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= duration / served.end if served.end else 0.0
-    price = plan.cluster.accelerator.price_per_hour
+    price = _price(plan)
     paid = _running(served) / served.end / plan.replicas if served.running else 1.0
     return {
         "accelerators": accelerators,
@@ -314,7 +325,7 @@ def summarise(
         "energy_j_per_output_token": energy / output if output else None,
         "cost_per_million_output_tokens": None
         if price is None or not output
-        else price * accelerators * paid * duration / _HOUR / output * _MEGA,
+        else price * paid * duration / _HOUR / output * _MEGA,
         **({"percentile_error": served.folded.error} if served.folded else {}),
         "warnings": _warnings(plan, served, state, promise, parts),
     }

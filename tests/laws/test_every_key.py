@@ -314,6 +314,7 @@ VALUES: dict[str, list[object]] = {
     "recompute_keeps": [["output"], ["query", "up"]],
     "engine": [{"max_tokens": 64}, {"step_time": "1 ms"}, "simpy"],
     "draft": ["n-gram"],
+    "accelerator": ["h200-sxm"],
     "by_position": [[0.9]],
     "server": [{"max-num-batched-tokens": 64}],
     "trace": ["absent.csv"],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mpsim.errors import Problem
+from mpsim.errors import Problem, nearest
+from mpsim.hardware import accelerator, accelerator_names
 from mpsim.scenario.checks.machine import absent_parts
 from mpsim.scenario.servers import server_problems
 from mpsim.scenario.serving import PoolChoice
@@ -92,6 +93,7 @@ class _Instances(NamedTuple):
     kv_blocks: int | None
     layout: str
     section: str
+    chip: str | None = None
 
     @property
     def accelerators(self) -> int:
@@ -110,7 +112,7 @@ def _pools(scenario: Written) -> list[_Instances]:
         key = f"serving.disaggregated.{name}"
         weights = pool.weights or serving.weights
         own = (pool.attention_dp, pool.replicas, weights, pool.kv_blocks)
-        found.append(_Instances(pool.tp, pool.pp, pool.ep, *own, key, key))
+        found.append(_Instances(pool.tp, pool.pp, pool.ep, *own, key, key, pool.accelerator))
     return found
 
 
@@ -158,6 +160,26 @@ def check_pools(scenario: Written) -> Iterator[Problem]:
     if first != second:
         message = f"got {second}, but prompts come with keys and values in {first}; needed the same in both pools"
         yield Problem(message, "serving.disaggregated.decode.kv")
+
+
+def check_pool_chips(scenario: Written) -> Iterator[Problem]:
+    """Refuse accelerators that nobody knows, prices of none, and pools of two kinds that share a node."""
+    pools = scenario.service.disaggregated
+    if pools is None:
+        return
+    for name in ("prefill", "decode"):
+        pool: PoolChoice = getattr(pools, name)
+        key = f"serving.disaggregated.{name}"
+        if pool.accelerator is not None and pool.accelerator not in accelerator_names():
+            message = f"unknown accelerator {pool.accelerator[:60]!r}; {nearest(pool.accelerator, accelerator_names())}"
+            yield Problem(message, f"{key}.accelerator")
+        if pool.price_per_hour is not None and pool.accelerator is None:
+            message = f"is the price of {key}.accelerator, which is left out; give cluster.price_per_hour, or the accelerator"
+            yield Problem(message, f"{key}.price_per_hour")
+    first, each = _pools(scenario)[0].accelerators, scenario.hardware.node.accelerators
+    if pools.prefill.accelerator != pools.decode.accelerator and first % each:
+        message = f"got {first} accelerators to prefill on nodes of {each}, and others to decode; needed whole nodes: a multiple of {each}"
+        yield Problem(message, "serving.disaggregated.prefill")
 
 
 def check_autoscale(scenario: Written) -> Iterator[Problem]:
@@ -250,10 +272,10 @@ def check_service_experts(scenario: Written) -> Iterator[Problem]:
 
 def check_service_precision(scenario: Written) -> Iterator[Problem]:
     """Refuse weights in a format that the accelerator cannot multiply."""
-    chip = scenario.hardware.accelerator
-    has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]
-    usable = ", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"])
     for pool in _pools(scenario):
+        chip = accelerator(pool.chip) if pool.chip else scenario.hardware.accelerator
+        has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]
+        usable = ", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"])
         need = _COMPUTE.get(pool.weights)
         if need is not None and need not in chip.peak_flops:
             message = f"got {pool.weights}, but {chip.name} has no {need}; needed one of {usable}"
