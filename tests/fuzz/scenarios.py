@@ -348,6 +348,27 @@ def _mix(data: Data, degrees: dict[str, int], rng: Random) -> None:
             training["batch_per_replica"] = [half + micro, half - micro]
 
 
+def _modernise(data: Data, rng: Random) -> None:
+    """Give a service what came later: hybrids, autoscaling, options in the engine's words, placed experts."""
+    serving = data["serving"]
+    if _chance(rng, 0.12) and data.get("model") in ("llama3-8b", "llama2-7b"):
+        data["model"] = rng.choice(["nemotron-h-8b", "qwen3-next-80b-a3b"])
+    if _chance(rng, 0.15) and "disaggregated" not in serving:
+        serving["autoscale"] = {
+            "load": rng.choice([1, 5, 30]),
+            "startup": rng.choice(["0 s", "2 s"]),
+            "interval": rng.choice(["0.1 s", "3 s"]),
+            "patience": rng.choice(["0 s", "5 s"]),
+        }
+    if _chance(rng, 0.1) and serving["engine"] == "vllm-v1":
+        data["server"] = {"max-num-seqs": rng.choice([4, 64]), "gpu-memory-utilization": 0.8}
+    if _chance(rng, 0.2) and "speculation" in serving:
+        serving["speculation"]["by_position"] = [0.9]
+    if _chance(rng, 0.5) and "mixtral" in str(data["model"]):
+        data["model"] = {"preset": data["model"], "moe": {"imbalance": 1.4}}
+        serving["engine"] = {"preset": serving["engine"], "eplb": True}
+
+
 def _service(rng: Random) -> Data:
     """A stream of requests."""
     cluster, world, _ = _cluster(rng)
@@ -416,6 +437,7 @@ def _service(rng: Random) -> Data:
         data["variation"] = {"slow": [{"node": rng.randrange(2), "speed": 0.6}]}
     data["serving"] = serving
     data["simulation"] = {"seed": rng.randrange(100)}
+    _modernise(data, Random(data["name"]))  # of its own, so that seeds keep their scenarios
     return data
 
 

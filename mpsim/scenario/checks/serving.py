@@ -32,8 +32,8 @@ _DRAWN: Final = ("jitter", "network_jitter", "experts", "links")
 def check_job(scenario: Written) -> Iterator[Problem]:
     """Refuse a scenario that trains and serves."""
     if scenario.training is not None and scenario.serving is not None:
-        message = "got both training and serving; needed one of them: leave the other out"
-        yield Problem(message, "serving")
+        key = "serving" if scenario.server is None else "server"
+        yield Problem(f"got both training and {key}; needed one of them: leave the other out", key)
 
 
 def check_server(scenario: Written) -> Iterator[Problem]:
