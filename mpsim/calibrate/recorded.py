@@ -100,7 +100,7 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
 
 
 def _over(base: Fit, found: Fit) -> Fit:
-    """What was known, and what was found in its place."""
+    """The known constants and curves, with the found ones in their place."""
     kernels = {(line.kind, line.phase): line for line in (*base.kernels, *found.kernels)}
     collectives = {(line.kind, line.ranks, line.domains): line for line in (*base.collectives, *found.collectives)}  # fmt: skip
     return Fit({**base.constants, **found.constants}, tuple(kernels.values()), tuple(collectives.values()), base.framework, found.scores)  # fmt: skip
@@ -147,7 +147,7 @@ def _kernels(sources: Sequence[Source], more: Iterable[Measurement]) -> Iterator
 
 
 def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
-    """Of a host that computes, the cost of a call: what operators take beside those that are named, and the small gaps between them."""
+    """The cost of a call on a host that computes: what operators take beside those that are named, and the small gaps between them."""
     habits, expected, program = dict(base.framework), Expected.of(result), result.timeline.program
     if taken.device or "launch_cost" not in habits:
         return habits
@@ -253,7 +253,7 @@ def _level(result: Result, frame: Frame, base: Fit, seconds: float) -> Calibrate
     for _ in range(_LEVELS):
         peaks = {name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in _rates(known).items()}  # fmt: skip
         chip = {**known, "peak_flops": peaks, "memory_bandwidth": _scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor)}  # fmt: skip
-        moved = {key: _slower(one, factor) for key, one in base.constants.items()}
+        moved = {key: _slower(constant, factor) for key, constant in base.constants.items()}
         curves = tuple(dataclasses.replace(line, times=tuple(factor * time for time in line.times)) for line in base.kernels)  # fmt: skip
         frame = dataclasses.replace(frame, accelerator=chip)
         fit = dataclasses.replace(base, constants=moved, kernels=curves)

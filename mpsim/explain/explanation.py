@@ -138,7 +138,7 @@ def log_step(result: Result, files: Sequence[Path]) -> float:
 
 
 def read_ranks(files: Sequence[Path]) -> list[Spans]:
-    """What every rank was recorded to do, in the order of ranks."""
+    """Read the spans of every rank, in the order of ranks."""
     return _ranks(_read(files, None))
 
 

@@ -189,7 +189,7 @@ def _args(event: Event) -> Mapping[str, object]:
 
 
 class _Kernel(NamedTuple):
-    """What an operator computes: its name as `mpsim measure` has it, number format, sizes and words."""
+    """Computation of an operator: its name as `mpsim measure` has it, number format, sizes and words."""
 
     op: str
     dtype: str
@@ -311,7 +311,7 @@ def _is_shape(value: object) -> bool:
 
 
 def _computed(name: str, args: Mapping[str, object], tokens: set[int]) -> _Kernel | None:
-    """What an operator computes, of the shapes and formats of its operands; None where it is none of ours."""
+    """Computation of an operator, by the shapes and formats of its operands; None where it is none of ours."""
     dims, types = args.get("Input Dims"), args.get("Input type")
     backward = "_backward" in name
     op = "gemm" if name in _PRODUCTS else _ROWS.get(name.partition("_backward")[0], "")

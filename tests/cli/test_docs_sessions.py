@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mpsim.training.memory.account import memory_constants
+from tests import faults
 from tests.conftest import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,6 +149,8 @@ def test_a_page_runs_from_its_first_line_to_its_last(page, folder, mpsim_cli):
             else (folder / source).read_text(encoding="utf-8")
         )
         (folder / name).write_text(text, encoding="utf-8")
+    if page.name == "explain.md":
+        recordings(folder)
     failed, count, left = [], 0, set()
     for kind, line, shown in steps(page):
         if kind == "write":
@@ -173,6 +177,19 @@ def test_a_page_runs_from_its_first_line_to_its_last(page, folder, mpsim_cli):
     lines = [line for kind, line, _ in steps(page) if kind == "run"]
     elsewhere = all(any(part in line for part in ELSEWHERE) for line in lines)
     assert count or elsewhere or os.environ.get("MPSIM_EVERY_LINE") != "1"
+
+
+def recordings(folder: Path) -> None:
+    """What the readers of explain.md recorded: a run with each fault of the trial, 15 % of the step, and a pipeline that ran with other layers."""
+    (folder / "run.yaml").write_text(yaml.safe_dump(faults.SCENARIO), encoding="utf-8")
+    (folder / "stages.yaml").write_text(yaml.safe_dump(faults.STAGED), encoding="utf-8")
+    result, kernels = faults.simulated()
+    for fault in faults.FAULTS:
+        share = 0.4 if fault == "slow_link" else 0.15
+        size = {fault: share * float(result.summary["step_time_s"])}
+        faults.write(faults.recorded(kernels, size, 4), folder / fault.replace("_", "-"))
+    for how, name in (("second stage has more", "uneven-stages"), ("half as many microbatches", "schedule-bubble")):  # fmt: skip
+        faults.staged(faults.RUNS[how][1], folder / name, 1)
 
 
 def outputs(words: list[str], target: str) -> set[str]:
