@@ -7,6 +7,7 @@ import pytest
 from mpsim.hardware import build_cluster
 from mpsim.scenario import Scenario
 from mpsim.serving.bounds import bound_service
+from mpsim.serving.engines import engine_for
 from mpsim.serving.intervals import intervals, setting_of
 from mpsim.serving.planning import make_service
 from mpsim.serving.result import run_service
@@ -90,3 +91,23 @@ def test_a_bound_counts_the_tokens_that_drafts_spare():
     for bound, run in zip(bounds, runs, strict=True):
         assert bound.duration <= run.summary["duration_s"]
     assert bounds[1].busy < 0.6 * bounds[0].busy
+
+
+@pytest.mark.parametrize(
+    ("words", "preset"),
+    [
+        ("vLLM 0.10.1.1", "vllm-v1"),
+        ("vLLM 0.10.4", "vllm-v1"),
+        ("vLLM v0.15.1", "vllm-async"),
+        ("vLLM 0.2.7", "vllm-2023-eager"),
+        ("vLLM 0.3.3", "vllm-0.5"),
+        ("TensorRT-LLM v0.14.0", "tensorrt-llm-0.14"),
+        ("TensorRT-LLM 0.21.0", "tensorrt-llm-0.17"),
+        ("TensorRT-LLM 1.2.0rc6.post3", "tensorrt-llm-1.x"),
+    ],
+)
+def test_a_version_is_read_whole(words: str, preset: str) -> None:
+    """0.10.1.1 is no 0.1, 0.10.4 no 0.4, and a letter before a version says nothing."""
+    found = engine_for(words)
+    assert found is not None
+    assert found.name == preset
