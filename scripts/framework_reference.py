@@ -97,15 +97,15 @@ def _text(value: object) -> str:
 
 
 def _presets() -> Iterator[str]:
-    """A line for each preset, with its aliases."""
+    """All presets, with their aliases in brackets; ``mpsim show frameworks`` prints their titles."""
     aliases = framework_aliases()
-    yield "## Presets\n"
-    for name in framework_names():
-        if name in aliases:
-            continue
-        others = [f"`{alias}`" for alias, meant in aliases.items() if meant == name]
-        called = f", also {', '.join(others)}" if others else ""
-        yield f"- `{name}`{called}: {framework(name).title}"
+    yield "## Presets\n\n`mpsim show frameworks` says which software and years each stands for.\n"
+    called = {name: [f"`{name}`"] for name in framework_names() if name not in aliases}
+    for alias, name in aliases.items():
+        called[name].append(f"`{alias}`")
+    yield ", ".join(
+        f"{name} ({', '.join(others)})" if others else name for name, *others in called.values()
+    )
 
 
 if __name__ == "__main__":
