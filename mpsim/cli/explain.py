@@ -48,5 +48,6 @@ def explain(
         if told.recorded is None:
             raise typer.BadParameter("a log has no timeline; leave it out", param_hint="--plot")
         titles = (f"simulated: {told.scenario}", "recorded")
-        draw(timelines_chart(titles, (result.timeline, told.recorded.timeline)), plot)
+        both = (result.timeline, told.recorded.timeline)
+        draw(timelines_chart(titles, both, shaded=told.shaded), plot)
     print_answer(told, as_json=as_json)

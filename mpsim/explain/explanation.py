@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.errors import FormatError
 from mpsim.explain.account import account
@@ -15,12 +18,14 @@ from mpsim.formats.recorded_step import RecordedStep, read_recordings, recorded_
 from mpsim.formats.spans import Spans
 from mpsim.formats.training_log import read_log
 from mpsim.result import Result
+from mpsim.result.intervals import Cover
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity, percent
 
 __all__ = ["Explanation", "explain", "is_log", "log_step", "read_ranks"]
 
 Progress = Callable[[int, int], None]
+_MARKS = {"data_stall": "loader", "extra_recompute": "recompute", "synchronisation": "sync"}
 _LOGS = (".log", ".txt", ".out", ".err", ".jsonl")
 
 
@@ -38,6 +43,8 @@ class Explanation(Shown):
         What the recording cannot show.
     recorded : RecordedStep or None
         The step of median length; None of a log.
+    shown : mapping of str to float64[n, 2]
+        When causes that a trace shows as themselves were on, in that step, by cause [s].
     """
 
     scenario: str
@@ -46,6 +53,16 @@ class Explanation(Shown):
     causes: tuple[Cause, ...]
     unseen: tuple[str, ...]
     recorded: RecordedStep | None
+    shown: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def shaded(self) -> tuple[Mapping[str, NDArray[np.float64]], Mapping[str, NDArray[np.float64]]]:
+        """Spans of the simulated step and of the recorded one in which they differ: what only one of them has [s]."""
+        longer = self.measured - self.predicted
+        ends = np.array([sorted((self.measured, self.predicted))])
+        word = f"only recorded: {_time(longer, signed=True)}" if longer > 0 else "only simulated"
+        more = {each.cause.replace("_", " "): self.shown[each.cause] for each in self.causes if each.cause in self.shown}  # fmt: skip
+        return ({word: ends} if longer > 0 else {}), more or ({} if longer > 0 else {word: ends})
 
     @property
     def unexplained(self) -> float:
@@ -112,7 +129,22 @@ def explain(result: Result, files: Sequence[Path], *, progress: Progress | None 
         unseen.append("where steps begin (ProfilerStep): all of the recording counts as one")
     predicted = float(result.timeline.step_time_s)
     causes = tuple(causes_of(result, taken))
-    return Explanation(result.scenario.name, float(taken.steps.mean()), predicted, causes, tuple(unseen), recorded)  # fmt: skip
+    shown = {cause: _shown(ranks, mark) for cause, mark in _MARKS.items()}
+    return Explanation(result.scenario.name, float(taken.steps.mean()), predicted, causes, tuple(unseen), recorded, shown)  # fmt: skip
+
+
+def _shown(ranks: Sequence[Spans], mark: str) -> NDArray[np.float64]:
+    """When any rank had a mark in the step of median length, from its begin [n, 2]."""
+    found = [np.zeros((0, 2))]
+    lengths = [max(end - start for start, end in steps) for steps in zip(*(spans.steps for spans in ranks), strict=False)]  # fmt: skip
+    if lengths:
+        step = lengths.index(statistics.median_high(lengths))
+        for spans in ranks:
+            start, end = spans.steps[step]
+            _, since, until = Cover(*spans.marks.get(mark, found[0]).T).cut(*np.array([[start], [end]]))  # fmt: skip
+            found.append(np.column_stack([since, until]) - start)
+    cover = Cover(*np.concatenate(found).T)
+    return np.column_stack([cover.start, cover.end])
 
 
 def is_log(file: Path) -> bool:

@@ -123,6 +123,8 @@ class Timeline(Chart):
         Communication inside actions and between them, drawn instead of `communication`.
     window : tuple of float, optional
         Part of the time axis to draw, in `unit`; all of it when left out.
+    shaded : mapping of str to float64[n, 2]
+        Spans of time that are shaded behind the rows, by what the legend says of them, in `unit`.
     """
 
     block: ClassVar[str] = "timeline"
@@ -134,6 +136,7 @@ class Timeline(Chart):
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     lanes: Lanes | None = None
     window: tuple[float, float] | None = None
+    shaded: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
 
 
 def timeline_chart(
@@ -189,8 +192,13 @@ def timeline_chart(
     )
 
 
-def timelines_chart(titles: Sequence[str], timelines: Sequence[Times]) -> Panels:
-    """Timelines one above the other, such as a simulated step and a recorded one, time to the same scale."""
+def timelines_chart(
+    titles: Sequence[str],
+    timelines: Sequence[Times],
+    *,
+    shaded: Sequence[Mapping[str, Floats]] = (),
+) -> Panels:
+    """Timelines one above the other, such as a simulated step and a recorded one, time to the same scale; with spans that are `shaded` in each [s]."""
     longest = max(timeline.makespan for timeline in timelines) * TICK
     unit, size = readable("s", longest)
     charts = [
@@ -198,8 +206,11 @@ def timelines_chart(titles: Sequence[str], timelines: Sequence[Times]) -> Panels
             timeline_chart(timeline, tick=TICK / size, unit=unit),
             title=title,
             window=(0.0, longest / size),
+            shaded={word: spans / size for word, spans in own.items()},
         )
-        for title, timeline in zip(titles, timelines, strict=True)
+        for title, timeline, own in zip(
+            titles, timelines, shaded or [{}] * len(titles), strict=True
+        )
     ]
     heights = [chart.size[1] for chart in charts]
     ratios = [max(2, len(chart.names)) for chart in charts]

@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 
 _EVENT_NAMES = tuple(EVENTS)
 _COMPUTE_LANE, _COMMUNICATION_LANE, _ALONE_LANE = (-0.42, 0.52), (0.14, 0.24), (-0.42, 0.84)
+_SHADE = 0.7
 _UPPER_LANE, _LANES = (-0.47, 0.48), (0.05, 0.4)
 _DIGIT_WIDTH = 0.62  # of the font size, DejaVu Sans
 _FONT_POINTS = (4.5, 7.0)
@@ -43,6 +44,9 @@ def draw_timeline(ax: Axes, chart: Timeline) -> None:
     ax.set_ylim(len(chart.names) - 0.5, -0.5)
     lane = _COMPUTE_LANE if len(communication) else _ALONE_LANE
     lane = _UPPER_LANE if chart.lanes else lane
+    for colour, spans in zip(_shades(), chart.shaded.values(), strict=False):
+        for begin, until in spans.tolist():
+            ax.axvspan(begin, until, color=colour, alpha=_SHADE, zorder=0, linewidth=0)
     _label(ax, chart)
     figure = ax.get_figure(root=True)
     if figure is not None and figure.get_layout_engine() is not None:
@@ -67,6 +71,11 @@ def _add_inside(ax: Axes, chart: Timeline, lane: tuple[float, float]) -> Floats:
     return np.asarray(free - np.minimum(chart.lanes.waited.sum(axis=1), 1.0))
 
 
+def _shades() -> list[str]:
+    """Colours of shaded spans, told from those of bars by lying behind them."""
+    return [EVENTS[name] for name in ("straggling", "recompute", "weight_gradient", "tp", "ep")]
+
+
 def _label(ax: Axes, chart: Timeline) -> None:
     named = thin(len(chart.names), 32)
     ax.set_yticks(named, [chart.names[row] for row in named])
@@ -81,6 +90,7 @@ def _label(ax: Axes, chart: Timeline) -> None:
         words = f"hatched, dark: exposed{hidden}"
         style: Style = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.3}
         handles.append(Patch(label=words, hatch=HATCH, **style))
+    handles += [Patch(label=word, color=colour, alpha=_SHADE, linewidth=0) for colour, word in zip(_shades(), chart.shaded, strict=False)]  # fmt: skip
     legend_above(ax, handles)
 
 

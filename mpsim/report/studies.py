@@ -26,7 +26,7 @@ from mpsim.units import Dimension, format_quantity, percent
 
 __all__ = ["is_study", "study_page"]
 
-_PRINTED = "what 'mpsim sweep --json', 'mpsim search --json' or 'mpsim design --json' printed"
+_PRINTED = "what 'mpsim sweep --json', 'mpsim search --json', 'mpsim design --json' or 'mpsim explain --json' printed"
 _SHOWN = 30  # rows of a table that stand open, and bars of parts
 _STEPS_SHOW = "The shortest steps, and what less memory costs."
 _SERVICES_SHOW = "What a user gets, and what an accelerator gives."
@@ -281,10 +281,31 @@ def _design(data: Figures) -> _Study:
     )
 
 
+def _explained(data: Figures) -> _Study:
+    """Causes of a recorded step."""
+    longer = data["measured_s"] - data["predicted_s"]
+    named = [(each["cause"].replace("_", " "), each["seconds"], each) for each in data["causes"]]
+    every = [*named, ("unexplained", data["unexplained_s"], {})]
+    cells = [[word, seconds, ", ".join(map(str, each.get("ranks", ()))), each.get("evidence", ""), each.get("mend", "")] for word, seconds, each in every]  # fmt: skip
+    columns = (Column("cause"), Column("step", "s"), *map(Column, ("ranks", "evidence", "what to do")))  # fmt: skip
+    return _Study(
+        "explanation",
+        f"A recorded step, {percent(longer / data['predicted_s'], signed=True)} against the simulated one.",
+        "Why the recorded step differs from the simulated one.",
+        [Note(f"The recording does not show {each}.", "warning") for each in data["unseen"]],
+        [],
+        "Causes add up to measured minus predicted; the rest is unexplained.",
+        Table("Causes", columns, cells),
+        [_Row(word, {}, {}, None) for word, _, _ in every],
+        "",
+    )
+
+
 _READERS: Mapping[tuple[str, ...], Callable[[Figures], _Study]] = {
     ("scenario", "objective", "rows", "front", "counts", "legal", "complete"): _search,
     ("scenario", "objective", "rows", "front", "counts", "layouts", "complete"): _services,
     ("scenario", "keys", "rows", "ties"): _sweep,
+    ("scenario", "measured_s", "predicted_s", "causes", "unseen"): _explained,
     ("scenario", "chosen", "front", "flips", "upgrades", "rests_on", "rows"): _design,
 }
 """What reads a study, by the keys that it has."""

@@ -173,3 +173,20 @@ def test_a_pipeline_that_ran_otherwise_is_named_with_its_seconds(how: str, tmp_p
     assert [each.cause for each in said.causes] == ([] if cause == "none" else [cause])
     if said.causes:
         assert said.causes[0].seconds == pytest.approx(step - result.timeline.step_time_s, rel=0.15)
+
+
+def test_an_explanation_is_a_part_of_a_page_and_its_picture_shades_what_differs(
+    tmp_path: Path, mpsim_cli: Callable[..., Any]
+) -> None:
+    """Causes with their mends in a table of the report; spans in which operators run again, and the time that the simulated step lacks, lie behind both timelines."""
+    folder = REAL / "recompute"
+    outcome = mpsim_cli("explain", folder / "scenario.yaml", *traces("recompute"), "--json")
+    (tmp_path / "told.json").write_text(outcome.out)
+    page = mpsim_cli("report", tmp_path / "told.json", "-o", tmp_path / "page.html", "--json")
+    assert "extra recompute" in page.out
+    assert "activation checkpointing" in page.out
+    told = explain(mpsim.simulate(mpsim.load(folder / "scenario.yaml")), traces("recompute"))
+    before, after = told.shaded
+    assert float(next(iter(before.values()))[0, 1]) == pytest.approx(told.measured)
+    spans = after["extra recompute"]
+    assert 0.05 < float((spans[:, 1] - spans[:, 0]).sum()) < told.measured
