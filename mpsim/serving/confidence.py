@@ -11,19 +11,18 @@ References
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.result.residuals import HALF_WIDTH
+from mpsim.serving.sketch import BATCHES, Sketch
 
 __all__ = [
-    "BATCHES",
     "LOOKS",
     "QUANTILES",
     "Course",
-    "Spread",
     "SteadyState",
     "batch_interval",
     "crowded_from",
@@ -38,7 +37,6 @@ Floats = NDArray[np.float64]
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _T = 1.383  # the same of Student's with nine degrees of freedom
 _FEWEST = 5  # values whose spread says something of their mean
-BATCHES = 10
 _LEAST = 2 * BATCHES  # values that are worth cutting into batches
 _SERVICES = 10.0  # times the mean request that requests have to come for
 _FILLING = 3.0  # times the mean request that a service takes to fill up
@@ -48,35 +46,6 @@ _MATERIAL = 0.5  # growth of the queue over the mean time of service
 _GROWTH = 0.25  # of the requests in the service, over their mean
 LOOKS = 120  # at the requests in the service, evenly spread
 _PARTS = 12  # of these looks, four to a third of the stream
-
-
-class Spread(Protocol):
-    """Values of a latency in the order of the requests, as far as figures need them."""
-
-    @property
-    def count(self) -> int:
-        """How many values."""
-
-    @property
-    def mean(self) -> float:
-        """Mean of all values."""
-
-    @property
-    def least(self) -> float:
-        """The least value."""
-
-    @property
-    def means(self) -> Floats:
-        """Means of batches of neighbours, or of single values where these are few."""
-
-    def quantile(self, share: float) -> float:
-        """The value below which such a share lies."""
-
-    def at(self, place: int) -> float:
-        """The value at a place, ascending."""
-
-    def batch_quantiles(self, share: float) -> list[float]:
-        """The same of each batch."""
 
 
 class _Values:
@@ -103,12 +72,12 @@ class _Values:
         return [float(np.quantile(batch, share)) for batch in _batches(self._finite)]
 
 
-def distribution(values: Floats | Spread) -> dict[str, float | list[float] | None] | None:
+def distribution(values: Floats | _Values | Sketch) -> dict[str, float | list[float] | None] | None:
     """Mean and percentiles of a latency, each with an 80 % interval.
 
     Parameters
     ----------
-    values : float64[N] or Spread
+    values : float64[N] or Sketch
         In the order of the requests; NaN where a request has none.
 
     Returns

@@ -1,20 +1,18 @@
 """Streams of so many requests that none is kept: sums, and sketches of what percentiles are told of.
 
-A sketch counts values in bins whose ends grow by one per cent, so a percentile is within half a per cent of that of all
-values. Requests are drawn, and folded once all of a page have ended, page by page; so are iterations.
+Requests are drawn, and folded once all of a page have ended, page by page; so are iterations.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Final, SupportsIndex, TypeVar, overload
+from typing import Any, Final, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.serving.confidence import (
-    BATCHES,
     LOOKS,
     QUANTILES,
     Course,
@@ -25,6 +23,7 @@ from mpsim.serving.confidence import (
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
+from mpsim.serving.sketch import BATCHES, GROWTH, LEAST, Sketch
 from mpsim.serving.stream import Stream
 from mpsim.serving.summary import (
     Promise,
@@ -37,14 +36,11 @@ from mpsim.serving.summary import (
     window_of,
 )
 
-__all__ = ["Folded", "Sketch", "Streamed", "Window"]
+__all__ = ["Folded", "Streamed", "Window"]
 
 Floats = NDArray[np.float64]
 Item = TypeVar("Item")
 
-_GROWTH: Final = 0.01  # of the ends of a sketch's bins
-_LEAST: Final = 1e-7  # s: what is below counts as that
-_BINS: Final = 3200  # up to some 200 days
 _GRID: Final = 40 * LOOKS  # times at which requests in the service are counted
 
 
@@ -53,15 +49,9 @@ class Window(list[Item]):
 
     base = 0
 
-    @overload
-    def __getitem__(self, at: SupportsIndex) -> Item: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Item]: ...
-    def __getitem__(self, at: SupportsIndex | slice) -> Item | list[Item]:
+    def __getitem__(self, at: Any) -> Any:
         """The item of a number; a slice counts from the first that is left."""
-        if isinstance(at, slice):
-            return list.__getitem__(self, at)
-        return list.__getitem__(self, int(at) - self.base)
+        return list.__getitem__(self, at if isinstance(at, slice) else at - self.base)
 
     def __setitem__(self, at: SupportsIndex, value: Item) -> None:  # type: ignore[override]
         """Replace the item of a number."""
@@ -69,73 +59,10 @@ class Window(list[Item]):
 
     def drop(self, count: int) -> list[Item]:
         """Take out the first so many items."""
-        found = self[:count]
+        found: list[Item] = self[:count]
         del self[:count]
         self.base += count
         return found
-
-
-class Sketch:
-    """Values of requests in their order, cut into ten batches; see `mpsim.serving.confidence.Spread`."""
-
-    def __init__(self) -> None:
-        self._bins = np.zeros((BATCHES, _BINS))
-        self._sums = np.zeros(BATCHES)
-        self.least = math.inf
-
-    def add(self, batch: int, values: Floats, weights: Floats | None = None) -> None:
-        """Count values of a batch, each so often."""
-        known = np.isfinite(values)
-        values = values[known]
-        weights = np.ones(len(values)) if weights is None else weights[known]
-        if len(values):
-            place = np.log(np.maximum(values, _LEAST) / _LEAST) / math.log1p(_GROWTH)
-            bins = np.minimum(place.astype(np.int64), _BINS - 1)
-            self._bins[batch] += np.bincount(bins, weights, _BINS)
-            self._sums[batch] += float((values * weights).sum())
-            self.least = min(self.least, float(values.min()))
-
-    @property
-    def count(self) -> int:
-        """How many values."""
-        return int(self._bins.sum())
-
-    @property
-    def mean(self) -> float:
-        """Mean of all values, exact."""
-        return float(self._sums.sum() / max(1.0, self._bins.sum()))
-
-    @property
-    def means(self) -> Floats:
-        """Mean of each batch that has values."""
-        counts = self._bins.sum(axis=1)
-        means: Floats = self._sums[counts > 0] / counts[counts > 0]
-        return means
-
-    def at(self, place: float) -> float:
-        """The value at a place, ascending."""
-        return _value(self._bins.sum(axis=0), place)
-
-    def quantile(self, share: float) -> float:
-        """The value below which such a share lies."""
-        return _quantile(self._bins.sum(axis=0), share)
-
-    def batch_quantiles(self, share: float) -> list[float]:
-        """The same of each batch that has values."""
-        return [_quantile(bins, share) for bins in self._bins if bins.any()]
-
-
-def _quantile(bins: Floats, share: float) -> float:
-    """The value below which such a share lies, between its neighbours."""
-    place = share * (float(bins.sum()) - 1.0)
-    low, high = _value(bins, math.floor(place)), _value(bins, math.ceil(place))
-    return low + (place % 1.0) * (high - low)
-
-
-def _value(bins: Floats, place: float) -> float:
-    """Middle of the bin in which a place lies; what is below the least is nothing."""
-    found = int(np.searchsorted(np.cumsum(bins), place, side="right"))
-    return _LEAST * (1.0 + _GROWTH) ** (found + 0.5) if found else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +86,7 @@ class Folded:
         Its requests, as far as they are known beforehand.
     """
 
-    error: Final = _GROWTH / 2.0
+    error: Final = GROWTH / 2.0
 
     def __init__(self, plan: ServicePlan, stream: Stream) -> None:
         self.sums = RowSums(plan)
@@ -171,7 +98,7 @@ class Folded:
         self._missed = {"ttft": 0, "tpot": 0}
         self._finished, self._output, self._prompt = 0, 0.0, 0.0
         self._stay, self._ends = 0.0, (math.inf, 0.0)
-        self._edges = np.linspace(0.0, max(stream.span, _LEAST), _GRID + 1)
+        self._edges = np.linspace(0.0, max(stream.span, LEAST), _GRID + 1)
         self._inside = np.zeros(_GRID + 2)
 
     def add(self, first: int, requests: Requests, served: Served) -> None:

@@ -20,7 +20,6 @@ from mpsim.result.words import Figures
 from mpsim.serving.batching import Batch
 from mpsim.serving.confidence import (
     QUANTILES,
-    Spread,
     SteadyState,
     distribution,
     share_interval,
@@ -29,6 +28,7 @@ from mpsim.serving.confidence import (
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
+from mpsim.serving.sketch import Sketch
 from mpsim.units import percent
 
 __all__ = [
@@ -343,7 +343,7 @@ class Tally:
         Requests that count, and whose last token was given in it.
     output, prompt, prompts : float
         Tokens generated in it, of prompts that ended in it, and of all prompts.
-    spreads : mapping of str to values or Spread
+    spreads : mapping of str to values or Sketch
         Latencies by name [s].
     gaps : mapping of str to float, or None
         Mean and percentiles of the gaps between tokens [s].
@@ -355,7 +355,7 @@ class Tally:
     output: float
     prompt: float
     prompts: float
-    spreads: Mapping[str, Floats | Spread]
+    spreads: Mapping[str, Floats | Sketch]
     gaps: dict[str, float] | None
     promise: Promise | None
     state: SteadyState

@@ -8,9 +8,9 @@ import pytest
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.serving import result, service, stream
-from mpsim.serving.many import Sketch
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
+from mpsim.serving.sketch import Sketch
 
 CASES = {
     "open": {},
