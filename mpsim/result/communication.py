@@ -48,15 +48,15 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
     program = timeline.program
     total, hidden = np.zeros((2, program.ranks, len(AXIS_NAMES)))
     host = program.vocabulary.part("host")
-    inside = [_inside(template, host) for template in program.templates]
+    inside = _inside(program.templates, host)
     rank, row = compute_rows(program)
     template = program.template[row]
     if inside:
         chosen = template >= 0
-        count = np.zeros((program.ranks, len(inside)))
+        count = np.zeros((program.ranks, len(program.templates)))
         np.add.at(count, (rank[chosen], template[chosen]), 1.0)
-        total += count @ np.stack([template.total for template in inside])
-        hidden += count @ np.stack([template.hidden for template in inside])
+        total += count @ inside.total
+        hidden += count @ inside.hidden
     windows = _windows(program)
     begins = np.searchsorted(rank, np.arange(program.ranks + 1))
     for number, (first, last) in enumerate(itertools.pairwise(begins.tolist())):
@@ -83,7 +83,7 @@ def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
     """
     program = timeline.program
     host = program.vocabulary.part("host")
-    inside = [_inside(template, host) for template in program.templates]
+    inside = _inside(program.templates, host)
     rank, row = compute_rows(program)
     begins = np.searchsorted(rank, np.arange(program.ranks + 1))
     busy = [
@@ -107,29 +107,60 @@ def _windows(program: Program) -> list[tuple[Ints, Ints]]:
 
 
 class _Inside:
-    """The kernels inside a template, and its transfers by axis."""
+    """The kernels inside templates, and their transfers by axis.
 
-    def __init__(self, template: Template, host: int) -> None:
-        start, end = template.start, template.start + template.duration
-        kernels = (template.stream == Stream.COMPUTE) & (template.part != host)
-        self.cover = Cover(start[kernels], end[kernels])
-        self.whole = float(self.cover.until(np.array([np.inf]))[0])
-        self.total, self.hidden = np.zeros((2, len(AXIS_NAMES)))
-        axis = AXIS_OF_STREAM[template.stream]
-        moves = axis >= 0
-        np.add.at(self.total, axis[moves], template.duration[moves])
-        np.add.at(self.hidden, axis[moves], self.cover.within(start[moves], end[moves]))
+    Templates stand one after the other on one axis of time, a tick apart, so that few array operations serve them all; ticks are whole, so nothing is rounded.
+
+    Attributes
+    ----------
+    whole : float64[M]
+        Time in which kernels of each template run [ticks].
+    total, hidden : float64[M, A]
+        Time of its transfers, and what of it runs beside kernels [ticks].
+    """
+
+    def __init__(self, templates: tuple[Template, ...], host: int) -> None:
+        count = [len(template.start) for template in templates]
+        columns = ("start", "duration", "stream", "part")
+        start, duration, stream, part = (
+            np.concatenate([getattr(template, name) for template in templates]) for name in columns
+        )
+        owner = np.repeat(np.arange(len(templates)), count)
+        self._span = np.array([template.parts.sum() for template in templates])
+        np.maximum.at(self._span, owner, start + duration)
+        self._base = np.cumsum(self._span + 1.0) - (self._span + 1.0)
+        start = start + self._base[owner]
+        end = start + duration
+        kernels = (stream == Stream.COMPUTE) & (part != host)
+        self._cover = Cover(start[kernels], end[kernels])
+        self._before = self._cover.until(self._base)
+        self.whole = self._cover.until(self._base + self._span) - self._before
+        axis = AXIS_OF_STREAM[stream]
+        moves = np.flatnonzero(axis >= 0)
+        place = owner[moves] * len(AXIS_NAMES) + axis[moves]
+        took = duration[moves], self._cover.within(start[moves], end[moves])
+        size = len(templates) * len(AXIS_NAMES)
+        self.total, self.hidden = (
+            np.bincount(place, weights=ticks, minlength=size).reshape(len(templates), -1)
+            for ticks in took
+        )
+
+    def until(self, template: Ints, since: Floats) -> Floats:
+        """Time in which kernels of each template have run so long after it began [W]."""
+        base = self._base[template]
+        passed = np.minimum(since, self._span[template])
+        return self._cover.until(base + passed) - self._before[template]
 
 
 @remembered(64)  # points of a sweep share templates
-def _inside(template: Template, host: int) -> _Inside:
-    return _Inside(template, host)
+def _inside(templates: tuple[Template, ...], host: int) -> _Inside | None:
+    return _Inside(templates, host) if templates else None
 
 
 class _Busy:
     """The intervals in which kernels run on one rank."""
 
-    def __init__(self, timeline: Timeline, row: Ints, inside: list[_Inside]) -> None:
+    def __init__(self, timeline: Timeline, row: Ints, inside: _Inside | None) -> None:
         program = timeline.program
         self._inside, self._template = inside, program.template[row]
         self._start, self._end = timeline.start[row], timeline.end[row]
@@ -138,8 +169,7 @@ class _Busy:
         self._plain = (self._template < 0) & kernel
         took = np.where(self._plain, self._end - self._start, 0.0)
         if inside:
-            whole = np.array([template.whole for template in inside])
-            took += np.where(self._template >= 0, whole[np.maximum(self._template, 0)], 0.0)
+            took += np.where(self._template >= 0, inside.whole[np.maximum(self._template, 0)], 0.0)
         self._before = np.concatenate([[0.0], np.cumsum(took)])
 
     def within(self, start: Floats, end: Floats) -> Floats:
@@ -155,8 +185,7 @@ class _Busy:
         row = np.maximum(at, 0)
         since = np.minimum(time, self._end[row]) - self._start[row]
         result = self._before[row] + np.where(self._plain[row], since, 0.0)
-        kinds = self._template[row]
-        for kind in set(kinds[kinds >= 0].tolist()):
-            mine = np.flatnonzero(kinds == kind)
-            result[mine] += self._inside[kind].cover.until(since[mine])
+        mine = np.flatnonzero(self._template[row] >= 0)
+        if self._inside:
+            result[mine] += self._inside.until(self._template[row[mine]], since[mine])
         return np.where(at >= 0, result, 0.0)

@@ -67,11 +67,15 @@ def measure_energy(result: Result, seconds: float | None = None) -> Energy:
     loads = _seconds_by_load(result, step)
     size = result.timeline.program.class_size
     clusters = result.class_clusters
-    boards = [Board(cluster.accelerator) for cluster in clusters]
-    idle = np.array([board.chip.idle_w for board in boards])
+    chips = [cluster.accelerator for cluster in clusters]
+    # most steps have one kind of board on all their ranks
+    first = [chips.index(chip) for chip in chips]
+    boards = {place: Board(chips[place]) for place in sorted(set(first))}
+    idle = np.array([chip.idle_w for chip in chips])
     parts = {IDLE: float((idle * size).sum() * step)}
     for load, spent in loads.items():
-        watts = np.array([board.watts(load) for board in boards])
+        drawn = {place: board.watts(load) for place, board in boards.items()}
+        watts = np.array([drawn[place] for place in first])
         parts[load.value] = float(((watts - idle) * spent * size).sum())
     seconds_of = [step * ranks for ranks in size.tolist()]
     return Energy(parts, _to_the_meter(math.fsum(parts.values()), clusters, seconds_of))
@@ -107,7 +111,9 @@ def _to_the_meter(
     accelerators: float, clusters: tuple[Cluster, ...], seconds: Sequence[float]
 ) -> dict[str, float]:
     """Energy of everything up to the meter; `seconds` are accelerator-seconds of each class [J]."""
-    watts = [_around(cluster) for cluster in clusters]
+    first = [clusters.index(cluster) for cluster in clusters]
+    around = {place: _around(clusters[place]) for place in sorted(set(first))}
+    watts = [around[place] for place in first]
     outside = {
         name: float(math.fsum(w[name] * s for w, s in zip(watts, seconds, strict=True)))
         for name in ("hosts", "nics", "switches")

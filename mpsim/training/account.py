@@ -97,6 +97,8 @@ def _labelled(
 ) -> Waits:
     """Cut windows of one rank into pieces in which states move, in which they are updated, and the `rest`."""
     moving, working = covers
+    if not (end > start).any():  # as of most ranks: nothing to cut
+        return _held(rank, start, end, rest)
     edges = np.sort(
         np.concatenate([start, end, moving.start, moving.end, working.start, working.end])
     )
