@@ -145,7 +145,7 @@ class _Inside:
             for ticks in took
         )
 
-    def until(self, template: Ints, since: Floats) -> Floats:
+    def until(self, template: NDArray[np.int32], since: Floats) -> Floats:
         """Time in which kernels of each template have run so long after it began [W]."""
         base = self._base[template]
         passed = np.minimum(since, self._span[template])
@@ -184,7 +184,7 @@ class _Busy:
         at = np.searchsorted(self._start, time, side="right") - 1
         row = np.maximum(at, 0)
         since = np.minimum(time, self._end[row]) - self._start[row]
-        result = self._before[row] + np.where(self._plain[row], since, 0.0)
+        result: Floats = self._before[row] + np.where(self._plain[row], since, 0.0)
         mine = np.flatnonzero(self._template[row] >= 0)
         if self._inside:
             result[mine] += self._inside.until(self._template[row[mine]], since[mine])
