@@ -218,6 +218,11 @@ class Result(JobResult):
         return measure_links(self.timeline, self.links_of)
 
     @property
+    @abc.abstractmethod
+    def headline(self) -> Figures:
+        """The figures that people measure, with their interval: a part of the summary that is worked out sooner."""
+
+    @property
     def breakdown(self) -> Mapping[str, float]:
         """Mean time over ranks by part; sums to the step time [s]."""
         parts: Mapping[str, float] = self.summary["breakdown_s"]

@@ -267,5 +267,10 @@ class LongResult(TrainingResult):
             raise AttributeError(name)
         return getattr(self._whole, name)
 
+    @property
+    def headline(self) -> Figures:
+        """The figures that people measure, with their interval."""
+        return self._counted
+
     def _figures(self) -> Figures:
         return self._counted

@@ -24,7 +24,7 @@ from mpsim.training.memory import account_memory, memory_curve
 from mpsim.training.memory.snapshot import write_snapshot
 from mpsim.training.memory.trace import Played, allocation_trace, play
 from mpsim.training.plan import Plan
-from mpsim.training.summary import Needs, Work, needs_of, summarise, work_of
+from mpsim.training.summary import Needs, Work, headline, needs_of, summarise, work_of
 
 __all__ = ["TrainingResult"]
 
@@ -92,6 +92,13 @@ class TrainingResult(Result):
     def needs(self) -> Needs:
         """Least time of each rank class and link by what is needed [s]."""
         return needs_of(self.program, self.plan)
+
+    @functools.cached_property
+    def headline(self) -> Figures:
+        """The figures that people measure, with their interval."""
+        if self.saved_summary is not None:
+            return self.saved_summary
+        return headline(self, self.plan, self.work.hardware)
 
     def _figures(self) -> Figures:
         return summarise(self, self.plan, self.work, self.needs)

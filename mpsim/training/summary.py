@@ -13,52 +13,50 @@ from mpsim.program import TICK, Program
 from mpsim.program.floors import link_floors, link_ticks
 from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
+from mpsim.result.words import Figures
 from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of
 from mpsim.training.plan import Plan
 from mpsim.training.straddling import straddling_words
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
 
-__all__ = ["Needs", "Work", "needs_of", "summarise", "work_of"]
+__all__ = ["Needs", "Work", "headline", "needs_of", "summarise", "work_of"]
 
 _FULL = 1.001  # of a floor: what ticks round is not told
 
 
 def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str, object]:
     """Build the summary of a training step; every key is defined in docs/reference/metrics.md."""
-    undisturbed = result.timeline.step_time_s
+    head = result.headline
+    undisturbed, step = result.timeline.step_time_s, head["step_time_s"]
     varied = result.variation.to_json() if result.scenario.variation else None
-    step = varied["mean_s"] if varied else undisturbed
-    accelerators = plan.layout.mesh.world
     precision = plan.layout.precision
-    peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(precision))
-    model = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length)
     hardware, executed, at_peak = work
     mean = figures.mean_over_ranks(result, result.parts) * TICK
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
     if varied:  # waits beyond the undisturbed step; where draws came out shorter, all parts shrink
         breakdown = {part: s * min(1.0, step / undisturbed) for part, s in breakdown.items()}
         breakdown["variation"] = max(0.0, step - undisturbed)
-    tokens = plan.used * plan.tokens_per_step / step
-    each = accelerators * step
+    each = head["accelerators"] * step
     setting, floors = setting_of(plan), _floors(needs)
     energy = measure_energy(result, step)
     straddles = straddling_words(plan, result.program)
-    summary = {
+    model = head["model_flops_per_step"]
+    return {
         "scenario": plan.name,
         "engine": result.timeline.engine,
-        "accelerators": accelerators,
+        "accelerators": head["accelerators"],
         "step_time_s": step,
-        "tokens_per_s": tokens,
-        "tokens_per_s_per_accelerator": tokens / accelerators,
+        "tokens_per_s": head["tokens_per_s"],
+        "tokens_per_s_per_accelerator": head["tokens_per_s_per_accelerator"],
         "used_tokens": plan.used,
         "model_flops_per_step": model,
         "hardware_flops_per_step": hardware,
         "executed_flops_per_step": executed,
         "model_tflops_per_accelerator": model / each / 1e12,
         "hardware_tflops_per_accelerator": hardware / each / 1e12,
-        "mfu": model / each / peak,
-        "hfu": hardware / each / peak,
+        "mfu": head["mfu"],
+        "hfu": head["hfu"],
         "peak_format": precision,
         "tensor_utilisation": at_peak / each,
         "bubble_fraction": breakdown["bubble"] / step,
@@ -69,7 +67,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         "memory": _memory(result, plan),
         "fits_memory": result.memory.fits,
         "fits_probability": fits_probability(result.memory, setting),
-        "peak_memory_bytes": float(result.memory.total.max()),
+        "peak_memory_bytes": head["peak_memory_bytes"],
         "energy_j_per_step": energy.total,
         "energy_j_per_token": energy.total / (plan.used * plan.tokens_per_step),
         "energy_parts_j": dict(energy.accelerators),
@@ -86,8 +84,35 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         + figures.unsure(result, precision, breakdown, interference=plan.interference),
         **({"straddling": straddles} if straddles else {}),
         **({"variation": varied} if varied else {}),
+        "interval": head["interval"],
     }
-    return {**summary, "interval": intervals(setting, summary)}
+
+
+def headline(result: Result, plan: Plan, hardware: float) -> Figures:
+    """The figures of a step that people measure, with their interval: those of the summary that need no account of where its time went.
+
+    Parameters
+    ----------
+    hardware : float
+        FLOPs of all ranks with what runs again.
+    """
+    varied = result.variation.to_json() if result.scenario.variation else None
+    step = varied["mean_s"] if varied else result.timeline.step_time_s
+    accelerators, precision = plan.layout.mesh.world, plan.layout.precision
+    peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(precision))
+    model = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length)
+    tokens, each = plan.used * plan.tokens_per_step / step, accelerators * step
+    head = {
+        "accelerators": accelerators,
+        "step_time_s": step,
+        "tokens_per_s": tokens,
+        "tokens_per_s_per_accelerator": tokens / accelerators,
+        "model_flops_per_step": model,
+        "mfu": model / each / peak,
+        "hfu": hardware / each / peak,
+        "peak_memory_bytes": float(result.memory.total.max()),
+    }
+    return {**head, "interval": intervals(setting_of(plan), head)}
 
 
 class Work(NamedTuple):

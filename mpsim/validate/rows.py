@@ -356,10 +356,11 @@ def _records(
 
 def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
     """A record of a training step with its prediction."""
-    value = figure_of(result.summary, figure.place)
+    told = result.headline
+    value = figure_of(told, figure.place)
     if not isinstance(value, float | int):
         return dataclasses.replace(blank, skipped_because="a training step has no such result")
-    setting, step, told = setting_of(result.plan), result.scenario.training_step, result.summary
+    setting, step = setting_of(result.plan), result.scenario.training_step
     low, high = told["interval"][figure.place]
     memory = figure.kind == "memory"
     residual = "memory" if memory else residuals_of(setting).figure
