@@ -354,7 +354,8 @@ def compute_rows(
     rows: list[Entry] = []
     with unlimited() if any_size else contextlib.nullcontext():
         chosen = [values for values, wrong in points if wrong is None]
-        scenarios = [scenario.with_values(values) for values in chosen]
+        # they were checked when they were named
+        scenarios = [scenario.with_values(values, checked=False) for values in chosen]
         serves = any(point.serves for point in scenarios)
         if serves:
             outcomes: Iterator[JobResult | Entry | MpsimError] = (

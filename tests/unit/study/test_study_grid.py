@@ -133,7 +133,7 @@ def test_a_resumed_sweep_names_only_what_is_not_on_disk(scenario, tmp_path, monk
     monkeypatch.setattr(
         type(scenario),
         "with_values",
-        lambda self, values: built.append(values) or with_values(self, values),
+        lambda self, values, **how: built.append(values) or with_values(self, values, **how),
     )
     assert mpsim.sweep(scenario, axes, resume=journal).rows == whole
     assert (built, journal.read_bytes()) == ([], before)
