@@ -22,16 +22,14 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "scenario
 HEAD = """\
 # Scenario file
 
-A YAML file of the keys below (this page is generated from the schema). Keys are strict: an unknown one is refused with the nearest valid name,
-and all mistakes are reported together with their lines. Batches count sequences. A quantity [B/s] is
+A YAML file of the keys below (this page is generated from the schema). Keys are strict: an unknown one is refused with the nearest valid name.
+A quantity [B/s] is
 a string with a unit of that kind, such as `400 Gb/s`, `50 GB/s` or `50 GiB/s`; a small `b` is a bit and a capital `B` a byte, `Gbps` is `Gb/s`, and `GBps` is refused because it is written for both.
 
 - **Presets.** Where a preset is expected, its name alone is enough (`model: gpt3-175b`); `{preset: gpt3-175b, layers: 48}` replaces fields of it.
   `mpsim show` lists the names.
 - **Layers.** `include:` reads one file or several first, the file itself comes on top, then `--override NAME` blocks in order, then `--set
   KEY=VALUE`. Mappings merge key by key, everything else is replaced.
-- **`overrides:`** holds named blocks of the same keys, applied only when asked for.
-- **`sweep:`** holds lists of values by dotted key, for `mpsim sweep`.
 """
 
 
