@@ -38,7 +38,7 @@ HEAD = """# Measured inference, predicted
 Every row of `validation/data/inference-runs.csv`, predicted from its configuration columns alone by serving its requests; error = predicted / measured - 1. How a row
 becomes a service, and what is assumed where it says nothing, is in `validation/bench/data/inference.yaml`; each assumption is listed with its prediction
 (`python validation/published.py --json`, key `assumed`). Products are priced as in training, other rates (`mpsim/serving/data/rates.yaml`) come from kernel tables; host times of engines
-(`mpsim/serving/catalog/engines.yaml`) and rates of products and experts by format were set on measured points: the last table leaves each family out.
+(`mpsim/serving/catalog/engines.yaml`) the spread of popularity of experts and the rates of 4 bits were set on measured points: the last table leaves each family out.
 Latencies are means unless named p99. Written by `python validation/serving.py`.
 """
 LEFT_OUT = """Each family's error as predicted (mean of static batches and offline runs, median of loops), and with the constants that were set in its view taken away: refitted on the rows of the other families that exercise them (time a step on TPOT, time to the
