@@ -238,7 +238,10 @@ def _events(trace: Trace, rank: int) -> Iterator[dict[str, Any]]:
             own = {"Sequence number": number, "Fwd thread id": 0} if forward else {}
             yield event("cpu_op", name, at, end, 1, **{"External id": number, **own})
     for at, end, name, number in trace.kernels:
-        if "SendRecv" in name:
+        if "AllToAll" in name:
+            args = {"Collective name": "all_to_allv", "In msg nelems": 8388608, "Out msg nelems": 8388608, "Group size": RANKS, "dtype": "BFloat16", "Process Group Name": "7", "Process Group Description": "EXPERT_MODEL_PARALLEL_GROUP", "Rank": rank}  # fmt: skip
+            yield event("kernel", name, at, end, 20, device=0, **args)
+        elif "SendRecv" in name:
             yield event(
                 "kernel",
                 name,
@@ -321,3 +324,53 @@ def staged(changes: Mapping[str, Any], folder: Path, seed: int) -> tuple[float, 
             trace.ranges.append((begun, begun + length, f"ProfilerStep#{step + 1}"))
         traces.append(trace)
     return length, write(traces, folder)
+
+
+EXPERTS: Final[dict[str, Any]] = {
+    "schema": 1,
+    "name": "experts",
+    "model": {"preset": "mixtral-8x7b", "layers": 4},
+    "cluster": {"preset": "dgx-h100", "nodes": 1, "accelerators_per_node": RANKS},
+    "framework": "megatron-core",
+    "parallelism": {"ep": RANKS, "dp": RANKS},
+    "training": {"global_batch": 8, "micro_batch": 1, "sequence_length": 2048},
+}
+
+
+def experts(uneven: float, folder: Path, seed: int) -> tuple[float, list[Path]]:
+    """Recordings of experts of which in every layer another rank has more by a share: the others wait for it in the all-to-all behind; and the step [s]."""
+    result = mpsim.simulate(mpsim.Scenario.from_mapping(EXPERTS))
+    draw, program, times = np.random.default_rng(seed), result.timeline.program, result.kernels
+    traces, clock = [Trace() for _ in range(RANKS)], np.zeros(RANKS)
+    send = NAMES["comm"].replace("AllReduce_Sum_bf16_RING_LL", "SendRecv")
+    lengths = []
+    for step in range(STEPS):
+        begun, loads = clock.copy(), np.ones(RANKS)
+        for place in np.argsort(times.start, kind="stable").tolist():
+            row = int(times.row[place])
+            template = program.templates[program.template[row]] if program.template[row] >= 0 else None  # fmt: skip
+            kernel = times.kernel[place]
+            name = template.names[template.name_index[kernel]] if template else ""
+            seconds = float(times.end[place] - times.start[place]) * TICK
+            if (template is None and program.kind[row] == COLLECTIVE) or name == "host launch":
+                clock = np.full(RANKS, clock.max()) + seconds * (name == "host launch")
+                continue
+            if template is not None and template.collective[kernel] >= 0:
+                end = float(clock.max()) + seconds
+                for trace, at in zip(traces, clock.tolist(), strict=True):
+                    trace.kernels.append((at, end, send.replace("SendRecv", "AllToAll"), 0))
+                clock = np.full(RANKS, end)
+                loads = np.full(RANKS, 1 - uneven / (RANKS - 1))
+                loads[int(draw.integers(RANKS))] = 1 + uneven
+                continue
+            own = seconds * (loads if name.startswith("experts") else np.ones(RANKS))
+            own = own * draw.normal(1.0, 0.01, RANKS)
+            kind = "attention" if name == "attention" else "gemm" if template is not None and template.flops[kernel] else ""  # fmt: skip
+            for rank, trace in enumerate(traces):
+                trace.kernels.append((float(clock[rank]), float(clock[rank] + own[rank]), NAMES[kind], len(trace.kernels) + 1))  # fmt: skip
+            clock = clock + own + 1e-6
+        clock = np.full(RANKS, clock.max())
+        lengths.append(float(clock[0] - begun[0]))
+        for trace in traces:
+            trace.ranges.append((float(begun[0]), float(clock[0]), f"ProfilerStep#{step + 1}"))
+    return float(np.mean(lengths)), write(traces, folder)

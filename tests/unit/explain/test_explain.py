@@ -175,6 +175,16 @@ def test_a_pipeline_that_ran_otherwise_is_named_with_its_seconds(how: str, tmp_p
         assert said.causes[0].seconds == pytest.approx(step - result.timeline.step_time_s, rel=0.15)
 
 
+def test_imbalance_of_experts_is_named_with_its_seconds(tmp_path: Path) -> None:
+    """In every layer another rank has 60 % more; none is late in all of them."""
+    result = mpsim.simulate(mpsim.Scenario.from_mapping(trial.EXPERTS))
+    even, _ = trial.experts(0.0, tmp_path, 1)
+    step, files = trial.experts(0.6, tmp_path, 1)
+    first = explain(result, files).causes[0]
+    assert first.cause == "expert_imbalance"
+    assert first.seconds == pytest.approx(step - even, rel=0.2)
+
+
 def test_an_explanation_is_a_part_of_a_page_and_its_picture_shades_what_differs(
     tmp_path: Path, mpsim_cli: Callable[..., Any]
 ) -> None:
