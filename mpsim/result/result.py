@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from mpsim.hardware import Cluster
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 from mpsim.result.communication import CommunicationTime, communication_time
-from mpsim.result.links import LinkUse, measure_links
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.slices import CommunicationSlices, communication_slices
 from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilisation
@@ -29,6 +28,9 @@ from mpsim.result.words import Figures, summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.scenario.unused import unused
 from mpsim.sheet import Sheet, Shown
+
+if TYPE_CHECKING:  # imported by those who ask for it
+    from mpsim.result.links import LinkUse
 
 __all__ = ["JobResult", "Pictures", "Result", "Summary", "told_of"]
 
@@ -215,6 +217,8 @@ class Result(JobResult):
     @functools.cached_property
     def links(self) -> LinkUse:
         """Bytes that each link carried over time: ports of rank classes, and links of the fabric that could be too thin."""
+        from mpsim.result.links import measure_links
+
         return measure_links(self.timeline, self.links_of)
 
     @property

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,11 @@ from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.training.account import attribute, idle_waits
 from mpsim.training.memory import account_memory, memory_curve
-from mpsim.training.memory.snapshot import write_snapshot
-from mpsim.training.memory.trace import Played, allocation_trace, play
 from mpsim.training.plan import Plan
 from mpsim.training.summary import Needs, Work, headline, needs_of, summarise, work_of
+
+if TYPE_CHECKING:
+    from mpsim.training.memory.trace import Played
 
 __all__ = ["TrainingResult"]
 
@@ -73,12 +74,17 @@ class TrainingResult(Result):
 
     def allocations(self, rank: int | None = None, *, expandable: bool = False) -> Played:
         """Play what a rank class (the fullest by default) allocates through torch's caching allocator."""
+        # like the snapshot, for those who ask: a run does without
+        from mpsim.training.memory.trace import allocation_trace, play
+
         rank = self.memory.fullest if rank is None else rank
         changes = allocation_trace(self.timeline, self.plan, self.memory, rank)
         return play(changes, expandable=expandable)
 
     def write_memory_snapshot(self, path: str | Path, rank: int | None = None) -> Played:
         """Write `allocations` as the pickle that torch's memory_viz opens, and return them."""
+        from mpsim.training.memory.snapshot import write_snapshot
+
         played = self.allocations(rank)
         write_snapshot(played, path)
         return played

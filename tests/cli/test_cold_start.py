@@ -28,6 +28,9 @@ NOT_ASKED_FOR = [
     "mpsim.engine.fluid",
 ]
 
+MODULES = 226
+"""Of mpsim, that a run of the quickstart imports."""
+
 
 @functools.cache
 def modules_of(*arguments):
@@ -50,6 +53,12 @@ def test_a_command_imports_what_it_needs(scenarios, command):
     assert {"numpy", "mpsim.scenario", "mpsim.hardware.lookup"} <= modules
     assert not set(HEAVY) & modules
     assert not set(NOT_ASKED_FOR) & modules
+
+
+def test_a_run_imports_few_modules(scenarios):
+    """Each takes a millisecond of every start: who adds one takes another away."""
+    _, modules = modules_of("run", scenarios / "quickstart.yaml")
+    assert sum(name.partition(".")[0] == "mpsim" for name in modules) <= MODULES
 
 
 def test_one_command_is_imported_for_itself(scenarios):
