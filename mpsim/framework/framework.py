@@ -102,16 +102,8 @@ class Framework:
         """The stack where adapters alone train: gradients and states have the width of these."""
         optimizer, width = self.optimizer, self.lowering.adapter_bytes
         times = width / optimizer.parameter_bytes if width else 1.0
-        sizes = {
-            field: type(size)(times * size)
-            for field in (
-                "parameter_bytes",
-                "gradient_bytes",
-                "optimizer_bytes",
-                "optimizer_traffic",
-            )
-            for size in (getattr(optimizer, field),)
-        }
+        known = {field: getattr(optimizer, field) for field in _SIZES}
+        sizes = {field: type(size)(times * size) for field, size in known.items()}
         return dataclasses.replace(self, optimizer=dataclasses.replace(optimizer, **sizes))
 
     def on_host(self, call_time: float) -> Framework:
@@ -146,6 +138,7 @@ class Framework:
 
 _FULL_PRECISION = ("fp32", "tf32")
 _FULL_PRECISION_BYTES = 4
+_SIZES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_traffic")
 _CALLS = ("launch_cost", "backward_launch_cost", "collective_launch_cost", "layer_host_time")
 ATTENTION_KERNELS = typing.get_args(AttentionKernel)
 AREAS: Mapping[str, str] = types.MappingProxyType(

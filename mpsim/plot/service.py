@@ -217,15 +217,9 @@ def lives_chart(result: ServiceResult, count: int = _LIVES) -> Timeline:
     begin, prompts = bars[0][1], max(bar[1] for bar in bars if bar[3] == SERVING["decode"])
     end = min(max(bar[2] for bar in bars), begin + _AFTER * (prompts - begin))
     unit, size = readable("s", end)
-    none = np.full(len(bars), -1)
-    actions = Actions(
-        rank=np.array([bar[0] for bar in bars]),
-        start=np.array([bar[1] for bar in bars]) / size,
-        end=np.array([bar[2] for bar in bars]) / size,
-        event=np.array([list(EVENTS).index(bar[3]) for bar in bars]),
-        chunk=none,
-        microbatch=none,
-    )
+    places, starts, ends, events = (np.array(column) for column in zip(*bars, strict=True))
+    event, none = np.array([*map(list(EVENTS).index, events)]), np.full(len(bars), -1)
+    actions = Actions(places, starts / size, ends / size, event, none, none)
     return Timeline(
         title="Lives of requests",
         alt=f"{len(rows)} requests around the one that waited longest for its first token.",

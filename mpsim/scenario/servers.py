@@ -40,6 +40,21 @@ class Meaning(NamedTuple):
     needed: str = ""
 
 
+class _Form(NamedTuple):
+    """Text of a number, how it is read, and what it has to be."""
+
+    pattern: str
+    read: type[int] | type[float]
+    needed: str
+
+
+_FORMS: Final = {
+    "int": _Form(r"[1-9]\d{0,14}", int, "a whole number of at least 1"),
+    "number": _Form(r"0?\.\d{1,9}|1(\.0*)?", float, "a share above 0, at most 1"),
+}
+_SWITCH: Final = {"true": True, "false": False}
+
+
 @remembered(16)
 def _table(name: str) -> Mapping[str, Any]:
     table: Mapping[str, Any] = read_shipped(DATA, f"{name}.yaml")
@@ -73,20 +88,14 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
         return Meaning(to, count or None, "" if count > 0 else "a number of 1 or more")
     if text == "-1" and to == "serving.engine.max_tokens":
         return Meaning("serving.engine.chunked", False)
-    if kind == "switch":
-        known = {"true": True, "false": False}.get(text.lower())
-        return Meaning(to, known, "" if known is not None else "true or false")
-    if kind == "int":
-        fits = re.fullmatch(r"[1-9]\d{0,14}", text) is not None
-        return Meaning(
-            to, int(text) if fits else None, "" if fits else "a whole number of at least 1"
-        )
-    if kind == "number":
-        fits = re.fullmatch(r"0?\.\d{1,9}|1(\.0*)?", text) is not None
-        needed = "" if fits else "a share above 0, at most 1"
-        return Meaning(to, float(text) if fits else None, needed)
-    known = row.get("values", {}).get(text.lower())
-    return Meaning(to, known, "" if known is not None else ", ".join(row.get("values", {})))
+    if kind in _FORMS:
+        form = _FORMS[kind]
+        fits = re.fullmatch(form.pattern, text) is not None
+        return Meaning(to, form.read(text) if fits else None, "" if fits else form.needed)
+    words = _SWITCH if kind == "switch" else row.get("values", {})
+    known = words.get(text.lower())
+    needed = " or ".join(words) if kind == "switch" else ", ".join(words)
+    return Meaning(to, known, "" if known is not None else needed)
 
 
 def usual(name: str, chip: Accelerator) -> dict[str, object]:
@@ -128,37 +137,35 @@ def said(data: Data) -> dict[str, object]:
 
 def server_problems(scenario: Written) -> Iterator[Problem]:
     """Options of ``server:`` that its engine does not have, that are not simulated, or whose value is wrong."""
-    section = scenario.server or {}
-    preset = scenario.service.engine.preset if section else ""
-    if not section:
+    if not (section := scenario.server):
         return
-    name = _server_of(preset)
-    if not name:
+    preset = scenario.service.engine.preset
+    if not (name := _server_of(preset)):
         engines = [preset for name in SERVERS for preset in _table(name)["presets"]]
         yield Problem(f"got {preset}; {nearest(preset, engines)}", "server.engine")
         return
-    table = _table(name)
     for key, value in section.items():
         place = f"server.{key}"
         if key == "engine":
             continue
         if (row := _row(name, key)) is None:
-            layout = {row["key"]: row["to"] for row in table["keys"]}.get(_plain(key), "")
-            known = [row["key"] for row in table["keys"] if _row(name, row["key"])]
-            if layout:
-                yield Problem(f"is of the layout; give {layout} in its place", place)
-            elif re.fullmatch(table["moves"], _plain(key)):
-                yield Problem(
-                    "is not simulated, though time or memory depend on it; leave it out", place
-                )
-            else:
-                yield Problem(
-                    f"no option of {table['title']}; {nearest(_plain(key), known)}", place
-                )
+            yield Problem(_why_not(name, _plain(key)), place)
         elif needed := (meant := meaning(row, value)).needed:
             yield Problem(f"got {shown(value)}; needed {needed}", place)
         elif scenario.source.places.get(meant.to, (0, 0)) != (0, 0):
             yield Problem(f"{meant.to} says it too; leave one of them out", place)
+
+
+def _why_not(name: str, key: str) -> str:
+    """Reason why no value of `serving` says an option: it is of the layout, or not simulated, or unknown."""
+    table = _table(name)
+    layout = {row["key"]: row["to"] for row in table["keys"]}
+    if key in layout:
+        return f"is of the layout; give {layout[key]} in its place"
+    if re.fullmatch(table["moves"], key):
+        return "is not simulated, though time or memory depend on it; leave it out"
+    known = [row["key"] for row in table["keys"] if _row(name, row["key"])]
+    return f"no option of {table['title']}; {nearest(key, known)}"
 
 
 def _plain(key: object) -> str:

@@ -23,7 +23,7 @@ from mpsim.training.replicas.groups import (
 from mpsim.training.replicas.offload import add_host_optimizer
 from mpsim.training.replicas.residency import matrices
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
-from mpsim.workload import Operator, Phase, orthogonal_products
+from mpsim.workload import Phase, orthogonal_products
 
 __all__ = ["StepRows", "host_overhead"]
 
@@ -112,18 +112,13 @@ class StepRows:
         share = dense / divided[0] + experts / divided[1]
         waits = self._prepare(waits, groups[0])
         on_host = 0.0 if plan.offload == "none" else plan.offload_fraction
-        starts: list[NDArray[np.int64]] = []
         if on_host < 1:
-            last = self._update((1.0 - on_host) * share)
-            starts = [last]
+            last = device = self._after(waits, self._update((1.0 - on_host) * share))
         if on_host:
             first, last = add_host_optimizer(self._rows, plan, on_host * share)
-            for device in starts:
+            if on_host < 1:
                 self._rows.depend(last, device)
-            starts.append(first)
-        row, rank = self._rows.ranks_of(waits)
-        for start in starts:  # a rank waits for what it takes part in, and no more
-            self._rows.depend(start[rank], row)
+            self._after(waits, first)
         if self._gathers_after:
             for group, owned in zip(groups, (dense, experts), strict=True):
                 last = self._gather(group, owned, last)
@@ -138,18 +133,8 @@ class StepRows:
         if optimizer.orthogonal_iterations:
             divided = group.sharers if plan.zero else 1
             if divided > 1 and optimizer.orthogonal_gather:
-                gathered = add_collectives(
-                    self._rows,
-                    self._costs,
-                    group,
-                    np.full(len(self._ranks), GATHERS[plan.layout.framework.data.parameter_gather]),
-                    matrices(plan) * optimizer.orthogonal_gather,
-                    rank=self._ranks,
-                    stage=np.full(len(self._ranks), -1),
-                )
-                row, rank = self._rows.ranks_of(ready)
-                self._rows.depend(gathered[rank], row)
-                ready = gathered
+                gathered = self._gathered(group, matrices(plan) * optimizer.orthogonal_gather)
+                ready = self._after(ready, gathered)
             ready = self._behind(ready, "orthogonal updates", self._orthogonal() / divided)
         return ready
 
@@ -158,6 +143,10 @@ class StepRows:
     ) -> NDArray[np.int64]:
         """A row of the optimizer on every rank, after what is ready there."""
         rows = self._on_every_rank(Kind.OPTIMIZER, "optimizer", seconds, label=label)
+        return self._after(ready, rows)
+
+    def _after(self, ready: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same rows, one a rank, each after what it takes part in of what is ready, and no more."""
         row, rank = self._rows.ranks_of(ready)
         self._rows.depend(rows[rank], row)
         return rows
@@ -166,14 +155,15 @@ class StepRows:
         """Time of the products of Newton and Schulz on every matrix of each rank's layers, whole over tensor parallelism [s]."""
         plan, seconds = self._plan, np.zeros(len(self._ranks))
         each = plan.layout.framework.optimizer.orthogonal_iterations
-        alone: dict[str, list[Operator]] = {}
-        for kind in dict.fromkeys(plan.layout.model.layer_kinds):
-            alone[kind] = [
+        alone = {
+            kind: [
                 product
                 for weight in plan.weights[kind].backward
                 if weight.phase is Phase.WEIGHT_GRADIENT and weight.flops
                 for product in orthogonal_products(weight)
             ]
+            for kind in dict.fromkeys(plan.layout.model.layer_kinds)
+        }
         for stage in plan.layout.stages:
             costs = self._costs.stage(stage.rank)
             for kind in plan.layout.layer_kinds(stage):
@@ -184,12 +174,9 @@ class StepRows:
         """Wait of every rank for accelerators and links that are slower than the others; no rows where nothing is lost."""
         if not (seconds := self._costs.straggling()):
             return ready
-        waits = self._on_every_rank(
-            Kind.COLLECTIVE, "straggling", seconds, label="wait for stragglers"
-        )
-        row, rank = self._rows.ranks_of(ready)
-        self._rows.depend(waits[rank], row)
-        return waits
+        label = "wait for stragglers"
+        waits = self._on_every_rank(Kind.COLLECTIVE, "straggling", seconds, label=label)
+        return self._after(ready, waits)
 
     def _on_every_rank(
         self, kind: Kind, part: str, seconds: float | NDArray[np.float64], *, label: str
@@ -228,17 +215,17 @@ class StepRows:
             return updated
         data = self._plan.layout.framework.data
         element = data.gathered_bytes or self._plan.layout.framework.optimizer.parameter_bytes
-        after = add_collectives(
-            self._rows,
-            self._costs,
-            group,
-            np.full(len(owned), GATHERS[data.parameter_gather]),
-            owned * element,
-            rank=self._ranks,
-            stage=np.full(len(owned), -1),
-        )
+        after = self._gathered(group, owned * element)
         self._rows.depend(after, updated)
         return after
+
+    def _gathered(self, group: ReplicaGroup, size: NDArray[np.float64]) -> NDArray[np.int64]:
+        """A gather of so many bytes of every rank, of no stage."""
+        kind = GATHERS[self._plan.layout.framework.data.parameter_gather]
+        kinds, stage = np.full(len(size), kind), np.full(len(size), -1)
+        return add_collectives(
+            self._rows, self._costs, group, kinds, size, rank=self._ranks, stage=stage
+        )
 
     def _cast_weights(self, updated: NDArray[np.int64]) -> None:
         """Cast the weights of the linear layers to a narrow precision; the microbatches of the next step share the casts."""

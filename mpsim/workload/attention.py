@@ -50,16 +50,10 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
         core = dataclasses.replace(core, kv_heads=model.heads)
     yield from attention_core(core, part.lowering, part.attending)
     if model.attention_gate:
-        yield streaming(
-            "gate_times_up",
-            Split.TENSOR,
-            elements=part.tokens.count * model.context_features,
-            lowering=part.lowering,
-            role=Role.ATTENTION_GATE,
-            module=_OWN,
-            name="attention_gate",
-            saved=part.size(model.context_features),
-        )
+        features, name = model.context_features, "attention_gate"
+        elements, kept = part.tokens.count * features, part.size(features)
+        role = Role.ATTENTION_GATE
+        yield part.stream("gate_times_up", _OWN, elements, name, role=role, saved=kept)
     yield part.row((_OWN, Role.PROJECTION), "proj", model.context_features)
 
 
@@ -136,14 +130,9 @@ def positions(part: Part) -> Iterator[Step]:
 
 
 def _rotary(part: Part, features: int, kept: int | None = None) -> Step:
-    return streaming(
-        "rotary" if part.lowering.fused_rotary else "wide_rotary",
-        Split.TENSOR,
-        elements=part.tokens.count * features,
-        lowering=part.lowering,
-        module=_OWN,
-        saved=part.size(features if kept is None else kept),
-    )
+    passes = "rotary" if part.lowering.fused_rotary else "wide_rotary"
+    saved = part.size(features if kept is None else kept)
+    return part.stream(passes, _OWN, part.tokens.count * features, saved=saved)
 
 
 def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from mpsim.workload.builders import (
-    LABEL_BYTES,
-    STATISTIC_BYTES,
-    gemm_flops,
-    linear,
-    moving,
-    streaming,
-)
+from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, gemm_flops, linear, moving
 from mpsim.workload.expansion import Step
 from mpsim.workload.experts import Experts
 from mpsim.workload.operators import Module, OperatorKind, Role, Split
@@ -88,15 +81,8 @@ def _shared(part: Part, inner: int) -> Iterator[Step]:
     yield part.column((shared, Role.UP), "shared_fc1", features, features, weights=weights)
     yield from _activation(part, shared, inner * tokens, gated=model.gated_mlp)
     yield part.row((shared, Role.DOWN), "shared_fc2", inner)
-    yield streaming(
-        "residual_add",
-        Split.SEQUENCE,
-        elements=tokens * model.hidden,
-        lowering=part.lowering,
-        role=Role.EXPERT_SUM,
-        module=shared,
-        name="shared_add",
-    )
+    added, role = tokens * model.hidden, Role.EXPERT_SUM
+    yield part.stream("residual_add", shared, added, "shared_add", role=role, split=Split.SEQUENCE)
 
 
 _PREFIXES = {Module.MLP: "", Module.EXPERTS: "experts_", Module.SHARED_EXPERTS: "shared_"}
@@ -109,14 +95,8 @@ def _activation(
     lowering, prefix = part.lowering, _PREFIXES[module]
 
     def kernel(passes: str, count: int, saved: float = 0.0, name: str = "") -> Step:
-        return streaming(
-            passes,
-            split,
-            elements=count,
-            lowering=lowering,
-            module=module,
-            name=prefix + (name or passes),
-            saved=saved,
+        return part.stream(
+            passes, module, count, prefix + (name or passes), split=split, saved=saved
         )
 
     fused = lowering.fused_bias_activation
@@ -136,14 +116,9 @@ def _expert_activation(part: Part, elements: int, *, gated: bool, clamped: bool)
     A gate beside biases is scaled and clamped (GPT-OSS), for which Megatron-Core runs torch's kernels one by one (TEGroupedMLP.forward, glu).
     """
     if clamped:
-        yield streaming(
-            "wide_clamped_gate" if part.lowering.wide_routing else "clamped_gate",
-            Split.EXPERT,
-            elements=elements,
-            lowering=part.lowering,
-            module=Module.EXPERTS,
-            name="experts_activation",
-        )
+        passes = "wide_clamped_gate" if part.lowering.wide_routing else "clamped_gate"
+        name, split = "experts_activation", Split.EXPERT
+        yield part.stream(passes, Module.EXPERTS, elements, name, split=split)
         return
     for step in _activation(part, Module.EXPERTS, elements, gated=gated, split=Split.EXPERT):
         yield _at_no_cost(step) if part.lowering.fused_grouped_mlp else step
@@ -160,27 +135,18 @@ def _expert_bias(part: Part, passes: str, name: str, elements: int) -> Step:
 
     Those of the first ride in its epilogue there (its `skip_bias_add` is false), not in AutoModel (components/moe/experts.py, _apply_bias).
     """
-    return streaming(
-        passes,
-        Split.EXPERT,
-        elements=elements,
-        lowering=part.lowering,
-        module=Module.EXPERTS,
-        name=name,
-    )
+    return part.stream(passes, Module.EXPERTS, elements, name, split=Split.EXPERT)
 
 
 def _choice(part: Part, moe: Experts) -> Step:
     """Scores of all experts in float32 and the best of them; scores and their places are kept."""
     scores = part.tokens.count * moe.experts
     places = part.tokens.count * moe.top_k * (STATISTIC_BYTES + LABEL_BYTES)
+    moved = float((part.lowering.activation_bytes + STATISTIC_BYTES) * scores + places)
     return moving(
         Role.TOP_K,
         Split.SEQUENCE,
-        (
-            float((part.lowering.activation_bytes + STATISTIC_BYTES) * scores + places),
-            float((part.lowering.activation_bytes + STATISTIC_BYTES) * scores + places),
-        ),
+        (moved, moved),
         module=Module.EXPERTS,
         name="topk",
         saved=float(STATISTIC_BYTES * scores + places),

@@ -69,6 +69,31 @@ class Part:
             saved_for_weight=self.size(width) if feeds else 0.0,
         )
 
+    def stream(
+        self,
+        passes: str,
+        module: Module,
+        elements: int,
+        name: str = "",
+        *,
+        role: Role | None = None,
+        split: Split = Split.TENSOR,
+        masked: bool = True,
+        saved: float = 0.0,
+    ) -> Step:
+        """Build a memory-bound kernel of so many elements, as `streaming` does."""
+        return streaming(
+            passes,
+            split,
+            elements=elements,
+            lowering=self.lowering,
+            role=role,
+            module=module,
+            name=name,
+            masked=masked,
+            saved=saved,
+        )
+
     def column(
         self,
         place: tuple[Module, Role],
@@ -141,14 +166,7 @@ class Part:
             kernels = {"bias": Role.RESIDUAL_BIAS} if model.bias else {}
             kernels |= {"dropout": Role.RESIDUAL_DROPOUT} if model.dropout > 0 else {}
             kernels["residual_add"] = Role.RESIDUAL_ADD
+        elements, masked = self.tokens.count * model.hidden, model.dropout > 0
         for passes, role in kernels.items():
-            yield streaming(
-                passes,
-                Split.SEQUENCE,
-                elements=self.tokens.count * model.hidden,
-                lowering=self.lowering,
-                role=role,
-                module=module,
-                name=passes + suffix,
-                masked=model.dropout > 0,
-            )
+            name, split = passes + suffix, Split.SEQUENCE
+            yield self.stream(passes, module, elements, name, role=role, split=split, masked=masked)

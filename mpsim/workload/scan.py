@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from mpsim.workload.builders import make_elementwise, moving, streaming
+from mpsim.workload.builders import STATISTIC_BYTES, make_elementwise, moving
 from mpsim.workload.expansion import Step
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parts import Part
@@ -14,7 +14,6 @@ from mpsim.workload.state import StateMixer
 __all__ = ["scan_token", "state_mixer"]
 
 _BACKWARD: float = 2.5  # two gradients of each product, and states made again
-_FLOAT32 = 4
 
 
 def state_mixer(part: Part, mixer: StateMixer) -> Iterator[Step]:
@@ -31,26 +30,11 @@ def state_mixer(part: Part, mixer: StateMixer) -> Iterator[Step]:
     """
     tokens = part.tokens.count
     yield part.column((Module.STATE, Role.STATE_IN), "in_proj", mixer.features, mixer.features)
-    yield streaming(
-        "activation",
-        Split.TENSOR,
-        elements=tokens * mixer.channels,
-        lowering=part.lowering,
-        role=Role.CONVOLUTION,
-        module=Module.STATE,
-        name="conv",
-    )
+    convolved, normed, saved = tokens * mixer.channels, tokens * mixer.inner, part.size(mixer.inner)
+    yield part.stream("activation", Module.STATE, convolved, "conv", role=Role.CONVOLUTION)
     yield _scan(part, mixer)
-    yield streaming(
-        "gated_activation",
-        Split.TENSOR,
-        elements=tokens * mixer.inner,
-        lowering=part.lowering,
-        role=Role.STATE_NORM,
-        module=Module.STATE,
-        name="gated_norm",
-        saved=part.size(mixer.inner),
-    )
+    role, name = Role.STATE_NORM, "gated_norm"
+    yield part.stream("gated_activation", Module.STATE, normed, name, role=role, saved=saved)
     yield part.row((Module.STATE, Role.STATE_OUT), "out_proj", mixer.inner)
 
 
@@ -61,32 +45,19 @@ def _scan(part: Part, mixer: StateMixer) -> Step:
     chunks = tokens.sequences * -(-tokens.queries // chunk)
     flops = mixer.scan_flops(tokens.count, chunk)
     read = part.size(mixer.channels + mixer.inner)
-    states = (
-        2.0 * _FLOAT32 * chunks * mixer.inner * mixer.state
-    )  # written, and read by the chunk behind
-    forward, backward = (
-        dataclasses.replace(
-            make_elementwise(
-                Role.SCAN,
-                phase,
-                moved=times * (read + states),
-                kind=OperatorKind.SCAN,
-                module=Module.STATE,
-                split=Split.TENSOR,
-            ),
-            flops=work * flops,
-        )
-        for phase, times, work in (
-            (Phase.FORWARD, 1.0, 1.0),
-            (Phase.INPUT_GRADIENT, 2.0, _BACKWARD),
-        )
-    )
-    return Step(forward, (backward,))
+    # written, and read by the chunk behind
+    states = 2.0 * STATISTIC_BYTES * chunks * mixer.inner * mixer.state
+    moved, kind = (read + states, 2.0 * (read + states)), OperatorKind.SCAN
+    step = moving(Role.SCAN, Split.TENSOR, moved, kind=kind, module=Module.STATE)
+    backward = (dataclasses.replace(each, flops=_BACKWARD * flops) for each in step.backward)
+    return Step(dataclasses.replace(step.forward, flops=flops), tuple(backward))
 
 
-def scan_token(mixer: StateMixer, sequences: int, *, state_bytes: float = _FLOAT32) -> Operator:
+def scan_token(
+    mixer: StateMixer, sequences: int, *, state_bytes: float = STATISTIC_BYTES
+) -> Operator:
     """One token of each sequence through a mixer's convolution and state, which are read and written."""
-    moved = 2.0 * sequences * mixer.state_bytes(state_bytes)
-    return moving(
-        Role.SCAN, Split.TENSOR, (moved, moved), module=Module.STATE, name="scan token"
-    ).forward
+    moved, name = 2.0 * sequences * mixer.state_bytes(state_bytes), "scan token"
+    return make_elementwise(
+        Role.SCAN, Phase.FORWARD, moved=moved, split=Split.TENSOR, module=Module.STATE, name=name
+    )

@@ -419,17 +419,12 @@ def _single_stack(model: Transformer, layer: int) -> LayerKind:
     return LayerKind(name=name, experts=experts, causal=model.causal, window=window)
 
 
-_ALONE = {"attention": "attention", "state": "state"}
-
-
 def _patterned(model: Transformer, letter: str, experts: bool) -> LayerKind:
     """A layer by its letter: mixers with an MLP are called by both, those alone and MLPs alone by themselves."""
     mixer, mlp = PATTERN[letter]
     experts = experts and mlp
-    inner = "moe" if experts else "dense"
-    name = _ALONE[mixer] if not mlp else f"{inner}-alone" if mixer == "none" else inner
-    if mlp and mixer == "state":
-        name = f"{inner}-state"
+    beside = {"attention": "", "state": "-state", "none": "-alone"}
+    name = f"{'moe' if experts else 'dense'}{beside[mixer]}" if mlp else mixer
     window = model.window if mixer == "attention" else 0
     return LayerKind(
         name=name, experts=experts, causal=model.causal, window=window, mixer=mixer, mlp=mlp

@@ -21,15 +21,11 @@ from mpsim.workload.transformer import Transformer
 
 __all__ = ["ADAPTERS", "ALL_TRAINED", "BASES", "FROZEN", "PROJECTIONS", "Tuning", "trained_weights"]
 
+_QUERY: Final = frozenset({Role.QKV, Role.QUERY, Role.QUERY_UP})
 PROJECTIONS: Final = MappingProxyType(
     {
-        "qkv": frozenset(
-            {
-                *(Role.QKV, Role.QUERY, Role.KEY_VALUE, Role.QUERY_UP, Role.KEY_VALUE_UP),
-                Role.STATE_IN,
-            }
-        ),
-        "query": frozenset({Role.QKV, Role.QUERY, Role.QUERY_UP}),
+        "qkv": frozenset({*_QUERY, Role.KEY_VALUE, Role.KEY_VALUE_UP, Role.STATE_IN}),
+        "query": _QUERY,
         "key": frozenset({Role.QKV}),
         "value": frozenset({Role.QKV}),
         "output": frozenset({Role.PROJECTION, Role.STATE_OUT}),
@@ -60,8 +56,6 @@ ADAPTERS: Final = frozenset(
 """Roles of what adapters add to a forward."""
 _WIDE = BASES["bf16"]
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
-
-
 _JOINED: Final = ("query", "key", "value")
 
 
@@ -215,26 +209,20 @@ class Tuning:
         weights = product.batch * product.n * product.k
         moved = (BASES[self.base] + lowering.activation_bytes) * weights
         split = Split.EXPERT if product.split is Split.EXPERT else Split.TENSOR
-        name = f"widen {product.name}"
         return moving(
             Role.DEQUANTISE,
             split,
             (moved, moved),
             module=product.module,
-            name=name,
+            name=f"widen {product.name}",
             saved_for_weight=float(kept * product.m * product.k),
             saved_split=Split.TENSOR if product.split is Split.ROW else Split.SEQUENCE,
         )
 
     def _adapter(self, product: Operator, lowering: Lowering, beside: _Beside) -> Iterator[Step]:
         """Two narrow products for each weight that has an adapter, and the sum with what it returns."""
-        tokens, out, features, name = (
-            product.m,
-            beside.features,
-            product.k,
-            f"{product.name} adapter",
-        )
-        inner = self.rank * beside.weights
+        tokens, features, name = product.m, product.k, f"{product.name} adapter"
+        out, inner = beside.features, self.rank * beside.weights
         element = lowering.adapter_bytes or lowering.activation_bytes
         narrow = dataclasses.replace(lowering, activation_bytes=element)
         product_of = functools.partial(
@@ -257,12 +245,9 @@ class Tuning:
                 saved_for_weight=float((written + mask) * tokens * features * beside.weights),
                 saved_split=split,
             )
+        down = f"{name} down"
         yield product_of(
-            Role.ADAPTER_DOWN,
-            first,
-            features_out=inner,
-            features_in=features,
-            name=f"{name} down",
+            Role.ADAPTER_DOWN, first, features_out=inner, features_in=features, name=down
         )
         yield product_of(
             Role.ADAPTER_UP,
@@ -273,14 +258,9 @@ class Tuning:
             saved_for_weight=float(element * tokens * inner),
         )
         around = Split.TENSOR if column else Split.SEQUENCE
-        moved = float(element * tokens)
-        yield moving(
-            Role.ADAPTER_SUM,
-            around,
-            (3 * moved * out, 3 * moved * features),
-            module=product.module,
-            name=f"{name} sum",
-        )
+        moved, module = 3 * float(element * tokens), product.module
+        sums = moved * out, moved * features
+        yield moving(Role.ADAPTER_SUM, around, sums, module=module, name=f"{name} sum")
 
 
 ALL_TRAINED: Final = Tuning()

@@ -47,29 +47,33 @@ def check_heads(scenario: Written) -> Iterator[Problem]:
 
 def check_state(scenario: Written) -> Iterator[Problem]:
     """Tensor parallelism divides the heads of a state, which passes along a whole sequence on one rank."""
-    state, p = scenario.transformer.state, scenario.parallelism
-    if state is None:
-        return
-    if state.heads % p.tp:
-        near = nearest_two((n for n in range(1, p.tp + 1) if state.heads % n == 0), p.tp)
-        message = f"got {p.tp}, which does not divide the {state.heads} heads of the state; set it to {near}"
-        yield Problem(message, "parallelism.tp")
-    if p.cp > 1:
-        message = f"got {p.cp} with layers that carry a state, which passing from rank to rank is not simulated for; set it to 1"
-        yield Problem(message, "parallelism.cp")
+    state, tp = scenario.transformer.state, scenario.parallelism.tp
+    if state is not None:
+        near = nearest_two((n for n in range(1, tp + 1) if state.heads % n == 0), tp)
+        whole = "layers that carry a state, which passing from rank to rank is not simulated for"
+        yield from _whole_sequences(scenario, state.heads, "state", near, whole)
 
 
 def check_vision(scenario: Written) -> Iterator[Problem]:
     """A vision tower is divided as the first stage is, whose ranks each see whole images."""
-    tower, p = scenario.transformer.vision, scenario.parallelism
-    if tower is None:
-        return
-    if tower.heads % p.tp:
-        message = f"got {p.tp}, which does not divide the {tower.heads} heads of the vision tower; set it to a divisor, or give the tower other heads"
+    if (tower := scenario.transformer.vision) is not None:
+        mend = "a divisor, or give the tower other heads"
+        whole = "a vision tower, whose images are not divided among context-parallel ranks here"
+        yield from _whole_sequences(scenario, tower.heads, "vision tower", mend, whole)
+
+
+def _whole_sequences(
+    scenario: Written, heads: int, of: str, mend: str, whole: str
+) -> Iterator[Problem]:
+    """Tensor parallelism divides the heads of a part whose sequences no context parallelism divides."""
+    p = scenario.parallelism
+    if heads % p.tp:
+        message = (
+            f"got {p.tp}, which does not divide the {heads} heads of the {of}; set it to {mend}"
+        )
         yield Problem(message, "parallelism.tp")
     if p.cp > 1:
-        message = f"got {p.cp} with a vision tower, whose images are not divided among context-parallel ranks here; set it to 1"
-        yield Problem(message, "parallelism.cp")
+        yield Problem(f"got {p.cp} with {whole}; set it to 1", "parallelism.cp")
 
 
 def check_mlp(scenario: Written) -> Iterator[Problem]:

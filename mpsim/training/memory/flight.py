@@ -105,7 +105,7 @@ class Flight:
         most, apart = np.zeros_like(before), np.zeros_like(before)
         every = list(fresh) or [Fresh()] * len(before)
         for each in dict.fromkeys(every):  # few: one for each way to share states
-            rows = np.array([one == each for one in every])
+            rows = np.array([each == rank_fresh for rank_fresh in every])
             own = {name: column[rows] for name, column in columns.items()}
             moment = fullest(before[rows], after[rows], own, backward, whole, each)
             most[rows], apart[rows] = moment.most, moment.apart
