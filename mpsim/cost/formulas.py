@@ -234,12 +234,8 @@ def copy_seconds(moved: float, bandwidth: float, calibration: Calibration | None
 
     Parameters
     ----------
-    moved : float
-        Read and written [B].
-    bandwidth : float
-        Device memory [B/s].
-    calibration : Calibration, optional
-        Of the accelerator; its fraction counts.
+    moved, bandwidth, calibration
+        As of `update_seconds`.
 
     Notes
     -----

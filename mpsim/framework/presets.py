@@ -128,13 +128,8 @@ def framework(
     name = aliases.get(preset, preset)
     if name not in presets:
         where = f"{key}.preset" if overrides else key
-        raise ScenarioError(
-            [
-                Problem(
-                    f"unknown framework {preset!r}; {nearest(preset, framework_names())}", key=where
-                )
-            ]
-        )
+        message = f"unknown framework {preset!r}; {nearest(preset, framework_names())}"
+        raise ScenarioError([Problem(message, key=where)])
     fields, wanted = _inherited(presets, name), dict(overrides or {})
     switched = {False: fields.pop(_UNCOMPILED, None), True: fields.pop(_COMPILED, None)}
     if _COMPILE in wanted:

@@ -22,13 +22,13 @@ __all__ = [
     "Name",
     "OneOf",
     "Power",
+    "PresetSection",
     "PriceRate",
     "Section",
     "Shorthand",
     "Span",
     "Time",
     "Within",
-    "gather_overrides",
 ]
 
 Fields: TypeAlias = dict[str, Any]
@@ -135,18 +135,6 @@ class Shorthand:
         return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 
-def gather_overrides(data: object) -> object:
-    """Put fields that stand beside a preset's name among its overrides; what is no such mapping is left to the schema."""
-    if not isinstance(data, Mapping):
-        return data
-    inner = data.get("overrides", {})
-    beside = {key: value for key, value in data.items() if key not in ("preset", "overrides")}
-    if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in beside):
-        return data
-    preset = {"preset": data["preset"]} if "preset" in data else {}
-    return {**preset, "overrides": {**inner, **beside}}
-
-
 Name: TypeAlias = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=SAFE_COUNT)]
 Time: TypeAlias = Annotated[float, Within(Dimension.TIME, 0.0, 3600.0)]
@@ -157,3 +145,25 @@ FlopRate: TypeAlias = Annotated[float, Within(Dimension.FLOP_RATE, 1.0, 1e21)]
 Power: TypeAlias = Annotated[float, Within(Dimension.POWER, 0.0, 1e9)]
 Frequency: TypeAlias = Annotated[float, Within(Dimension.FREQUENCY, 1e6, 1e11)]
 PriceRate: TypeAlias = Annotated[float, Within(Dimension.PRICE_RATE, 0.0, 1e9)]
+
+
+class PresetSection(Section):
+    """A preset by name, and fields of it to replace, written beside it."""
+
+    preset: Name
+    """Name of the catalog."""
+    overrides: Mapping[str, object] = {}
+    """Fields of the preset to replace."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: object) -> object:
+        """Put fields that stand beside the name among the overrides; what is no such mapping is left to the schema."""
+        if not isinstance(data, Mapping):
+            return data
+        inner = data.get("overrides", {})
+        beside = {key: value for key, value in data.items() if key not in ("preset", "overrides")}
+        if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in beside):
+            return data
+        preset = {"preset": data["preset"]} if "preset" in data else {}
+        return {**preset, "overrides": {**inner, **beside}}

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Name, OneOf, Section, Time, gather_overrides
+from mpsim.scenario.fields import Name, OneOf, PresetSection, Section, Time
 from mpsim.scenario.serving import LengthChoice
 from mpsim.scenario.tuning import Adapter, FrozenPart, Method
 from mpsim.schedule import schedule, schedule_names
@@ -223,18 +223,11 @@ class Training(Section):
         )
 
 
-class FrameworkChoice(Section):
+class FrameworkChoice(PresetSection):
     """The software stack: a preset, and fields of it to replace, written beside it."""
 
     preset: Name = "megatron-lm"
     """A framework by name (see 'mpsim show frameworks')."""
-    overrides: Mapping[str, object] = {}
-    """Fields of the preset to replace."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _gather(cls, data: object) -> object:
-        return gather_overrides(data)
 
 
 class Simulation(Section):

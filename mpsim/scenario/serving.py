@@ -10,13 +10,13 @@ from pydantic import Field
 
 from mpsim.scenario.fields import (
     Name,
+    PresetSection,
     PriceRate,
     Section,
     Shorthand,
     Span,
     Time,
     Within,
-    gather_overrides,
 )
 from mpsim.units import Dimension
 
@@ -41,18 +41,11 @@ WeightFormat = Literal["bf16", "fp16", "fp8", "fp8_block", "int8", "w4a16", "nvf
 CacheFormat = Literal["bf16", "fp16", "fp8", "int8"]
 
 
-class EngineChoice(Section):
+class EngineChoice(PresetSection):
     """The serving engine: a preset, and fields of it to replace, written beside it."""
 
     preset: Name = "vllm-v1"
     """An engine by name (see 'mpsim show engine')."""
-    overrides: Mapping[str, object] = {}
-    """Fields of the preset to replace."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _gather(cls, data: object) -> object:
-        return gather_overrides(data)
 
 
 class LengthChoice(Section):

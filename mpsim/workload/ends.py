@@ -12,7 +12,6 @@ from mpsim.workload.builders import (
     linear,
     make_elementwise,
     moving,
-    streaming,
 )
 from mpsim.workload.expansion import Expansion, Step, Tokens
 from mpsim.workload.images import tower_steps
@@ -144,11 +143,7 @@ def _loss(lowering: Lowering, tokens: Tokens, vocab: int) -> Step:
 
 def _renamed(prefix: str, steps: Iterator[Step]) -> Iterator[Step]:
     for step in steps:
-        forward, *backward = (
-            dataclasses.replace(operator, name=prefix + operator.name)
-            for operator in (step.forward, *step.backward)
-        )
-        yield Step(forward, tuple(backward))
+        yield step.each(lambda each: dataclasses.replace(each, name=prefix + each.name))
 
 
 def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
@@ -164,18 +159,12 @@ def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterat
         rows = tokens.queries * model.hidden  # the same for every sequence
         moved = size * (2 * elements + rows)
         yield _lookup(Role.POSITIONS, (moved, rows), tokens, model.hidden, lowering, 0.0)
+    part = Part(model, lowering, tokens)
     if model.embedding_norm:
-        part = Part(model, lowering, tokens)
         yield part.norm(Module.EMBEDDING, "embedding_norm", feeds=False)
     if model.dropout:
-        yield streaming(
-            "dropout",
-            Split.SEQUENCE,
-            elements=elements,
-            lowering=lowering,
-            module=Module.EMBEDDING,
-            name="embedding_dropout",
-        )
+        name, split = "embedding_dropout", Split.SEQUENCE
+        yield part.stream("dropout", Module.EMBEDDING, elements, name, split=split)
 
 
 def _product_lookup(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:

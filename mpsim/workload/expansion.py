@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mpsim.errors import WorkloadError
 from mpsim.workload.operators import Operator, Split
@@ -63,6 +63,10 @@ class Step:
 
     forward: Operator
     backward: tuple[Operator, ...]
+
+    def each(self, change: Callable[[Operator], Operator]) -> Step:
+        """The step with all of its operators changed."""
+        return Step(change(self.forward), tuple(map(change, self.backward)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,23 +35,16 @@ def tower_steps(tower: VisionTower, lowering: Lowering, sequences: int, out: int
     merged = dataclasses.replace(
         part, tokens=Tokens(images, tower.patches // tower.merge, tower.patches // tower.merge)
     )
-    steps = [
-        part.replicated(
-            (Module.VISION, Role.PATCHES), "patches", tower.hidden, features_in=tower.pixels
-        )
-    ]
+    first = Module.VISION, Role.PATCHES
+    steps = [part.replicated(first, "patches", tower.hidden, features_in=tower.pixels)]
     (kind,) = set(whole.kinds)
     for _ in range(tower.layers):
         steps += serial_block(part, kind)
-    inner = Module.VISION, Role.UP
-    steps.append(
-        merged.column(inner, "merge1", tower.joined, tower.joined, features_in=tower.joined)
-    )
+    inner, joined = (Module.VISION, Role.UP), tower.joined
+    steps.append(merged.column(inner, "merge1", joined, joined, features_in=joined))
     wide = dataclasses.replace(merged, model=dataclasses.replace(whole, hidden=out))
     steps.append(wide.row((Module.VISION, Role.DOWN), "merge2", tower.joined))
     for step in steps:
-        forward, *backward = (
-            dataclasses.replace(each, module=Module.VISION, name=f"vision {each.name}")
-            for each in (step.forward, *step.backward)
+        yield step.each(
+            lambda each: dataclasses.replace(each, module=Module.VISION, name=f"vision {each.name}")
         )
-        yield Step(forward, tuple(backward))

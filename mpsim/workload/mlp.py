@@ -121,13 +121,8 @@ def _expert_activation(part: Part, elements: int, *, gated: bool, clamped: bool)
         yield part.stream(passes, Module.EXPERTS, elements, name, split=split)
         return
     for step in _activation(part, Module.EXPERTS, elements, gated=gated, split=Split.EXPERT):
-        yield _at_no_cost(step) if part.lowering.fused_grouped_mlp else step
-
-
-def _at_no_cost(step: Step) -> Step:
-    """The same step with kernels that move nothing."""
-    free = tuple(dataclasses.replace(kernel, bytes=0.0) for kernel in step.backward)
-    return Step(dataclasses.replace(step.forward, bytes=0.0), free)
+        free = step.each(lambda kernel: dataclasses.replace(kernel, bytes=0.0))
+        yield free if part.lowering.fused_grouped_mlp else step
 
 
 def _expert_bias(part: Part, passes: str, name: str, elements: int) -> Step:
@@ -198,8 +193,8 @@ def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], sa
         module=Module.EXPERTS,
         name="experts_fc1" if column else "experts_fc2",
     )
-    forward, *backward = (
-        dataclasses.replace(
+    grouped = step.each(
+        lambda product: dataclasses.replace(
             product,
             kind=OperatorKind.GROUPED_GEMM,
             split=Split.EXPERT,
@@ -207,12 +202,11 @@ def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], sa
             flops=gemm_flops(rows, out, into),
             bytes=moe.experts * product.bytes,
         )
-        for product in (step.forward, *step.backward)
     )
     saving = dataclasses.replace(
-        forward,
+        grouped.forward,
         saved=saved if column else 0.0,
         saved_for_weight=0.0 if column else saved,
         saved_split=Split.EXPERT,
     )
-    return Step(saving, tuple(backward))
+    return Step(saving, grouped.backward)

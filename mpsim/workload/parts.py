@@ -108,34 +108,14 @@ class Part:
 
         Where projections are separate it stands for as many as there are `weights`.
         """
-        module, role = place
-        return linear(
-            role,
-            Split.COLUMN,
-            tokens=self.tokens.count,
-            features_out=features,
-            features_in=features_in or self.model.hidden,
-            lowering=self.lowering,
-            module=module,
-            name=name,
-            weights=weights if self.lowering.separate_projections else 1,
-            saved=self.size(saved),
-        )
+        sizes, kept = (features, features_in or self.model.hidden), self.size(saved)
+        weights = weights if self.lowering.separate_projections else 1
+        return self._linear(Split.COLUMN, place, name, sizes, weights=weights, saved=kept)
 
     def row(self, place: tuple[Module, Role], name: str, features: int) -> Step:
         """Build a GEMM back to the hidden width; it saves its input."""
-        module, role = place
-        return linear(
-            role,
-            Split.ROW,
-            tokens=self.tokens.count,
-            features_out=self.model.hidden,
-            features_in=features,
-            lowering=self.lowering,
-            module=module,
-            name=name,
-            saved_for_weight=self.size(features),
-        )
+        sizes, kept = (self.model.hidden, features), self.size(features)
+        return self._linear(Split.ROW, place, name, sizes, saved_for_weight=kept)
 
     def replicated(
         self, place: tuple[Module, Role], name: str, features: int, *, features_in: int = 0
@@ -144,16 +124,33 @@ class Part:
 
         From the hidden width, or from `features_in`.
         """
-        module, role = place
+        sizes = features, features_in or self.model.hidden
+        return self._linear(Split.SEQUENCE, place, name, sizes)
+
+    def _linear(
+        self,
+        split: Split,
+        place: tuple[Module, Role],
+        name: str,
+        sizes: tuple[int, int],
+        *,
+        weights: int = 1,
+        saved: float = 0.0,
+        saved_for_weight: float = 0.0,
+    ) -> Step:
+        """Build a GEMM to and from so many features."""
         return linear(
-            role,
-            Split.SEQUENCE,
+            place[1],
+            split,
             tokens=self.tokens.count,
-            features_out=features,
-            features_in=features_in or self.model.hidden,
+            features_out=sizes[0],
+            features_in=sizes[1],
             lowering=self.lowering,
-            module=module,
+            module=place[0],
             name=name,
+            weights=weights,
+            saved=saved,
+            saved_for_weight=saved_for_weight,
         )
 
     def add(self, module: Module, suffix: str) -> Iterator[Step]:

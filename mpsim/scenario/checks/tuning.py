@@ -36,9 +36,8 @@ def check_method(scenario: Written) -> Iterator[Problem]:
     if "vision" in training.frozen and scenario.transformer.vision is None:
         yield Problem("got vision of a model without a tower; leave it out", "training.frozen")
     if set(training.frozen) >= {"embedding", "attention", "mlp", "head"}:
-        yield Problem(
-            "got all parts, so that only norms would train; leave one out", "training.frozen"
-        )
+        message = "got all parts, so that only norms would train; leave one out"
+        yield Problem(message, "training.frozen")
 
 
 def check_optimizer(scenario: Written) -> Iterator[Problem]:
@@ -64,10 +63,8 @@ def check_lengths(scenario: Written) -> Iterator[Problem]:
     training, model = scenario.training_step, scenario.transformer
     if training.lengths is None:
         if training.packing:
-            yield Problem(
-                "got true without lengths of what is packed; give training.lengths",
-                "training.packing",
-            )
+            message = "got true without lengths of what is packed; give training.lengths"
+            yield Problem(message, "training.packing")
         return
     if model.encoder_layers:
         message = f"got lengths for {model.name}, whose encoder and decoder have two; set training.sequence_length to the length computed"
@@ -102,16 +99,12 @@ def check_adapters(scenario: Written) -> Iterator[Problem]:
         return
     tuning, tp = training.tuning, scenario.parallelism.tp
     sides = {
-        "qkv": (model.hidden, model.query_features),
-        "query": (model.hidden, model.query_features),
-        "key": (model.hidden, model.kv_features),
-        "value": (model.hidden, model.kv_features),
-        "output": (model.hidden, model.query_features),
-        "up": (model.hidden, model.ffn_hidden),
-        "down": (model.hidden, model.ffn_hidden),
-        "head": (model.hidden, model.vocab),
+        **dict.fromkeys(("qkv", "query", "output"), model.query_features),
+        **dict.fromkeys(("key", "value"), model.kv_features),
+        **dict.fromkeys(("up", "down"), model.ffn_hidden),
+        "head": model.vocab,
     }
-    most = min(min(sides[word]) for word in tuning.modules)
+    most = min(model.hidden, *(sides[word] for word in tuning.modules))
     if tuning.rank > most:
         message = f"got {tuning.rank}; needed 1 to {most}, the narrowest side of the products beside adapters; set it to 8 to 64"
         yield Problem(message, "training.adapter.rank")

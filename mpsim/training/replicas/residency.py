@@ -6,14 +6,14 @@ Shapes: P pipeline ranks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan
-from mpsim.workload import OperatorKind, Phase
+from mpsim.workload import Operator, OperatorKind, Phase
 
 __all__ = [
     "Residency",
@@ -133,25 +133,28 @@ def largest_unit(plan: Plan) -> float:
 
 def weight_sizes(plan: Plan, parts: Iterable[str]) -> list[int]:
     """Elements of every weight of some parts of a model on one rank, those of all its experts together one weight."""
-    return [
-        operator.batch * operator.m * operator.n // operator.weights
-        for part in parts
-        for operator in (shard(whole, plan.sharding) for whole in plan.weights[part].backward)
-        if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
-    ]
+    return [_elements(operator) // operator.weights for operator in _weights_of(plan, parts)]
 
 
 def matrices(plan: Plan) -> Floats:
     """Elements of the weights of layers' products on each pipeline rank, float64[P]."""
     held = np.zeros(plan.layout.mesh.pp)
     for stage in plan.layout.stages:
-        held[stage.rank] += sum(
-            operator.batch * operator.m * operator.n
-            for kind in plan.layout.layer_kinds(stage)
-            for operator in (shard(whole, plan.sharding) for whole in plan.weights[kind].backward)
-            if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
-        )
+        held[stage.rank] += sum(map(_elements, _weights_of(plan, plan.layout.layer_kinds(stage))))
     return held
+
+
+def _weights_of(plan: Plan, parts: Iterable[str]) -> Iterator[Operator]:
+    """Gradients of the weights of some parts, as one rank has them."""
+    for part in parts:
+        for whole in plan.weights[part].backward:
+            operator = shard(whole, plan.sharding)
+            if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS:
+                yield operator
+
+
+def _elements(gradient: Operator) -> int:
+    return gradient.batch * gradient.m * gradient.n
 
 
 def _units(plan: Plan) -> tuple[Floats, Floats]:
