@@ -53,7 +53,7 @@ def latency_chart(result: ServiceResult, name: str) -> Lines:
 def itl_chart(result: ServiceResult) -> Lines:
     """How gaps between tokens spread over tokens."""
     result.require_requests("pictures show")
-    gaps, weights = itl(result.served)
+    gaps, weights = itl(result.served.steps)
     return spread_chart("ITL", gaps, weights=weights, what="tokens")
 
 

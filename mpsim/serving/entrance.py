@@ -99,18 +99,14 @@ class Entrance:
         for _, who, asked, free in reversed(log[kept:]):
             self.due[who], self.state[who], self._free = asked, State.RUNS, free
             self._next[who] -= 1
-        begins: dict[int, float] = {}
-        ends: dict[int, float] = {}
-        counts: dict[int, int] = {}
+        times: dict[int, list[float]] = {}  # when each batch entered
         for entered, who, _, _ in log[:kept]:
-            begins.setdefault(who, entered)
-            ends[who] = entered
-            counts[who] = counts.get(who, 0) + 1
-        for who, count in counts.items():
+            times.setdefault(who, []).append(entered)
+        for who, entries in times.items():
             own, seconds, last = self._passed[who], self._plans[who][0], self._next[who]
-            begin = own.begin if own.iterations else begins[who]
+            begin, count = own.begin if own.iterations else entries[0], len(entries)
             spent = own.seconds + sum(seconds[last - count : last])
-            end = ends[who] + seconds[last - 1]
+            end = entries[-1] + seconds[last - 1]
             self._passed[who] = Passed(begin, end, spent, own.iterations + count)
         log.clear()
 

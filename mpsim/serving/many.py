@@ -5,8 +5,8 @@ Requests are drawn, and folded once all of a page have ended, page by page; so a
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Final, SupportsIndex, TypeVar
 
 import numpy as np
@@ -36,7 +36,7 @@ from mpsim.serving.summary import (
     window_of,
 )
 
-__all__ = ["Folded", "Streamed", "Window"]
+__all__ = ["Folded", "Window"]
 
 Floats = NDArray[np.float64]
 Item = TypeVar("Item")
@@ -63,18 +63,6 @@ class Window(list[Item]):
         del self[:count]
         self.base += count
         return found
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Streamed(Served):
-    """A run of which no request was kept."""
-
-    sums: Folded = dataclasses.field(kw_only=True)
-
-    @property
-    def folded(self) -> Folded:
-        """Sums and sketches in place of requests and iterations."""
-        return self.sums
 
 
 class Folded:
@@ -125,10 +113,10 @@ class Folded:
             low, high = self._ends
             self._ends = min(low, float(arrived[0])), max(high, float(arrived[-1]))
 
-    def add_rows(self, served: Served) -> None:
+    def add_rows(self, steps: Mapping[str, Floats]) -> None:
         """Fold a page of iterations."""
-        self.sums.add(served.steps)
-        self._gaps.add(0, *itl(served, since=self._since))
+        self.sums.add(steps)
+        self._gaps.add(0, *itl(steps, since=self._since))
 
     def tally(self, end: float) -> Tally:
         """The tally of the run, which ended then [s]."""

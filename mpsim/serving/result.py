@@ -44,9 +44,12 @@ class ServiceResult(JobResult):
     served: Served
     until: float | None = None
     """Requests that came later count for no figure [s]."""
+    folded: Folded | None = None
+    """Sums and sketches of a stream of which neither requests nor iterations were kept."""
 
     def _figures(self) -> Figures:
-        figures = summarise(self.plan, self.requests, self.served, until=self.until)
+        kept = (self.plan, self.requests, self.served)
+        figures = summarise(*kept, until=self.until, folded=self.folded)
         return {
             "scenario": self.scenario.name,
             "job": self.kind,
@@ -74,7 +77,7 @@ class ServiceResult(JobResult):
 
     def require_requests(self, what: str) -> None:
         """Refuse what needs every request, of a stream that keeps none."""
-        if self.served.folded is not None:
+        if self.folded is not None:
             raise ScenarioError(
                 f"{what} every request, and of a stream of {self.summary['requests']:,} none is kept; "
                 "needed serving.workload.requests below 200,000"
@@ -136,8 +139,9 @@ def run_service(
             np.array([stream.longest - stream.longest_prompt]),
         )
         plan.require(Requests(np.zeros(1), *ones))
-        served = _run(plan, stream, progress, Folded(plan, stream))
-        return ServiceResult(scenario, plan, Requests(*np.zeros((3, 0))), served)
+        folded = Folded(plan, stream)
+        served = _run(plan, stream, progress, folded)
+        return ServiceResult(scenario, plan, Requests(*np.zeros((3, 0))), served, folded=folded)
     requests = plan.requests()
     refuse_large_scenario(scenario, len(requests))  # nobody knew how many a trace has
     progress(0, len(requests))

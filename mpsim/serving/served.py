@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from mpsim.serving.many import Folded
-
-__all__ = ["Served", "part_of_run"]
+__all__ = ["Served"]
 
 Floats = NDArray[np.float64]
 
@@ -56,21 +52,16 @@ class Served:
     first: Floats
     last: Floats
     steps: Mapping[str, Floats]
-    preemptions: int
-    hit_tokens: int
-    engines: int
-    end: float
-    pools: tuple[int, ...]
-    stalled: tuple[Mapping[str, float], ...]
-    transfers: Mapping[str, Floats]
+    preemptions: int = 0
+    hit_tokens: int = 0
+    engines: int = 1
+    end: float = math.inf
+    pools: tuple[int, ...] = (1,)
+    stalled: tuple[Mapping[str, float], ...] = ()
+    transfers: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
     moved: int = 0
     running: tuple[tuple[int, float, float], ...] = ()
     starts: int = 0
-
-    @property
-    def folded(self) -> Folded | None:
-        """Sums and sketches of a stream of which neither requests nor iterations were kept; None where all are here."""
-        return None
 
     def first_requests(self, count: int) -> Served:
         """The same run with the first so many requests: the others were never sent."""
@@ -86,22 +77,3 @@ class Served:
             for kind, count in zip(kinds, self.pools, strict=True)
             for number in range(count)
         )
-
-
-def part_of_run(times: Sequence[Floats], steps: Mapping[str, Floats]) -> Served:
-    """Requests of a run whose arrival, start, first and last token are these, or iterations of it."""
-    arrival, started, first, last = times
-    return Served(
-        arrival=arrival,
-        started=started,
-        first=first,
-        last=last,
-        steps=steps,
-        preemptions=0,
-        hit_tokens=0,
-        engines=0,
-        end=math.inf,
-        pools=(1,),
-        stalled=(),
-        transfers={},
-    )

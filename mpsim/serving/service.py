@@ -11,7 +11,6 @@ Requests that arrive at the same time are handed out in their order; engines act
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections import deque
@@ -26,11 +25,11 @@ from mpsim.serving.autoscale import Autoscaler
 from mpsim.serving.batching import Engine, Iteration
 from mpsim.serving.entrance import AHEAD, Entrance, Passed, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
-from mpsim.serving.many import Folded, Streamed, Window
+from mpsim.serving.many import Folded, Window
 from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
-from mpsim.serving.served import Served, part_of_run
+from mpsim.serving.served import Served
 from mpsim.serving.stream import Stream
 from mpsim.serving.transfers import Transfers
 
@@ -259,7 +258,7 @@ class _Service:
         engines = [engine for lane in lanes for engine in lane.engines]
         self._fold_rows()
         moves = np.array(self._moves, dtype=float).reshape(-1, len(_MOVES))
-        served = Served(
+        return Served(
             arrival=np.array(self._arrival),
             started=np.array(self._started),
             first=np.array(self._first),
@@ -276,10 +275,6 @@ class _Service:
             running=() if scaler is None else tuple(scaler.spans),
             starts=0 if scaler is None else scaler.starts,
         )
-        if self._folded is None:
-            return served
-        parts = {field.name: getattr(served, field.name) for field in dataclasses.fields(Served)}
-        return Streamed(**parts, sums=self._folded)
 
     def _autoscaler(self) -> Autoscaler | None:
         """The process that opens and closes instances; None where all run."""
@@ -337,14 +332,14 @@ class _Service:
         while self._left and not self._left[0][1] and self._sent >= self._folds + self._left[0][0]:
             count, _ = self._left.popleft()
             columns = (self._arrival, self._started, self._first, self._last)
-            times = [np.array(column.drop(count)) for column in columns]
+            arrival, started, first, last = (np.array(column.drop(count)) for column in columns)
             prompt, output = (np.array(c.drop(count)) for c in (self._prompt, self._output))
             if self._queued:
                 self._queued.drop(count)
             if self._hashes:
                 self._hashes.drop(count)
-            requests = Requests(times[0], prompt, output)
-            self._folded.add(self._folds, requests, part_of_run(times, {}))
+            part = Served(arrival, started, first, last, {})
+            self._folded.add(self._folds, Requests(arrival, prompt, output), part)
             self._folds += count
         if len(self._rows) >= _PAGE:
             self._fold_rows()
@@ -352,7 +347,7 @@ class _Service:
     def _fold_rows(self) -> None:
         """Fold the iterations of a stream that were written down."""
         if self._folded is not None and self._rows:
-            self._folded.add_rows(part_of_run([np.zeros(0)] * 4, self._steps()))
+            self._folded.add_rows(self._steps())
             self._rows.clear()
 
     def _arrivals(self) -> Events:
@@ -385,9 +380,7 @@ class _Service:
             lane.down -= 1
         if not lanes[0].down:
             waiting, self._homeless = self._homeless, []
-            for request, generated in waiting:
-                self._handed += 1
-                self._put(self._lanes[-1], self._handed - 1, request, generated)
+            self._resettle(waiting)
         for lane in lanes:
             lane.wake()
 
@@ -395,6 +388,10 @@ class _Service:
         """Hand the requests of an instance that is down to others: what they had generated is computed again."""
         lost = lane.engine.clear()
         self._moved += len(lost)
+        self._resettle(lost)
+
+    def _resettle(self, lost: Sequence[tuple[int, int]]) -> None:
+        """Hand out again requests whose instance went down."""
         for request, generated in lost:
             self._handed += 1
             self._put(self._lanes[-1], self._handed - 1, request, generated)
@@ -517,14 +514,9 @@ class _Service:
 
     def _pass_on(self, lane: Lane, passed: Passed) -> None:
         """Write down iterations that a batch of several passed without a decision; between them it may have waited to enter."""
-        if not passed.iterations:
-            return
-        engine = lane.engine
-        work = (engine.decodes, engine.context, 0, engine.used, lane.number)
-        row = (passed.begin, passed.seconds, passed.iterations, *work, passed.end - passed.begin)
-        self._rows.append(row)
-        engine.jump(passed.iterations)
-        self._end = max(self._end, passed.end)
+        if passed.iterations:
+            self._pass(lane, passed.iterations, passed.seconds, passed.begin, passed.end)
+            self._end = max(self._end, passed.end)
 
     def _go_on(self, lane: Lane, steps: int) -> Events:
         """Pass as many iterations at once as nothing disturbs."""
@@ -577,11 +569,13 @@ class _Service:
         steps = min(steps, LONGEST_JUMP)
         return steps, lane.seconds_ahead(steps).cumsum()
 
-    def _pass(self, lane: Lane, steps: int, seconds: float, begin: float) -> float:
-        """Write down iterations that are passed at once; their seconds."""
-        engine = lane.engine
+    def _pass(
+        self, lane: Lane, steps: int, seconds: float, begin: float, end: float | None = None
+    ) -> float:
+        """Write down iterations that are passed at once, to their `end` where they waited between; their seconds."""
+        engine, span = lane.engine, seconds if end is None else end - begin
         work = (engine.decodes, engine.context, 0, engine.used, lane.number)
-        self._rows.append((begin, seconds, steps, *work, seconds))
+        self._rows.append((begin, seconds, steps, *work, span))
         engine.jump(steps)
         return seconds
 

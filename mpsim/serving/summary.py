@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 from mpsim.serving.sketch import Sketch
 from mpsim.units import percent
+
+if TYPE_CHECKING:
+    from mpsim.serving.many import Folded
 
 __all__ = [
     "ACCOUNT",
@@ -76,9 +79,10 @@ def latencies(served: Served, requests: Requests, first_token_time: float) -> di
     return {"ttft": ttft, "tpot": tpot, "e2e": e2e, "queue": served.started - served.arrival}
 
 
-def itl(served: Served, *, since: float = 0.0, until: float = math.inf) -> tuple[Floats, Floats]:
+def itl(
+    steps: Mapping[str, Floats], *, since: float = 0.0, until: float = math.inf
+) -> tuple[Floats, Floats]:
     """Gaps between tokens, and how many sequences had each: the lengths of decoding iterations and their batches."""
-    steps = served.steps
     decoding = (steps["decodes"] > 0) & (steps["start"] >= since) & (steps["start"] < until)
     each = steps["seconds"][decoding] / steps["count"][decoding]
     return each, steps["decodes"][decoding] * steps["count"][decoding]
@@ -265,11 +269,16 @@ def _beside(plan: ServicePlan, steps: Mapping[str, Floats]) -> tuple[Floats, ...
 
 
 def summarise(
-    plan: ServicePlan, requests: Requests, served: Served, *, until: float | None = None
+    plan: ServicePlan,
+    requests: Requests,
+    served: Served,
+    *,
+    until: float | None = None,
+    folded: Folded | None = None,
 ) -> Figures:
-    """Every figure of a service, SI units; what came or was done after `until` [s] counts for none."""
-    if served.folded is not None:
-        tally, sums = served.folded.tally(served.end), {"serving": served.folded.sums}
+    """Every figure of a service, SI units, of all its requests or what was folded of them; what came or was done after `until` [s] counts for none."""
+    if folded is not None:
+        tally, sums = folded.tally(served.end), {"serving": folded.sums}
     else:
         tally, sums = _tally(plan, requests, served, until), _row_sums(plan, served)
     duration, output, promise, state = tally.seconds, tally.output, tally.promise, tally.state
@@ -326,7 +335,7 @@ def summarise(
         "cost_per_million_output_tokens": None
         if price is None or not output
         else price * paid * duration / _HOUR / output * _MEGA,
-        **({"percentile_error": served.folded.error} if served.folded else {}),
+        **({"percentile_error": folded.error} if folded else {}),
         "warnings": _warnings(plan, served, state, promise, parts),
     }
 
@@ -365,7 +374,7 @@ def _tally(plan: ServicePlan, requests: Requests, served: Served, until: float |
     """The tally of a run whose requests are all kept."""
     times = latencies(served, requests, plan.first_token_time)
     window = window_of(plan, requests, served, until)
-    gaps = itl(served, since=window.begin, until=math.inf if until is None else until)
+    gaps = itl(served.steps, since=window.begin, until=math.inf if until is None else until)
     ended, service = np.isfinite(served.last), times["e2e"] - times["queue"]
     state = steady_state(
         *(values[ended] for values in (served.arrival, times["queue"], service)),
