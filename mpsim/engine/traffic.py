@@ -64,10 +64,9 @@ def undisturbed(links: Links, start: Floats, end: Floats) -> Traffic | None:
     """
     begun, ended = (end - links.work)[links.row], end[links.row]
     load = links.use * links.cap[links.row]
-    order = np.lexsort(
-        (np.repeat([1, 0], len(load)), np.append(begun, ended), np.append(links.link, links.link))
-    )
-    link = np.append(links.link, links.link)[order]
+    link = np.append(links.link, links.link)
+    order = np.lexsort((np.repeat([1, 0], len(load)), np.append(begun, ended), link))
+    link = link[order]
     loads = np.cumsum(np.append(load, -load)[order])
     flows = np.cumsum(np.repeat([1, -1], len(load))[order])  # every link ends with none
     room = links.capacity[link] * np.where(flows > 1, _ROOM, _FULL)

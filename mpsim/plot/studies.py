@@ -286,17 +286,8 @@ def line_chart(
         for number, (name, values) in enumerate(lines.items())
     ]
     if any(marks.any() for marks in hollow.values()):
-        series.append(
-            Series(
-                "hollow: does not fit into memory",
-                [],
-                [],
-                "other",
-                line="",
-                mark="o",
-                hollow=[True],
-            )
-        )
+        word = "hollow: does not fit into memory"
+        series.append(Series(word, [], [], "other", line="", mark="o", hollow=[True]))
     return Lines(
         title=f"{axis.name} against {key}",
         alt=f"{len(lines)} lines over {len(choices)} values of {key}.",

@@ -115,16 +115,9 @@ class _Block:
         before = self._after(awaited)
         duration = self._slowed(float(ticks(seconds)))
         self.kernel = len(self.placed)
+        name, flops = kernel.operator.name, kernel.operator.flops
         self.placed.append(
-            _Placed(
-                kernel.operator.name,
-                Stream.COMPUTE,
-                part,
-                self.now,
-                duration,
-                before,
-                flops=kernel.operator.flops,
-            )
+            _Placed(name, Stream.COMPUTE, part, self.now, duration, before, flops=flops)
         )
         self.parts[part] += duration
         self.now += duration
@@ -158,20 +151,11 @@ class _Block:
         if item.tag:
             self.tagged[item.tag] = place
         seconds, up, out = cost
+        part, duration = self.vocabulary.part(axis.part), float(ticks(seconds))
         if lost:
-            self.beside.append((start, start + float(ticks(seconds)), lost))
+            self.beside.append((start, start + duration, lost))
         self.placed.append(
-            _Placed(
-                item.name,
-                stream,
-                self.vocabulary.part(axis.part),
-                start,
-                float(ticks(seconds)),
-                before,
-                item,
-                up_bytes=up,
-                out_bytes=out,
-            )
+            _Placed(item.name, stream, part, start, duration, before, item, 0.0, up, out)
         )
 
     def wait(self, kernel: Compute | None) -> tuple[int, ...]:

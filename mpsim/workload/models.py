@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import cast
+from typing import TypeAlias, cast
 
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
@@ -110,12 +110,13 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     return Transformer(**{**fields, **parts, "name": name})  # type: ignore[arg-type] # it checks them
 
 
-_PARTS: Mapping[str, type[Experts | LatentAttention | StateMixer | VisionTower]] = MappingProxyType(
+_Part: TypeAlias = Experts | LatentAttention | StateMixer | VisionTower
+_PARTS: Mapping[str, type[_Part]] = MappingProxyType(
     {"moe": Experts, "mla": LatentAttention, "state": StateMixer, "vision": VisionTower}
 )
 
 
-def _part(key: str, fields: object) -> Experts | LatentAttention | StateMixer | VisionTower:
+def _part(key: str, fields: object) -> _Part:
     """Build what the mapping under `key` describes."""
     if not isinstance(fields, Mapping):
         raise WorkloadError(f"{key} is {fields!r}; needed a mapping of its fields")
@@ -125,7 +126,7 @@ def _part(key: str, fields: object) -> Experts | LatentAttention | StateMixer | 
 
 
 def _misfits(
-    kind: type[Transformer | Experts | LatentAttention | StateMixer | VisionTower],
+    kind: type[Transformer | _Part],
     fields: Mapping[str, object],
     prefix: str,
     *,

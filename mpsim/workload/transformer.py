@@ -342,10 +342,8 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
             "set attention to 'sliding' or leave window out"
         )
 
-    yield from model.moe.mistakes() if model.moe else ()
-    yield from model.mla.mistakes() if model.mla else ()
-    yield from model.state.mistakes() if model.state else ()
-    yield from model.vision.mistakes() if model.vision else ()
+    for part in (model.moe, model.mla, model.state, model.vision):
+        yield from part.mistakes() if part else ()
     if model.vision and model.encoder_layers:
         yield "vision stands before one stack of layers; leave out encoder_layers"
     if unknown := "".join(sorted(set(model.layer_pattern) - PATTERN.keys())):
