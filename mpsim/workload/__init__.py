@@ -18,7 +18,6 @@ from mpsim.workload.lowering import Lowering
 from mpsim.workload.models import model, model_names, model_year
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count, Parameters
-from mpsim.workload.scan import scan_token
 from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
 from mpsim.workload.tuning import ADAPTERS, ALL_TRAINED, Tuning
@@ -59,6 +58,5 @@ __all__ = [
     "model_year",
     "orthogonal_products",
     "part_flops",
-    "scan_token",
     "with_casts",
 ]

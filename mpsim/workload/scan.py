@@ -1,17 +1,17 @@
-"""Operators of state mixers: projections, convolution, and the scan, over a whole sequence or one token of it."""
+"""Operators of state mixers: projections, convolution, and the scan."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-from mpsim.workload.builders import STATISTIC_BYTES, make_elementwise, moving
+from mpsim.workload.builders import STATISTIC_BYTES, moving
 from mpsim.workload.expansion import Step
-from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
+from mpsim.workload.operators import Module, OperatorKind, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.state import StateMixer
 
-__all__ = ["scan_token", "state_mixer"]
+__all__ = ["state_mixer"]
 
 _BACKWARD: float = 2.5  # two gradients of each product, and states made again
 
@@ -51,13 +51,3 @@ def _scan(part: Part, mixer: StateMixer) -> Step:
     step = moving(Role.SCAN, Split.TENSOR, moved, kind=kind, module=Module.STATE)
     backward = (dataclasses.replace(each, flops=_BACKWARD * flops) for each in step.backward)
     return Step(dataclasses.replace(step.forward, flops=flops), tuple(backward))
-
-
-def scan_token(
-    mixer: StateMixer, sequences: int, *, state_bytes: float = STATISTIC_BYTES
-) -> Operator:
-    """One token of each sequence through a mixer's convolution and state, which are read and written."""
-    moved, name = 2.0 * sequences * mixer.state_bytes(state_bytes), "scan token"
-    return make_elementwise(
-        Role.SCAN, Phase.FORWARD, moved=moved, split=Split.TENSOR, module=Module.STATE, name=name
-    )

@@ -11,7 +11,7 @@ import mpsim
 from mpsim.errors import ScenarioError, WorkloadError
 from mpsim.scenario import Scenario
 from mpsim.training import make_plan
-from mpsim.workload import Lowering, Role, StateMixer, expand_layer, model, part_flops, scan_token
+from mpsim.workload import Lowering, Role, StateMixer, expand_layer, model, part_flops
 
 MAMBA, DELTA = model("nemotron-h-8b"), model("qwen3-next-80b-a3b")
 
@@ -45,12 +45,6 @@ def test_a_scan_of_ssd_has_the_flops_of_its_kernels() -> None:
     assert mixer.scan_flops(1, 7) == 274
     assert mixer.features == 6 + 2 * 5 + 6 + 2
     assert mixer.state_bytes() == 4 * 6 * 5 + 2 * (6 + 10) * 3
-
-
-def test_a_token_reads_and_writes_its_state_whatever_came_before() -> None:
-    """Twice what a sequence keeps, for each sequence."""
-    assert MAMBA.state is not None
-    assert scan_token(MAMBA.state, 3).bytes == 2 * 3 * MAMBA.state.state_bytes()
 
 
 def test_a_state_layer_keeps_what_its_first_projection_returned() -> None:
