@@ -105,7 +105,7 @@ class Entrance:
         for who, entries in times.items():
             own, seconds, last = self._passed[who], self._plans[who][0], self._next[who]
             begin, count = own.begin if own.iterations else entries[0], len(entries)
-            spent = own.seconds + sum(seconds[last - count : last])
+            spent = own.seconds + math.fsum(seconds[last - count : last])
             end = entries[-1] + seconds[last - 1]
             self._passed[who] = Passed(begin, end, spent, own.iterations + count)
         log.clear()
