@@ -327,6 +327,6 @@ SERVERS: Final = tuple(
         functools.partial(_recognises, name),
         functools.partial(_read_server, name),
     )
-    for name in ("vllm", "sglang", "trtllm")
+    for name in tables.SERVERS
 )
 """Formats of the servers."""

@@ -6,6 +6,7 @@ Requests are drawn, and folded once all of a page have ended, page by page; so a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, SupportsIndex, TypeVar
 
@@ -26,12 +27,11 @@ from mpsim.serving.served import Served
 from mpsim.serving.sketch import BATCHES, GROWTH, LEAST, Sketch
 from mpsim.serving.stream import Stream
 from mpsim.serving.summary import (
-    Promise,
     RowSums,
     Tally,
     itl,
+    kept_of,
     latencies,
-    missed_of,
     promise_of,
     window_of,
 )
@@ -83,7 +83,7 @@ class Folded:
         self._spreads = {name: Sketch() for name in ("ttft", "tpot", "e2e", "queue")}
         self._gaps, self._service = Sketch(), Sketch()
         self._kept = np.zeros((2, BATCHES))  # requests that count, and those within all limits
-        self._missed = {"ttft": 0, "tpot": 0}
+        self._missed: Counter[str] = Counter()
         self._finished, self._output, self._prompt = 0, 0.0, 0.0
         self._stay, self._ends = 0.0, (math.inf, 0.0)
         self._edges = np.linspace(0.0, max(stream.span, LEAST), _GRID + 1)
@@ -97,10 +97,8 @@ class Folded:
         for name, sketch in self._spreads.items():
             sketch.add(batch, times[name][done])
         self._service.add(batch, (times["e2e"] - times["queue"])[done])
-        missed = missed_of(self._plan, times, done)
-        for name, each in missed.items():
-            self._missed[name] += int(each.sum())
-        kept = done & ~np.logical_or.reduce([np.zeros_like(done), *missed.values()])
+        kept, missed = kept_of(self._plan, times, done)
+        self._missed.update({name: int(each.sum()) for name, each in missed.items()})
         self._kept[:, batch] += done.sum(), kept.sum()
         self._finished += window.finished
         self._output, self._prompt = self._output + window.output, self._prompt + window.prompt
@@ -120,16 +118,12 @@ class Folded:
 
     def tally(self, end: float) -> Tally:
         """The tally of the run, which ended then [s]."""
-        plan, load = self._plan, self._plan.workload
+        load = self._plan.workload
         counts, kept = self._kept
-        limited = plan.slo.ttft is not None or plan.slo.tpot is not None
-        promise: Promise | None = None
-        if limited:
-            total = max(1, int(counts.sum()))
-            shares = kept[counts > 0] / counts[counts > 0]
-            interval = batch_interval(float(kept.sum() / total), shares)
-            missed = {n: m for n, m in self._missed.items() if getattr(plan.slo, n) is not None}
-            promise = promise_of(int(kept.sum()), total, interval, missed)
+        total = max(1, int(counts.sum()))
+        shares = kept[counts > 0] / counts[counts > 0]
+        enough = len(shares) > 1
+        interval = batch_interval(float(kept.sum() / total), shares) if enough else (0.0, 1.0)
         gaps = None
         if self._gaps.count:
             tails = {name: self._gaps.quantile(share) for name, share in QUANTILES.items()}
@@ -143,7 +137,7 @@ class Folded:
             self._stream.prompts,
             self._spreads,
             gaps,
-            promise,
+            promise_of(int(kept.sum()), total, interval, self._missed),
             verdict(self._course(), kind=load.arrival, users=load.concurrency),
         )
 

@@ -205,15 +205,19 @@ class ServicePlan:
     @functools.cached_property
     def work(self) -> RankWork:
         """Products, attention and weights that one rank computes and reads."""
+        return self._work_of(self.model, self.pp, self.ep)
+
+    def _work_of(self, model: Transformer, pp: int, ep: int) -> RankWork:
+        """The work of one rank on a model: this one, or one that drafts for it."""
         return RankWork.of(
-            self.model,
+            model,
             tp=self.tp,
-            pp=self.pp,
-            ep=self.ep,
+            pp=pp,
+            ep=ep,
             attention_dp=self.attention_dp,
             weights=self.weight_format,
             wide=FORMATS["bf16"],
-            wide_roles=wide_in(self.model, self.weights),
+            wide_roles=wide_in(model, self.weights),
             imbalance=self.imbalance,
             spread=self.popularity,
         )
@@ -294,17 +298,7 @@ class ServicePlan:
             return Draft(acceptance)
         heads = choice.draft == HEADS
         model = last_layer(self.model) if heads else find_model(choice.draft)
-        work = RankWork.of(
-            model,
-            tp=self.tp,
-            ep=self.ep if heads else 1,
-            attention_dp=self.attention_dp,
-            weights=self.weight_format,
-            wide=FORMATS["bf16"],
-            wide_roles=wide_in(model, self.weights),
-            imbalance=self.imbalance,
-            spread=self.popularity,
-        )
+        work = self._work_of(model, 1, self.ep if heads else 1)
         # a layer of the model's own shares embedding and head with it
         copies = (1.0 if self.model.tied_embeddings else 2.0) if heads else 0.0
         shared = copies * work.head.weights * FORMATS["bf16"].bytes

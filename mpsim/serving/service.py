@@ -233,6 +233,11 @@ class _Service:
                 lanes.append(Lane(number, place, pool.prices, engine, pace))
         return lanes
 
+    def _instances(self, place: int) -> list[list[Lane]]:
+        """Batches of each instance of a pool."""
+        lanes, stages = self._lanes[place], self._pools[place].prices.work.pp
+        return [lanes[first : first + stages] for first in range(0, len(lanes), stages)]
+
     def run(self) -> Served:
         """Serve all requests."""
         if self._concurrency is None:
@@ -241,14 +246,14 @@ class _Service:
             for _ in range(min(self._concurrency, self._count)):
                 self._send(0.0)
         lanes = [lane for pool in self._lanes for lane in pool]
-        for pool, own in zip(self._pools, self._lanes, strict=True):
-            stages = pool.prices.work.pp
-            for first in range(0, len(own), stages):
-                if stages == 1:
-                    self._env.process(self._work(own[first]))
-                else:
-                    staged = _Staged(self._env, own[first : first + stages], self._stalled)
-                    self._env.process(self._work_in_stages(staged))
+        for instance in (
+            own for place in range(len(self._pools)) for own in self._instances(place)
+        ):
+            if len(instance) == 1:
+                self._env.process(self._work(instance[0]))
+            else:
+                staged = _Staged(self._env, instance, self._stalled)
+                self._env.process(self._work_in_stages(staged))
         scaler = self._autoscaler()
         for outage in self._pools[-1].outages:
             self._env.process(self._fail(*outage))
@@ -278,12 +283,9 @@ class _Service:
 
     def _autoscaler(self) -> Autoscaler | None:
         """The process that opens and closes instances; None where all run."""
-        pool, lanes = self._pools[-1], self._lanes[-1]
-        if pool.scaling is None:
+        if (scaling := self._pools[-1].scaling) is None:
             return None
-        stages = pool.prices.work.pp
-        instances = [lanes[first : first + stages] for first in range(0, len(lanes), stages)]
-        scaler = Autoscaler(self._env, pool.scaling, instances, self._is_done)
+        scaler = Autoscaler(self._env, scaling, self._instances(-1), self._is_done)
         self._env.process(scaler.run())
         return scaler
 
@@ -369,8 +371,7 @@ class _Service:
 
     def _fail(self, replica: int, begin: float, end: float) -> Events:
         """Take an instance down for a while; the iteration under way still ends."""
-        stages = self._pools[-1].prices.work.pp
-        lanes = self._lanes[-1][replica * stages : (replica + 1) * stages]
+        lanes = self._instances(-1)[replica]
         yield self._env.timeout(begin)
         for lane in lanes:
             lane.down += 1

@@ -42,8 +42,8 @@ __all__ = [
     "Tally",
     "account",
     "itl",
+    "kept_of",
     "latencies",
-    "missed_of",
     "pool_accounts",
     "promise_of",
     "summarise",
@@ -533,28 +533,28 @@ def _promise(
     plan: ServicePlan, times: dict[str, Floats], done: NDArray[np.bool_]
 ) -> Promise | None:
     """How the requests that count kept every limit; None without limits."""
-    if plan.slo.ttft is None and plan.slo.tpot is None:
-        return None
-    missed = missed_of(plan, times, done)
-    kept = done & ~np.logical_or.reduce(list(missed.values()))
+    kept, missed = kept_of(plan, times, done)
     counts = {name: int(each.sum()) for name, each in missed.items()}
     interval = share_interval(kept[done]) if done.any() else (0.0, 1.0)
     return promise_of(int(kept.sum()), max(1, int(done.sum())), interval, counts)
 
 
-def missed_of(
+def kept_of(
     plan: ServicePlan, times: Mapping[str, Floats], done: NDArray[np.bool_]
-) -> dict[str, NDArray[np.bool_]]:
-    """Requests that count and miss a limit, by limit; empty without limits."""
+) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
+    """Requests that count and keep all limits, and those that miss one, by limit."""
     limits = {"ttft": plan.slo.ttft, "tpot": plan.slo.tpot}
     given = {name: limit for name, limit in limits.items() if limit is not None}
-    return {name: done & (times[name] > limit) for name, limit in given.items()}
+    missed = {name: done & (times[name] > limit) for name, limit in given.items()}
+    return done & ~np.logical_or.reduce([~done, *missed.values()]), missed
 
 
 def promise_of(
     kept: int, of: int, interval: tuple[float, float], missed: Mapping[str, int]
-) -> Promise:
-    """How so many of so many requests kept every limit, and how many missed each."""
+) -> Promise | None:
+    """How so many of so many requests kept every limit, and how many missed each; None without limits."""
+    if not missed:
+        return None
     most = max(missed, key=missed.__getitem__)
     return Promise(kept, float(kept / of), interval, most if missed[most] else None)
 
