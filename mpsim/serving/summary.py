@@ -40,11 +40,9 @@ __all__ = [
     "Promise",
     "RowSums",
     "Tally",
-    "account",
     "itl",
     "kept_of",
     "latencies",
-    "pool_accounts",
     "promise_of",
     "summarise",
     "window_of",
@@ -88,18 +86,6 @@ def itl(
     return each, steps["decodes"][decoding] * steps["count"][decoding]
 
 
-def account(plan: ServicePlan, served: Served) -> dict[str, float]:
-    """Mean over accelerators of the time spent on each part [s]; sums to the duration.
-
-    Notes
-    -----
-    An iteration with prompts and decoding sequences is divided by what it would have taken without its prompts. Of several pipeline stages each works on one batch at a
-    time: what an accelerator does not work while its stage has a batch elsewhere is bubble. Time without work is ``idle``, or ``idle_cache`` where requests waited that had
-    no room in the cache, or ``exposed_kv`` where their keys and values were on the way from the pool of prompts.
-    """
-    return _together(plan, pool_accounts(plan, served))
-
-
 def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The mean over the accelerators of all pools."""
     weight = {name: pool.pool_accelerators / plan.accelerators for name, pool in plan.pools.items()}
@@ -108,12 +94,6 @@ def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> 
         for part, seconds in own.items():
             parts[part] += weight[name] * seconds
     return parts
-
-
-def pool_accounts(plan: ServicePlan, served: Served) -> dict[str, dict[str, float]]:
-    """The account of each pool's accelerators; each sums to the duration."""
-    sums = _row_sums(plan, served)
-    return {name: sums[name].account(served, place) for place, name in enumerate(plan.pools)}
 
 
 def _row_sums(plan: ServicePlan, served: Served) -> dict[str, RowSums]:
@@ -233,7 +213,14 @@ class RowSums:
         return {"mean": total / self._seconds if self._seconds else 0.0, "max": most}
 
     def account(self, served: Served, place: int) -> dict[str, float]:
-        """Seconds of each part; they sum to the duration."""
+        """Seconds of each part; they sum to the duration.
+
+        Notes
+        -----
+        An iteration with prompts and decoding sequences is divided by what it would have taken without its prompts. Of several pipeline stages each works on one batch at a
+        time: what an accelerator does not work while its stage has a batch elsewhere is bubble. Time without work is ``idle``, or ``idle_cache`` where requests waited that had
+        no room in the cache, or ``exposed_kv`` where their keys and values were on the way from the pool of prompts.
+        """
         # a batch is on one stage of several at a time, and as many batches run as there are stages
         lanes, stages = served.pools[place], self._plan.pp
         parts = {part: value / lanes for part, value in self._parts.items()}

@@ -31,7 +31,7 @@ from mpsim.result import Result
 from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
 from mpsim.serving.bounds import bound_service
-from mpsim.serving.summary import latencies, pool_accounts
+from mpsim.serving.summary import latencies
 from mpsim.simulate import Prepared, prepare, ready
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
@@ -98,8 +98,8 @@ def _account_sums(case: Case) -> str | None:
         accounts = [parts]
     elif isinstance(case.result, ServiceResult):
         whole = case.summary["duration_s"]
-        accounts = list(pool_accounts(case.result.plan, case.result.served).values())
-        accounts.append(case.summary["account_s"])
+        pools = case.summary.get("pools", {}).values()
+        accounts = [pool["account_s"] for pool in (case.summary, *pools)]
     else:
         return None
     for parts in accounts:

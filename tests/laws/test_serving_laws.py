@@ -17,7 +17,7 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import serve
 from mpsim.serving.stream import draw_requests
-from mpsim.serving.summary import account, summarise
+from mpsim.serving.summary import summarise
 from mpsim.workload import model
 
 
@@ -198,12 +198,11 @@ def test_the_account_sums_to_the_duration(tp, pp, replicas):
     plan = _plan(tp=tp, pp=pp, replicas=replicas)
     requests = draw_requests(plan.workload, seed=0)
     served = _serve(plan, requests, replicas=replicas)
-    parts = account(plan, served)
+    figures = summarise(plan, requests, served)
+    parts = figures["account_s"]
     assert sum(parts.values()) == pytest.approx(served.end, rel=1e-9)
     assert min(parts.values()) >= -1e-12
-    assert summarise(plan, requests, served)["output_tokens_per_s"] == pytest.approx(
-        requests.output.sum() / served.end
-    )
+    assert figures["output_tokens_per_s"] == pytest.approx(requests.output.sum() / served.end)
 
 
 def test_two_replicas_of_half_the_load_are_one():

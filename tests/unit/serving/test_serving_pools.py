@@ -17,7 +17,7 @@ from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import serve
-from mpsim.serving.summary import account, pool_accounts, summarise
+from mpsim.serving.summary import summarise
 from mpsim.workload import model
 
 
@@ -132,9 +132,9 @@ def test_a_full_decode_pool_holds_up_the_prompts():
     free = _serve(plan, requests)
     assert free.started[2] == 0.0
     limited = dataclasses.replace(plan.prefill, given_blocks=22)
-    parts = pool_accounts(dataclasses.replace(plan, prefill=limited), served)
-    assert parts["prefill"]["idle_cache"] > 0.0
-    assert parts["decode"]["exposed_kv"] > 0.0
+    pools = summarise(dataclasses.replace(plan, prefill=limited), requests, served)["pools"]
+    assert pools["prefill"]["account_s"]["idle_cache"] > 0.0
+    assert pools["decode"]["account_s"]["exposed_kv"] > 0.0
 
 
 @settings(max_examples=40, deadline=None)
@@ -170,12 +170,12 @@ def test_every_request_ends_and_every_accelerator_second_is_accounted_for(
     numbers = served.steps["engine"]
     assert served.steps["used"][numbers < served.pools[0]].max() <= need
     assert served.steps["used"].max() <= need
-    for parts in pool_accounts(plan, served).values():
+    figures = summarise(plan, requests, served)
+    for parts in (pool["account_s"] for pool in figures["pools"].values()):
         assert sum(parts.values()) == pytest.approx(served.end, rel=1e-9)
         assert min(parts.values()) >= 0.0
-    seconds = sum(account(plan, served).values()) * plan.accelerators
+    seconds = sum(figures["account_s"].values()) * plan.accelerators
     assert seconds == pytest.approx(served.end * plan.accelerators, rel=1e-9)
-    figures = summarise(plan, requests, served)
     assert sum(pool["accelerators"] for pool in figures["pools"].values()) == plan.accelerators
 
 
