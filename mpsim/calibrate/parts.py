@@ -25,6 +25,7 @@ __all__ = [
     "is_wide",
     "limit",
     "merged",
+    "outside_range",
     "prefers_curve",
     "range_warnings",
     "residuals_of",
@@ -213,20 +214,26 @@ def is_wide(constant: Fitted) -> bool:
     return constant.high - constant.low > 2 * limit("unidentified") * constant.value
 
 
+def outside_range(name: str, constant: Fitted) -> tuple[float, float] | None:
+    """The physical range of a constant that is outside it."""
+    leaf = name.rpartition(".")[2]
+    for pattern, ends in read_shipped(__package__ or "", "data.yaml")["physical"].items():
+        low, high = map(float, ends)
+        if fnmatch.fnmatchcase(leaf, pattern) and not low <= constant.value <= high:
+            return low, high
+    return None
+
+
 def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
     """A line for each constant that is outside its physical range, or that the measurements did not fix."""
     for name, constant in constants.items():
         if ".burst_" in name and name.replace(".burst_", ".") in constants:
             continue  # the same number under another name
-        leaf = name.rpartition(".")[2]
-        for pattern, ends in read_shipped(__package__ or "", "data.yaml")["physical"].items():
-            low, high = map(float, ends)
-            if fnmatch.fnmatchcase(leaf, pattern) and not low <= constant.value <= high:
-                yield (
-                    f"{name} is {constant.value:.4g} {constant.unit}, outside its physical range of {low:g} to {high:g}; "
-                    "something else is in these times"
-                )
-                break
+        if ends := outside_range(name, constant):
+            yield (
+                f"{name} is {constant.value:.4g} {constant.unit}, outside its physical range of {ends[0]:g} to {ends[1]:g}; "
+                "something else is in these times"
+            )
         if is_wide(constant):
             yield (
                 f"{name} is {constant.value:.4g} {constant.unit}, but anything from {constant.low:.3g} to {constant.high:.3g} fits: the "

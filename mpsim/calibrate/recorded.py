@@ -18,12 +18,13 @@ import numpy as np
 from mpsim.calibrate.calibrate import Calibrated, fit_machine
 from mpsim.calibrate.collectives import collective_points, group_of, kind_of
 from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry, nic_entry, sheet_entry
-from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, score
+from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, outside_range, score
 from mpsim.calibrate.points import Point, kernel_points
 from mpsim.cost import CollectiveModel
 from mpsim.cost.curves import Curve, kernel_class
+from mpsim.cost.traffic import COLLECTIVES
 from mpsim.errors import CalibrationError
-from mpsim.explain import CLASSES, Account, Call, Expected, account, is_log, log_step, read_ranks
+from mpsim.explain import CLASSES, Account, Expected, account, is_log, log_step, read_ranks
 from mpsim.formats.imported import collective_point, kernel_point
 from mpsim.formats.spans import Spans
 from mpsim.hardware import Cluster, Fitted, MeasuredCurve, link
@@ -40,6 +41,7 @@ __all__ = ["calibrate_recorded"]
 _FEWEST_SIZES = 4  # of a collective: fewer move its level alone
 _OPTIMIZER = "kernels.optimizer.fraction"
 _LEVELS = 6  # rounds until a level settles
+_TOLD = 5  # mistakes in one message
 _MOST = 10.0  # by which the cost of a call falls at most
 _ELEMENTS = (2, 4, 1, 8)
 _CURVE = tuple(float(1 << n) for n in range(10, 31, 2))
@@ -75,17 +77,23 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     sources = [read_source(file) for file in files_of]
     measurements = list(_kernels(sources, _optimizer(result, ranks, base)))
     points = kernel_points(measurements)
+    _check_possible(points, result.scenario.hardware, float(taken.steps.max()))
     lines = list(_kernel_levels(base, points))
     curved = {(line.kind, line.phase) for line, _ in lines}
     free = [point for point in points if not point.operator or (kernel_class(point.operator), point.operator.phase.value) not in curved]  # fmt: skip
     wide = ELEMENT_BYTES[result.scenario.training_step.precision]
-    collectives = collective_points(_collectives(taken.calls, sources, wide))
+    sent, waiting = _collectives(ranks, taken, sources, result.scenario.hardware, wide)
+    collectives = collective_points(sent)
     sizes = Counter(series for series, _ in {(point.series, point.size) for point in collectives})
     many = [point for point in collectives if sizes[point.series] >= _FEWEST_SIZES]
     few = [point for point in collectives if sizes[point.series] < _FEWEST_SIZES]
     fit, frame = fit_machine(frame, free, many, measurements, None, base)
     levels = list(_levels(result.scenario.hardware, base, few))
-    kept = {key: constant for key, constant in fit.constants.items() if not is_wide(constant)}
+    kept = {
+        key: constant
+        for key, constant in fit.constants.items()
+        if not is_wide(constant) and not outside_range(key, constant)
+    }
     if not kept and not levels and not lines:
         raise CalibrationError("nothing could be fitted: the recordings name no shape; profile with record_shapes=True")  # fmt: skip
     if any(key.startswith("libraries.") and key not in kept for key in fit.constants):
@@ -95,6 +103,7 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     found = Fit(kept, fit.kernels + tuple(line for line, _ in lines), fit.collectives + tuple(line for line, _ in levels), scores=(*fit.scores, *(of for _, of in (*lines, *levels))))  # fmt: skip
     refused = sorted({*fit.constants, *base.constants} - set(kept))
     warnings = [f"not identified, left as known: {', '.join(refused)}"] if refused else []
+    warnings += waiting
     base = dataclasses.replace(base, framework=_habits(result, taken, base))
     return _checked(result, frame, _over(base, found), steps, warnings)
 
@@ -176,19 +185,50 @@ def _optimizer(result: Result, ranks: Sequence[Spans], base: Fit) -> Iterator[Me
     yield dataclasses.replace(measurement_of(point), bytes=moved)
 
 
-def _collectives(calls: Sequence[Sequence[Call]], sources: Sequence[Source], wide: float) -> Iterator[Measurement]:  # fmt: skip
-    """All-reduces of all steps from the arrival of the last rank on, by bytes; of what a file tells of the others the fastest."""
+def _collectives(ranks: Sequence[Spans], taken: Account, sources: Sequence[Source], cluster: Cluster, wide: float) -> tuple[list[Measurement], list[str]]:  # fmt: skip
+    """Collectives from the start of their last member on, by bytes; and why those whose last member was not recorded say nothing."""
     told = [row for source in sources for row in source.measurements if row.family == "collectives"]
-    known = {row.shape["bytes"] for row in told}
-    wires: dict[tuple[int, int], list[float]] = {}
-    for call in itertools.chain.from_iterable(calls):
-        if call.name == "all_reduce" and call.size and call.wire > 0:
-            element = next((e for e in _ELEMENTS if call.size * e in known), wide)
-            wires.setdefault((round(call.size * element), len(call.waits)), []).append(call.wire)
-    for (size, ranks), times in wires.items():
-        point = collective_point("all_reduce", size, times, ranks=ranks, domains=1, place="steps")
-        yield measurement_of(point)
-    yield from (row for row in told if row.op != "all_reduce")
+    stated = {(row.op, round(row.shape["bytes"])) for row in told}
+    wires: dict[tuple[str, int, int, int], list[float]] = {}
+    refused: set[str] = set()
+    for call in itertools.chain.from_iterable(taken.calls):
+        if not call.size:
+            continue
+        if call.ranks != len(call.waits):
+            refused.add(f"{call.name}: {len(call.waits)} of {call.ranks} members recorded" if call.ranks else f"{call.name}: the traces do not say which of several groups it is of")  # fmt: skip
+            continue
+        count = call.size * (call.ranks if call.name == "all_gather" else 1)
+        element = next((e for e in _ELEMENTS if (call.name, count * e) in stated), wide)
+        nodes = len({taken.ranks[place] // cluster.node.accelerators for place in call.waits})
+        key = (call.name, round(count * element), call.ranks, nodes)
+        wires.setdefault(key, []).append(call.wire)
+    found = []
+    for (name, size, members, domains), times in wires.items():
+        # all calls count, those too whose wire the clocks cannot resolve: the others alone were too slow
+        if (middle := float(np.median(times))) > 0 and members % domains == 0:
+            point = collective_point(name, size, [middle], ranks=members, domains=domains, place="steps")  # fmt: skip
+            found.append(measurement_of(point))
+        else:
+            refused.add(f"{name} of {members} ranks: it ends before its last member starts, by these clocks")  # fmt: skip
+    known = {call.name for call in itertools.chain.from_iterable(taken.calls)}
+    every = {span.name for spans in ranks for span in spans.spans if span.kind == "collective" and span.size and span.name in COLLECTIVES}  # fmt: skip
+    refused |= {f"{name}: its time holds the wait for its last member; give the traces of all its ranks" for name in every - known}  # fmt: skip
+    return found, [f"not identified, left as known: {why}" for why in sorted(refused)]
+
+
+def _check_possible(points: Iterable[Point], cluster: Cluster, longest: float) -> None:
+    """Refuse operators far faster than the accelerator, or longer than their step: all at once, by name."""
+    chip, most = cluster.accelerator, limit("impossible")
+    wrong = []
+    for point in points:
+        of = point.operator
+        ideal = max(of.flops / max(chip.peak_flops.values()), of.bytes / chip.memory_bandwidth) if of else 0.0  # fmt: skip
+        if ideal > most * point.seconds:
+            wrong.append(f"{point.id}: {_time(point.seconds)} is {ideal / point.seconds:.3g} times faster than the accelerator can be")  # fmt: skip
+        elif point.seconds > longest:
+            wrong.append(f"{point.id}: {_time(point.seconds)} is longer than its step of {_time(longest)}")  # fmt: skip
+    if wrong:
+        raise CalibrationError("; ".join(wrong[:_TOLD]) + "; needed sizes and durations that a machine can have: record again")  # fmt: skip
 
 
 def _levels(cluster: Cluster, base: Fit, points: Sequence[Point]) -> Iterator[tuple[MeasuredCurve, Score]]:  # fmt: skip

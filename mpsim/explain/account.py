@@ -52,6 +52,8 @@ class Call:
         From the last arrival to the end [s].
     waits : mapping of int to float
         How long each rank, by place, waited for the last one [s].
+    ranks : int
+        Members of its group, recorded or not; 0 where the recording leaves that open.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Call:
     size: int
     wire: float
     waits: Mapping[int, float]
+    ranks: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -222,6 +225,7 @@ _Found = tuple[Call, Mapping[int, tuple[float, float]]]
 def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> tuple[_Found, ...]:
     """Collectives of one step, matched by group and order; with each the interval in which a rank waited, on its own clock."""
     queues: dict[tuple[object, ...], dict[int, list[Span]]] = {}
+    only = [_only_group(spans, len(ranks)) for spans in ranks]
     for place, spans in enumerate(ranks):
         for span in spans.spans:
             if span.kind == "collective" and span.stage < 0 and span.name != "barrier" and windows[place, 0] <= span.start < windows[place, 1]:  # fmt: skip
@@ -241,9 +245,9 @@ def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> 
             }
             wire = min(span.end + shifts[place] for place, span in moved.items()) - arrival
             waits = {place: until - since for place, (since, until) in inside.items()}
-            found.append(
-                (Call(str(name), str(axis), int(str(size)), max(wire, 0.0), waits), inside)
-            )
+            sizes = {span.ranks or only[place] for place, span in moved.items()}
+            call = Call(str(name), str(axis), int(str(size)), max(wire, 0.0), waits, sizes.pop() if len(sizes) == 1 else 0)  # fmt: skip
+            found.append((call, inside))
     return tuple(found)
 
 
@@ -253,6 +257,12 @@ def _group(spans: Spans, place: int, size: int, recorded: int) -> tuple[int, ...
         return ()
     listed = {members for members in spans.groups.values() if len(members) == size and spans.rank in members}  # fmt: skip
     return listed.pop() if len(listed) == 1 else (place // size,)
+
+
+def _only_group(spans: Spans, recorded: int) -> int:
+    """Members of the one group that a trace lists, or of all ranks where it lists none; 0 where it lists several."""
+    listed = {members for members in spans.groups.values() if len(members) > 1 and (spans.rank is None or spans.rank in members)}  # fmt: skip
+    return len(listed.pop()) if len(listed) == 1 else 0 if listed else recorded
 
 
 def _waits(calls: Sequence[Sequence[_Found]], place: int) -> Floats:

@@ -1,19 +1,23 @@
 """A training log watched as it grows: whether the run is as it should be, when it changed, and how long it will take.
 
-Steps are judged by their logarithm against the level since the last change. Two cumulative sums (CUSUM), of what is above it and of what is below by more than half the least change, raise
-an alarm at `_LIMIT` sigma. Outliers (a checkpoint, a validation) are clipped at `_CLIP` sigma, so that none of them is a change. Sigma is robust: 1.4826 times the median absolute deviation.
-
-The law of false alarms: with a drift of k sigma and a limit of h sigma a two-sided CUSUM of normal noise alarms once in about exp(2 k b) / (4 k^2) steps, b = h + 1.166 (Siegmund); k = 0.5 and
-h = 11 give about 190,000.
+At every step the latest ones are laid against those before them, for every moment at which a change
+could have begun (the generalised likelihood ratio, GLR). What counts of a step is the normal score
+of its rank: a long tail, a checkpoint or a rounded clock then change nothing in the law of the
+noise. The largest ratio is a change if it passes the limit that goes with the rate of false alarms
+asked for: one in about sqrt(2 pi) exp(b^2 / 2) / (0.735 b) steps for a limit of b sigma (Siegmund
+and Venkatraman). Steps that follow each other alike wander further than independent ones: the
+variance of a mean counts with the correlation of what remains, over all lags at which there is one.
 
 References
 ----------
-E. S. Page, "Continuous Inspection Schemes", Biometrika 41, 1954. D. Siegmund, "Sequential Analysis", Springer, 1985, section 2.
+D. Siegmund and E. S. Venkatraman, "Using the generalized likelihood ratio statistic for sequential
+detection of a change-point", Annals of Statistics 23, 1995.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import statistics
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import LogStep, parse_line
@@ -30,17 +35,20 @@ from mpsim.output import write_whole
 
 __all__ = ["Change", "Watch", "follow"]
 
+Floats = NDArray[np.float64]
+
 _LEARN: Final = 20  # steps that a level is learnt from
 _KEPT: Final = 400
 _WARM_UP, _SLOW = (
     5,
     1.2,
 )  # first steps that count only if they are not slower than the median by this
-_DRIFT, _LIMIT, _CLIP = 0.5, 11.0, 4.0  # sigma
-_UNSURE: Final = 3.0
+_RATE: Final = 5e-6  # false alarms per step: half of the one in 100,000 that is promised
+_FEW: Final = 15  # fewest steps on the earlier side of a change
+_LAGS: Final = 8  # a lag for so many steps, over which steps may resemble each other
+_SURE: Final = 0.25  # standard errors by which the correlation may be higher than it seems
 _ALIKE: Final = 0.8  # most correlation of one step with the next that counts
 _LEAST: Final = 0.01  # share of a step below which a change is learnt and not told
-_FLOOR: Final = 0.004  # least sigma: clocks of logs have three digits
 _GROWS: Final = 0.02  # share by which memory grows before it is told
 _LINE: Final = 1 << 20
 
@@ -72,8 +80,6 @@ class Watch:
     inode: int = 0
     last: int = -1
     times: list[float] = dataclasses.field(default_factory=list)
-    sums: list[float] = dataclasses.field(default_factory=lambda: [0.0, 0.0])
-    since: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
     memory: list[float] = dataclasses.field(default_factory=list)
     changes: list[Change] = dataclasses.field(default_factory=list)
 
@@ -86,46 +92,17 @@ class Watch:
             return None
         self.last = number
         self.times = [*self.times[-_KEPT + 1 :], seconds]
-        known = self.times[: -1 - self._pending]
-        if len(known) < _LEARN:
+        count = _changed(np.array(self.times))
+        if not count:
             return None
-        level, sigma = self._level(known)
-        off = max(-_CLIP, min(_CLIP, (math.log(seconds) - level) / sigma))
-        for side, sign in enumerate((1.0, -1.0)):
-            self.sums[side] = max(0.0, self.sums[side] + sign * off - _DRIFT)
-            self.since[side] = self.since[side] + 1 if self.sums[side] else 0
-        if max(self.sums) < _LIMIT:
-            return None
-        count = self.since[self.sums.index(max(self.sums))]
-        after, before = self.times[-count:], math.exp(level)
-        now = statistics.median(after)
+        earlier, after = self.times[:-count], self.times[-count:]
+        before, now = statistics.median(earlier), statistics.median(after)
         change = Change(number - count + 1, now / before - 1, before, now)
-        self.times, self.sums, self.since = after, [0.0, 0.0], [0, 0]
+        self.times = after
         if abs(change.share) < _LEAST:
             return None
         self.changes.append(change)
         return change
-
-    @property
-    def _pending(self) -> int:
-        """Latest steps that may belong to a change which is not told yet."""
-        return min(max(self.since), len(self.times) // 2)
-
-    @staticmethod
-    def _level(times: list[float]) -> tuple[float, float]:
-        """Mean of the logarithms without outliers, and the sigma of independent steps that would wander as these do."""
-        logs = np.log(times)
-        middle = float(np.median(logs))
-        spread = max(_FLOOR, 1.4826 * float(np.median(abs(logs - middle))))
-        off = np.clip(logs - middle, -_CLIP * spread, _CLIP * spread)
-        level = float(off.mean())
-        sigma = max(spread, float(off.std()))
-        # steps that follow each other alike make longer excursions than independent ones
-        alike = float(np.mean((off[1:] - level) * (off[:-1] - level))) / max(float(off.var()), _FLOOR**2)  # fmt: skip
-        alike = min(max(alike, 0.0), _ALIKE)
-        sigma *= math.sqrt((1 + alike) / (1 - alike))
-        # of few steps neither level nor spread is known well
-        return middle + level, sigma * (1 + _UNSURE / math.sqrt(len(times)))
 
     def told(self, steps: int | None = None, usd_per_s: float | None = None) -> dict[str, object]:
         """Tell the mean step with its 80 % interval, against the scenario, and how long the rest takes."""
@@ -168,6 +145,70 @@ class Watch:
             return cls(**{**data, "changes": changes})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise FormatError(f"{file}: is no state of 'mpsim watch'; give another file") from error
+
+
+def _limit(rate: float) -> float:
+    """Limit of the ratio, in sigma, that noise passes so often per step."""
+    limit = 5.0
+    for _ in range(9):
+        limit = math.sqrt(2 * math.log(0.735 * limit / (math.sqrt(2 * math.pi) * rate)))
+    return limit
+
+
+_LIMIT: Final = _limit(_RATE)
+
+
+@functools.lru_cache(maxsize=2)
+def _scores(count: int) -> Floats:
+    """Normal scores of half ranks, of so many steps."""
+    normal = statistics.NormalDist().inv_cdf
+    return np.array([0.0, *(normal(half / (2 * count + 2)) for half in range(1, 2 * count + 2))])
+
+
+def _changed(times: Floats) -> int:
+    """How many of the latest steps belong to a change; 0 where nothing changed."""
+    count = len(times)
+    if count <= _LEARN:
+        return 0
+    ordered = np.sort(times)
+    # the mean of the ranks of steps that the clock cannot tell apart
+    ranks = (np.searchsorted(ordered, times) + np.searchsorted(ordered, times, "right") + 1) / 2
+    scores = _scores(count)[np.rint(2 * ranks).astype(int)]
+    scores = scores - scores.mean()
+    whole = float(scores @ scores)
+    if not whole:
+        return 0
+    earlier = np.arange(_FEW, count)
+    # share of the variance that a change at each place explains
+    sums = np.cumsum(scores)[_FEW - 1 : -1]
+    shares = sums**2 * count / (earlier * (count - earlier)) / whole
+    place = int(shares.argmax())
+    share, split = float(shares[place]), int(earlier[place])
+    if not _passes(share, count, 1.0):
+        return 0
+    rest = scores.copy()
+    rest[:split] -= rest[:split].mean()
+    rest[split:] -= rest[split:].mean()
+    return count - split if _passes(share, count, _alike(rest)) else 0
+
+
+def _passes(share: float, count: int, wander: float) -> bool:
+    """Whether a change that explains this share of the variance passes the limit, where means vary `wander` times as much as those of independent steps."""
+    free = count - 2
+    ratio = share / (1 - share) / wander
+    return free * math.log1p(ratio) > _LIMIT**2
+
+
+def _alike(rest: Floats) -> float:
+    """By how much the mean of such steps varies more than that of independent ones."""
+    count, whole = len(rest), float(rest @ rest)
+    sure = _SURE / math.sqrt(count)
+    lags = [float(rest[lag:] @ rest[:-lag]) / whole for lag in range(1, count // _LAGS + 1)]
+    # means were taken out, so that what remains resembles itself less than the steps did
+    lags = [lag + (1 + 3 * max(lag, 0.0)) / count for lag in lags]
+    first = min(max(lags[0] + sure, 0.0), _ALIKE)
+    sums = 1 + 2 * (np.cumsum(lags) - np.sqrt(np.arange(1, len(lags) + 1) / count))
+    return max((1 + first) / (1 - first), float(sums.max()))
 
 
 def follow(watch: Watch, log: Path, seconds: Callable[[LogStep], float | None]) -> Iterator[Change]:

@@ -168,3 +168,45 @@ def test_recordings_without_shapes_are_refused(tmp_path: Path) -> None:
         file.write_text(json.dumps(data))
     with pytest.raises(CalibrationError, match="record_shapes"):
         calibrate_recorded(result_of(machine()), files)
+
+
+def test_a_collective_counts_from_its_last_member_on_or_is_refused_by_name(tmp_path: Path) -> None:
+    """Rank 1 comes up to 5 ms late: with both traces the curve has the time of the wire alone, with one trace no curve is fitted and the reason stands there."""
+    files = recorded(tmp_path, 0.0)
+    sent = CollectiveModel(machine_of(altered()), library="gloo", loaded=False)
+    both = calibrate_recorded(result_of(machine()), files)
+    found = CollectiveModel(machine_of(dict(both.document)), library="gloo", loaded=False)
+    size = np.array([4.0 * BUCKETS[8]])
+    truth = sent.seconds("all_reduce", size, GroupShape(2, 2, 1))
+    assert found.seconds("all_reduce", size, GroupShape(2, 2, 1)) == pytest.approx(truth, rel=0.1)
+    one = calibrate_recorded(result_of(machine()), files[:1])
+    assert not one.fit.collectives
+    assert any("all_reduce: its time holds the wait" in line for line in one.warnings)
+
+
+def test_collectives_of_a_group_that_is_left_open_are_refused(tmp_path: Path) -> None:
+    """gloo names no group: where the trace lists that of tensor and that of data parallelism, a reduction may be of either."""
+    files = recorded(tmp_path, 0.0)
+    for file in files:
+        data = json.loads(file.read_text())
+        data["distributedInfo"]["pg_config"] = [{"pg_name": str(n), "ranks": ranks} for n, ranks in enumerate(([0, 1], [0, 1, 2, 3]))]  # fmt: skip
+        file.write_text(json.dumps(data))
+    told = calibrate_recorded(result_of(machine()), files)
+    assert not told.fit.collectives
+    assert any("all_reduce: the traces do not say which of several groups" in line for line in told.warnings)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"), [(1e-5, "times faster"), (1e9, "longer than its step")]
+)
+def test_durations_that_no_machine_has_are_refused_by_name(tmp_path: Path, factor: float, says: str) -> None:  # fmt: skip
+    """Nothing is written of a product that takes no time, or longer than the step that holds it."""
+    files = recorded(tmp_path, 0.0)
+    for file in files:
+        data = json.loads(file.read_text())
+        for event in data["traceEvents"]:
+            if event["name"] == "aten::mm":
+                event["dur"] *= factor
+        file.write_text(json.dumps(data))
+    with pytest.raises(CalibrationError, match=f"gemm.*{says}.*record again"):
+        calibrate_recorded(result_of(machine()), files)
