@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Final
@@ -23,26 +24,21 @@ LONGEST_JUMP: Final = 4096
 _COUNTING = np.arange(LONGEST_JUMP)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Lane:
     """One engine, or the ranks of an instance that act as one, with what wakes it."""
 
-    def __init__(
-        self,
-        number: int,
-        pool: int,
-        prices: IterationPrices,
-        engine: Engine | AttentionRanks,
-        pace: float,
-    ) -> None:
-        self.pace = pace
-        self.down = 0  # outages under way
-        self.closed = False  # to requests that come
-        self.number, self.pool, self.prices, self.engine = number, pool, prices, engine
-        self.touched: Callable[[], None] | None = None  # of several stages: who sees to it
-        self.asleep: simpy.Event | None = None
-        self.nudge: simpy.Event | None = None  # cuts iterations short that are passed at once
-        # requests whose keys and values have come: taken up before the next iteration
-        self.arrived: list[int] = []
+    number: int
+    pool: int
+    prices: IterationPrices
+    engine: Engine | AttentionRanks
+    pace: float
+    down: int = 0  # outages under way
+    closed: bool = False  # to requests that come
+    touched: Callable[[], None] | None = None  # of several stages: who sees to it
+    nudge: simpy.Event | None = None  # ends its sleep, or iterations that are passed at once
+    # requests whose keys and values have come: taken up before the next iteration
+    arrived: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -101,9 +97,6 @@ class Lane:
         """Have it look again."""
         if self.touched is not None:
             self.touched()
-        elif self.asleep is not None:
-            event, self.asleep = self.asleep, None
-            event.succeed()
         elif self.nudge is not None:
             event, self.nudge = self.nudge, None
             event.succeed()

@@ -100,6 +100,12 @@ def _ring(call: simpy.Event, _: simpy.Event) -> None:
         call.succeed(True)
 
 
+def _reached(ends: Floats, gap: float) -> tuple[int, float]:
+    """How many iterations end before a gap does, the one that it ends in included, and when the last of them ends [s]."""
+    steps = min(len(ends), int(np.searchsorted(ends, gap)) + 1)
+    return steps, float(ends[steps - 1])
+
+
 def serve(
     requests: Requests | Stream,
     pool: Pool,
@@ -534,41 +540,32 @@ class _Service:
         if lane.down and not why:
             return
         begin, reason = self._env.now, why or lane.engine.waits_for
-        stalls = self._stalled[lane.pool]
-        event = lane.asleep = self._env.event()
-        yield event
+        lane.nudge = self._env.event()
+        yield lane.nudge
         if reason:
-            stalls[reason] += self._env.now - begin
+            self._stalled[lane.pool][reason] += self._env.now - begin
 
     def _jump(self, lane: Lane, steps: int, gap: float) -> float:
         """Pass iterations in which nothing begins or ends, to the end of the one during which the next request comes; their seconds."""
-        line = lane.line()
-        if line is not None:
-            steps, seconds = within(min(steps, LONGEST_JUMP), gap, *line)
-            return self._pass(lane, steps, seconds, self._env.now)
-        steps, times = self._ahead(lane, steps)
-        if gap < times[-1]:
-            steps = min(steps, int(np.searchsorted(times, gap)) + 1)
-        return self._pass(lane, steps, float(times[steps - 1]), self._env.now)
+        steps = min(steps, LONGEST_JUMP)
+        if (line := lane.line()) is not None:
+            steps, seconds = within(steps, gap, *line)
+        else:
+            steps, seconds = _reached(lane.seconds_ahead(steps).cumsum(), gap)
+        return self._pass(lane, steps, seconds, self._env.now)
 
     def _jump_while_undisturbed(self, lane: Lane, steps: int) -> Events:
         """Pass iterations to the end of the one during which something comes, or the instance goes down."""
         begin = self._env.now
-        steps, times = self._ahead(lane, steps)
+        times = lane.seconds_ahead(min(steps, LONGEST_JUMP)).cumsum()
         nudge = lane.nudge = self._env.event()
         yield nudge | self._env.timeout(float(times[-1]))
         lane.nudge = None
         passed = self._env.now - begin
-        if passed < times[-1]:
-            steps = min(steps, int(np.searchsorted(times, passed)) + 1)
-            if (rest := float(times[steps - 1]) - passed) > 0:
-                yield self._env.timeout(rest)
-        self._pass(lane, steps, float(times[steps - 1]), begin)
-
-    def _ahead(self, lane: Lane, steps: int) -> tuple[int, Floats]:
-        """How many iterations to look ahead, and when each ends, from now on [s]."""
-        steps = min(steps, LONGEST_JUMP)
-        return steps, lane.seconds_ahead(steps).cumsum()
+        steps, seconds = _reached(times, passed)
+        if (rest := seconds - passed) > 0:
+            yield self._env.timeout(rest)
+        self._pass(lane, steps, seconds, begin)
 
     def _pass(
         self, lane: Lane, steps: int, seconds: float, begin: float, end: float | None = None
