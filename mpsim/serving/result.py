@@ -21,7 +21,7 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
-from mpsim.serving.service import Progress, serve
+from mpsim.serving.service import Progress, Service
 from mpsim.serving.stream import Stream
 from mpsim.serving.summary import Figures, latencies, summarise, window_of
 from mpsim.serving.words import service_sheet
@@ -183,7 +183,7 @@ def _run(
     progress: Progress = lambda *_: None,
     folded: Folded | None = None,
 ) -> Served:
-    return serve(
+    return Service(
         requests,
         plan.pool,
         folded=folded,
@@ -194,7 +194,7 @@ def _run(
         front_end=plan.front_end_time,
         until=plan.workload.duration,
         progress=progress,
-    )
+    ).run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

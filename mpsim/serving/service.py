@@ -33,7 +33,7 @@ from mpsim.serving.served import Served
 from mpsim.serving.stream import Stream
 from mpsim.serving.transfers import Transfers
 
-__all__ = ["Progress", "serve"]
+__all__ = ["Progress", "Service"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Takes requests that have ended, and all there are, now and then."""
@@ -106,20 +106,8 @@ def _reached(ends: Floats, gap: float) -> tuple[int, float]:
     return steps, float(ends[steps - 1])
 
 
-def serve(
-    requests: Requests | Stream,
-    pool: Pool,
-    *,
-    folded: Folded | None = None,
-    concurrency: int | None = None,
-    routing: str = "round-robin",
-    handover: Handover | None = None,
-    turnaround: float = 0.0,
-    front_end: float = 0.0,
-    until: float | None = None,
-    progress: Progress = lambda *_: None,
-) -> Served:
-    """Serve a stream of requests.
+class Service:
+    """One run of a service.
 
     Parameters
     ----------
@@ -140,32 +128,25 @@ def serve(
         Time that the server needs for a request before it is queued, one request after another [s].
     until : float, optional
         When the users of a closed loop send no more [s].
+    progress : callable, optional
+        Told requests that have ended, and all there are, now and then.
     """
-    service = _Service(
-        requests, pool, concurrency, routing, handover, turnaround, front_end, until, folded
-    )
-    service.progress = progress
-    return service.run()
-
-
-class _Service:
-    """One run."""
-
-    progress: Progress
 
     def __init__(
         self,
         requests: Requests | Stream,
         own: Pool,
-        concurrency: int | None,
-        routing: str,
-        handover: Handover | None,
-        turnaround: float,
-        front_end: float,
-        until: float | None,
-        folded: Folded | None,
+        *,
+        folded: Folded | None = None,
+        concurrency: int | None = None,
+        routing: str = "round-robin",
+        handover: Handover | None = None,
+        turnaround: float = 0.0,
+        front_end: float = 0.0,
+        until: float | None = None,
+        progress: Progress = lambda *_: None,
     ) -> None:
-        self._folded = folded
+        self._folded, self._progress = folded, progress
         if isinstance(requests, Requests):
             self._count, self._pages = len(requests), iter([requests])
             self._longest, self._unit = int(requests.output.max(initial=0)), requests.unit
@@ -601,7 +582,7 @@ class _Service:
         self._last[request] = self._env.now
         self._ends += 1
         if not self._ends % min(_TOLD, 1 + self._count // 100):
-            self.progress(self._ends, self._count)
+            self._progress(self._ends, self._count)
         more = self._sent + len(self._due) < self._count
         in_time = self._env.now + self._turnaround < self._until
         if self._concurrency is not None and more and in_time:

@@ -20,7 +20,7 @@ from mpsim.hardware import build_cluster
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.service import serve
+from mpsim.serving.service import Service
 from mpsim.serving.stream import draw_requests
 from mpsim.workload import model
 from tests.benchmarks.timing import best
@@ -54,7 +54,7 @@ def test_decoding_iterations(clear, bare):
     served = []
 
     def run() -> None:
-        served.append(serve(requests, pool, concurrency=64))
+        served.append(Service(requests, pool, concurrency=64).run())
 
     seconds = best(run, rounds=5)
     steps = served[0].steps

@@ -15,7 +15,7 @@ from mpsim.serving.batching import Batch
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
-from mpsim.serving.service import serve
+from mpsim.serving.service import Service
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.summary import summarise
 from mpsim.workload import model
@@ -43,7 +43,7 @@ def _equal(count, prompt=512, output=64):
 
 
 def _serve(plan, requests, *, replicas=1, **options):
-    return serve(requests, dataclasses.replace(plan.pool, replicas=replicas), **options)
+    return Service(requests, dataclasses.replace(plan.pool, replicas=replicas), **options).run()
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
@@ -157,7 +157,7 @@ def test_more_cache_never_lowers_throughput(preset):
     plan = _plan(preset=preset)
     few = 2000 // plan.engine.block
     ends = [
-        serve(_equal(48), dataclasses.replace(plan.pool, blocks=few * factor)).end
+        Service(_equal(48), dataclasses.replace(plan.pool, blocks=few * factor)).run().end
         for factor in (1, 2, 4, 16)
     ]
     assert ends == sorted(ends, reverse=True)
@@ -179,7 +179,7 @@ def test_more_of_the_machine_never_lowers_goodput(what):
             rates = dataclasses.replace(plan.rates, bandwidth=plan.rates.bandwidth * factor / 2)
             plan.__dict__["rates"] = rates
         blocks = 1200 * factor if what == "cache" else plan.blocks
-        served = serve(requests, dataclasses.replace(plan.pool, blocks=blocks))
+        served = Service(requests, dataclasses.replace(plan.pool, blocks=blocks)).run()
         kept.append(summarise(plan, requests, served)["requests_within_slo"])
     assert kept == sorted(kept)
     assert kept[-1] > kept[0]

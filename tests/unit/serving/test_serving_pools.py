@@ -16,7 +16,7 @@ from mpsim.serving.batching import Batch
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
-from mpsim.serving.service import serve
+from mpsim.serving.service import Service
 from mpsim.serving.summary import summarise
 from mpsim.workload import model
 
@@ -44,7 +44,7 @@ def _plan(name="llama3-8b", *, nodes=2, prefill=None, preset="vllm-v1", cluster=
 def _serve(plan, requests, **options):
     handover = dataclasses.replace(plan.handover, **options.pop("handover", {}))
     pool = dataclasses.replace(plan.pool, blocks=options.pop("blocks", plan.blocks))
-    return serve(requests, pool, handover=handover, **options)
+    return Service(requests, pool, handover=handover, **options).run()
 
 
 def _stream(arrival, prompt, output):
@@ -119,11 +119,11 @@ def test_a_full_decode_pool_holds_up_the_prompts():
     prefill = dataclasses.replace(plan.handover.prefill, blocks=22)
     requests = _stream([0.0, 0.0, 0.0], [160] * 3, [20] * 3)
     one = dataclasses.replace(plan.rules, scheduler="no-evict")
-    served = serve(
+    served = Service(
         requests,
         dataclasses.replace(plan.pool, rules=one, blocks=13),
         handover=dataclasses.replace(plan.handover, prefill=prefill),
-    )
+    ).run()
     begin = served.transfers["start"]
     assert begin[1] == pytest.approx(served.last[0], rel=1e-9)
     assert begin[2] == pytest.approx(served.last[1], rel=1e-9)

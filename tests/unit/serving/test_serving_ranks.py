@@ -20,7 +20,7 @@ from mpsim.serving.planning import make_service
 from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import measurable
-from mpsim.serving.service import serve
+from mpsim.serving.service import Service
 from mpsim.workload import model
 
 
@@ -37,7 +37,7 @@ def _plan(ranks="apart", *, preset="vllm-v1", **fields):
 
 
 def _serve(plan, requests, **options):
-    return serve(requests, plan.pool, **options)
+    return Service(requests, plan.pool, **options).run()
 
 
 @pytest.mark.parametrize(

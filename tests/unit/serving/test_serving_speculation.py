@@ -15,7 +15,7 @@ from mpsim.serving.batching import Batch, BatchRules, Engine
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
-from mpsim.serving.service import serve
+from mpsim.serving.service import Service
 from mpsim.serving.speculation import Draft
 from mpsim.workload import model
 
@@ -37,7 +37,7 @@ def _plan(draft=None, *, tokens=3, acceptance=0.7, name="llama3-70b", tp=4):
 
 def _tpot(plan, batch, output=101):
     requests = Requests(np.zeros(batch), np.full(batch, 200), np.full(batch, output))
-    served = serve(requests, plan.pool)
+    served = Service(requests, plan.pool).run()
     return float(((served.last - served.first) / (output - 1)).mean())
 
 
