@@ -52,7 +52,7 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
     for key, word in stated.items():
         if word.unknown:
             ledger.refuse(f"{ledger.place(key)}: got {', '.join(word.unknown)}; write its value")
-    engine = _table(name)
+    engine = tables.table_of(name)
     ledger.assume("serving.engine.preset", engine["engine"], f"{engine['title']} of 2025 on")
     for row in engine["keys"]:
         _read_row(ledger, row)
@@ -69,7 +69,7 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
 
 def _stated(name: str, head: Head) -> dict[str, Word]:
     """Options of the one server that a script launches, by their long names."""
-    starts = [start.split() for start in _table(name)["starts"]]
+    starts = [start.split() for start in tables.table_of(name)["starts"]]
     found: dict[tuple[str, ...], dict[str, Word]] = {}
     script = head.read("a launch line", _LARGEST)
     for command in commands(script):
@@ -87,7 +87,7 @@ def _stated(name: str, head: Head) -> dict[str, Word]:
             **{key: word for key, word in stated.items() if not inner or key != "config"},
             **inner,
         }
-    title, usual = _table(name)["title"], _table(name)["written"]
+    title, usual = tables.table_of(name)["title"], tables.table_of(name)["written"]
     count = f"{len(found)} different servers are" if found else "no server is"
     raise FormatError(
         f"{head.path}: {count} launched; needed one of {title}, such as '{usual} ...'"
@@ -107,7 +107,7 @@ def _in_file(name: str, head: Head, text: str, word: Word) -> dict[str, Word]:
         document = read_document(beside)
     else:
         return {}
-    short: Mapping[str, str] = _table(name)["short"]
+    short: Mapping[str, str] = tables.table_of(name)["short"]
     found = {}
     for key, value in flat(document.data).items():
         plain = key if "." in key else key.replace("_", "-")
@@ -116,12 +116,8 @@ def _in_file(name: str, head: Head, text: str, word: Word) -> dict[str, Word]:
     return found
 
 
-def _table(name: str) -> Mapping[str, Any]:
-    return table(tables.DATA, name)
-
-
 def _long(name: str, words: Sequence[Word]) -> dict[str, Word]:
-    short: Mapping[str, str] = _table(name)["short"]
+    short: Mapping[str, str] = tables.table_of(name)["short"]
     stated: dict[str, Word] = {}
     joined: list[Word] = []
     for word in words:
@@ -207,7 +203,7 @@ def _row(name: str, to: str) -> str:
 
 def _shared(name: str) -> frozenset[str]:
     """Values that an engine's options state of all ranks with requests of their own together."""
-    return frozenset(_table(name).get("shared", ()))
+    return frozenset(tables.table_of(name).get("shared", ()))
 
 
 def export_server(name: str, scenario: Scenario) -> Exported:
@@ -218,7 +214,7 @@ def export_server(name: str, scenario: Scenario) -> Exported:
     FormatError
         If the scenario trains, has pools of their own, another engine, or a model of no known repository.
     """
-    engine, preset = _table(name), scenario.model.preset
+    engine, preset = tables.table_of(name), scenario.model.preset
     values = _values(scenario)
     models = (e for e in table(DATA, "servers")["models"] if e["preset"] == preset)
     repository = next((entry["repository"] for entry in models), "")
@@ -314,7 +310,7 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
 
 
 def _recognises(name: str, head: Head) -> bool:
-    starts = "|".join(_table(name)["starts"]).replace(".", r"\.").replace(" ", r"\s+")
+    starts = "|".join(tables.table_of(name)["starts"]).replace(".", r"\.").replace(" ", r"\s+")
     found = re.search(rf"(?m)(?:^|[\s/])(?:{starts})(?:\s|$)", head.text)
     return found is not None and not head.is_object
 
@@ -322,7 +318,7 @@ def _recognises(name: str, head: Head) -> bool:
 SERVERS: Final = tuple(
     Format(
         name,
-        f"launch line of {_table(name)['title']}'s server",
+        f"launch line of {tables.table_of(name)['title']}'s server",
         "scenario",
         functools.partial(_recognises, name),
         functools.partial(_read_server, name),

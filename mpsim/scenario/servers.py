@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mpsim.errors import MpsimError, Problem, nearest
 from mpsim.hardware import Accelerator
 from mpsim.inputs import shown
-from mpsim.memo import remembered
 from mpsim.scenario.cluster import ClusterChoice
 from mpsim.scenario.paths import Data, expand_shorthand
 from mpsim.shipped import read_shipped
@@ -24,7 +23,7 @@ from mpsim.units import Dimension, parse_quantity
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-__all__ = ["DATA", "SERVERS", "Meaning", "meaning", "said", "server_problems", "usual"]
+__all__ = ["DATA", "SERVERS", "Meaning", "meaning", "said", "server_problems", "table_of", "usual"]
 
 DATA: Final = "mpsim.scenario.data"
 SERVERS: Final = ("vllm", "sglang", "trtllm")
@@ -55,15 +54,15 @@ _FORMS: Final = {
 _SWITCH: Final = {"true": True, "false": False}
 
 
-@remembered(16)
-def _table(name: str) -> Mapping[str, Any]:
+def table_of(name: str) -> Mapping[str, Any]:
+    """Options of a server, by its name."""
     table: Mapping[str, Any] = read_shipped(DATA, f"{name}.yaml")
     return table
 
 
 def _server_of(preset: str) -> str:
     """The table of an engine of the catalog; empty where nobody has one."""
-    return next((name for name in SERVERS if preset in _table(name)["presets"]), "")
+    return next((name for name in SERVERS if preset in table_of(name)["presets"]), "")
 
 
 def meaning(row: Mapping[str, Any], value: object) -> Meaning:
@@ -100,7 +99,7 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
 
 def usual(name: str, chip: Accelerator) -> dict[str, object]:
     """Values by dotted key that a server takes where nobody says them, on a device of that memory."""
-    table = _table(name)
+    table = table_of(name)
     small = re.fullmatch(table.get("as_less", "(?!)"), chip.name) is not None
     found: dict[str, object] = {}
     for row in table["keys"]:
@@ -126,7 +125,7 @@ def said(data: Data) -> dict[str, object]:
     preset = str(section.get("engine", engine.get("preset", _USUAL)))
     found: dict[str, object] = {"serving.engine.preset": preset}
     if name := _server_of(preset):
-        if preset == _table(name)["engine"] and (chip := _chip(data)) is not None:
+        if preset == table_of(name)["engine"] and (chip := _chip(data)) is not None:
             found |= usual(name, chip)
         for key, value in section.items():
             if (row := _row(name, key)) and not (meant := meaning(row, value)).needed:
@@ -141,7 +140,7 @@ def server_problems(scenario: Written) -> Iterator[Problem]:
         return
     preset = scenario.service.engine.preset
     if not (name := _server_of(preset)):
-        engines = [preset for name in SERVERS for preset in _table(name)["presets"]]
+        engines = [preset for name in SERVERS for preset in table_of(name)["presets"]]
         yield Problem(f"got {preset}; {nearest(preset, engines)}", "server.engine")
         return
     for key, value in section.items():
@@ -158,7 +157,7 @@ def server_problems(scenario: Written) -> Iterator[Problem]:
 
 def _why_not(name: str, key: str) -> str:
     """Reason why no value of `serving` says an option: it is of the layout, or not simulated, or unknown."""
-    table = _table(name)
+    table = table_of(name)
     layout = {row["key"]: row["to"] for row in table["keys"]}
     if key in layout:
         return f"is of the layout; give {layout[key]} in its place"
@@ -176,7 +175,7 @@ def _plain(key: object) -> str:
 
 def _row(name: str, key: object) -> Mapping[str, Any] | None:
     """The row of an option of the engine itself; None for others, and for those of layout and model."""
-    for row in _table(name)["keys"]:
+    for row in table_of(name)["keys"]:
         decides = row.get("kind") or "says" in row
         same = row["key"] in (_plain(key), str(key))
         if same and decides and row["to"].startswith("serving."):

@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
 
 import simpy
 
 from mpsim.scenario.serving import Autoscale
 from mpsim.serving.lane import Lane
 
-__all__ = ["Autoscaler", "Running"]
-
-
-class Running(NamedTuple):
-    """Time in which an instance was paid for, from its start to its last token [s]."""
-
-    instance: int
-    begin: float
-    end: float
+__all__ = ["Autoscaler"]
 
 
 class Autoscaler:
@@ -48,7 +39,8 @@ class Autoscaler:
         self._starting: set[int] = set()
         self._draining: set[int] = set()
         self._fewer_since = math.inf
-        self.spans: list[Running] = []
+        # each instance, and from its start to its last token, for which it is paid [s]
+        self.spans: list[tuple[int, float, float]] = []
         self.starts = 0
         for number, lanes in enumerate(instances):
             if number < rules.least:
@@ -64,7 +56,7 @@ class Autoscaler:
             now = self._env.now
             for number in [n for n in self._draining if not self._load(n)]:
                 self._draining.remove(number)
-                self.spans.append(Running(number, self._begun.pop(number), now))
+                self.spans.append((number, self._begun.pop(number), now))
             serving = len(self._begun) - len(self._draining)
             load = sum(map(self._load, range(len(self._instances))))
             wanted = min(len(self._instances), max(rules.least, math.ceil(load / rules.load)))
@@ -77,7 +69,7 @@ class Autoscaler:
 
     def finish(self, end: float) -> None:
         """Stop what still runs at the end [s]."""
-        self.spans += [Running(n, begin, max(begin, end)) for n, begin in self._begun.items()]
+        self.spans += [(n, begin, max(begin, end)) for n, begin in self._begun.items()]
         self._begun.clear()
 
     def _load(self, number: int) -> int:

@@ -161,9 +161,8 @@ class ServicePlan:
     def pool(self) -> Pool:
         """Its instances, as they are simulated."""
         apart = self.engine.attention_ranks == "apart"
-        paces, outages = paces_of(self), outages_of(self)
-        own = (self.prices, self.rules, self.blocks, self.replicas, apart, paces, outages)
-        return Pool(*own, self.autoscale)
+        own = (self.prices, self.rules, self.blocks, self.replicas, apart)
+        return Pool(*own, paces_of(self), outages_of(self), self.autoscale)
 
     @functools.cached_property
     def handover(self) -> Handover | None:
