@@ -103,7 +103,9 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     found = Fit(kept, fit.kernels + tuple(line for line, _ in lines), fit.collectives + tuple(line for line, _ in levels), scores=(*fit.scores, *(of for _, of in (*lines, *levels))))  # fmt: skip
     refused = sorted({*fit.constants, *base.constants} - set(kept))
     warnings = [f"not identified, left as known: {', '.join(refused)}"] if refused else []
-    warnings += waiting
+    idle = sum(float(taken.of(part).mean()) for part in ("loader", "sync", "begin", "near", "long"))
+    beside = f"{_time(float(taken.of('wait').mean()))} for the last rank and {_time(idle)} idle otherwise"
+    warnings += [*waiting, f"the recorded step waits {beside}: no constant of a machine has that, see 'mpsim explain'"]  # fmt: skip
     base = dataclasses.replace(base, framework=_habits(result, taken, base))
     return _checked(result, frame, _over(base, found), steps, warnings)
 
@@ -201,12 +203,12 @@ def _collectives(ranks: Sequence[Spans], taken: Account, sources: Sequence[Sourc
         element = next((e for e in _ELEMENTS if (call.name, count * e) in stated), wide)
         nodes = len({taken.ranks[place] // cluster.node.accelerators for place in call.waits})
         key = (call.name, round(count * element), call.ranks, nodes)
-        wires.setdefault(key, []).append(call.wire)
+        wires.setdefault(key, []).append(call.lasts)
     found = []
     for (name, size, members, domains), times in wires.items():
-        # all calls count, those too whose wire the clocks cannot resolve: the others alone were too slow
-        if (middle := float(np.median(times))) > 0 and members % domains == 0:
-            point = collective_point(name, size, [middle], ranks=members, domains=domains, place="steps")  # fmt: skip
+        # a step is the sum of all its calls, of the late and of those that no clock resolves too
+        if (mean := float(np.mean(times))) > 0 and members % domains == 0:
+            point = collective_point(name, size, [mean], ranks=members, domains=domains, place="steps")  # fmt: skip
             found.append(measurement_of(point))
         else:
             refused.add(f"{name} of {members} ranks: it ends before its last member starts, by these clocks")  # fmt: skip

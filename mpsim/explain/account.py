@@ -54,6 +54,8 @@ class Call:
         How long each rank, by place, waited for the last one [s].
     ranks : int
         Members of its group, recorded or not; 0 where the recording leaves that open.
+    lasts : float
+        From the last arrival until a member goes on, on average over them [s].
     """
 
     name: str
@@ -62,6 +64,7 @@ class Call:
     wire: float
     waits: Mapping[int, float]
     ranks: int = 0
+    lasts: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -243,10 +246,12 @@ def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> 
                 place: (span.start, min(max(arrival - shifts[place], span.start), span.end))
                 for place, span in moved.items()
             }
-            wire = min(span.end + shifts[place] for place, span in moved.items()) - arrival
+            left = [span.end + shifts[place] - arrival for place, span in moved.items()]
             waits = {place: until - since for place, (since, until) in inside.items()}
             sizes = {span.ranks or only[place] for place, span in moved.items()}
-            call = Call(str(name), str(axis), int(str(size)), max(wire, 0.0), waits, sizes.pop() if len(sizes) == 1 else 0)  # fmt: skip
+            stated = sizes.pop() if len(sizes) == 1 else 0
+            lasts = float(np.mean(np.maximum(left, 0.0)))
+            call = Call(str(name), str(axis), int(str(size)), max(min(left), 0.0), waits, stated, lasts)  # fmt: skip
             found.append((call, inside))
     return tuple(found)
 

@@ -179,6 +179,7 @@ def test_a_collective_counts_from_its_last_member_on_or_is_refused_by_name(tmp_p
     size = np.array([4.0 * BUCKETS[8]])
     truth = sent.seconds("all_reduce", size, GroupShape(2, 2, 1))
     assert found.seconds("all_reduce", size, GroupShape(2, 2, 1)) == pytest.approx(truth, rel=0.1)
+    assert any("waits " in line and "for the last rank" in line for line in both.warnings)
     one = calibrate_recorded(result_of(machine()), files[:1])
     assert not one.fit.collectives
     assert any("all_reduce: its time holds the wait" in line for line in one.warnings)
@@ -210,3 +211,23 @@ def test_durations_that_no_machine_has_are_refused_by_name(tmp_path: Path, facto
         file.write_text(json.dumps(data))
     with pytest.raises(CalibrationError, match=f"gemm.*{says}.*record again"):
         calibrate_recorded(result_of(machine()), files)
+
+
+def test_a_collective_that_is_now_and_then_slow_counts_with_its_mean(tmp_path: Path) -> None:
+    """A step is the sum of its calls: of six reductions of tensor parallelism, one of them ten times as long, the level is their mean and not the usual one."""
+    files = recorded(tmp_path, 0.0)
+    for file in files:
+        data = json.loads(file.read_text())
+        calls = [event for event in data["traceEvents"] if event["name"] == "gloo:all_reduce"]
+        last = max(event["ts"] + event["dur"] for event in data["traceEvents"])
+        data["traceEvents"] = [event for event in data["traceEvents"] if event not in calls]
+        for n in range(6):
+            dur = 1e4 if n == 5 else 1e3
+            data["traceEvents"].append({**calls[-1], "ts": last + 2e4 * n, "dur": dur, "args": {"Input Dims": [[1 << 16]]}})  # fmt: skip
+        mark = next(e for e in data["traceEvents"] if e["name"] == "ProfilerStep#1")
+        mark["dur"] += 2e5
+        file.write_text(json.dumps(data))
+    told = calibrate_recorded(result_of(machine()), files)
+    model = CollectiveModel(machine_of(dict(told.document)), library="gloo", loaded=False)
+    seconds = model.seconds("all_reduce", np.array([4.0 * (1 << 16)]), GroupShape(2, 2, 1))
+    assert seconds == pytest.approx(2.5e-3, rel=0.05)
