@@ -87,8 +87,6 @@ class ServicePlan:
         The pool that computes prompts where it is another: this one then decodes.
     samples_first : bool
         Whether, with a pool of prompts, this one gives first tokens.
-    first_rank : int
-        Where its accelerators begin in the cluster.
     key : str
         Where its layout stands in the scenario.
     folder : str
@@ -115,7 +113,6 @@ class ServicePlan:
     autoscale: Autoscale | None = None
     samples_first: bool = False
     variation: Variation | None = None
-    first_rank: int = 0
     key: str = "serving"
     seed: int = 0
     folder: str = "."
@@ -142,6 +139,11 @@ class ServicePlan:
         if self.prefill is None:
             return {"serving": self}
         return {"prefill": self.prefill, "decode": self}
+
+    @property
+    def first_rank(self) -> int:
+        """Where its accelerators begin in the cluster: behind those of the pool of prompts."""
+        return 0 if self.prefill is None else self.prefill.pool_accelerators
 
     @property
     def straddles(self) -> str:
@@ -174,15 +176,13 @@ class ServicePlan:
         """
         if self.prefill is None:
             return None
-        first = 0
-        instances: list[list[Instance]] = []
-        for plan in self.pools.values():
-            each, row = plan.tp * plan.pp, []
-            holders = each // plan.attention_dp
-            for _ in range(plan.replicas):
-                row.append(Instance(tuple(range(first, first + each)), holders))
-                first += each
-            instances.append(row)
+        instances = [
+            [
+                Instance(tuple(ranks), plan.tp * plan.pp // plan.attention_dp)
+                for ranks in _instance_ranks(plan).tolist()
+            ]
+            for plan in self.pools.values()
+        ]
         layers = sum(block.layers for block in self.work.attention)
         per_layer = self.work.cache_elements / layers * CACHE_BYTES[self.kv]
         served = self.model.layers - self.model.mtp_layers
@@ -562,10 +562,7 @@ def outages_of(plan: ServicePlan) -> tuple[Outage, ...]:
     )
 
 
-def _instance_ranks(plan: ServicePlan) -> list[NDArray[np.int64]]:
+def _instance_ranks(plan: ServicePlan) -> NDArray[np.int64]:
     """Ranks of each instance in the cluster."""
-    each = plan.tp * plan.pp
-    return [
-        plan.first_rank + np.arange(number * each, (number + 1) * each)
-        for number in range(plan.replicas)
-    ]
+    ranks = plan.first_rank + np.arange(plan.pool_accelerators, dtype=np.int64)
+    return ranks.reshape(plan.replicas, -1)

@@ -36,7 +36,6 @@ def make_service(scenario: Scenario) -> ServicePlan:
         plan = dataclasses.replace(
             _pool_plan(scenario, apart.decode, "decode"),
             prefill=behind,
-            first_rank=behind.pool_accelerators,
             samples_first=apart.first_token == "decode",
         )
     blocks = (problem for pool in plan.pools.values() for problem in _too_many_blocks(pool))

@@ -45,15 +45,8 @@ _UNEVEN = 32
 _PAGE = 16_384  # iterations of a stream that are folded at once
 _TOLD = 1000  # requests that end between two reports at most
 _COLUMNS = (
-    "start",
-    "seconds",
-    "count",
-    "decodes",
-    "context",
-    "prompt_tokens",
-    "used",
-    "engine",
-    "span",
+    *("start", "seconds", "count", "decodes", "context"),
+    *("prompt_tokens", "used", "engine", "span"),
 )
 _MOVES = ("request", "source", "target", "start", "end", "bytes")
 
@@ -169,9 +162,7 @@ class Service:
         self._prompt, self._output = self._column(), self._column()
         self._hashes: Window[tuple[int, ...]] | None = None
         self._loaded, self._folds = 0, 0  # requests that were drawn, and that were folded
-        self._left: deque[list[int]] = (
-            deque()
-        )  # of each page: its requests, those that have not ended
+        self._left: deque[list[int]] = deque()  # of each page: requests, those that have not ended
         self._load()
         self._env = simpy.Environment()
         self._pools = [own] if handover is None else [handover.prefill, own]
@@ -199,25 +190,25 @@ class Service:
         first = sum(len(lanes) for lanes in self._lanes)
         output = [1] * self._count if computes else self._output
         lanes: list[Lane] = []
-        for replica in range(pool.replicas):
-            for _ in range(stages):
-                ranks = [
-                    Engine(
-                        pool.rank_rules,
-                        pool.blocks // (stages * pool.ranks),
-                        self._prompt,
-                        output,
-                        hashes=self._hashes,
-                        unit=self._unit,
-                        hands_over=computes,
-                        samples_first=self._handover is not None and self._handover.samples_first,
-                        longest=1 if computes else self._longest,
-                    )
-                    for _ in range(pool.ranks)
-                ]
-                engine = ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
-                number, pace = first + len(lanes), pool.pace(replica)
-                lanes.append(Lane(number, place, pool.prices, engine, pace))
+        for number in range(pool.lanes):
+            ranks = [
+                Engine(
+                    pool.rank_rules,
+                    pool.blocks // (stages * pool.ranks),
+                    self._prompt,
+                    output,
+                    hashes=self._hashes,
+                    unit=self._unit,
+                    hands_over=computes,
+                    samples_first=self._handover is not None and self._handover.samples_first,
+                    longest=1 if computes else self._longest,
+                )
+                for _ in range(pool.ranks)
+            ]
+            engine = ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
+            lanes.append(
+                Lane(first + number, place, pool.prices, engine, pool.pace(number // stages))
+            )
         return lanes
 
     def _instances(self, place: int) -> list[list[Lane]]:
