@@ -46,7 +46,6 @@ _WARM_UP, _SLOW = (
 _RATE: Final = 5e-6  # false alarms per step: half of the one in 100,000 that is promised
 _FEW: Final = 15  # fewest steps on the earlier side of a change
 _LAGS: Final = 8  # a lag for so many steps, over which steps may resemble each other
-_SURE: Final = 0.25  # standard errors by which the correlation may be higher than it seems
 _ALIKE: Final = 0.8  # most correlation of one step with the next that counts
 _LEAST: Final = 0.01  # share of a step below which a change is learnt and not told
 _GROWS: Final = 0.02  # share by which memory grows before it is told
@@ -202,11 +201,10 @@ def _passes(share: float, count: int, wander: float) -> bool:
 def _alike(rest: Floats) -> float:
     """By how much the mean of such steps varies more than that of independent ones."""
     count, whole = len(rest), float(rest @ rest)
-    sure = _SURE / math.sqrt(count)
     lags = [float(rest[lag:] @ rest[:-lag]) / whole for lag in range(1, count // _LAGS + 1)]
     # means were taken out, so that what remains resembles itself less than the steps did
     lags = [lag + (1 + 3 * max(lag, 0.0)) / count for lag in lags]
-    first = min(max(lags[0] + sure, 0.0), _ALIKE)
+    first = min(max(lags[0], 0.0), _ALIKE)
     sums = 1 + 2 * (np.cumsum(lags) - np.sqrt(np.arange(1, len(lags) + 1) / count))
     return max((1 + first) / (1 - first), float(sums.max()))
 
