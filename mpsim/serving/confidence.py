@@ -188,7 +188,7 @@ def steady_state(
         float(service[counted].mean()),
         np.array([batch.mean() for batch in _batches(queue[counted])]),
         inside,
-        third if third >= _FILLING * float(stay.mean()) else 0.0,
+        third,
         float(arrival[counted][-1] - arrival[counted][0]),
         float(stay.mean()),
     )
@@ -224,9 +224,11 @@ class Course(NamedTuple):
 
 
 def crowded_from(first: float, last: float, stay: float, since: float) -> tuple[float, float]:
-    """When a service whose requests come from `first` to `last` has filled up, and a third of the time from then on [s]."""
-    begin = max(since, first + _FILLING * stay)
-    return begin, (last - begin) / 3.0
+    """When a service whose requests come from `first` to `last` has filled up, and a third of the time from then on [s]; 0 where that is too short to tell."""
+    filling = _FILLING * stay
+    begin = max(since, first + filling)
+    third = (last - begin) / 3.0
+    return begin, third if third >= filling else 0.0
 
 
 def verdict(course: Course, *, kind: str, users: int | None) -> SteadyState:

@@ -147,7 +147,6 @@ class Folded:
         begin, third = crowded_from(0.0, self._stream.span, stay, self._since)
         looks = np.searchsorted(self._edges, np.linspace(begin, self._stream.span, LOOKS))
         inside = np.cumsum(self._inside)[np.minimum(looks, _GRID)]
-        long = third if third >= begin - self._since else 0.0
         waits, span = self._spreads["queue"].means, self._ends[1] - self._ends[0]
         count = int(self._kept[0].sum())
-        return Course(count, self._service.mean, waits, inside, long, span, stay)
+        return Course(count, self._service.mean, waits, inside, third, span, stay)
