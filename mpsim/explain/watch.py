@@ -32,6 +32,7 @@ from mpsim.errors import FormatError
 from mpsim.formats.training_log import LogStep, parse_line
 from mpsim.inputs import open_regular, read_text
 from mpsim.output import write_whole
+from mpsim.result.residuals import HALF_WIDTH
 
 __all__ = ["Change", "Watch", "follow"]
 
@@ -114,7 +115,7 @@ class Watch:
         ]
         mean = statistics.fmean(times)
         spread = statistics.stdev(times) if len(times) > 1 else 0.1 * mean
-        half = 1.2816 * spread / math.sqrt(len(times))
+        half = HALF_WIDTH * spread / math.sqrt(len(times))
         known: dict[str, object] = {"step": self.last, "step_time_s": mean, "interval": [mean - half, mean + half], "predicted_s": self.predicted, "slower": mean / self.predicted - 1}  # fmt: skip
         if steps is not None:
             left = max(0, steps - self.last)
