@@ -17,7 +17,6 @@ detection of a change-point", Annals of Statistics 23, 1995.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import statistics
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import LogStep, parse_line
 from mpsim.inputs import open_regular, read_text
+from mpsim.memo import remembered
 from mpsim.output import write_whole
 from mpsim.result.residuals import HALF_WIDTH
 
@@ -158,7 +158,7 @@ def _limit(rate: float) -> float:
 _LIMIT: Final = _limit(_RATE)
 
 
-@functools.lru_cache(maxsize=2)
+@remembered(2)
 def _scores(count: int) -> Floats:
     """Normal scores of half ranks, of so many steps."""
     normal = statistics.NormalDist().inv_cdf

@@ -27,7 +27,10 @@ SCENARIO: dict[str, Any] = {
     "parallelism": {"tp": 2, "pp": 2},
     "training": {"global_batch": 64, "sequence_length": 1024},
     "sweep": {"training.micro_batch": [1, 2]},
-    "overrides": {"wide": {"parallelism.tp": 4}},
+    "overrides": {
+        "wide": {"parallelism.tp": 4},
+        "older": {"cluster.preset": "dgx-a100-80gb"},
+    },
     "design": {
         "jobs": {"train": {"tokens": "10B"}},
         "choices": {"cluster.nodes": [1, 2]},
@@ -43,6 +46,7 @@ ELSEWHERE = ("new", "explore", "measure")
 GEMM, CORE = "kernel gemm=512x512x512 --on h100-sxm", "kernel attention=2x4096x32x128 --on h100-sxm"
 SHORT = "kernel attention=1x64x32x128 --on h100-sxm"
 SUM, SWITCHES = "collective all_reduce='1 MiB' --on dgx-h100", "fabric dgx-h100 --nodes 64"
+RECORDED = "--scenario small.yaml --from rank0.json.gz"
 READING = {"sets": "--set training.micro_batch=2", "overrides": "--override wide"}
 CHECKPOINTS = {
     "interval": "--interval '40 min'",
@@ -101,6 +105,7 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
     },
     "design": {
         **READING,
+        "sets": "--set model.layers=4",  # a search has micro batches of its own
         "overrides": "--override wide --set model.layers=4",
         "search": ("small.yaml --no-upgrades", "--search '1 ms'"),
         "upgrades": "--no-upgrades",
@@ -156,6 +161,10 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "on": "--on h200-sxm",
         "only": "--only collective=all_gather",
         "name": "--name mine",
+        "recorded": ("--scenario small.yaml --from train.jsonl", "--from rank0.json.gz"),
+        "scenario": (RECORDED, "--scenario a100.yaml"),
+        "sets": (RECORDED, "--set cluster.preset=dgx-a100-80gb"),
+        "overrides": (RECORDED, "--override older"),
     },
     "show": {
         "on": "--on a100-sxm-80",
@@ -193,6 +202,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "flow.yaml").write_text(
         yaml.safe_dump({**SCENARIO, "simulation": {"network": "flow"}})
     )
+    older = {**SCENARIO, "cluster": {"preset": "dgx-a100-80gb", "nodes": 4}}
+    (folder / "a100.yaml").write_text(yaml.safe_dump(older))
     (folder / "prices.yaml").write_text("h100-sxm: 1 USD/h\n")
     (folder / "other.yaml").write_text("v100-sxm2-16: 1 USD/h\n")
     (folder / "measured.csv").write_text("training.global_batch,step_time\n64,0.3 s\n")
