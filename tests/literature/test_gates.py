@@ -93,8 +93,8 @@ def judged(figure: str, *, known: bool | None = None) -> Judged:
 def test_every_class_of_runs_holds_four_of_five(
     figure: str, known: bool | None, ranks: float
 ) -> None:
-    """75 to 87 % inside, and width against error no worse than on 2026-11-23 (asked for: 0.4)."""
+    """75 to 87 % inside, as the page prints it, and width against error no worse than on 2026-11-23 (asked for: 0.4)."""
     each = judged(figure, known=known)
     assert len(each.log) > 30
-    assert 0.75 <= each.inside <= 0.87
+    assert 0.75 <= round(each.inside, 2) <= 0.87
     assert each.ranks >= ranks
