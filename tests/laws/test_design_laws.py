@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -187,6 +188,19 @@ def test_a_deadline_that_nothing_keeps_leaves_the_nearest() -> None:
     assert answer.nearest is not None
     assert "deadline of train" in answer.nearest.over
     assert "no cluster keeps every bound" in answer.sheet().text()
+
+
+def test_a_search_that_was_cut_short_beats_nobody() -> None:
+    """Where the search of a rival ended early its best layout may be faster: no odds over it are known."""
+    answer = usual()
+    assert answer.odds is not None
+    best, rival = answer.ranking[:2]
+    cut = {job: {**entry, "proved": False} for job, entry in rival.entries.items()}
+    early = dataclasses.replace(rival, entries=cut)
+    options = tuple(early if row is rival else row for row in answer.options)
+    short = dataclasses.replace(answer, options=options)
+    assert short.lead(best, early) is None
+    assert short.odds is None
 
 
 def test_a_page_and_a_picture_show_the_same_design() -> None:

@@ -70,6 +70,11 @@ class Option:
         return [entry for entry in self.entries.values() if "days" in entry]
 
     @property
+    def proved(self) -> bool:
+        """Whether no layout of its jobs is better, which a search that was cut short cannot say."""
+        return all(entry.get("proved", True) for entry in self.entries.values())
+
+    @property
     def days(self) -> float | None:
         """Days until the last training ends; None without one."""
         return max((float(entry["days"]) for entry in self.trained), default=None)
@@ -224,9 +229,9 @@ class Design(Shown, Tabular):
         return min(near, key=lambda row: max(row.over.values()), default=None)
 
     def lead(self, option: Option, over: Option) -> float | None:
-        """Odds that an option is better than another, by the interval of their difference; None where nothing is known."""
+        """Odds that an option is better than another, by the interval of their difference; None where nothing is known, or the other's search was cut short."""
         ratio = beats(over, option)
-        if ratio is None or ratio.high <= ratio.low:
+        if ratio is None or not over.proved or ratio.high <= ratio.low:
             return None
         lead = math.log(self.score(over) / self.score(option))
         return NormalDist().cdf(2.0 * lead * HALF_WIDTH / math.log(ratio.high / ratio.low))
@@ -292,5 +297,6 @@ class Design(Shown, Tabular):
             "rests_on": list(self.rests),
             "ruled_out": self.ruled_out,
             "interrupted": self.interrupted,
+            "remarks": list(self.remarks),
             "rows": [row.to_json() for row in self.options],
         }

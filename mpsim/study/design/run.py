@@ -101,7 +101,12 @@ def design(
         if not answer.possible:
             raise
         answer = dataclasses.replace(answer, interrupted=True)
-    return dataclasses.replace(answer, flips=flips_of(answer), remarks=journal.remarks)
+    cut = sum(not row.proved for row in answer.possible)
+    remarks = journal.remarks
+    if cut:
+        told = f"the search was cut short on {cut} of {len(answer.possible)} clusters, whose best layouts may be faster than these: give --search a longer time, or leave it out"
+        remarks = (*remarks, told)
+    return dataclasses.replace(answer, flips=flips_of(answer), remarks=remarks)
 
 
 def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
