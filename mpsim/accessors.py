@@ -36,25 +36,14 @@ _OFFERED: dict[str, Service] = {}
 
 
 def offer(name: str, service: Service) -> None:
-    """Put a service into the table.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``result.plot``.
-    service : callable
-        It imports what it needs when it is called, so that offering costs nothing.
+    """Put a service into the table. `name`: such as ``result.plot``. `service`: it imports what it
+    needs when it is called, so that offering costs nothing.
     """
     _OFFERED[name] = service
 
 
 def call(name: str, *arguments: Any, **options: Any) -> Any:
-    """Call a service.
-
-    Raises
-    ------
-    KeyError
-        If nobody offers it.
+    """Call a service. KeyError if nobody offers it.
 
     Examples
     --------

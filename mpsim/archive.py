@@ -65,25 +65,13 @@ class Saved:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        ScenarioError
-            If the file is no archive of such a value.
-        """
+        """Read what `save` wrote. ScenarioError if the file is no archive of such a value."""
         return Archive(path).of(cls.__name__).part(_VALUE, cls)
 
 
 def save(path: str | Path, kind: str, parts: Mapping[str, object]) -> None:
-    """Write an archive.
-
-    Parameters
-    ----------
-    kind : str
-        Class of the whole.
-    parts : mapping of str to object
-        Values made of dataclasses, enumerations, arrays, sequences, mappings and scalars.
+    """Write an archive. `kind`: class of the whole. `parts`: values made of dataclasses,
+    enumerations, arrays, sequences, mappings and scalars.
     """
     import zipfile
 

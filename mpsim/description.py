@@ -16,52 +16,31 @@ _RECALLED = "recalled"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure.
+    """One figure."""
 
-    Parameters
-    ----------
-    name : str
-        Dotted, as a scenario overrides it.
-    value : object
-        Plain, in SI units.
-    text : str
-        With its unit.
-    source : str
-        Where it was read; empty where nobody says.
-    unit, area : str
-        SI unit, and the group it belongs to; empty where figures have none.
-    """
-
-    name: str
-    value: object
-    text: str
-    source: str = ""
+    name: str  # dotted, as a scenario overrides it
+    value: object  # plain, in SI units
+    text: str  # with its unit
+    source: str = ""  # where it was read; empty where nobody says
+    # unit, area: SI unit, and the group it belongs to; empty where figures have none
     unit: str = ""
     area: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Description:
-    """All figures of a noun.
-
-    Parameters
-    ----------
-    recalled : tuple of str
-        Names of figures that come from memory and were read nowhere.
-    """
+    """All figures of a noun."""
 
     figures: tuple[Figure, ...]
-    recalled: tuple[str, ...] = ()
+    recalled: tuple[str, ...] = ()  # names of figures that come from memory and were read nowhere
 
 
 def describe_fields(noun: object) -> Description:
     """Every field of a dataclass, and of the dataclasses in it, with unit and source.
 
-    Parameters
-    ----------
-    noun : dataclass
-        Its ``sources`` map figures to texts, ``*`` those without one of their own; or it has one ``source`` and ``as_of`` for all. Fields marked
-        as quantities (`mpsim.nouns`) carry their unit.
+    `noun`: its ``sources`` map figures to texts, ``*`` those without one of their own; or it has
+    one ``source`` and ``as_of`` for all. Fields marked as quantities (`mpsim.nouns`) carry their
+    unit.
     """
     sources = _sources(noun)
     recalled = sorted(name for name, source in sources.items() if source.startswith(_RECALLED))

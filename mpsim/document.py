@@ -39,26 +39,15 @@ _MERGE = object()  # a plain "<<"; a quoted one is a key like any other
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML file as plain data plus the place of every dotted key.
+    """A YAML file as plain data plus the place of every dotted key."""
 
-    Parameters
-    ----------
-    data : Any
-        Mappings as dict, lists as list, and str, int, float, bool and None.
-    places : mapping of str to (int, int)
-        Line and column, from 1, of each dotted key (items of a list as ``a.0.b``); ``""`` is the top.
-    file : str
-        Where it was read.
-    files : mapping of str to str
-        The file of each key that was not written in `file` (an include, or ``--set``).
-    problems : tuple of Problem
-        Mistakes that leave the rest of the file readable: repeated keys, numbers that are not finite.
-    """
-
-    data: Any
+    data: Any  # mappings as dict, lists as list, and str, int, float, bool and None
+    # line and column, from 1, of each dotted key (items of a list as ``a.0.b``); ``""`` is the top
     places: Mapping[str, tuple[int, int]]
-    file: str
+    file: str  # where it was read
+    # the file of each key that was not written in `file` (an include, or ``--set``)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # mistakes that leave the rest of the file readable: repeated keys, numbers that are not finite
     problems: tuple[Problem, ...] = ()
 
     def written(self, key: str) -> str:
@@ -84,10 +73,8 @@ class Document:
 def read_document(path: str | Path) -> Document:
     """Read one YAML file, keeping in `Document.problems` the mistakes that leave the rest readable.
 
-    Raises
-    ------
-    ScenarioError
-        If it cannot be read, is empty, binary, too large, not YAML, or not a mapping at the top.
+    ScenarioError if it cannot be read, is empty, binary, too large, not YAML, or not a mapping at
+    the top.
     """
     file = str(path)
     raw = read_bytes(path, needed="YAML", error=ScenarioError, largest=MAX_BYTES)
@@ -97,15 +84,8 @@ def read_document(path: str | Path) -> Document:
 def parse_document(text: str, file: str) -> Document:
     """Read YAML text, keeping in `Document.problems` the mistakes that leave the rest readable.
 
-    Parameters
-    ----------
-    file : str
-        What complaints call it.
-
-    Raises
-    ------
-    ScenarioError
-        If it is empty, not YAML, or not a mapping at the top.
+    `file`: what complaints call it. ScenarioError if it is empty, not YAML, or not a mapping at the
+    top.
     """
     document = _Reader(text, file).document()
     if document.data is None:
@@ -119,12 +99,8 @@ def parse_document(text: str, file: str) -> Document:
 
 
 def parse_scalar(text: str) -> object:
-    """Read `text` as the value of a key would be read (for ``--set key=value``).
-
-    Raises
-    ------
-    ScenarioError
-        If it is not one YAML value.
+    """Read `text` as the value of a key would be read (for ``--set key=value``). ScenarioError if
+    it is not one YAML value.
 
     Examples
     --------

@@ -18,13 +18,7 @@ __all__ = ["Tabular", "to_frame"]
 def to_frame(
     rows: Sequence[Mapping[str, object]] | Mapping[str, Sequence[object] | NDArray[np.generic]],
 ) -> pd.DataFrame:
-    """A table of rows, or of columns by name.
-
-    Raises
-    ------
-    MissingExtraError
-        If pandas is not installed.
-    """
+    """A table of rows, or of columns by name. MissingExtraError if pandas is not installed."""
     try:
         import pandas as pd
     except ImportError as error:
@@ -42,11 +36,7 @@ class Tabular:
         raise NotImplementedError
 
     def to_pandas(self) -> pd.DataFrame:
-        """The table as a DataFrame, units in the names of its columns.
-
-        Raises
-        ------
-        MissingExtraError
-            If pandas is not installed.
+        """The table as a DataFrame, units in the names of its columns. MissingExtraError if pandas
+        is not installed.
         """
         return to_frame(self.table())

@@ -100,17 +100,8 @@ def shown(value: object) -> str:
 
 
 def check_regular(path: str | Path, *, needed: str, error: type[MpsimError]) -> os.stat_result:
-    """Refuse what is no regular file: a folder, a pipe or a device would fail later, block or never end.
-
-    Parameters
-    ----------
-    needed : str
-        A file that the reader takes, in words.
-
-    Raises
-    ------
-    MpsimError
-        Of the class `error`.
+    """Refuse what is no regular file: a folder, a pipe or a device would fail later, block or never
+    end. `needed`: a file that the reader takes, in words. MpsimError of the class `error`.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - a path that is no text is the caller's to see
@@ -138,14 +129,8 @@ def open_regular(
 ) -> Iterator[IO[bytes]]:
     """Open a regular file for reading anywhere in it, as it lies on disk.
 
-    Parameters
-    ----------
-    needed : str
-        A file that the reader takes, in words.
-    error : type of MpsimError
-        Class of what goes wrong while it is opened.
-    largest : int
-        Bytes that it may have.
+    `needed`: a file that the reader takes, in words. `error`: class of what goes wrong while it is
+    opened. `largest`: bytes that it may have.
     """
     check_regular(path, needed=needed, error=error)
     try:
@@ -168,20 +153,11 @@ def open_input(
 ) -> Iterator[IO[bytes]]:
     """Open a file for reading from its beginning, unpacked where it is gzipped.
 
-    Parameters
-    ----------
-    needed : str
-        A file that the reader takes, in words.
-    error : type of MpsimError
-        Class of everything that goes wrong, then and while the stream is read.
-    largest : int
-        Bytes that are read, unpacked; one more is an error.
-
-    Raises
-    ------
-    MpsimError
-        Of the class `error`: if there is no such file, it is a folder, a pipe or a device, it cannot be read, it is too large or unpacks to far more than it has, or
-        its packing is damaged.
+    `needed`: a file that the reader takes, in words. `error`: class of everything that goes wrong,
+    then and while the stream is read. `largest`: bytes that are read, unpacked; one more is an
+    error. MpsimError of the class `error`: if there is no such file, it is a folder, a pipe or a
+    device, it cannot be read, it is too large or unpacks to far more than it has, or its packing is
+    damaged.
     """
     with open_regular(path, needed=needed, error=error, largest=largest) as raw:
         packed = raw.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[attr-defined] # buffered
@@ -251,16 +227,8 @@ def open_text(
     newline: str | None = None,
     errors: str = "strict",
 ) -> Iterator[IO[str]]:
-    """Open a text file in UTF-8; see `open_input`.
-
-    Parameters
-    ----------
-    error : type of MpsimError
-        Also for what is no text.
-    largest : int
-        Bytes, unpacked.
-    newline, errors : str, optional
-        As for `open`.
+    """Open a text file in UTF-8; see `open_input`. `error`: also for what is no text. `largest`:
+    bytes, unpacked. `newline` and `errors`: as for `open`.
     """
     with open_input(path, needed=needed, error=error, largest=largest) as raw:
         text = io.TextIOWrapper(raw, encoding="utf-8-sig", newline=newline, errors=errors)
@@ -296,11 +264,7 @@ def read_lines(
     stream: IO[AnyStr], path: str | Path, *, needed: str, error: type[MpsimError]
 ) -> Iterator[AnyStr]:
     """Lines of an open file with their ends; one that is too long, or one too many, is an error.
-
-    Parameters
-    ----------
-    path : str or Path
-        File that messages name.
+    `path`: file that messages name.
     """
     for number in itertools.count(1):
         if not (line := stream.readline(LINE + 1)):
@@ -342,17 +306,11 @@ def read_json(
 
 
 def parse_json(text: str, path: str | Path, *, error: type[MpsimError]) -> object:
-    """A JSON document of which no key is repeated in an object, and which is not nested deeper than documents are.
+    """A JSON document of which no key is repeated in an object, and which is not nested deeper than
+    documents are.
 
-    Parameters
-    ----------
-    path : str or Path
-        File that messages name.
-
-    Raises
-    ------
-    MpsimError
-        Of the class `error`, with the line where it breaks off.
+    `path`: file that messages name. MpsimError of the class `error`, with the line where it breaks
+    off.
     """
     try:
         data: object = json.loads(text, object_pairs_hook=_once)

@@ -73,21 +73,10 @@ def refuse_large(
 ) -> None:
     """Refuse a question above a limit, unless it was said that it is meant.
 
-    Parameters
-    ----------
-    what : str
-        The question with its size in words, such as ``gpt3: 2,500,000 microbatches, about 40,000,000 operations``.
-    memory_bytes, seconds : float
-        Estimated cost.
-    points : int
-        Simulations of a study.
-    smaller : sequence of str
-        Changes that make it smaller.
-
-    Raises
-    ------
-    TooLargeError
-        It says what the question would cost, which limits that is above, and how to go on.
+    `what`: the question with its size in words, such as ``gpt3: 2,500,000 microbatches, about
+    40,000,000 operations``. `memory_bytes` and `seconds`: estimated cost. `points`: simulations of
+    a study. `smaller`: changes that make it smaller. TooLargeError says what the question would
+    cost, which limits that is above, and how to go on.
     """
     above = [
         *(["2 GB"] if memory_bytes > MEMORY_LIMIT else []),

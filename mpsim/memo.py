@@ -25,12 +25,8 @@ _CACHES: list[functools._lru_cache_wrapper[object]] = []
 
 
 def remembered(bound: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Keep what a function returned for the last `bound` distinct arguments.
-
-    Parameters
-    ----------
-    bound : int
-        Answers kept, at least 1; the one not asked for the longest time is forgotten first.
+    """Keep what a function returned for the last `bound` distinct arguments. `bound`: answers kept,
+    at least 1; the one not asked for the longest time is forgotten first.
 
     Examples
     --------
@@ -59,12 +55,8 @@ def remembered(bound: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 class Memo(dict[K, V]):
-    """A dictionary that forgets its oldest entry when it gets one more than `bound`.
-
-    Parameters
-    ----------
-    bound : int
-        Entries kept, at least 1.
+    """A dictionary that forgets its oldest entry when it gets one more than `bound`. `bound`:
+    entries kept, at least 1.
 
     Notes
     -----

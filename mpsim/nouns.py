@@ -90,17 +90,10 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plain:
-    """Mark of a truth value or a plain number: nothing is taken for one that is none.
+    """Mark of a truth value or a plain number: nothing is taken for one that is none."""
 
-    Parameters
-    ----------
-    unit : str
-        What it counts, such as ``B an element``; empty for a ratio or a count.
-    bounds : mapping of str to float
-        Of ``ge``, ``gt``, ``le`` and ``lt``, or ``allow_inf_nan``.
-    """
-
-    unit: str = ""
+    unit: str = ""  # what it counts, such as ``B an element``; empty for a ratio or a count
+    # of ``ge``, ``gt``, ``le`` and ``lt``, or ``allow_inf_nan``
     bounds: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
 
     def __get_pydantic_core_schema__(
@@ -148,22 +141,12 @@ PriceRate: TypeAlias = Annotated[float, Quantity(Dimension.PRICE_RATE)]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake in a mapping.
+    """One mistake in a mapping."""
 
-    Parameters
-    ----------
-    key : str
-        Dotted.
-    needed : str
-        Such as ``needed text``, or the nearest of the choices; empty for a missing key.
-    whole : bool
-        Whether `needed` says what was got too, as what a unit was parsed by does.
-    """
-
-    key: str
+    key: str  # dotted
     got: object
-    needed: str
-    whole: bool = False
+    needed: str  # such as ``needed text``, or the nearest of the choices; empty for a missing key
+    whole: bool = False  # whether `needed` says what was got too, as what a unit was parsed by does
 
     def __str__(self) -> str:
         return self.needed if self.whole else f"got {shown(self.got)}; {self.needed}"
@@ -185,17 +168,8 @@ def _validator(noun: type[T]) -> pydantic.TypeAdapter[T]:
 
 
 def read(noun: type[T], data: Mapping[str, object]) -> T:
-    """Make a noun of a mapping.
-
-    Parameters
-    ----------
-    noun : type
-        A dataclass; the mapping holds its fields by name, or by the alias of a field.
-
-    Raises
-    ------
-    MistakenError
-        With every mistake, in the order of the noun's fields.
+    """Make a noun of a mapping. `noun`: a dataclass; the mapping holds its fields by name, or by
+    the alias of a field. MistakenError with every mistake, in the order of the noun's fields.
     """
     import pydantic
 

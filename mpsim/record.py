@@ -16,18 +16,12 @@ T = TypeVar("T")
 
 
 class Record:
-    """One object of a file; a value of another type than asked for is one error with its place, never a slip further on.
+    """One object of a file; a value of another type than asked for is one error with its place,
+    never a slip further on.
 
-    Every method takes a key, and what to give where the key is absent; without that an absent key is an error too.
-
-    Parameters
-    ----------
-    data : object
-        What should be an object.
-    place : str
-        Where it stands, such as ``trace.json: results.3``.
-    error : type of MpsimError
-        Class of every error.
+    Every method takes a key, and what to give where the key is absent; without that an absent key
+    is an error too. `data`: what should be an object. `place`: where it stands, such as
+    ``trace.json: results.3``. `error`: class of every error.
 
     Examples
     --------

@@ -25,25 +25,13 @@ _LINE: Final = 400  # of a sentence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Section:
-    """A table and sentences below it.
+    """A table and sentences below it."""
 
-    Parameters
-    ----------
-    rows : tuple of tuple of str
-        Cells with units.
-    header : tuple of str
-        Names of the columns.
-    right : tuple of int
-        Columns set flush right.
-    lines : tuple of str
-        Sentences.
-    """
-
-    rows: tuple[tuple[str, ...], ...] = ()
-    header: tuple[str, ...] = ()
-    right: tuple[int, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()  # cells with units
+    header: tuple[str, ...] = ()  # names of the columns
+    right: tuple[int, ...] = ()  # columns set flush right
     title: str = ""
-    lines: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()  # sentences
 
     def text(self, room: int = WIDTH) -> str:
         """Plain text in so many columns; sentences run on."""
@@ -82,11 +70,6 @@ class Section:
 class Sheet:
     """Everything a value says of itself.
 
-    Parameters
-    ----------
-    title : str
-        Such as the name of the scenario.
-
     Examples
     --------
     >>> sheet = Sheet("a & b", (Section((("step time", "1 s"),)),))
@@ -97,7 +80,7 @@ class Sheet:
     '<p><b>a &amp; b</b></p><table><tr><th align=left>step time</th><td align=left>1 s</td></tr></table>'
     """
 
-    title: str
+    title: str  # such as the name of the scenario
     sections: tuple[Section, ...]
 
     def text(self, room: int = WIDTH) -> str:

@@ -41,16 +41,8 @@ def lay_out(
 ) -> list[str]:
     r"""Lines of a table that is no wider than `room` unless its figures alone are.
 
-    Parameters
-    ----------
-    rows : iterable of sequence of str
-        Short ones are filled up.
-    header : sequence of str
-        Column names, with units.
-    right : iterable of int
-        Columns set flush right; figures, which are folded last.
-    room : int
-        Columns of the page.
+    `rows`: short ones are filled up. `header`: column names, with units. `right`: columns set flush
+    right; figures, which are folded last. `room`: columns of the page.
 
     Examples
     --------

@@ -19,12 +19,8 @@ _COLLECT_AFTER: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Without the program's name; left out: those of the process.
+    """Run one command and return its exit code. `arguments`: without the program's name; left out:
+    those of the process.
 
     Examples
     --------

@@ -57,13 +57,7 @@ def wrote(path: Path) -> None:
 
 
 def print_text(text: str) -> None:
-    """Plain lines on stdout.
-
-    Raises
-    ------
-    OSError
-        If they cannot be written; its file name is "standard output".
-    """
+    """Plain lines on stdout. OSError if they cannot be written; its file name is "standard output"."""
     _write(printable(text))
 
 
@@ -113,13 +107,7 @@ def print_table(
     right: Iterable[int] = (),
 ) -> None:
     """A table on stdout, no wider than the terminal, or than a page where it goes elsewhere.
-
-    Parameters
-    ----------
-    header : sequence of str
-        Column names, with units.
-    right : iterable of int
-        Columns set flush right.
+    `header`: column names, with units. `right`: columns set flush right.
     """
     if title:
         print_text(title)

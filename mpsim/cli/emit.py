@@ -77,14 +77,8 @@ class Emitted:
 
 
 def target(form: str, path: Path | None) -> Target:
-    """The format of a name, and a path that it can be written to.
-
-    Raises
-    ------
-    typer.BadParameter
-        If nothing can be written there, or a folder of files has no path.
-    FormatError
-        If there is no such format.
+    """The format of a name, and a path that it can be written to. typer.BadParameter if nothing can
+    be written there, or a folder of files has no path; FormatError if there is no such format.
     """
     from mpsim.formats import writer
 
@@ -98,12 +92,11 @@ def target(form: str, path: Path | None) -> Target:
 
 
 def targets(words: Sequence[str] | None, scenarios: Sequence[Scenario]) -> list[list[Target]]:
-    """Targets of every scenario, refused before anything is simulated where nothing could be written.
+    """Targets of every scenario, refused before anything is simulated where nothing could be
+    written.
 
-    Parameters
-    ----------
-    words : sequence of str, optional
-        ``FORMAT`` or ``FORMAT=FILE`` each; left out, the file is named after the scenario and the format, in the current folder.
+    `words`: ``FORMAT`` or ``FORMAT=FILE`` each; left out, the file is named after the scenario and
+    the format, in the current folder.
     """
     found = [[_parsed(word, scenario, scenarios) for word in words or ()] for scenario in scenarios]
     paths = collections.Counter(item.path for listed in found for item in listed)

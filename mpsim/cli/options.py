@@ -71,12 +71,8 @@ def option(
     parser: Callable[[str], float] | None = None,
     autocompletion: Callable[[str], list[str]] | None = None,
 ) -> OptionInfo:
-    """An option as help shows it: ``--size BYTES``, and what it is for; what a type says (`WORDS`) is left out.
-
-    Parameters
-    ----------
-    callback, parser, autocompletion
-        As typer has them.
+    """An option as help shows it: ``--size BYTES``, and what it is for; what a type says (`WORDS`)
+    is left out. `callback`, `parser` and `autocompletion`: as typer has them.
     """
     names = [word for word in words.split() if word.startswith("-")]
     info: OptionInfo = typer.Option(
@@ -197,12 +193,8 @@ def refuse(given: Mapping[str, object], why: str) -> None:
 def values_over(
     scenario: Scenario, over: Sequence[str] | None, *, option: str = "--over"
 ) -> dict[str, list[object]]:
-    """Values of each ``KEY=A,B,C``, as YAML reads them.
-
-    Raises
-    ------
-    ScenarioError
-        If keys or values fit no scenario; it names all of them, before any is simulated.
+    """Values of each ``KEY=A,B,C``, as YAML reads them. ScenarioError if keys or values fit no
+    scenario; it names all of them, before any is simulated.
     """
     from mpsim.document import parse_scalar
     from mpsim.scenario import wrong_values

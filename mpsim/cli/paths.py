@@ -38,12 +38,8 @@ def check_trace(path: Path | None) -> Path | None:
 
 
 def check_file(path: Path | None) -> Path | None:
-    """`path` if a file can be written there; the folder must be there already.
-
-    Raises
-    ------
-    typer.BadParameter
-        If it cannot; it says what stands in the way.
+    """`path` if a file can be written there; the folder must be there already. typer.BadParameter
+    if it cannot; it says what stands in the way.
     """
     if path is None:
         return None
@@ -72,12 +68,8 @@ def check_file_and_folder(path: Path | None) -> Path | None:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """`path` if it is a folder that files can be written to, or can become one.
-
-    Raises
-    ------
-    typer.BadParameter
-        If neither; it says what stands in the way.
+    """`path` if it is a folder that files can be written to, or can become one. typer.BadParameter
+    if neither; it says what stands in the way.
     """
     if path is None:
         return None

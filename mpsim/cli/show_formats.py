@@ -12,17 +12,8 @@ TRACE = ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)
 
 
 def show_formats(name: str | None, *, as_json: bool) -> None:
-    """Print every format, which way it goes, and what it becomes.
-
-    Parameters
-    ----------
-    name : str, optional
-        Of one format; all by default.
-
-    Raises
-    ------
-    FormatError
-        If there is no such format.
+    """Print every format, which way it goes, and what it becomes. `name`: of one format; all by
+    default. FormatError if there is no such format.
     """
     from mpsim.formats import WRITERS
     from mpsim.formats.registry import ALIASES, FORMATS, named

@@ -46,12 +46,8 @@ class Cells:
         return (self.values.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
-        """Finite number of at least 0, or None where it is empty.
-
-        Raises
-        ------
-        CalibrationError
-            If it is something else.
+        """Finite number of at least 0, or None where it is empty. CalibrationError if it is
+        something else.
         """
         text = self.text(column)
         if not text:
@@ -106,13 +102,7 @@ def _present(column: str, value: T | None) -> T:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Every row of a CSV file by column.
-
-    Raises
-    ------
-    CalibrationError
-        If the file is not CSV with a header.
-    """
+    """Every row of a CSV file by column. CalibrationError if the file is not CSV with a header."""
     lines = read_cells(path, needed="a CSV file", error=CalibrationError)
     _, columns = next(lines, (0, []))
     rows = []

@@ -25,12 +25,8 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")
 
 
 def json_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
-    """Content of a JSON object and the line of every dotted key.
-
-    Raises
-    ------
-    FormatError
-        If it is no object, breaks off, repeats a key, or is too large or too deep.
+    """Content of a JSON object and the line of every dotted key. FormatError if it is no object,
+    breaks off, repeats a key, or is too large or too deep.
     """
     text = _bounded(head, "a configuration in JSON")
     data = parse_json(text, head.path, error=FormatError)
@@ -70,11 +66,7 @@ def json_lines(text: str) -> dict[str, int]:
 
 def yaml_config(head: Head) -> tuple[Mapping[str, object], Mapping[str, int]]:
     """Content of a YAML mapping and the line of every dotted key; tags are refused, none is obeyed.
-
-    Raises
-    ------
-    FormatError
-        As `json_config`.
+    FormatError as `json_config`.
     """
     from mpsim.document import parse_document
 
@@ -93,13 +85,7 @@ def yaml_config(head: Head) -> tuple[Mapping[str, object], Mapping[str, int]]:
 
 
 def toml_config(head: Head) -> tuple[Mapping[str, object], Mapping[str, int]]:
-    """Content of a TOML file and the line of every dotted key.
-
-    Raises
-    ------
-    FormatError
-        As `json_config`.
-    """
+    """Content of a TOML file and the line of every dotted key. FormatError as `json_config`."""
     text = _bounded(head, "a configuration in TOML")
     if max(map(len, re.findall(r"[\[{]+", text)), default=0) > DEEPEST:
         raise FormatError(f"{head.path}: nested deeper than {DEEPEST} levels")

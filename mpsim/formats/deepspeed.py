@@ -38,12 +38,8 @@ def _is_config(head: Head) -> bool:
 
 
 def _read_config(head: Head, options: Options) -> Imported:
-    """Read a configuration of DeepSpeed.
-
-    Raises
-    ------
-    FormatError
-        If its batches contradict each other, or a value is no number; it is named.
+    """Read a configuration of DeepSpeed. FormatError if its batches contradict each other, or a
+    value is no number; it is named.
     """
     data, lines = json_config(head) if head.is_object else yaml_config(head)
     stated = flat(data)
@@ -187,13 +183,7 @@ def _habit(ledger: Ledger, row: Key, usual: object) -> object:
 
 
 def export_deepspeed(scenario: Scenario) -> Exported:
-    """Write the ds_config of a scenario.
-
-    Raises
-    ------
-    FormatError
-        If it serves.
-    """
+    """Write the ds_config of a scenario. FormatError if it serves."""
     check_trains(scenario)
     training, p = scenario.training_step, scenario.parallelism
     steps, left = divmod(training.global_batch, training.micro_batch * scenario.dp)

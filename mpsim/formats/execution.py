@@ -66,29 +66,16 @@ def axis_streams(axes: Sequence[str]) -> dict[str, Stream]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportedProgram:
-    """A program read from somebody else's file, priced and ready to run.
-
-    Parameters
-    ----------
-    axes : tuple of str
-        Over which it communicates, as the file shows them.
-    cluster : Cluster, optional
-        It was priced on; None where the file states its times itself.
-    flops : float
-        Of one rank, matrix products only [FLOP].
-    memory : mapping of str to float
-        Of one rank by what it is for [B]; empty where the file does not show it.
-    constants : tuple of Constant
-        Every constant that the prices rest on.
-    """
+    """A program read from somebody else's file, priced and ready to run."""
 
     name: str
     program: Program
-    axes: tuple[str, ...]
-    cluster: Cluster | None = None
-    flops: float = 0.0
+    axes: tuple[str, ...]  # over which it communicates, as the file shows them
+    cluster: Cluster | None = None  # it was priced on; None where the file states its times itself
+    flops: float = 0.0  # of one rank, matrix products only [FLOP]
+    # of one rank by what it is for [B]; empty where the file does not show it
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    constants: tuple[Constant, ...] = ()
+    constants: tuple[Constant, ...] = ()  # every constant that the prices rest on
     warnings: tuple[str, ...] = ()
 
     def run(self, engine: str = "auto") -> Execution:
@@ -272,14 +259,8 @@ class CommunicationPrices:
 
 
 def sized_cluster(name: str, devices: int) -> Cluster:
-    """A system of the catalog with nodes for so many devices.
-
-    Raises
-    ------
-    FormatError
-        If there is no such system.
-    HardwareError
-        If it does not have that many.
+    """A system of the catalog with nodes for so many devices. FormatError if there is no such
+    system; HardwareError if it does not have that many.
     """
     if name not in system_names():
         raise FormatError(f"--cluster {name[:60]!r}: {nearest(name, system_names())}")

@@ -41,12 +41,8 @@ def _is_config(head: Head) -> bool:
 
 
 def _read_config(head: Head, options: Options) -> Imported:
-    """Read the model of a configuration.
-
-    Raises
-    ------
-    FormatError
-        If its layers cannot be simulated, a size is missing or no number, or sizes contradict each other; every reason is named.
+    """Read the model of a configuration. FormatError if its layers cannot be simulated, a size is
+    missing or no number, or sizes contradict each other; every reason is named.
     """
     del options  # nothing about a model follows from the cluster
     data, lines = json_config(head)
@@ -70,16 +66,10 @@ def _read_config(head: Head, options: Options) -> Imported:
 
 @dataclasses.dataclass(slots=True)
 class _Reader:
-    """One configuration on its way into a ledger.
-
-    Parameters
-    ----------
-    head : str
-        Of the section of the text model, such as ``text_config.``; empty at the top.
-    """
+    """One configuration on its way into a ledger."""
 
     ledger: Ledger
-    head: str
+    head: str  # of the section of the text model, such as ``text_config.``; empty at the top
     kind: str
     data: Mapping[str, Any]
 

@@ -119,12 +119,8 @@ def _is_kineto(head: Head) -> bool:
 
 
 def stream_events(path: Path) -> Iterator[Event]:
-    """Every event of a trace, one at a time; the first one is the head of the file under the name ``head``.
-
-    Raises
-    ------
-    CalibrationError
-        If there are no events, or the file breaks off.
+    """Every event of a trace, one at a time; the first one is the head of the file under the name
+    ``head``. CalibrationError if there are no events, or the file breaks off.
     """
     with open_text(path, needed="a Kineto trace") as stream:
         buffer, place = stream.read(_CHUNK), 0
@@ -223,12 +219,8 @@ class _Collective(NamedTuple):
 
 
 def _read_points(source: Head, options: Options) -> Points:
-    """Read matrix products and collectives of a trace.
-
-    Raises
-    ------
-    CalibrationError
-        If it breaks off, a duration is no number, or no event says of what shape it is.
+    """Read matrix products and collectives of a trace. CalibrationError if it breaks off, a
+    duration is no number, or no event says of what shape it is.
     """
     del options
     path = source.path
@@ -381,12 +373,8 @@ def _device(head: str) -> str:
 
 
 def _read_trace(head: Head, options: Options) -> Recorded:
-    """Read a trace of torch.profiler, event by event.
-
-    Raises
-    ------
-    CalibrationError
-        If there are no events, or the file breaks off.
+    """Read a trace of torch.profiler, event by event. CalibrationError if there are no events, or
+    the file breaks off.
     """
     events = stream_events(head.path)
     opening = next(events)["text"]

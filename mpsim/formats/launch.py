@@ -58,24 +58,15 @@ class Stated:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A training program as it is started.
+    """A training program as it is started."""
 
-    Parameters
-    ----------
-    program : str
-        Name of the program, without its folder.
-    nodes, per_node, world : Stated, optional
-        Nodes, processes on each, and all of them.
-    options : mapping of str to Word
-        Every option of the launchers, such as ``torchrun --nnodes``, with its value.
-    """
-
-    program: str
+    program: str  # name of the program, without its folder
     arguments: tuple[Word, ...]
     line: int
-    nodes: Stated | None = None
+    nodes: Stated | None = None  # nodes, per_node, world: nodes, processes on each, and all of them
     per_node: Stated | None = None
     world: Stated | None = None
+    # every option of the launchers, such as ``torchrun --nnodes``, with its value
     options: Mapping[str, Word] = dataclasses.field(default_factory=dict)
 
     @property
@@ -122,12 +113,8 @@ def options_of(words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
 
 
 def launched(words: Sequence[Word], head: Mapping[str, Word]) -> Launch | None:
-    """The training program that a command starts; None where it starts none.
-
-    Parameters
-    ----------
-    head : mapping of str to Word
-        Options of the Slurm header.
+    """The training program that a command starts; None where it starts none. `head`: options of the
+    Slurm header.
     """
     place = _program(words)
     if place is None:

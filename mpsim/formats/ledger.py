@@ -29,14 +29,8 @@ _UNSET: Final = (None, False, "False", "false", "None", "none", "null")
 class Ledger:
     """Keys of one configuration file, and what became of them.
 
-    Parameters
-    ----------
-    file : str
-        Path as the user gave it; only its name enters what is written.
-    values : mapping of str to object
-        Value of every key, nested ones dotted.
-    lines : mapping of str to int
-        Line of each key, where it is known.
+    `file`: path as the user gave it; only its name enters what is written. `values`: value of every
+    key, nested ones dotted. `lines`: line of each key, where it is known.
 
     Examples
     --------
@@ -71,12 +65,8 @@ class Ledger:
     def put(self, source: str | Iterable[str], to: str, value: object) -> None:
         """Give a key of the scenario a value that one or several keys of the file state.
 
-        Parameters
-        ----------
-        source : str or iterable of str
-            Keys of the file; those that it does not have are left out.
-        to : str
-            Dotted key of the scenario.
+        `source`: keys of the file; those that it does not have are left out. `to`: dotted key of
+        the scenario.
         """
         keys = [key for key in ((source,) if isinstance(source, str) else source) if key in self]
         self.scenario[to] = value
@@ -123,12 +113,8 @@ class Ledger:
     def integer(
         self, key: str, *, least: int = 0, most: int = 10**15, value: object = None
     ) -> int | None:
-        """A whole number of the file; None where the key is absent or null, and refused by name where it is none.
-
-        Parameters
-        ----------
-        value : object
-            What it says, where the file has it otherwise.
+        """A whole number of the file; None where the key is absent or null, and refused by name
+        where it is none. `value`: what it says, where the file has it otherwise.
         """
         value = self.get(key) if value is None else value
         if value is None:
@@ -162,12 +148,8 @@ class Ledger:
         version: str = "",
         moves: Callable[[str], bool] = lambda _: False,
     ) -> Imported:
-        """The file as it was understood: values, and the fate of every key.
-
-        Raises
-        ------
-        FormatError
-            If something was refused; every refusal is named.
+        """The file as it was understood: values, and the fate of every key. FormatError if
+        something was refused; every refusal is named.
         """
         if self._refused:
             raise FormatError(
@@ -205,21 +187,15 @@ class Ledger:
 
 @dataclasses.dataclass(slots=True)
 class Settings:
-    """Settings of a configuration by one name each, whichever key of the file states them, and the ledger they go into.
-
-    Parameters
-    ----------
-    keys : mapping of str to str
-        Key of the file that states each setting.
-    values : mapping of str to object
-        What each says: a switch true or false, text, or a list.
+    """Settings of a configuration by one name each, whichever key of the file states them, and the
+    ledger they go into.
     """
 
     table: ClassVar[str]
     usual: ClassVar[str]
     ledger: Ledger
-    keys: Mapping[str, str]
-    values: Mapping[str, Any]
+    keys: Mapping[str, str]  # key of the file that states each setting
+    values: Mapping[str, Any]  # what each says: a switch true or false, text, or a list
 
     def stated(self, *names: str) -> list[str]:
         """Settings that have a value."""

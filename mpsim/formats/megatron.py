@@ -76,12 +76,8 @@ def put_scenario(given: Reading, launch: Launch, options: Options) -> None:
 
 
 def _read_script(head: Head, options: Options) -> Imported:
-    """Read the training command of a launch script.
-
-    Raises
-    ------
-    FormatError
-        If there is none or more than one, something it needs is unknown, flags contradict each other or belong to no one version.
+    """Read the training command of a launch script. FormatError if there is none or more than one,
+    something it needs is unknown, flags contradict each other or belong to no one version.
     """
     text = head.read("a launch script", LARGEST)
     file = str(head.path)
@@ -122,11 +118,7 @@ def _read_script(head: Head, options: Options) -> Imported:
 
 def _read_batch_script(head: Head, options: Options) -> Imported:
     """Read a Slurm batch script: nodes and tasks, and the training command where it is Megatron's.
-
-    Raises
-    ------
-    FormatError
-        As for any launch script.
+    FormatError as for any launch script.
     """
     text = head.read("a batch script", LARGEST)
     if _MENTIONED.search(text):
@@ -292,13 +284,7 @@ def _warn_unknown(ledger: Ledger) -> None:
 
 
 def export_megatron(scenario: Scenario) -> Exported:
-    """Write the training command of a scenario.
-
-    Raises
-    ------
-    FormatError
-        If it has an encoder, or serves.
-    """
+    """Write the training command of a scenario. FormatError if it has an encoder, or serves."""
     chosen = framework_aliases().get(scenario.framework.preset, scenario.framework.preset)
     own = NEWEST if chosen == "megatron-fsdp" else newest_tag(chosen)
     eras = [newest_tag(preset) for _, preset in table(DATA, "megatron")["eras"]]

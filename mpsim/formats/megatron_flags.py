@@ -20,22 +20,12 @@ __all__ = ["Flag", "era_of", "flags", "moves", "newest_tag", "preset_of", "refus
 
 
 class Flag(NamedTuple):
-    """One flag of Megatron-LM.
+    """One flag of Megatron-LM."""
 
-    Parameters
-    ----------
-    name : str
-        Without its dashes.
-    first, last : str
-        First and last tag that has it.
-    is_switch : bool
-        Whether it takes no value.
-    """
-
-    name: str
-    first: str
+    name: str  # without its dashes
+    first: str  # first, last: first and last tag that has it
     last: str
-    is_switch: bool
+    is_switch: bool  # whether it takes no value
 
 
 @remembered(1)
@@ -69,12 +59,8 @@ def moves() -> frozenset[str]:
 
 
 def era_of(names: Sequence[str]) -> tuple[str, str]:
-    """First and last tag that have all of these flags.
-
-    Raises
-    ------
-    FormatError
-        If no tag has all; two flags that exclude each other are named.
+    """First and last tag that have all of these flags. FormatError if no tag has all; two flags
+    that exclude each other are named.
     """
     known = [flags()[name] for name in names if name in flags()]
     if not known:

@@ -204,13 +204,7 @@ def _pattern(text: str) -> list[int] | None:
 
 
 def write_model(put: Writing) -> None:
-    """Put the model into the settings.
-
-    Raises
-    ------
-    FormatError
-        If it has an encoder.
-    """
+    """Put the model into the settings. FormatError if it has an encoder."""
     model = put.run.transformer
     if model.encoder_layers:
         raise FormatError(

@@ -23,22 +23,14 @@ _KEYS: Final = "megatron"
 
 @dataclasses.dataclass(slots=True)
 class Reading(Settings):
-    """Settings of one run of Megatron on their way in.
-
-    Parameters
-    ----------
-    preset : str
-        Framework preset of the era.
-    tag : str
-        First version of the era.
-    is_dataclass : bool
-        Whether absent settings take the defaults of the dataclasses instead of those of the command line.
-    """
+    """Settings of one run of Megatron on their way in."""
 
     table: ClassVar[str] = _KEYS
     usual: ClassVar[str] = "Megatron's default"
-    preset: str
-    tag: str
+    preset: str  # framework preset of the era
+    tag: str  # first version of the era
+    # whether absent settings take the defaults of the dataclasses instead of those of the command
+    # line
     is_dataclass: bool
 
     def on(self, *names: str) -> bool:
@@ -83,14 +75,9 @@ class Reading(Settings):
 class Writing:
     """Settings of one run of one version of Megatron.
 
-    Parameters
-    ----------
-    tag : str
-        Version of Megatron-LM whose flags there are.
-    preset : str
-        Framework preset that a reader takes for it.
-    is_dataclass : bool
-        Whether settings become fields of dataclasses (YAML) instead of flags.
+    `tag`: version of Megatron-LM whose flags there are. `preset`: framework preset that a reader
+    takes for it. `is_dataclass`: whether settings become fields of dataclasses (YAML) instead of
+    flags.
     """
 
     def __init__(self, scenario: Scenario, tag: str, preset: str, *, is_dataclass: bool) -> None:

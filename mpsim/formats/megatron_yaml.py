@@ -175,12 +175,8 @@ def _moves(key: str) -> bool:
 
 
 def export_bridge(scenario: Scenario) -> Exported:
-    """Write the configuration of a scenario for Megatron-Bridge.
-
-    Raises
-    ------
-    FormatError
-        If it has an encoder, or serves.
+    """Write the configuration of a scenario for Megatron-Bridge. FormatError if it has an encoder,
+    or serves.
     """
     put = settings_for(scenario, "megatron-bridge")
     put.notes.append("the number of accelerators is the launcher's: import it with --ranks")
@@ -188,12 +184,8 @@ def export_bridge(scenario: Scenario) -> Exported:
 
 
 def export_nemo(scenario: Scenario) -> Exported:
-    """Write the configuration of a scenario for NeMo 2.
-
-    Raises
-    ------
-    FormatError
-        If it has an encoder, or serves.
+    """Write the configuration of a scenario for NeMo 2. FormatError if it has an encoder, or
+    serves.
     """
     cluster = scenario.hardware
     launch = {"devices": cluster.node.accelerators, "num_nodes": cluster.nodes}

@@ -22,24 +22,16 @@ _GENERATED = re.compile(r"axis_\d+")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceAxes:
-    """Axes of a mesh of devices.
-
-    Parameters
-    ----------
-    sizes : tuple of int
-        The slowest first; they multiply to the number of devices.
-    """
+    """Axes of a mesh of devices."""
 
     names: tuple[str, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # the slowest first; they multiply to the number of devices
 
     def along(self, groups: Groups) -> str:
-        """Names of the axes along which groups extend, such as ``data`` or ``axis_0+axis_1``; ``devices`` where they are no mesh's.
+        """Names of the axes along which groups extend, such as ``data`` or ``axis_0+axis_1``;
+        ``devices`` where they are no mesh's.
 
-        Parameters
-        ----------
-        groups : sequence of sequence of int
-            Members of every group, or pairs of a sender and a receiver.
+        `groups`: members of every group, or pairs of a sender and a receiver.
 
         Examples
         --------
@@ -62,12 +54,9 @@ def device_axes(
 ) -> DeviceAxes:
     """Find the axes that groups show.
 
-    Parameters
-    ----------
-    pairs : iterable of groups
-        Senders and receivers of messages, which show how far apart neighbours are but not how many there are.
-    named : iterable of sequence of (str, int)
-        Meshes that the text spells out: names and sizes of their axes, the slowest first.
+    `pairs`: senders and receivers of messages, which show how far apart neighbours are but not how
+    many there are. `named`: meshes that the text spells out: names and sizes of their axes, the
+    slowest first.
 
     Examples
     --------

@@ -52,12 +52,8 @@ _LONGEST_LINE = 10_000  # characters: patterns go over lines again and again
 
 
 def _read_text_report(head: Head, options: Options) -> Points:
-    """Read the table that a program of nccl-tests prints.
-
-    Raises
-    ------
-    CalibrationError
-        If it breaks off, a rank is missing, results were wrong, or a time is no number.
+    """Read the table that a program of nccl-tests prints. CalibrationError if it breaks off, a rank
+    is missing, results were wrong, or a time is no number.
     """
     path = head.path
     lines = read_text(path, needed="a report of nccl-tests", largest=_LARGEST).splitlines()
@@ -123,12 +119,8 @@ def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
 
 
 def _read_json_report(head: Head, options: Options) -> Points:
-    """Read what ``-J`` wrote.
-
-    Raises
-    ------
-    CalibrationError
-        If it is of another version, has no results, a rank is missing, or results were wrong.
+    """Read what ``-J`` wrote. CalibrationError if it is of another version, has no results, a rank
+    is missing, or results were wrong.
     """
     del options  # the file names its devices
     path = head.path

@@ -42,12 +42,8 @@ def is_sqlite(path: Path) -> bool:
 
 
 def _read_nsys(head: Head, options: Options) -> Recorded:
-    """Read what ``nsys export --type sqlite`` wrote.
-
-    Raises
-    ------
-    FormatError
-        If it is damaged, or holds no kernels.
+    """Read what ``nsys export --type sqlite`` wrote. FormatError if it is damaged, or holds no
+    kernels.
     """
     try:
         with contextlib.closing(

@@ -119,21 +119,13 @@ def read_back(
     notes: Iterable[str] = (),
     why: Mapping[str, str] = MappingProxyType({}),
 ) -> Exported:
-    """A written file and the fate of every value: what its own reader makes of the text is held, what it makes otherwise or not at all is lost.
+    """A written file and the fate of every value: what its own reader makes of the text is held,
+    what it makes otherwise or not at all is lost.
 
-    Parameters
-    ----------
-    form : Format
-        Which reads it.
-    habits : str
-        Part of the file that stands for the framework's preset, in words; the tool by default.
-    why : mapping of str to str
-        Reasons by key of the scenario, beside those of the format's table.
-
-    Raises
-    ------
-    ScenarioError
-        If the reader refuses the layout; a model that the format has no words for is a FormatError.
+    `form`: which reads it. `habits`: part of the file that stands for the framework's preset, in
+    words; the tool by default. `why`: reasons by key of the scenario, beside those of the format's
+    table. ScenarioError if the reader refuses the layout; a model that the format has no words for
+    is a FormatError.
     """
     assert form.read is not None
     try:

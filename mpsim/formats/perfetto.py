@@ -154,11 +154,7 @@ def trace_events(
 
 def shown_ranks(program: Program, ranks: Iterable[int] | None) -> list[int]:
     """Rank classes that a trace shows, each once; the first `MOST_RANKS` when none are chosen.
-
-    Raises
-    ------
-    ScenarioError
-        If one does not exist.
+    ScenarioError if one does not exist.
     """
     shown = list(range(min(program.ranks, MOST_RANKS)) if ranks is None else dict.fromkeys(ranks))
     if bad := [rank for rank in shown if not 0 <= rank < program.ranks]:

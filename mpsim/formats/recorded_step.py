@@ -57,25 +57,16 @@ _FEWEST = 3  # matched collectives: fewer say nothing of a clock
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class RecordedStep:
-    """One step of a recording, all ranks on one clock.
+    """One step of a recording, all ranks on one clock."""
 
-    Parameters
-    ----------
-    timeline : Timeline
-        A row a span, ``engine`` is the tool that recorded it. Rows of one queue may overlap, as recorded ones do.
-    ranks : tuple of int or None
-        Rank of the job that each class is; None where the recording does not say.
-    offsets_s : tuple of float
-        What was taken from the clock of each rank [s].
-    parts : mapping of str to float
-        Mean over ranks of the time by part; sums to the step time [s].
-    """
-
+    # a row a span, ``engine`` is the tool that recorded it. Rows of one queue may overlap, as
+    # recorded ones do
     timeline: Timeline
+    # rank of the job that each class is; None where the recording does not say
     ranks: tuple[int | None, ...]
-    offsets_s: tuple[float, ...]
+    offsets_s: tuple[float, ...]  # what was taken from the clock of each rank [s]
     steps: int
-    parts: dict[str, float]
+    parts: dict[str, float]  # mean over ranks of the time by part; sums to the step time [s]
 
     @property
     def step_time_s(self) -> float:
@@ -86,12 +77,8 @@ class RecordedStep:
 def read_recordings(path: Path) -> list[Recorded]:
     """Read what one tool recorded of a job: a file, or a folder with one a rank.
 
-    Raises
-    ------
-    FormatError
-        If a file is no recording, or a folder holds none or those of several tools.
-    CalibrationError
-        If a file is damaged, or nothing known wrote it.
+    FormatError if a file is no recording, or a folder holds none or those of several tools;
+    CalibrationError if a file is damaged, or nothing known wrote it.
     """
     files = [path]
     if path.is_dir():
@@ -116,17 +103,10 @@ def read_recordings(path: Path) -> list[Recorded]:
 def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) -> RecordedStep:
     """Lay the ranks of a recording on one clock and take one of its steps.
 
-    Parameters
-    ----------
-    recordings : sequence of Recorded
-        Read with their spans, of one tool; a file may hold several devices.
-    step : int, optional
-        Which of the marked steps, from 0; by default that of median length. Where none is marked, everything is one step.
-
-    Raises
-    ------
-    FormatError
-        If nothing was recorded, two files are of one rank, or there is no such step.
+    `recordings`: read with their spans, of one tool; a file may hold several devices. `step`: which
+    of the marked steps, from 0; by default that of median length. Where none is marked, everything
+    is one step. FormatError if nothing was recorded, two files are of one rank, or there is no such
+    step.
     """
     ranks = [spans for recorded in recordings for spans in recorded.spans]
     if not ranks or not any(spans.spans or spans.dense for spans in ranks):

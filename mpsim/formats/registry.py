@@ -170,12 +170,10 @@ _SAID_ELSEWHERE: Final = re.compile(
 
 
 def _in_folder(path: Path) -> Path:
-    """The file to read of a folder: the compiled module of ``--xla_dump_to``, or the first rank of an execution trace; else the path itself.
+    """The file to read of a folder: the compiled module of ``--xla_dump_to``, or the first rank of
+    an execution trace; else the path itself.
 
-    Raises
-    ------
-    FormatError
-        If the folder holds none, or several modules.
+    FormatError if the folder holds none, or several modules.
     """
     if not path.is_dir():
         return path
@@ -193,11 +191,7 @@ def _in_folder(path: Path) -> Path:
 
 def named(name: str) -> tuple[Format, ...]:
     """The formats that a name of the command line means: several where a tool writes more than one.
-
-    Raises
-    ------
-    FormatError
-        If there is none.
+    FormatError if there is none.
     """
     word = ALIASES.get(name.lower(), name.lower())
     family = tuple(known for known in FORMATS if (known.name + "-").startswith(f"{word}-"))

@@ -78,14 +78,11 @@ def _sized(cluster: Mapping[str, Any], ranks: int) -> dict[str, int]:
 
 
 def over(imported: Imported, base: Path) -> Imported:
-    """An import laid over a scenario file: what the import says wins, the rest stays, also where the import would assume something.
+    """An import laid over a scenario file: what the import says wins, the rest stays, also where
+    the import would assume something.
 
-    A model or a framework that the import spells out replaces that of the file; a model of which it knows some sizes changes it.
-
-    Raises
-    ------
-    ScenarioError
-        If the file cannot be read.
+    A model or a framework that the import spells out replaces that of the file; a model of which it
+    knows some sizes changes it. ScenarioError if the file cannot be read.
     """
     document = load(base, checked=False).source
     below = {
@@ -135,10 +132,8 @@ def _at(scenario: Mapping[str, object], key: str) -> object:
 def checked(imported: Imported) -> Imported:
     """The import with what `mpsim check` says of it as warnings, where nothing is missing.
 
-    Raises
-    ------
-    FormatError
-        If sizes of the file contradict each other, such as degrees that do not divide the accelerators.
+    FormatError if sizes of the file contradict each other, such as degrees that do not divide the
+    accelerators.
     """
     if imported.missing or "model" not in imported.scenario:
         return imported

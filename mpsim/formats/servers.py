@@ -39,12 +39,8 @@ _MODEL, _DRAFTS = "model.preset", "serving.speculation.tokens"
 
 
 def _read_server(name: str, head: Head, options: Options) -> Imported:
-    """Read the line that launches a server.
-
-    Raises
-    ------
-    FormatError
-        If the file launches none, or several that differ, or a value is not known.
+    """Read the line that launches a server. FormatError if the file launches none, or several that
+    differ, or a value is not known.
     """
     stated = _stated(name, head)
     values = {key: word.text or True for key, word in stated.items() if not word.unknown}
@@ -207,12 +203,8 @@ def _shared(name: str) -> frozenset[str]:
 
 
 def export_server(name: str, scenario: Scenario) -> Exported:
-    """Write the line that launches a service.
-
-    Raises
-    ------
-    FormatError
-        If the scenario trains, has pools of their own, another engine, or a model of no known repository.
+    """Write the line that launches a service. FormatError if the scenario trains, has pools of
+    their own, another engine, or a model of no known repository.
     """
     engine, preset = tables.table_of(name), scenario.model.preset
     values = _values(scenario)

@@ -51,20 +51,11 @@ _MARK = re.compile("[\U000f0000-\U000ffffd]")
 
 
 class Word(NamedTuple):
-    """One word of a command, expanded.
+    """One word of a command, expanded."""
 
-    Parameters
-    ----------
-    text : str
-        What is known of it; empty where nothing is.
-    line : int
-        Where it is written, which may be in the assignment of a variable.
-    unknown : tuple of str
-        What could not be worked out and why, such as ``$JOB_SIZE (not set in the file)``.
-    """
-
-    text: str
-    line: int
+    text: str  # what is known of it; empty where nothing is
+    line: int  # where it is written, which may be in the assignment of a variable
+    # what could not be worked out and why, such as ``$JOB_SIZE (not set in the file)``
     unknown: tuple[str, ...] = ()
 
 
@@ -101,15 +92,8 @@ class _Branch(NamedTuple):
 def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]:
     r"""Every command of a script, in its order.
 
-    Parameters
-    ----------
-    known : mapping of str to str
-        Variables that the scheduler sets, such as ``SLURM_NNODES``.
-
-    Raises
-    ------
-    FormatError
-        If quotes or parentheses are left open, or expansions grow beyond any script.
+    `known`: variables that the scheduler sets, such as ``SLURM_NNODES``. FormatError if quotes or
+    parentheses are left open, or expansions grow beyond any script.
 
     Examples
     --------

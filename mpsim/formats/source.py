@@ -28,19 +28,11 @@ read_text = functools.partial(inputs.read_text, error=CalibrationError)
     frozen=True
 )  # no slots: the document is parsed once, by the first format that asks
 class Head:
-    """How a file begins, from which formats recognise their own.
-
-    Parameters
-    ----------
-    text : str
-        Its first 65,536 characters.
-    content : str, optional
-        All of it, where it stands in no file.
-    """
+    """How a file begins, from which formats recognise their own."""
 
     path: Path
-    text: str
-    content: str | None = None
+    text: str  # its first 65,536 characters
+    content: str | None = None  # all of it, where it stands in no file
 
     def read(self, needed: str, largest: int) -> str:
         """The whole text."""
@@ -60,12 +52,8 @@ class Head:
 
     @functools.cached_property
     def document(self) -> Mapping[str, object]:
-        """The whole file as a JSON object; empty where it does not begin as one.
-
-        Raises
-        ------
-        CalibrationError
-            If it breaks off, with the line.
+        """The whole file as a JSON object; empty where it does not begin as one. CalibrationError
+        if it breaks off, with the line.
         """
         if not self.is_object:
             return {}
@@ -74,17 +62,8 @@ class Head:
 
 
 def read_head(path: Path, *, binary: bool = False) -> Head:
-    """The beginning of a file.
-
-    Parameters
-    ----------
-    binary : bool
-        Whether it may be something else than text.
-
-    Raises
-    ------
-    CalibrationError
-        If it cannot be read, is empty, or is no text.
+    """The beginning of a file. `binary`: whether it may be something else than text.
+    CalibrationError if it cannot be read, is empty, or is no text.
     """
     with inputs.open_input(
         path, needed="measurements", error=CalibrationError, largest=inputs.RECORDING
@@ -99,24 +78,13 @@ def read_head(path: Path, *, binary: bool = False) -> Head:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Facts about a file that its user adds because the file lacks them.
+    """Facts about a file that its user adds because the file lacks them."""
 
-    Parameters
-    ----------
-    only : mapping of str to str
-        Value that a column of a table must have.
-    ranks : int, optional
-        Accelerators of the job, or ranks of a benchmark.
-    cluster : str, optional
-        System of the catalog that the job runs on.
-    spans : bool
-        Whether a recording keeps what each rank did and when.
-    """
-
+    # value that a column of a table must have
     only: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ranks: int | None = None
-    cluster: str | None = None
-    spans: bool = False
+    ranks: int | None = None  # accelerators of the job, or ranks of a benchmark
+    cluster: str | None = None  # system of the catalog that the job runs on
+    spans: bool = False  # whether a recording keeps what each rank did and when
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -53,33 +53,19 @@ _COPIES = ("memcpy", "memset", "[cuda mem", "dma")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """One thing that a rank did.
+    """One thing that a rank did."""
 
-    Parameters
-    ----------
-    start, end : float
-        On the clock of its recording [s].
-    kind : str
-        ``forward``, ``backward``, ``input_gradient``, ``weight_gradient``, ``optimizer``, ``collective``, ``send`` or ``wait``.
-    axis : str
-        Of communication; empty for the rest.
-    stage, microbatch : int
-        Of an action; -1 for the rest.
-    size : int
-        Elements of a collective; 0 where it is not stated.
-    ranks : int
-        Members of its group; 0 where it is not stated.
-    """
-
-    start: float
+    start: float  # start, end: on the clock of its recording [s]
     end: float
+    # ``forward``, ``backward``, ``input_gradient``, ``weight_gradient``, ``optimizer``,
+    # ``collective``, ``send`` or ``wait``
     kind: str
     name: str
-    axis: str = ""
-    stage: int = -1
+    axis: str = ""  # of communication; empty for the rest
+    stage: int = -1  # stage, microbatch: of an action; -1 for the rest
     microbatch: int = -1
-    size: int = 0
-    ranks: int = 0
+    size: int = 0  # elements of a collective; 0 where it is not stated
+    ranks: int = 0  # members of its group; 0 where it is not stated
 
     @classmethod
     def communication(
@@ -103,19 +89,11 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """Intervals of one kind without anything of their own, of which a trace has millions.
+    """Intervals of one kind without anything of their own, of which a trace has millions."""
 
-    Parameters
-    ----------
-    kind : str
-        ``compute`` or ``copy``.
-    times : float64[n, 2]
-        Start and end of each [s].
-    """
-
-    kind: str
+    kind: str  # ``compute`` or ``copy``
     name: str
-    times: Array
+    times: Array  # float64[n, 2], start and end of each [s]
 
     def within(self, window: tuple[float, float] | None) -> Array:
         """Intervals that begin in a window; without one all."""
@@ -128,34 +106,24 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Everything that one rank was recorded to do.
+    """Everything that one rank was recorded to do."""
 
-    Parameters
-    ----------
-    name : str
-        Of the rank in messages and pictures.
-    rank : int or None
-        Of the job; None where the recording does not say.
-    dense : tuple of Dense
-        What there are too many of for a span each.
-    steps : tuple of (float, float)
-        Start and end of every training step that is marked.
-    groups : mapping of str to tuple of int
-        Members of the groups that the recording lists.
-    marks : mapping of str to float64[n, 2]
-        Start and end of what explains a step: ``loader`` (the data's iterator), ``recompute`` (forward operators inside the backward), ``sync`` (the host waits for the device or a
-        value), ``gemm``, ``attention`` and ``memory`` (kernels, or operators of the host that computes), ``host`` (operators of the host that launches), ``sent`` (a host that computes hands over or awaits a message), ``busy`` (all that computes, inside actions too) [s].
-    base_ns : int
-        Moment from which its times count, on the clock of its host [ns]; whole, as a float of seconds would lose microseconds.
-    """
-
-    name: str
-    rank: int | None
+    name: str  # of the rank in messages and pictures
+    rank: int | None  # of the job; None where the recording does not say
     spans: tuple[Span, ...]
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[Dense, ...] = ()  # what there are too many of for a span each
+    # start and end of every training step that is marked
     steps: tuple[tuple[float, float], ...] = ()
+    # members of the groups that the recording lists
     groups: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    # mapping of str to float64[n, 2], start and end of what explains a step: ``loader`` (the data's
+    # iterator), ``recompute`` (forward operators inside the backward), ``sync`` (the host waits for
+    # the device or a value), ``gemm``, ``attention`` and ``memory`` (kernels, or operators of the
+    # host that computes), ``host`` (operators of the host that launches), ``sent`` (a host that
+    # computes hands over or awaits a message), ``busy`` (all that computes, inside actions too) [s]
     marks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    # moment from which its times count, on the clock of its host [ns]; whole, as a float of seconds
+    # would lose microseconds
     base_ns: int = 0
 
     @property
@@ -165,12 +133,8 @@ class Spans:
 
 
 class Busy:
-    """Intervals of one device by what it did in them: ``computation``, ``communication``, ``memory``.
-
-    Parameters
-    ----------
-    unit : float
-        Of the recording's times [s].
+    """Intervals of one device by what it did in them: ``computation``, ``communication``,
+    ``memory``. `unit`: of the recording's times [s].
     """
 
     def __init__(self, unit: float) -> None:

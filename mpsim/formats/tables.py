@@ -45,11 +45,7 @@ _SHOWN = 6
 
 def _read_table(head: Head, options: Options) -> Points:
     """Read a CSV table, of several machines those rows whose columns have the values of `options`.
-
-    Raises
-    ------
-    CalibrationError
-        If its columns are unknown, it mixes machines, or a number is none.
+    CalibrationError if its columns are unknown, it mixes machines, or a number is none.
     """
     path, only = head.path, options.only
     rows = read_rows(path)

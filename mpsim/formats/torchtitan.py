@@ -48,12 +48,8 @@ def _is_torchtitan(head: Head) -> bool:
 
 
 def _read_torchtitan(head: Head, options: Options) -> Imported:
-    """Read a configuration of any of the four eras.
-
-    Raises
-    ------
-    FormatError
-        If degrees do not divide, a name is unknown, or a value is no number; it is named.
+    """Read a configuration of any of the four eras. FormatError if degrees do not divide, a name is
+    unknown, or a value is no number; it is named.
     """
     data, lines = json_config(head) if head.is_object else toml_config(head)
     ledger = Ledger(str(head.path), flat(data), lines)
@@ -367,12 +363,8 @@ _ROWWISE: Final = ("narrow_gathers", "scale_reductions")
 
 
 def export_torchtitan(scenario: Scenario) -> Exported:
-    """Write the configuration of a scenario, in the spelling of the era that its framework stands for.
-
-    Raises
-    ------
-    FormatError
-        If it serves.
+    """Write the configuration of a scenario, in the spelling of the era that its framework stands
+    for. FormatError if it serves.
     """
     writer = _Writer(scenario)
     tool = f"torchtitan, spelling of {writer.era}"

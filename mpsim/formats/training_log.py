@@ -31,27 +31,14 @@ _MIB, _GIB = 2.0**20, 2.0**30
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogStep:
-    """One step as a log tells of it.
+    """One step as a log tells of it."""
 
-    Parameters
-    ----------
-    step : int
-        Its number; -1 where a line of memory alone does not belong to one.
-    seconds : float or None
-        Of the step [s].
-    tokens_per_s : float or None
-        Of one rank; the step's seconds follow from the scenario's tokens.
-    samples_per_s : float or None
-        Of all ranks.
-    memory : float or None
-        Peak of the rank that wrote the line [B].
-    """
-
-    step: int
-    seconds: float | None = None
+    step: int  # its number; -1 where a line of memory alone does not belong to one
+    seconds: float | None = None  # of the step [s]
+    # of one rank; the step's seconds follow from the scenario's tokens
     tokens_per_s: float | None = None
-    samples_per_s: float | None = None
-    memory: float | None = None
+    samples_per_s: float | None = None  # of all ranks
+    memory: float | None = None  # peak of the rank that wrote the line [B]
 
     def seconds_of(self, *, rank_tokens: float, samples: float) -> float | None:
         """Seconds of the step, of which a rank has so many tokens and all have so many samples."""
@@ -162,18 +149,11 @@ def _of_json(text: str) -> LogStep | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunLog:
-    """A whole log.
+    """A whole log."""
 
-    Parameters
-    ----------
-    steps : tuple of LogStep
-        In the order of the file; several ranks may have written of one step.
-    ran_out : bool
-        Whether a rank ran out of memory.
-    """
-
+    # in the order of the file; several ranks may have written of one step
     steps: tuple[LogStep, ...]
-    ran_out: bool
+    ran_out: bool  # whether a rank ran out of memory
 
     @property
     def memory(self) -> float | None:
@@ -190,12 +170,8 @@ class RunLog:
 
 
 def read_log(files: Iterable[Path]) -> RunLog:
-    """Read the logs of one run, of one rank or many.
-
-    Raises
-    ------
-    FormatError
-        If no line tells of a step and none of memory that ran out.
+    """Read the logs of one run, of one rank or many. FormatError if no line tells of a step and
+    none of memory that ran out.
     """
     files, ran_out = tuple(files), False
     steps: list[LogStep] = []

@@ -40,11 +40,7 @@ def table(package: str, name: str) -> Mapping[str, Any]:
 @remembered(4096)
 def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any]:
     """Entry of a section whose ``pattern`` fits all of `text`, the first that does.
-
-    Raises
-    ------
-    CalibrationError
-        If none fits, or the entry says why it cannot be used (``refused``).
+    CalibrationError if none fits, or the entry says why it cannot be used (``refused``).
     """
     for entry in table(package, name)[section]:
         if len(text) <= _LONGEST and re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE):
@@ -67,46 +63,27 @@ def gpu(name: str) -> Accelerator:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a tool and the value of a scenario that it says.
+    """One key of a tool and the value of a scenario that it says."""
 
-    Parameters
-    ----------
-    name : str
-        The key as the tool writes it; dotted where it is nested.
-    to : str
-        Dotted key of the scenario.
-    values : mapping of str to object
-        Value of the scenario by the tool's word; empty where both write the same. Of several words for one value the first is written.
-    note : str
-        What the row cannot say.
-    kind : str
-        ``int``, ``number``, ``word``, ``switch`` (true where it is on), ``off`` (false where it is on), ``says`` (that where it is on, else nothing); empty where the row
-        alone does not decide.
-    default, dataclass : object
-        Value where the key is absent, and where it is absent in a file that fills dataclasses.
-    ask : bool
-        Whether the scenario needs it.
-    says : object
-        Value that a switch stands for.
-    when : str
-        Condition under which the key counts.
-    tries : list
-        Values that a writer tries, where they are no words.
-    always : str
-        Where a writer says it although it is the usual value: ``file``, or ``dataclass`` alone; ``flag``: no dataclass has it.
-    """
-
-    name: str
-    to: str
+    name: str  # the key as the tool writes it; dotted where it is nested
+    to: str  # dotted key of the scenario
+    # value of the scenario by the tool's word; empty where both write the same. Of several words
+    # for one value the first is written
     values: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    note: str = ""
+    note: str = ""  # what the row cannot say
+    # ``int``, ``number``, ``word``, ``switch`` (true where it is on), ``off`` (false where it is
+    # on), ``says`` (that where it is on, else nothing); empty where the row alone does not decide
     kind: str = ""
+    # default, dataclass: value where the key is absent, and where it is absent in a file that fills
+    # dataclasses
     default: object = None
     dataclass: object = None
-    ask: bool = False
-    says: object = None
-    when: str = ""
-    tries: Sequence[object] = ()
+    ask: bool = False  # whether the scenario needs it
+    says: object = None  # value that a switch stands for
+    when: str = ""  # condition under which the key counts
+    tries: Sequence[object] = ()  # values that a writer tries, where they are no words
+    # where a writer says it although it is the usual value: ``file``, or ``dataclass`` alone;
+    # ``flag``: no dataclass has it
     always: str = ""
 
     def word(self, value: object) -> str | None:

@@ -12,12 +12,8 @@ __all__ = ["scalar", "toml_text", "yaml_text"]
 
 
 def yaml_text(data: Mapping[str, object], comment: Callable[[str], str] = lambda _: "") -> str:
-    """Nested mappings as YAML; lists stay on their line.
-
-    Parameters
-    ----------
-    comment : callable
-        What stands behind the value of a dotted key.
+    """Nested mappings as YAML; lists stay on their line. `comment`: what stands behind the value of
+    a dotted key.
 
     Examples
     --------

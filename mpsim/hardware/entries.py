@@ -72,19 +72,9 @@ _PROVENANCE = tuple(field.name for field in dataclasses.fields(_Provenance))
 def read_entry(noun: type[T], name: str, data: object) -> T:
     """Make a noun of one entry.
 
-    Parameters
-    ----------
-    noun : type
-        A dataclass with ``name`` and ``sources``.
-    name : str
-        Identifier of the entry.
-    data : object
-        The mapping written in YAML; quantities are strings with units.
-
-    Raises
-    ------
-    HardwareError
-        If a key is unknown or missing, or a figure is not a quantity.
+    `noun`: a dataclass with ``name`` and ``sources``. `name`: identifier of the entry. `data`: the
+    mapping written in YAML; quantities are strings with units. HardwareError if a key is unknown or
+    missing, or a figure is not a quantity.
     """
     if not isinstance(data, Mapping):
         raise HardwareError(f"{name}: got {shown(data)}, needed a mapping of values")
@@ -138,12 +128,8 @@ def section(kind: str) -> Mapping[str, object]:
 
 
 def catalog_entry(kind: str, name: str) -> object:
-    """The entry called `name` of one catalog file.
-
-    Raises
-    ------
-    HardwareError
-        If there is none; it names the nearest.
+    """The entry called `name` of one catalog file. HardwareError if there is none; it names the
+    nearest.
     """
     known = section(kind)
     if name not in known:

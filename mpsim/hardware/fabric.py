@@ -143,37 +143,19 @@ class Fabric:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One tier of switches, lowest first.
+    """One tier of switches, lowest first."""
 
-    Parameters
-    ----------
-    name : str
-        ``leaf``, ``spine``, ``core``, ...
-    nodes : int
-        Nodes below one unit of the tier; a unit is the leaf switches of a group, or the parallel
-        switches above it that carry the same traffic.
-    units : int
-        How many units join all nodes.
-    switches : int
-        Switches in all units; 0 where units are cabled to each other directly.
-    up_bandwidth : float
-        From one unit to the tier above [B/s per direction]; 0 at the top.
-    oversubscription : float
-        Rate of the nodes below over what reaches the tier above, this tier and all below.
-    hops : int
-        Switches a message crosses when this is the highest tier it needs.
-    cables : int
-        To the tier below, or between units that are cabled to each other.
-    """
-
-    name: str
+    name: str  # ``leaf``, ``spine``, ``core``, ...
+    # nodes below one unit of the tier; a unit is the leaf switches of a group, or the parallel
+    # switches above it that carry the same traffic
     nodes: int
-    units: int
-    switches: int
-    up_bandwidth: float
+    units: int  # how many units join all nodes
+    switches: int  # switches in all units; 0 where units are cabled to each other directly
+    up_bandwidth: float  # from one unit to the tier above [B/s per direction]; 0 at the top
+    # rate of the nodes below over what reaches the tier above, this tier and all below
     oversubscription: float
-    hops: int
-    cables: int = 0
+    hops: int  # switches a message crosses when this is the highest tier it needs
+    cables: int = 0  # to the tier below, or between units that are cabled to each other
 
 
 @remembered(256)

@@ -54,22 +54,16 @@ def mean_switches(links: Links) -> float:
 def read_links(path: str | Path) -> Links:
     """Links of any networkx graph.
 
-    Parameters
-    ----------
-    path : str or Path
-        GraphML (``.graphml``), GML (``.gml``) or node-link JSON with ``links`` (``.json``). Node i of the cluster is a vertex called
-        ``node i``; all others are switches. Every edge has a ``bandwidth``, such as ``400 Gb/s``, in each direction; an edge of a
-        directed graph counts for both, so give each link once.
+    `path`: GraphML (``.graphml``), GML (``.gml``) or node-link JSON with ``links`` (``.json``).
+    Node i of the cluster is a vertex called ``node i``; all others are switches. Every edge has a
+    ``bandwidth``, such as ``400 Gb/s``, in each direction; an edge of a directed graph counts for
+    both, so give each link once. HardwareError if the file cannot be read, or an edge has no
+    bandwidth.
 
     Returns
     -------
     tuple of (str, str, float)
         Two vertices and the bandwidth between them [B/s].
-
-    Raises
-    ------
-    HardwareError
-        If the file cannot be read, or an edge has no bandwidth.
     """
     path = Path(path)
     reader = _READERS.get(path.suffix)

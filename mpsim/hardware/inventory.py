@@ -16,28 +16,16 @@ _HALF = 2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """Switches, cables and cut of the fabric that joins the nodes of a cluster.
+    """Switches, cables and cut of the fabric that joins the nodes of a cluster."""
 
-    Parameters
-    ----------
-    tiers : tuple of Tier
-        Lowest first; empty without switches.
-    bisection : float
-        What one half of the nodes can send to the other at once [B/s].
-    full_bisection : float
-        What their NICs could [B/s].
-    hops : float
-        Switches (torus: links) between far nodes.
-    price, power_w : float or None
-        Of switches and cables [USD], of switches [W]; None where what one costs or draws is not given.
-    """
-
-    tiers: tuple[Tier, ...]
+    tiers: tuple[Tier, ...]  # lowest first; empty without switches
     switches: int
     cables: int
-    bisection: float
-    full_bisection: float
-    hops: float
+    bisection: float  # what one half of the nodes can send to the other at once [B/s]
+    full_bisection: float  # what their NICs could [B/s]
+    hops: float  # switches (torus: links) between far nodes
+    # price, power_w: of switches and cables [USD], of switches [W]; None where what one costs or
+    # draws is not given
     price: float | None
     power_w: float | None
 

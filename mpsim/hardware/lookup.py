@@ -93,18 +93,10 @@ def link(name: str) -> Link:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shift:
-    """Difference of a link from that of its name in the catalog, on which curves were fitted.
+    """Difference of a link from that of its name in the catalog, on which curves were fitted."""
 
-    Parameters
-    ----------
-    latency : float
-        Of one hop, less that of the catalog [s].
-    rate : float
-        Share of the bandwidth that large messages reach, over that of the catalog.
-    """
-
-    latency: float
-    rate: float
+    latency: float  # of one hop, less that of the catalog [s]
+    rate: float  # share of the bandwidth that large messages reach, over that of the catalog
 
 
 def shift_of(given: Link) -> Shift:

@@ -31,11 +31,7 @@ def slots_of(
     placement: Placement | tuple[int, ...], *, nodes: int, per_node: int, nodes_per_rack: int
 ) -> NDArray[np.int64]:
     """The accelerator of every rank, by a rule or a list: a permutation, not to be written to.
-
-    Raises
-    ------
-    HardwareError
-        If a given placement does not name every accelerator once.
+    HardwareError if a given placement does not name every accelerator once.
 
     Examples
     --------

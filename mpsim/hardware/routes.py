@@ -36,16 +36,9 @@ _PAIRS = 1 << 16  # of nodes whose shortest ways are remembered
 class Routes:
     """Links of a fabric and the way of every flow over them.
 
-    Parameters
-    ----------
-    names : tuple of str
-        Of links, such as ``leaf 0 up``.
-    capacity : float64[L]
-        [B/s].
-    route : callable
-        Nodes that send and that receive and the weight of each flow (int64[F], int64[F], float64[F]) to the load of every link.
-    tiers : tuple of str
-        Tier that each link belongs to, or the kind of the fabric.
+    `names`: of links, such as ``leaf 0 up``. `capacity` (float64[L]): [B/s]. `route`: nodes that
+    send and that receive and the weight of each flow (int64[F], int64[F], float64[F]) to the load
+    of every link. `tiers`: tier that each link belongs to, or the kind of the fabric.
     """
 
     def __init__(

@@ -106,20 +106,12 @@ def readable(unit: str, largest: float) -> Reading:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limit:
-    """A line across a chart, at a number of the axis of values or, if `along`, of the other one.
-
-    Parameters
-    ----------
-    label : str
-        Of the legend; or, where the chart has room, beside the line.
-    along : bool
-        Whether it crosses the horizontal axis of `Lines`.
-    """
+    """A line across a chart, at a number of the axis of values or, if `along`, of the other one."""
 
     value: float
-    label: str
+    label: str  # of the legend; or, where the chart has room, beside the line
     colour: str = LIMIT
-    along: bool = False
+    along: bool = False  # whether it crosses the horizontal axis of `Lines`
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,12 +454,8 @@ def names_beside(
 ) -> list[Name]:
     """Places for what is written beside the points of a chart.
 
-    Parameters
-    ----------
-    shares : callable
-        Makes shares of the axes of SI numbers along x and along y.
-    point : tuple of float
-        Half a unit of the size of marks along both axes [shares of them].
+    `shares`: makes shares of the axes of SI numbers along x and along y. `point`: half a unit of
+    the size of marks along both axes [shares of them].
     """
     marks: list[tuple[float, float]] = []
     texts: list[str] = []

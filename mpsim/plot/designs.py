@@ -33,12 +33,10 @@ def design_chart(design: Design) -> Panels:
 
 
 def design_charts(data: Figures) -> list[Chart]:
-    """Days (seconds a request of services alone) against cost of every possible cluster; where they are known, flips and upgrades; and the best of each value.
+    """Days (seconds a request of services alone) against cost of every possible cluster; where they
+    are known, flips and upgrades; and the best of each value.
 
-    Parameters
-    ----------
-    data : mapping
-        What ``mpsim design --json`` prints.
+    `data`: what ``mpsim design --json`` prints.
     """
     rows = [row for row in data["rows"] if row["jobs"] and not row["over"] and not row["reason"]]
     if not rows:

@@ -128,12 +128,10 @@ _LIGHTEST = 0.6  # how far the last chunk's shade is on the way to white
 
 
 def colour_of(word: str, number: int = 0) -> str:
-    """The colour ``#RRGGBB`` that a word means: a kind of event, ``memory.``, ``resource.`` or ``cause.`` and a name, a colour itself, or nothing for the next.
+    """The colour ``#RRGGBB`` that a word means: a kind of event, ``memory.``, ``resource.`` or
+    ``cause.`` and a name, a colour itself, or nothing for the next.
 
-    Parameters
-    ----------
-    number : int
-        Place among the series of a chart, which counts where there is no word.
+    `number`: place among the series of a chart, which counts where there is no word.
     """
     if word.startswith("#"):
         return word

@@ -68,20 +68,9 @@ def spread_chart(
 ) -> Lines:
     """Share of the requests that had a latency within so much.
 
-    Parameters
-    ----------
-    name : str
-        Such as TTFT.
-    seconds : float64[N]
-        Latency of each request [s]; NaN for those without one.
-    limit : float, optional
-        What was promised [s].
-    share : float, optional
-        Of the requests that has to keep it.
-    weights : float64[N], optional
-        How often each counts; once by default.
-    what : str
-        Things that had it.
+    `name`: such as TTFT. `seconds` (float64[N]): latency of each request [s]; NaN for those without
+    one. `limit`: what was promised [s]. `share`: of the requests that has to keep it. `weights`
+    (float64[N], optional): how often each counts; once by default. `what`: things that had it.
     """
     known = ~np.isnan(seconds)
     order = np.argsort(seconds[known], kind="stable")
@@ -146,12 +135,11 @@ def _column(
 
 
 def occupancy_chart(title: str, y: Axis, columns: Mapping[str, tuple[Floats, Floats]]) -> Lines:
-    """Values that stay until the next iteration, a line for each engine; of many iterations the mean of each span of time, and the highest of all.
+    """Values that stay until the next iteration, a line for each engine; of many iterations the
+    mean of each span of time, and the highest of all.
 
-    Parameters
-    ----------
-    columns : mapping of str to (float64[S], float64[S])
-        Engine to start of its iterations [s] and value from then on.
+    `columns` (mapping of str to (float64[S], float64[S])): engine to start of its iterations [s]
+    and value from then on.
     """
     most = max((float(values.max(initial=0.0)) for _, values in columns.values()), default=0.0)
     several = 1 < len(columns) <= len(SERIES)  # of more nobody tells the colours apart

@@ -175,12 +175,8 @@ def heat_chart(result: Result) -> Heat:
 
 
 def links_chart(result: Result, *, most: int = 12) -> Heat:
-    """Share of their bandwidth that links carry over time: the busiest of every tier, about `most` in all, and how many are left out.
-
-    Raises
-    ------
-    ScenarioError
-        If no link carries anything.
+    """Share of their bandwidth that links carry over time: the busiest of every tier, about `most`
+    in all, and how many are left out. ScenarioError if no link carries anything.
     """
     use = result.links
     tiers = use.tiers or ("",) * len(use.names)
@@ -289,12 +285,8 @@ def memory_kinds_chart(result: Result, *, rank: int | None = None) -> Lines:
 def memory_areas(
     name: str, curve: MemoryCurve, capacity: float, limits: Sequence[Limit] = ()
 ) -> Lines:
-    """The same of a curve, under the capacity [B], with further lines.
-
-    Raises
-    ------
-    ScenarioError
-        If the curve does not say what it consists of.
+    """The same of a curve, under the capacity [B], with further lines. ScenarioError if the curve
+    does not say what it consists of.
     """
     if not curve.components:
         raise ScenarioError("this memory is not known by kind; simulate the scenario again")

@@ -81,21 +81,13 @@ class Actions:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
-    """Communication of ranks over time.
+    """Communication of ranks over time."""
 
-    Parameters
-    ----------
-    edges : float64[T + 1]
-        Edges of spans, in the unit of the picture.
-    share : float64[R, A, 2, T]
-        Share of each span in which an axis (by `mpsim.parallel.axes.AXIS_NAMES`) is exposed, and in which it is hidden.
-    waited : float64[N, A]
-        Share of each action in which its kernels wait for an axis.
-    """
-
-    edges: Floats
+    edges: Floats  # float64[T + 1], edges of spans, in the unit of the picture
+    # float64[R, A, 2, T], share of each span in which an axis (by `mpsim.parallel.axes.AXIS_NAMES`)
+    # is exposed, and in which it is hidden
     share: Floats
-    waited: Floats
+    waited: Floats  # float64[N, A], share of each action in which its kernels wait for an axis
 
     @property
     def axes(self) -> list[int]:

@@ -61,23 +61,15 @@ _DIGITS = 7  # of numbers of charts: more than any screen shows
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of a summary, by its dotted key, such as ``memory.total``.
-
-    Parameters
-    ----------
-    unit : str
-        ``s``, ``B``, ``share``, ``FLOP/s``, ``USD``, ``count`` or any other word that is written behind the number.
-    range_key : str
-        Key of its interval, where there is one.
-    note : str
-        A few words below it.
-    """
+    """One number of a summary, by its dotted key, such as ``memory.total``."""
 
     label: str
     key: str
+    # ``s``, ``B``, ``share``, ``FLOP/s``, ``USD``, ``count`` or any other word that is written
+    # behind the number
     unit: str
-    range_key: str
-    note: str = ""
+    range_key: str  # key of its interval, where there is one
+    note: str = ""  # a few words below it
 
 
 def figure(key: str, note: str = "") -> Figure:
@@ -129,19 +121,11 @@ Block: TypeAlias = Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a page.
+    """A section of a page."""
 
-    Parameters
-    ----------
-    id : str
-        Letters and dashes; unique within its part of the page.
-    lead : str
-        A sentence that says what is to be seen.
-    """
-
-    id: str
+    id: str  # letters and dashes; unique within its part of the page
     title: str
-    lead: str
+    lead: str  # a sentence that says what is to be seen
     blocks: Sequence[Block]
 
     def to_json(self) -> dict[str, Any]:
@@ -160,14 +144,8 @@ class Sections(Generic[R]):
     ) -> Callable[[_Maker[R]], _Maker[R]]:
         """Add a section, as a decorator.
 
-        Parameters
-        ----------
-        name : str
-            Id of the section.
-        lead : callable, optional
-            Makes it of the result; left out, it is the docstring of the function.
-        slow : bool
-            Whether it takes longer to work out than a slider may wait.
+        `name`: id of the section. `lead`: makes it of the result; left out, it is the docstring of
+        the function. `slow`: whether it takes longer to work out than a slider may wait.
         """
 
         def added(blocks: _Maker[R]) -> _Maker[R]:

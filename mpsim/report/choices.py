@@ -21,63 +21,35 @@ MOST = 2000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slider:
-    """One setting that can be chosen.
-
-    Parameters
-    ----------
-    values : sequence
-        As text, in the order of the slider; the one at `start` is shown first.
-    group : str
-        Settings of one group stand together.
-    label : str
-        Word for it on the page; empty for the key.
-    """
+    """One setting that can be chosen."""
 
     key: str
-    values: Sequence[str]
+    values: Sequence[str]  # as text, in the order of the slider; the one at `start` is shown first
     start: int = 0
-    group: str = ""
-    label: str = ""
+    group: str = ""  # settings of one group stand together
+    label: str = ""  # word for it on the page; empty for the key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of one combination.
+    """The result of one combination."""
 
-    Parameters
-    ----------
-    places : sequence of int
-        Place of the value of each slider.
-    summary : mapping or None
-        Figures as ``mpsim run --json`` prints them, to the last digit.
-    reason : str
-        Why there is no summary, or what is wrong with it; empty where nothing is.
-    """
-
-    places: Sequence[int]
-    summary: Figures | None
-    reason: str = ""
+    places: Sequence[int]  # place of the value of each slider
+    summary: Figures | None  # figures as ``mpsim run --json`` prints them, to the last digit
+    reason: str = ""  # why there is no summary, or what is wrong with it; empty where nothing is
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choices:
-    """Sliders over answers that are known.
-
-    Parameters
-    ----------
-    figures : sequence of Figure
-        Shown of an answer.
-    account : str
-        Key of the parts that its time is cut into.
-    """
+    """Sliders over answers that are known."""
 
     block: ClassVar[str] = "choices"
     title: str
     alt: str
     sliders: Sequence[Slider]
     answers: Sequence[Answer]
-    figures: Sequence[Figure]
-    account: str
+    figures: Sequence[Figure]  # shown of an answer
+    account: str  # key of the parts that its time is cut into
 
 
 def what_if(
@@ -88,19 +60,9 @@ def what_if(
 ) -> Section:
     """The section of sliders over rows of a sweep or a search.
 
-    Parameters
-    ----------
-    rows : iterable of (values, summary, reason)
-        Values by dotted key; rows without a summary say why.
-    start : mapping, optional
-        Values that are shown first; left out: those of the first row with a summary.
-    lead : str
-        Where the answers come from.
-
-    Raises
-    ------
-    ScenarioError
-        If there are more than a page can hold.
+    `rows`: values by dotted key; rows without a summary say why. `start`: values that are shown
+    first; left out: those of the first row with a summary. `lead`: where the answers come from.
+    ScenarioError if there are more than a page can hold.
     """
     table = list(rows)
     if len(table) > MOST:

@@ -49,22 +49,12 @@ _LABELS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting that can be moved.
+    """One setting that can be moved."""
 
-    Parameters
-    ----------
-    key : str
-        Dotted, as `Scenario.with_values` takes it.
-    group : str
-        Word under which it stands on the page.
-    start : int
-        Place of the scenario's own value.
-    """
-
-    key: str
-    group: str
+    key: str  # dotted, as `Scenario.with_values` takes it
+    group: str  # word under which it stands on the page
     values: tuple[object, ...]
-    start: int
+    start: int  # place of the scenario's own value
 
     def slider(self) -> Slider:
         """The setting as the page shows it."""
@@ -170,12 +160,8 @@ def _schedule(scenario: Scenario) -> Iterator[Setting]:
 
 
 class Explorer:
-    """Answers to settings of a scenario, one at a time.
-
-    Parameters
-    ----------
-    unlimited : bool
-        Whether to compute whatever is asked, however much memory and time it takes.
+    """Answers to settings of a scenario, one at a time. `unlimited`: whether to compute whatever is
+    asked, however much memory and time it takes.
 
     Attributes
     ----------
@@ -202,17 +188,8 @@ class Explorer:
             return simulate(scenario)
 
     def values(self, places: Sequence[object]) -> dict[str, object]:
-        """Values that differ from the scenario's own, by dotted key.
-
-        Parameters
-        ----------
-        places : sequence of int
-            Place of the value of each of `settings`.
-
-        Raises
-        ------
-        ScenarioError
-            If they are not places of these settings.
+        """Values that differ from the scenario's own, by dotted key. `places`: place of the value
+        of each of `settings`. ScenarioError if they are not places of these settings.
         """
         if len(places) != len(self.settings):
             raise ScenarioError(f"got {len(places)} settings; needed {len(self.settings)}")
@@ -227,12 +204,8 @@ class Explorer:
         return chosen
 
     def point(self, places: Sequence[object]) -> Scenario:
-        """The scenario with these settings; data parallelism follows from the cluster where anything was moved.
-
-        Raises
-        ------
-        ScenarioError
-            If they do not go together.
+        """The scenario with these settings; data parallelism follows from the cluster where
+        anything was moved. ScenarioError if they do not go together.
         """
         chosen = self.values(places)
         if not chosen:
@@ -249,12 +222,8 @@ class Explorer:
     ) -> dict[str, object]:
         """Simulate the scenario with these settings.
 
-        Parameters
-        ----------
-        whole : bool
-            Whether with what takes longer than a slider may wait.
-        tab : str
-            Who asks: a later question supersedes those of the same tab alone.
+        `whole`: whether with what takes longer than a slider may wait. `tab`: who asks: a later
+        question supersedes those of the same tab alone.
 
         Returns
         -------

@@ -41,37 +41,23 @@ Columns = dict[str, NDArray[np.generic]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lanes:
-    """Bars by lane.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of the lanes, from top to bottom.
-    events : sequence of str
-        Kinds of bars, which the column of that name counts; communication is ``exposed tp`` where its rank waits for it, else ``tp``.
-    words : sequence of str
-        Names of transfers, which the column ``word`` counts.
-    unit_s : float
-        Of the times [s].
-    end_s : float
-        Length of the whole [s].
-    columns : mapping of str to str
-        ``lane``, ``start``, ``length``, ``event``, ``microbatch``, ``chunk``, ``layer`` and ``word``, each packed; -1 where a bar has none.
-    left_out : str
-        What is not shown; empty if all is.
-    """
+    """Bars by lane."""
 
     block: ClassVar[str] = "timeline"
     title: str
     alt: str
-    names: Sequence[str]
+    names: Sequence[str]  # of the lanes, from top to bottom
+    # kinds of bars, which the column of that name counts; communication is ``exposed tp`` where its
+    # rank waits for it, else ``tp``
     events: Sequence[str]
-    words: Sequence[str]
-    unit_s: float
-    end_s: float
+    words: Sequence[str]  # names of transfers, which the column ``word`` counts
+    unit_s: float  # of the times [s]
+    end_s: float  # length of the whole [s]
     count: int
+    # ``lane``, ``start``, ``length``, ``event``, ``microbatch``, ``chunk``, ``layer`` and ``word``,
+    # each packed; -1 where a bar has none
     columns: dict[str, str]
-    left_out: str
+    left_out: str  # what is not shown; empty if all is
 
 
 def packed(column: NDArray[np.generic]) -> str:
@@ -97,12 +83,8 @@ def unpacked(text: str) -> NDArray[np.int64]:
 
 
 def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
-    """The lanes of a result.
-
-    Parameters
-    ----------
-    most : int
-        Bars; of more, communication inside ranks is left out first, then ranks, evenly, the first and the last never.
+    """The lanes of a result. `most`: bars; of more, communication inside ranks is left out first,
+    then ranks, evenly, the first and the last never.
     """
     chart = timeline_chart(result, communication=False, unit="s")
     names, actions = chart.names, chart.actions

@@ -96,13 +96,7 @@ def rule_of(word: str, number: int = 0) -> str:
 
 
 def svg(chart: Chart, name: str) -> str:
-    """A chart as an SVG element.
-
-    Parameters
-    ----------
-    name : str
-        Said by a reader of screens.
-    """
+    """A chart as an SVG element. `name`: said by a reader of screens."""
     if isinstance(chart, Bars):
         return _bars(chart, name)
     if isinstance(chart, Heat):
@@ -423,14 +417,11 @@ def _written(chart: Lines, x: Span, y: Span, sizes: tuple[float, float]) -> Iter
 
 
 def lanes_svg(name: str, block: Mapping[str, Any], columns: Mapping[str, NDArray[np.int64]]) -> str:
-    """A timeline as readers without a script see it: what each lane does in the middle of each of so many spans.
+    """A timeline as readers without a script see it: what each lane does in the middle of each of
+    so many spans.
 
-    Parameters
-    ----------
-    block : mapping
-        `mpsim.report.lanes.Lanes` as plain data.
-    columns : mapping of str to int64[N]
-        Its columns, unpacked.
+    `block`: `mpsim.report.lanes.Lanes` as plain data. `columns` (mapping of str to int64[N]): its
+    columns, unpacked.
     """
     names, events, end_s = block["names"], block["events"], block["end_s"]
     reading = readable("s", end_s)

@@ -29,13 +29,7 @@ _FRAMES = "frame-ancestors 'none'"
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves the page of an explorer.
-
-    Parameters
-    ----------
-    port : int
-        0 for any that is free.
-    """
+    """Serves the page of an explorer. `port`: 0 for any that is free."""
 
     daemon_threads = True  # an answer under way does not hold up the end
 

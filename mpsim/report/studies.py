@@ -86,17 +86,8 @@ def is_study(data: object) -> bool:
 def study_page(data: Figures, *, number: int = 0) -> dict[str, Any]:
     """One study as a part of a document.
 
-    Parameters
-    ----------
-    data : mapping
-        An object that ``mpsim sweep --json``, ``mpsim search --json`` or ``mpsim design --json`` printed.
-    number : int
-        Its place among the parts.
-
-    Raises
-    ------
-    ScenarioError
-        If it is another object.
+    `data`: an object that ``mpsim sweep --json``, ``mpsim search --json`` or ``mpsim design
+    --json`` printed. `number`: its place among the parts. ScenarioError if it is another object.
     """
     reader = _reader_of(data)
     if reader is None:

@@ -31,21 +31,11 @@ _PART_OF = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slice:
-    """One action of one rank.
+    """One action of one rank."""
 
-    Parameters
-    ----------
-    rank : int
-        Of the pipeline for a simulated step, of the world for a measured one.
-    token : str
-        ``3F0``, ``gradients`` or ``optimizer``.
-    start, end : float
-        [s].
-    """
-
-    rank: int
-    token: str
-    start: float
+    rank: int  # of the pipeline for a simulated step, of the world for a measured one
+    token: str  # ``3F0``, ``gradients`` or ``optimizer``
+    start: float  # start, end: [s]
     end: float
 
     @property
@@ -145,12 +135,8 @@ def parts_of(
 ) -> dict[str, float]:
     """Mean over ranks of the time in each part; they sum to the step [s].
 
-    Parameters
-    ----------
-    step_time : float or None
-        [s]; None for ranks that run on their own, each as long as its actions.
-    weights : mapping of int to int, optional
-        Ranks that each rank stands for.
+    `step_time`: [s]; None for ranks that run on their own, each as long as its actions. `weights`:
+    ranks that each rank stands for.
     """
     by_rank: dict[int, dict[str, float]] = {}
     span: dict[int, tuple[float, float]] = {}

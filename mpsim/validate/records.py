@@ -242,27 +242,17 @@ SMALLEST = 3  # rows from which a group is a choice
 
 
 class Decision(NamedTuple):
-    """One group of runs of the same model on as many accelerators.
-
-    Parameters
-    ----------
-    tau : float
-        Kendall's rank correlation of predicted and measured times a sequence, from -1 to 1.
-    regret : float
-        How much slower the run predicted fastest was measured than the fastest: 0 where they are one.
-    random : float
-        The same for a run picked at random, in the mean.
-    chosen, best : str
-        Ids of both.
-    """
+    """One group of runs of the same model on as many accelerators."""
 
     family: str
     group: str
     rows: int
+    # Kendall's rank correlation of predicted and measured times a sequence, from -1 to 1
     tau: float
+    # how much slower the run predicted fastest was measured than the fastest: 0 where they are one
     regret: float
-    random: float
-    chosen: str
+    random: float  # the same for a run picked at random, in the mean
+    chosen: str  # chosen, best: ids of both
     best: str
 
 
@@ -300,23 +290,17 @@ def decisions_of(records: Iterable[Record]) -> list[Decision]:
 
 
 class Told(NamedTuple):
-    """Pairs of runs of one group that differ in one kind of decision, or in ``several``, or in nothing (``same``).
-
-    Parameters
-    ----------
-    told : int
-        Pairs of which predictions say which is faster: the interval of their difference does not hold zero.
-    right : int
-        Of these, pairs that were measured in that order.
-    held : int
-        Pairs whose measured difference lies in that interval.
+    """Pairs of runs of one group that differ in one kind of decision, or in ``several``, or in
+    nothing (``same``).
     """
 
     kind: str
     pairs: int
+    # pairs of which predictions say which is faster: the interval of their difference does not hold
+    # zero
     told: int
-    right: int
-    held: int
+    right: int  # of these, pairs that were measured in that order
+    held: int  # pairs whose measured difference lies in that interval
 
 
 def told_apart(records: Iterable[Record]) -> list[Told]:

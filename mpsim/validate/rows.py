@@ -47,35 +47,18 @@ _UNIT: Final = re.compile(rf"[_ ]?[(\[]?({'|'.join(_UNITS)})[)\]]?", re.IGNORECA
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure that people measure.
+    """A figure that people measure."""
 
-    Parameters
-    ----------
-    kind : str
-        What its records are summarised with.
-    unit : str
-        Of its records: the SI unit, ``tokens/s``, or 1 for a share.
-    place : str
-        In the summary of a run, after a dot a figure of a mapping.
-    residual : str
-        Whose residuals give the interval of a service; a training step has its own.
-    point : str
-        Name in a `ServedPoint`; empty where nothing is fitted to it.
-    """
-
-    kind: str
-    unit: str
-    place: str
+    kind: str  # what its records are summarised with
+    unit: str  # of its records: the SI unit, ``tokens/s``, or 1 for a share
+    place: str  # in the summary of a run, after a dot a figure of a mapping
+    # whose residuals give the interval of a service; a training step has its own
     residual: str = ""
-    point: str = ""
+    point: str = ""  # name in a `ServedPoint`; empty where nothing is fitted to it
 
     def read(self, text: str, unit: str) -> float:
-        """A cell in the figure's unit: a plain number in that of the column, or a quantity with its own.
-
-        Raises
-        ------
-        CalibrationError
-            If it is no number above 0, or has no unit of this figure.
+        """A cell in the figure's unit: a plain number in that of the column, or a quantity with its
+        own. CalibrationError if it is no number above 0, or has no unit of this figure.
         """
         try:
             value = float(text)
@@ -133,23 +116,13 @@ _OWN_PART: Final = re.compile(r"[a-z_]+_s")  # of a breakdown
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Table:
-    """A table of rows, its columns sorted by what they are.
-
-    Parameters
-    ----------
-    keys : tuple of str
-        Columns that are dotted keys of a scenario.
-    measured : mapping of str to (str, str)
-        Name of the figure and unit by column.
-    ignored : tuple of str
-        Other columns, those that mpsim wrote itself left out.
-    """
+    """A table of rows, its columns sorted by what they are."""
 
     path: Path
     rows: Sequence[Mapping[str, str]]
-    keys: tuple[str, ...]
-    measured: Mapping[str, tuple[str, str]]
-    ignored: tuple[str, ...]
+    keys: tuple[str, ...]  # columns that are dotted keys of a scenario
+    measured: Mapping[str, tuple[str, str]]  # name of the figure and unit by column
+    ignored: tuple[str, ...]  # other columns, those that mpsim wrote itself left out
 
     @property
     def serves(self) -> bool:
@@ -157,12 +130,8 @@ class Table:
         return any(FIGURES[name].point for name, _ in self.measured.values())
 
     def figures(self, row: Mapping[str, str]) -> dict[str, float]:
-        """Measured figures of a row by name; of those that say the same the first.
-
-        Raises
-        ------
-        CalibrationError
-            If a cell is no figure.
+        """Measured figures of a row by name; of those that say the same the first. CalibrationError
+        if a cell is no figure.
         """
         cells = {name: (column, unit) for column, (name, unit) in self.measured.items()}
         figures: dict[str, float] = {}
@@ -180,11 +149,7 @@ class Table:
 
     def scenario(self, row: Mapping[str, str], base: Scenario | None) -> Scenario:
         """The scenario of a row: its file, or `base`, or nothing, with the row's keys on top.
-
-        Raises
-        ------
-        CalibrationError, ScenarioError
-            If a cell or the whole is none.
+        CalibrationError, ScenarioError if a cell or the whole is none.
         """
         values = {key: parse_scalar(row[key].strip()) for key in self.keys if row[key].strip()}
         file = row.get("scenario", "").strip()
@@ -201,12 +166,8 @@ def _loaded(path: str) -> Scenario:
 
 
 def read_table(path: str | Path) -> Table:
-    """Read a CSV file and sort its columns.
-
-    Raises
-    ------
-    CalibrationError
-        If it is no CSV file with a header, or has no measured column.
+    """Read a CSV file and sort its columns. CalibrationError if it is no CSV file with a header, or
+    has no measured column.
     """
     rows = read_rows(Path(path))
     columns = list(rows[0])

@@ -54,15 +54,8 @@ def title_of(measurement: Measurement) -> str:
 def step_of(measurement: Measurement, machine: Cluster, *, launch: float = 0.0) -> Imported:
     """The scenario that a measured step ran.
 
-    Parameters
-    ----------
-    launch : float
-        Host time of one launch on a GPU, as `mpsim measure` found it; 0 where it was not measured [s].
-
-    Raises
-    ------
-    CalibrationError
-        If it lacks a size, or ran something that no scenario can say.
+    `launch`: host time of one launch on a GPU, as `mpsim measure` found it; 0 where it was not
+    measured [s]. CalibrationError if it lacks a size, or ran something that no scenario can say.
     """
     lacking = [name for name in _SIZES if name not in measurement.shape]
     if lacking:

@@ -14,12 +14,10 @@ __all__ = ["CHAKRA"]
 
 
 def _read_trace(head: Head, options: Options) -> Recorded:
-    """Read all ranks of an execution trace, and the program they are where a cluster is named or they state every time.
+    """Read all ranks of an execution trace, and the program they are where a cluster is named or
+    they state every time.
 
-    Raises
-    ------
-    FormatError
-        If a rank is missing or cut, or sends and receives do not pair.
+    FormatError if a rank is missing or cut, or sends and receives do not pair.
     """
     trace = read_ranks(head.path)
     recorded = _facts(trace)

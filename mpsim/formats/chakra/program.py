@@ -52,21 +52,12 @@ _NUMBERS = ("stage", "chunk", "microbatch")
 
 @dataclasses.dataclass(slots=True)
 class _Row:
-    """One operation of one or more ranks.
+    """One operation of one or more ranks."""
 
-    Parameters
-    ----------
-    collective : str
-        As the cost models call it, ``send_recv`` for a message; empty for a computation.
-    members : tuple of int
-        Ranks that take part; sender and receiver of a message.
-    nodes : list of (int, Node)
-        Rank and node of each part.
-    """
-
+    # as the cost models call it, ``send_recv`` for a message; empty for a computation
     collective: str
-    members: tuple[int, ...]
-    nodes: list[tuple[int, Node]]
+    members: tuple[int, ...]  # ranks that take part; sender and receiver of a message
+    nodes: list[tuple[int, Node]]  # rank and node of each part
     price: Price = _NOTHING
     axis: str = ""
     before: set[int] = dataclasses.field(default_factory=set)
@@ -95,20 +86,14 @@ def chakra_program(
 ) -> ImportedProgram:
     """Build the program of a trace.
 
-    Parameters
-    ----------
-    cluster : Cluster, optional
-        On which collectives, messages and computations without a duration are priced, rank i on its accelerator i; left out, times are those of the trace.
+    `cluster`: on which collectives, messages and computations without a duration are priced, rank i
+    on its accelerator i; left out, times are those of the trace. FormatError if ranks call
+    different collectives of a group, or nodes wait for each other.
 
     Returns
     -------
     ImportedProgram
         One rank class a rank.
-
-    Raises
-    ------
-    FormatError
-        If ranks call different collectives of a group, or nodes wait for each other.
     """
     rows = _merged(trace)
     if not rows:
@@ -245,12 +230,8 @@ def _price(rows: list[_Row], cluster: Cluster) -> tuple[Constant, ...]:
 
 
 def _order(trace: Trace, rows: list[_Row]) -> list[int]:
-    """Rows in an order in which each follows what it waits for.
-
-    Raises
-    ------
-    FormatError
-        If some wait for each other.
+    """Rows in an order in which each follows what it waits for. FormatError if some wait for each
+    other.
     """
     after: list[list[int]] = [[] for _ in rows]
     waiting = [len(row.before) for row in rows]

@@ -115,23 +115,13 @@ def _classes() -> Mapping[str, Any]:
 
 
 def message(name: str, /, **fields: object) -> Any:
-    """A message of the schema, such as a ``Node``.
-
-    Raises
-    ------
-    MissingExtraError
-        If protobuf is not installed.
-    """
+    """A message of the schema, such as a ``Node``. MissingExtraError if protobuf is not installed."""
     return _classes()[name](**fields)
 
 
 def messages(content: bytes) -> Iterator[Any]:
     """The messages of a file, each behind its length: ``GlobalMetadata``, then a ``Node`` each.
-
-    Raises
-    ------
-    ValueError
-        If the file is cut, or holds something else.
+    ValueError if the file is cut, or holds something else.
     """
     names = _classes()
     from google.protobuf.message import DecodeError

@@ -30,29 +30,16 @@ _ENDING = re.compile(r"\.(\d{1,9})\.et$")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """One node of an execution trace.
-
-    Parameters
-    ----------
-    kind : str
-        Such as ``COMP`` or ``COMM_COLL``.
-    before : tuple of int
-        Nodes of the same rank that it waits for, control dependencies first.
-    duration : float
-        [s], in whole microseconds.
-    attributes : mapping of str to object
-        Such as ``comm_size``, ``comm_dst``, ``pg_name``; lists of them as tuples.
-    inputs : str
-        Values of its inputs as text, which metadata keeps groups in.
-    """
+    """One node of an execution trace."""
 
     id: int
     name: str
-    kind: str
-    before: tuple[int, ...]
-    duration: float
+    kind: str  # such as ``COMP`` or ``COMM_COLL``
+    before: tuple[int, ...]  # nodes of the same rank that it waits for, control dependencies first
+    duration: float  # [s], in whole microseconds
+    # such as ``comm_size``, ``comm_dst``, ``pg_name``; lists of them as tuples
     attributes: Mapping[str, Any]
-    inputs: str = ""
+    inputs: str = ""  # values of its inputs as text, which metadata keeps groups in
 
     def text(self, name: str) -> str:
         """An attribute as text; empty where there is none."""
@@ -96,14 +83,8 @@ def _siblings(path: Path) -> dict[int, Path]:
 
 
 def read_rank(path: Path) -> tuple[str, list[Node]]:
-    """Version of the schema and nodes of one rank.
-
-    Raises
-    ------
-    FormatError
-        If the file is cut, too large, or ids are not its own.
-    MissingExtraError
-        If protobuf is not installed.
+    """Version of the schema and nodes of one rank. FormatError if the file is cut, too large, or
+    ids are not its own; MissingExtraError if protobuf is not installed.
     """
     content = read_bytes(path, needed="the trace of one rank", error=FormatError, largest=LARGEST)
     if not content:
@@ -151,30 +132,17 @@ def _value(attribute: Any) -> object:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trace:
-    """Execution traces of all ranks of a job.
-
-    Parameters
-    ----------
-    version : str
-        Of the schema.
-    ranks : tuple of list of Node
-        Nodes of each rank, as its file lists them.
-    groups : mapping of str to tuple of int
-        Members of every group by name, of the JSON beside the files or of metadata in them.
-    """
+    """Execution traces of all ranks of a job."""
 
     files: tuple[str, ...]
-    version: str
-    ranks: tuple[list[Node], ...]
+    version: str  # of the schema
+    ranks: tuple[list[Node], ...]  # nodes of each rank, as its file lists them
+    # members of every group by name, of the JSON beside the files or of metadata in them
     groups: Mapping[str, tuple[int, ...]]
 
     def members(self, node: Node) -> tuple[int, ...]:
         """Ranks that take part in a collective: its group, or everyone where it names none.
-
-        Raises
-        ------
-        FormatError
-            If nothing says who is in the group, or it has a rank that there is not.
+        FormatError if nothing says who is in the group, or it has a rank that there is not.
         """
         name = node.text("pg_name")
         if not name or not self.groups:
@@ -192,12 +160,8 @@ class Trace:
 
 
 def read_ranks(path: Path) -> Trace:
-    """Read the traces of all ranks, found beside any one of them or in a folder.
-
-    Raises
-    ------
-    FormatError
-        If a rank is missing or cut.
+    """Read the traces of all ranks, found beside any one of them or in a folder. FormatError if a
+    rank is missing or cut.
     """
     files = _siblings(path)
     if not files:

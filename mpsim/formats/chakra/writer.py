@@ -72,17 +72,9 @@ def write_chakra(prepared: Prepared, folder: str | Path, *, prefix: str | None =
 def chakra_files(prepared: Prepared, *, prefix: str | None = None) -> Exported:
     """Execution trace of every rank of a training step, see `mpsim.prepare`, and then its groups.
 
-    Parameters
-    ----------
-    prefix : str, optional
-        Files are named ``PREFIX.RANK.et`` and ``PREFIX.comm_group.json``; the scenario's name by default.
-
-    Raises
-    ------
-    ScenarioError
-        If replicas differ from each other, or there would be too many nodes.
-    MissingExtraError
-        If protobuf is not installed.
+    `prefix`: files are named ``PREFIX.RANK.et`` and ``PREFIX.comm_group.json``; the scenario's name
+    by default. ScenarioError if replicas differ from each other, or there would be too many nodes;
+    MissingExtraError if protobuf is not installed.
     """
     plan, program = prepared.plan, prepared.program
     name = safe_name(prefix or prepared.scenario.name)

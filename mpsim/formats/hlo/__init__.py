@@ -28,14 +28,8 @@ _BEGINS: Final = re.compile(r"^HloModule\s", re.MULTILINE)
 
 
 def read_module(path: Path) -> Module:
-    """Read the text of a compiled module, packed or not.
-
-    Raises
-    ------
-    FormatError
-        If it is cut, has no entry, or is a module from before partitioning.
-    CalibrationError
-        If it is no text.
+    """Read the text of a compiled module, packed or not. FormatError if it is cut, has no entry, or
+    is a module from before partitioning; CalibrationError if it is no text.
     """
     text = read_text(path, needed="HLO text", largest=LARGEST)
     if re.search(r"^[ \t]*(module @|func\.func|stablehlo\.)", text[:10_000], re.MULTILINE):
@@ -48,11 +42,7 @@ def read_module(path: Path) -> Module:
 
 def _read_facts(head: Head, options: Options) -> Recorded:
     """Read what a compiled module states, and the program it is where a cluster is named.
-
-    Raises
-    ------
-    FormatError
-        If it is cut, has no entry, or groups in no known spelling.
+    FormatError if it is cut, has no entry, or groups in no known spelling.
     """
     module = read_module(head.path)
     if options.cluster is None:
@@ -65,11 +55,7 @@ def _read_facts(head: Head, options: Options) -> Recorded:
 
 def facts_of(module: Module, path: Path) -> Recorded:
     """Facts of a compiled module: FLOPs of one device, collectives with bytes and groups.
-
-    Raises
-    ------
-    FormatError
-        If groups are in no known spelling.
+    FormatError if groups are in no known spelling.
     """
     flops, collectives, warnings = 0, [], dict[str, None]()
     carried: dict[str, bool] = {}  # long computations hold many collectives

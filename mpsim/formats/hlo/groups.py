@@ -30,19 +30,8 @@ _MESH = re.compile(
 def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
     """Groups of a collective, expanded, of any of the three spellings.
 
-    Parameters
-    ----------
-    rest : str
-        Its attributes.
-    devices : int
-        Of the module; ``{}`` means all of them.
-    file : str
-        What complaints call it.
-
-    Raises
-    ------
-    FormatError
-        If there are groups and they are in none of the spellings.
+    `rest`: its attributes. `devices`: of the module; ``{}`` means all of them. `file`: what
+    complaints call it. FormatError if there are groups and they are in none of the spellings.
 
     Examples
     --------

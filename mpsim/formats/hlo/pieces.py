@@ -14,27 +14,18 @@ Ints = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Rows of a computation, N of them, with what they wait for inside it.
+    """Rows of a computation, N of them, with what they wait for inside it."""
 
-    Parameters
-    ----------
-    columns : int[5, N]
-        Number of the price; kind by the vocabulary; axis, or -1; phase; label.
-    times : float64[N]
-        Executions that the row stands for.
-    entries, exits : int64[...]
-        Rows that wait for what comes before, and those that what follows waits for.
-    first, last : mapping of queue to row
-        The first and the last of each queue.
-    """
-
+    # int[5, N], number of the price; kind by the vocabulary; axis, or -1; phase; label
     columns: Ints
-    times: NDArray[np.float64]
+    times: NDArray[np.float64]  # float64[N], executions that the row stands for
     row: Ints
     on: Ints
+    # entries, exits: int64[...], rows that wait for what comes before, and those that what follows
+    # waits for
     entries: Ints
     exits: Ints
-    first: dict[str, int]
+    first: dict[str, int]  # first, last: the first and the last of each queue
     last: dict[str, int]
 
     def __len__(self) -> int:

@@ -86,12 +86,10 @@ Ints = NDArray[np.int64]
 
 
 def hlo_program(module: Module, cluster: Cluster, path: Path) -> Recorded:
-    """Facts of a compiled module with its program, priced on a cluster, device i on accelerator i, as one rank class that stands for all devices.
+    """Facts of a compiled module with its program, priced on a cluster, device i on accelerator i,
+    as one rank class that stands for all devices.
 
-    Raises
-    ------
-    FormatError
-        If it runs nothing, or groups name devices that it does not have.
+    FormatError if it runs nothing, or groups name devices that it does not have.
     """
     recorded = facts_of(module, path)
     builder = _Builder(module, cluster, str(path))
@@ -135,20 +133,12 @@ class _Wrapped(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Cost:
-    """Cost of a row: a kernel by its work, or communication by its price.
-
-    Parameters
-    ----------
-    collective : str
-        As the cost models call it; empty for a kernel.
-    size : float
-        Whole tensor of a collective [B].
-    """
+    """Cost of a row: a kernel by its work, or communication by its price."""
 
     work: Work = _NOTHING
     price: Price | None = None
-    collective: str = ""
-    size: float = 0.0
+    collective: str = ""  # as the cost models call it; empty for a kernel
+    size: float = 0.0  # whole tensor of a collective [B]
 
 
 class _Builder:

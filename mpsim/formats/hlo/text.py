@@ -71,25 +71,14 @@ _TRIPS = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)'
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instruction:
-    """One line of a computation.
-
-    Parameters
-    ----------
-    kind : str
-        Its opcode.
-    type : str
-        Type of its result as written.
-    operands : tuple of (str, str)
-        Name of each operand, and its type where the printer writes it.
-    rest : str
-        Attributes; of a parameter or a constant what stands in its parentheses as well.
-    """
+    """One line of a computation."""
 
     name: str
-    kind: str
-    type: str
+    kind: str  # its opcode
+    type: str  # type of its result as written
+    # name of each operand, and its type where the printer writes it
     operands: tuple[tuple[str, str], ...]
-    rest: str
+    rest: str  # attributes; of a parameter or a constant what stands in its parentheses as well
 
     @property
     def collective(self) -> str:
@@ -112,26 +101,16 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Module:
-    """A compiled module.
-
-    Parameters
-    ----------
-    devices : int
-        Partitions times replicas.
-    computations : mapping of str to mapping of str to Instruction
-        Instructions of every computation by name, in their order.
-    partitions : int
-        Devices that divide one replica among them.
-    roots : mapping of str to str
-        Name of the instruction that each computation returns.
-    """
+    """A compiled module."""
 
     name: str
-    devices: int
+    devices: int  # partitions times replicas
+    # instructions of every computation by name, in their order
     computations: Mapping[str, Mapping[str, Instruction]]
     entry: str
     is_scheduled: bool
-    partitions: int = 1
+    partitions: int = 1  # devices that divide one replica among them
+    # name of the instruction that each computation returns
     roots: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def lines(self, computation: str) -> Collection[Instruction]:
@@ -253,12 +232,8 @@ def _bits(dtype: str) -> int:
 
 
 def parse_module(text: str, file: str) -> Module:
-    """A module of its text; complaints call it `file`.
-
-    Raises
-    ------
-    FormatError
-        If it has no entry, or breaks off inside a computation.
+    """A module of its text; complaints call it `file`. FormatError if it has no entry, or breaks
+    off inside a computation.
     """
     if re.search(rf"\d{{{_LONGEST_NUMBER}}}", text):
         raise FormatError(f"{file}: a number of over {_LONGEST_NUMBER} digits; the file is damaged")

@@ -40,21 +40,13 @@ _BACKWARD_PRODUCTS: Final = 2.5  # of fused attention: five products where the f
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product.
+    """A matrix product."""
 
-    Parameters
-    ----------
-    m, n, k, batch : int
-        (batch x) (m, k) @ (k, n).
-    dtype : str
-        Of its left operand, as HLO names it.
-    """
-
-    m: int
+    m: int  # m, n, k, batch: (batch x) (m, k) @ (k, n)
     n: int
     k: int
     batch: int
-    dtype: str
+    dtype: str  # of its left operand, as HLO names it
 
     @property
     def flops(self) -> int:
@@ -64,18 +56,11 @@ class Product:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one instruction on one device.
-
-    Parameters
-    ----------
-    moved : float
-        Read from and written to device memory [B].
-    known : bool
-        False where it is a call of somebody's code of which only the operands are known.
-    """
+    """Work of one instruction on one device."""
 
     products: tuple[Product, ...]
-    moved: float
+    moved: float  # read from and written to device memory [B]
+    # false where it is a call of somebody's code of which only the operands are known
     known: bool = True
 
     @property
@@ -195,12 +180,8 @@ def _valid_places(
 ) -> int:
     """Pairs of an output and a place of the window that meet an input, along one dimension.
 
-    Parameters
-    ----------
-    size, window, outputs : int
-        Of input, window and output.
-    before, spread, apart : int
-        Padding before the input, distance of inputs, distance of places of the window.
+    `size`, `window` and `outputs`: of input, window and output. `before`, `spread` and `apart`:
+    padding before the input, distance of inputs, distance of places of the window.
 
     Examples
     --------
