@@ -73,7 +73,7 @@ class Autoscaler:
         self._begun.clear()
 
     def _load(self, number: int) -> int:
-        return sum(lane.engine.load for lane in self._instances[number])
+        return sum(lane.load for lane in self._instances[number])
 
     def _start(self, count: int) -> None:
         """Start instances: first those that still drain, then others."""

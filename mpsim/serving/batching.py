@@ -70,17 +70,29 @@ class Batch(NamedTuple):
 
 
 class Iteration:
-    """Work of one iteration, and the requests whose first prompt token and whose last are in it."""
+    """Work of one iteration, and the requests whose first prompt token and whose last are in it.
 
-    __slots__ = ("context", "decodes", "done", "pairs", "prompt_tokens", "started")
+    Parameters
+    ----------
+    parts : sequence of (Engine, Iteration)
+        Iterations of engines that run together, whose sum it is.
+    """
 
-    def __init__(self) -> None:
-        self.decodes = 0
-        self.context = 0
-        self.prompt_tokens = 0
+    __slots__ = ("context", "decodes", "done", "pairs", "parts", "prompt_tokens", "started")
+
+    def __init__(self, parts: Sequence[tuple[Engine, Iteration]] = ()) -> None:
+        self.parts = parts
+        self.decodes = self.context = self.prompt_tokens = 0
         self.pairs = 0.0
         self.started: list[int] = []
         self.done: list[int] = []
+        for _, part in parts:
+            self.decodes += part.decodes
+            self.context += part.context
+            self.prompt_tokens += part.prompt_tokens
+            self.pairs += part.pairs
+            self.started += part.started
+            self.done += part.done
 
     @property
     def batch(self) -> Batch:

@@ -1,4 +1,9 @@
-"""A lane: one engine of a service with what paces and wakes it, and the times of its iterations."""
+"""A lane: one batch of a service with what paces and wakes it, and the times of its iterations.
+
+Ranks of an instance that keep requests of their own and meet in the experts are engines whose
+iterations begin and end together: a request joins the one with the least load, and all wait for the
+busiest in every layer; one without work takes part with nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,6 @@ from numpy.typing import NDArray
 
 from mpsim.serving.batching import Batch, Engine, Iteration
 from mpsim.serving.prices import IterationPrices
-from mpsim.serving.ranks import AttentionRanks, JointIteration
 
 __all__ = ["LONGEST_JUMP", "Lane", "within"]
 
@@ -26,13 +30,13 @@ _COUNTING = np.arange(LONGEST_JUMP)
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Lane:
-    """One engine, or the ranks of an instance that act as one, with what wakes it."""
+    """One engine, or those of the ranks of an instance that act as one, with what wakes it."""
 
     number: int
     pool: int
     prices: IterationPrices
-    engine: Engine | AttentionRanks
-    pace: float
+    engines: tuple[Engine, ...]
+    pace: float = 1.0
     down: int = 0  # outages under way
     closed: bool = False  # to requests that come
     touched: Callable[[], None] | None = None  # of several stages: who sees to it
@@ -41,54 +45,100 @@ class Lane:
     arrived: list[int] = dataclasses.field(default_factory=list)
 
     @property
-    def engines(self) -> tuple[Engine, ...]:
-        """Its engines: one, or one a rank."""
-        return self.engine.engines if isinstance(self.engine, AttentionRanks) else (self.engine,)
+    def load(self) -> int:
+        """Requests that it has, waiting ones included."""
+        return sum(engine.load for engine in self.engines)
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Sequences that decode, tokens of their contexts together, and blocks held by requests."""
+        decodes = context = used = 0
+        for engine in self.engines:
+            decodes += engine.decodes
+            context += engine.context
+            used += engine.used
+        return decodes, context, used
+
+    @property
+    def waits_for(self) -> str:
+        """The reason for which nothing can run; empty where it has no requests."""
+        return max(engine.waits_for for engine in self.engines)  # a transfer before the cache
+
+    def join(self) -> Engine:
+        """The engine that a request joins."""
+        return min(self.engines, key=lambda engine: engine.load)
+
+    def holder(self, request: int) -> Engine:
+        """The engine that holds blocks for a request."""
+        return next(engine for engine in self.engines if request in engine.cache.held)
+
+    def next(self) -> Iteration | None:
+        """Form its next iteration; None where nothing can run, or it went down as it waited to."""
+        if self.down:
+            return None
+        formed = [(engine, engine.next()) for engine in self.engines]
+        if len(formed) == 1:
+            return formed[0][1]
+        parts = [(engine, part) for engine, part in formed if part is not None]
+        return Iteration(parts) if parts else None
+
+    def finish(self, iteration: Iteration) -> tuple[list[int], list[int]]:
+        """End an iteration; requests that gave their first token, and those that gave their last."""
+        first: list[int] = []
+        last: list[int] = []
+        for engine, part in iteration.parts or ((self.engines[0], iteration),):
+            begun, ended = engine.finish(part)
+            first += begun
+            last += ended
+        return first, last
+
+    def steady(self) -> int:
+        """How many decoding iterations can follow in which no engine has to decide anything."""
+        return min((engine.steady() for engine in self.engines if not engine.rests), default=0)
+
+    def jump(self, steps: int) -> None:
+        """Pass so many decoding iterations as `steady` allows."""
+        for engine in self.engines:
+            if engine.decodes:
+                engine.jump(steps)
 
     def seconds(self, iteration: Iteration) -> float:
         """Time of an iteration [s]."""
-        if isinstance(iteration, JointIteration):
-            loads = [part.batch for _, part in iteration.parts]
-            return self.pace * float(self.prices.apart_seconds(loads, len(iteration.done)))
-        return self.pace * float(self.prices.seconds(iteration.batch, len(iteration.done)))
-
-    def next(self) -> Iteration | None:
-        """Its next iteration; None where nothing can run, or it went down as it waited to."""
-        return None if self.down else self.engine.next()
+        prompts = len(iteration.done)
+        if not iteration.parts:
+            return self.pace * float(self.prices.seconds(iteration.batch, prompts))
+        loads = [part.batch for _, part in iteration.parts]
+        return self.pace * float(self.prices.apart_seconds(loads, prompts))
 
     def line(self) -> tuple[float, float] | None:
         """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""
-        engine = self.engine
-        if isinstance(engine, AttentionRanks) or not engine.decoding.even:
+        engine = self.engines[0]
+        if len(self.engines) > 1 or not engine.decoding.even:
             return None
         line = self.prices.decoding(engine.decodes, engine.context)
         return None if line is None else (self.pace * line[0], self.pace * line[1])
 
     def seconds_ahead(self, steps: int) -> Floats:
         """Times of so many decoding iterations from now on, in which nothing begins or ends [s]."""
-        engine, ahead = self.engine, _COUNTING[:steps]
-        if isinstance(engine, AttentionRanks):
-            loads = [
-                Batch(rank.decodes, _contexts(rank, ahead))
-                for rank in engine.engines
-                if rank.decodes
-            ]
+        ahead = _COUNTING[:steps]
+        loads = [Batch(e.decodes, _contexts(e, ahead)) for e in self.engines if e.decodes]
+        if len(self.engines) > 1:
             return self.pace * np.asarray(self.prices.apart_seconds(loads, 0))
-        batch = Batch(engine.decodes, _contexts(engine, ahead))
-        return self.pace * np.asarray(self.prices.seconds(batch))
+        return self.pace * np.asarray(self.prices.seconds(loads[0]))
 
     def stages_ahead(self, steps: int) -> tuple[list[float], list[float]]:
         """Times of so many decoding iterations, and of their first stages, which others wait for [s]."""
-        batch = Batch(self.engine.decodes, self.engine.context)
+        decodes, tokens, _ = self.state
         if (line := self.line()) is not None:
-            (first, more), stage = line, self.pace * float(self.prices.stage_seconds(batch))
+            stage = self.pace * float(self.prices.stage_seconds(Batch(decodes, tokens)))
+            first, more = line
             slope = more / (self.prices.work.pp * self.prices.engine.slowdown)
             seconds = [first + more * number for number in range(steps)]
             stages = [stage + slope * number for number in range(steps)]
         else:
             ahead = _COUNTING[:steps]
             context: Floats = sum((_contexts(e, ahead) for e in self.engines), np.zeros(steps))
-            whole = self.prices.stage_seconds(batch._replace(context=context))
+            whole = self.prices.stage_seconds(Batch(decodes, context))
             seconds = self.seconds_ahead(steps).tolist()
             stages = (self.pace * np.broadcast_to(whole, steps)).tolist()
         return seconds, [min(*pair) for pair in zip(stages, seconds, strict=True)]

@@ -27,7 +27,6 @@ from mpsim.serving.entrance import AHEAD, Entrance, Passed, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
 from mpsim.serving.many import Folded, Window
 from mpsim.serving.pools import Handover, Pool
-from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 from mpsim.serving.stream import Stream
@@ -191,7 +190,7 @@ class Service:
         output = [1] * self._count if computes else self._output
         lanes: list[Lane] = []
         for number in range(pool.lanes):
-            ranks = [
+            ranks = tuple(
                 Engine(
                     pool.rank_rules,
                     pool.blocks // (stages * pool.ranks),
@@ -204,11 +203,9 @@ class Service:
                     longest=1 if computes else self._longest,
                 )
                 for _ in range(pool.ranks)
-            ]
-            engine = ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
-            lanes.append(
-                Lane(first + number, place, pool.prices, engine, pool.pace(number // stages))
             )
+            pace = pool.pace(number // stages)
+            lanes.append(Lane(first + number, place, pool.prices, ranks, pace))
         return lanes
 
     def _instances(self, place: int) -> list[list[Lane]]:
@@ -365,7 +362,7 @@ class Service:
 
     def _empty(self, lane: Lane) -> None:
         """Hand the requests of an instance that is down to others: what they had generated is computed again."""
-        lost = lane.engine.clear()
+        lost = [entry for engine in lane.engines for entry in engine.clear()]
         self._moved += len(lost)
         self._resettle(lost)
 
@@ -381,7 +378,7 @@ class Service:
         if lane is None:
             self._homeless.append((request, generated))
             return
-        lane.engine.enter(request, generated)
+        lane.join().enter(request, generated)
         lane.wake()
 
     def _choose(self, lanes: Sequence[Lane], turn: int, request: int) -> Lane | None:
@@ -392,7 +389,7 @@ class Service:
                 return None
         if self._routing == "round-robin" or len(lanes) == 1:
             return lanes[turn % len(lanes)]
-        loads = [lane.engine.load for lane in lanes]
+        loads = [lane.load for lane in lanes]
         if self._routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
             cached = [max(e.cache.cached(request) for e in lane.engines) for lane in lanes]
             units = self._hashes[request] if self._hashes else ()
@@ -414,7 +411,7 @@ class Service:
 
     def _work(self, lane: Lane) -> Events:
         """Run one engine, iteration after iteration, as long as something comes."""
-        env, engine = self._env, lane.engine
+        env = self._env
         while True:
             if lane.down:
                 self._empty(lane)
@@ -427,26 +424,27 @@ class Service:
                 continue
             yield env.timeout(self._begin(lane, iteration))
             self._finish(lane, iteration)
-            if (steps := engine.steady()) > 1:
+            if (steps := lane.steady()) > 1:
                 yield from self._go_on(lane, steps)
                 self._end = env.now
 
     def _begin(self, lane: Lane, iteration: Iteration) -> float:
         """Write down an iteration that begins; its seconds."""
-        now, engine = self._env.now, lane.engine
+        now = self._env.now
         for started in iteration.started:
             # a preempted request starts again: the first time counts
             if math.isnan(self._started[started]):
                 self._started[started] = now
         seconds = lane.seconds(iteration)
-        work = (iteration.decodes, iteration.context, iteration.prompt_tokens, engine.used)
+        used = lane.state[2]
+        work = (iteration.decodes, iteration.context, iteration.prompt_tokens, used)
         self._rows.append((now, seconds, 1, *work, lane.number, seconds))
         return seconds
 
     def _finish(self, lane: Lane, iteration: Iteration) -> None:
         """End an iteration, and take up what came during it."""
         self._end = self._env.now
-        self._note(lane, *lane.engine.finish(iteration))
+        self._note(lane, *lane.finish(iteration))
         self._take_up(lane)
 
     def _work_in_stages(self, staged: _Staged) -> Events:
@@ -482,14 +480,14 @@ class Service:
         """Let a batch whose turn it is enter the first stage, or sleep."""
         lane, door = staged.lanes[who], staged.door
         self._take_up(lane)
-        if (steps := min(lane.engine.steady(), AHEAD)) > 0:
+        if (steps := min(lane.steady(), AHEAD)) > 0:
             door.plan(who, *lane.stages_ahead(steps))
         elif (iteration := lane.next()) is not None:
             staged.flights[who], spent = iteration, self._begin(lane, iteration)
             stage = lane.pace * float(lane.prices.stage_seconds(iteration.batch))
             door.enter(who, self._env.now, spent, min(stage, spent))
         else:
-            staged.sleep(who, lane.engine.waits_for)
+            staged.sleep(who, lane.waits_for)
 
     def _pass_on(self, lane: Lane, passed: Passed) -> None:
         """Write down iterations that a batch of several passed without a decision; between them it may have waited to enter."""
@@ -511,7 +509,7 @@ class Service:
         """Wait until something changes, and note what for; a batch that went down has that to do first."""
         if lane.down and not why:
             return
-        begin, reason = self._env.now, why or lane.engine.waits_for
+        begin, reason = self._env.now, why or lane.waits_for
         lane.nudge = self._env.event()
         yield lane.nudge
         if reason:
@@ -543,10 +541,10 @@ class Service:
         self, lane: Lane, steps: int, seconds: float, begin: float, end: float | None = None
     ) -> float:
         """Write down iterations that are passed at once, to their `end` where they waited between; their seconds."""
-        engine, span = lane.engine, seconds if end is None else end - begin
-        work = (engine.decodes, engine.context, 0, engine.used, lane.number)
-        self._rows.append((begin, seconds, steps, *work, span))
-        engine.jump(steps)
+        span = seconds if end is None else end - begin
+        decodes, context, used = lane.state
+        self._rows.append((begin, seconds, steps, decodes, context, 0, used, lane.number, span))
+        lane.jump(steps)
         return seconds
 
     def _note(self, lane: Lane, first: Sequence[int], last: Sequence[int]) -> None:
@@ -557,7 +555,7 @@ class Service:
                 if not handover.samples_first:
                     self._first[request] = now
                 if self._output[request] == 1 and not handover.samples_first:
-                    lane.engine.release(request)
+                    lane.holder(request).release(request)
                     self._ended(request)
                 else:
                     self._offer(lane, request)
@@ -609,19 +607,19 @@ class Service:
         assert target is not None, "pools have no outages"
         self._handed += 1
         self._computed[request] = lane
-        target.engine.offer(request)
+        target.join().offer(request)
         target.wake()
 
     def _take_up(self, lane: Lane) -> None:
         """Let requests decode whose keys and values have come, and fetch those of others."""
-        handover, engine = self._handover, lane.engine
+        handover = self._handover
         if not lane.pool:
             return
         assert handover is not None, "only a pool that decodes takes requests up"
         for request in lane.arrived:
-            engine.land(request)
+            lane.holder(request).land(request)
         lane.arrived.clear()
-        for request in engine.accept():
+        for request in [r for engine in lane.engines for r in engine.accept()]:
             source = self._computed.pop(request)
             stages = [pool.prices.work.pp for pool in self._pools]
             here = source.number // stages[0]
@@ -636,7 +634,7 @@ class Service:
         """Keys and values of a request have come."""
         source, target, move = self._under_way.pop(request)
         self._moves[move][4] = self._env.now
-        source.engine.release(request)
+        source.holder(request).release(request)
         source.wake()
         target.arrived.append(request)
         target.wake()

@@ -15,9 +15,9 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.batching import Batch, BatchRules, Engine
 from mpsim.serving.engines import engine, override
+from mpsim.serving.lane import Lane
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
-from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import measurable
 from mpsim.serving.service import Service
@@ -65,9 +65,10 @@ def test_all_ranks_wait_for_the_busiest():
 
 def test_a_request_joins_the_rank_with_the_least_load():
     rules = BatchRules(block=4)
-    ranks = AttentionRanks([Engine(rules, 100, [8] * 5, [4] * 5) for _ in range(2)])
+    engines = tuple(Engine(rules, 100, [8] * 5, [4] * 5) for _ in range(2))
+    ranks = Lane(0, 0, _plan().prices, engines)
     for request in range(5):
-        ranks.enter(request)
+        ranks.join().enter(request)
     assert [rank.load for rank in ranks.engines] == [3, 2]
     iteration = ranks.next()
     assert iteration.prompt_tokens == 40
@@ -75,7 +76,7 @@ def test_a_request_joins_the_rank_with_the_least_load():
     first, last = ranks.finish(iteration)
     assert sorted(first) == [0, 1, 2, 3, 4]
     assert last == []
-    assert ranks.decodes == 5
+    assert ranks.state[0] == 5
 
 
 @settings(max_examples=40, deadline=None)
@@ -105,7 +106,7 @@ def test_iterations_passed_at_once_are_those_one_after_the_other(monkeypatch):
         np.sort(random.uniform(0, 1, 60)), random.integers(50, 900, 60), random.integers(2, 80, 60)
     )
     folded = _serve(plan, requests)
-    monkeypatch.setattr(AttentionRanks, "steady", lambda self: 0)
+    monkeypatch.setattr(Lane, "steady", lambda self: 0)
     single = _serve(plan, requests)
     assert len(single.steps["start"]) > len(folded.steps["start"])
     assert folded.last == pytest.approx(single.last, rel=1e-9)
