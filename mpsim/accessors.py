@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Drawable", "Drawn", "call", "chart", "offer"]
-
 
 class Drawn(Protocol):
     """A picture, as packages to the left of pictures know it: it can be written to a file."""

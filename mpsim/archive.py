@@ -33,8 +33,6 @@ from mpsim.stamp import stamp
 if TYPE_CHECKING:
     import zipfile
 
-__all__ = ["Archive", "Saved", "is_archive", "save"]
-
 T = TypeVar("T")
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 """Data of the document."""

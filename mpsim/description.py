@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from mpsim.nouns import dimensions
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["Description", "Figure", "describe_fields"]
-
 _HIDDEN = frozenset({"sources", "source", "as_of"})  # told beside each figure instead
 _RECALLED = "recalled"
 

@@ -21,13 +21,6 @@ from mpsim.errors import Problem, ScenarioError
 from mpsim.inputs import read_bytes, shown
 from mpsim.scalars import resolve
 
-__all__ = [
-    "Document",
-    "parse_document",
-    "parse_scalar",
-    "read_document",
-]
-
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 48
 MAX_VALUES: Final = 100_000  # after aliases are expanded

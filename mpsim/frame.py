@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-__all__ = ["Tabular", "to_frame"]
-
 
 def to_frame(
     rows: Sequence[Mapping[str, object]] | Mapping[str, Sequence[object] | NDArray[np.generic]],

@@ -25,24 +25,6 @@ from mpsim.errors import MpsimError, Problem, ScenarioError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = [
-    "RECORDING",
-    "TEXT",
-    "check_regular",
-    "hash_file",
-    "open_input",
-    "open_regular",
-    "open_text",
-    "parse_json",
-    "read_bytes",
-    "read_cells",
-    "read_json",
-    "read_lines",
-    "read_text",
-    "refusal",
-    "shown",
-]
-
 TEXT: Final = 1 << 28
 """Bytes of a file that is read whole."""
 DOCUMENT: Final = 1 << 25

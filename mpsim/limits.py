@@ -12,17 +12,6 @@ from typing import Final
 
 from mpsim.errors import TooLargeError
 
-__all__ = [
-    "MEMORY_LIMIT",
-    "POINT_LIMIT",
-    "TIME_LIMIT",
-    "is_unlimited",
-    "refuse_large",
-    "rough_time",
-    "set_unlimited",
-    "unlimited",
-]
-
 MEMORY_LIMIT: Final = 2e9
 """Memory of one simulation [B]."""
 TIME_LIMIT: Final = 60.0

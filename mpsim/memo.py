@@ -14,8 +14,6 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
 
-__all__ = ["Memo", "forget", "remembered", "usage"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 K = TypeVar("K")

@@ -20,32 +20,6 @@ if TYPE_CHECKING:
     import pydantic
     from pydantic_core import ErrorDetails, core_schema
 
-__all__ = [
-    "TYPES",
-    "Bandwidth",
-    "Bytes",
-    "Count",
-    "Factor",
-    "Finite",
-    "Flag",
-    "FlopRate",
-    "Frequency",
-    "Mistake",
-    "MistakenError",
-    "Number",
-    "Plain",
-    "Power",
-    "PriceRate",
-    "Quantity",
-    "Scalar",
-    "Seconds",
-    "Share",
-    "Whole",
-    "dimensions",
-    "markers",
-    "read",
-]
-
 T = TypeVar("T")
 _KINDS = 64  # nouns whose validators stay built
 TYPES: Mapping[str, str] = {
@@ -109,10 +83,7 @@ class _Scalar:
     def __get_pydantic_core_schema__(
         self, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return {
-            "type": "function-plain",
-            "function": {"type": "no-info", "function": self.check},
-        }
+        return {"type": "function-plain", "function": {"type": "no-info", "function": self.check}}
 
     def check(self, value: object) -> object:
         """The value as it is, unless it is a list or a mapping."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["printable", "safe_name", "whole", "write_whole"]
-
 _UNSAFE: Final = re.compile(r"[^\w.+=@-]+")
 _LONGEST: Final = 100  # characters of a file's name made from somebody's text
 _CONTROL: Final = {

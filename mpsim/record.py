@@ -8,8 +8,6 @@ from typing import Final, TypeVar
 from mpsim.errors import MpsimError
 from mpsim.inputs import shown
 
-__all__ = ["MOST", "Record"]
-
 MOST: Final = 1 << 63
 """Bound of whole numbers in files: what is larger is damage, and fits no array."""
 T = TypeVar("T")

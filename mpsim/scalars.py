@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-__all__ = ["Scalar", "resolve"]
-
 Scalar: TypeAlias = str | int | float | bool | None
 
 MAX_DIGITS: Final = 400  # of one number; a double has 309 before its point

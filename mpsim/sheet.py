@@ -13,8 +13,6 @@ from typing import Final
 from mpsim.output import printable
 from mpsim.table import WIDTH, lay_out
 
-__all__ = ["BRIEF", "Section", "Sheet", "Shown"]
-
 BRIEF: Final = 2900
 """Most characters of the representation of a value: one that is typed at a prompt must not flood it."""
 _ROWS: Final = (100, 50, 30, 24, 20, 16, 12, 8, 5, 3, 1)

@@ -20,8 +20,6 @@ from mpsim import scalars
 from mpsim.memo import remembered
 from mpsim.scalars import resolve
 
-__all__ = ["load_catalog", "read_shipped"]
-
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

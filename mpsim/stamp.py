@@ -10,8 +10,6 @@ from typing import Final
 from mpsim.memo import remembered
 from mpsim.version import __version__
 
-__all__ = ["stamp"]
-
 _SHORT: Final = 12  # digits of the digest that are shown
 _ENDINGS: Final = (".py", ".yaml", ".json", ".csv")
 

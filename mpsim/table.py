@@ -13,8 +13,6 @@ from typing import Final
 
 from mpsim.output import printable
 
-__all__ = ["RULE", "WIDTH", "lay_out", "plural"]
-
 WIDTH: Final = 100
 """Columns of a page that is no terminal: what people read, mail and paste without scrolling sideways."""
 RULE: Final = "\u2500"

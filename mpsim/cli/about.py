@@ -12,8 +12,6 @@ import mpsim
 from mpsim.stamp import stamp
 from mpsim.version import __version__
 
-__all__ = ["about"]
-
 _DATE: Final = re.compile(r"""as_of["']?:\s*["']?(\d{4}(?:-\d\d){0,2})""")
 _WIDTH: Final = 14
 

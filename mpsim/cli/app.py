@@ -26,15 +26,8 @@ from typer.core import TyperCommand, TyperGroup
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
 from mpsim.cli.options import unfold
 from mpsim.cli.progress import working
-from mpsim.errors import (
-    CalibrationError,
-    DeadlockError,
-    MissingExtraError,
-    MpsimError,
-)
+from mpsim.errors import CalibrationError, DeadlockError, MissingExtraError, MpsimError
 from mpsim.version import __version__
-
-__all__ = ["COMMANDS", "GROUPS", "application", "command_of", "execute"]
 
 P = ParamSpec("P")
 _DEBUG: contextvars.ContextVar[bool] = contextvars.ContextVar("debug", default=False)

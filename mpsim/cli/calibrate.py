@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from mpsim.calibrate import Calibrated, Score
     from mpsim.scenario import Scenario
 
-__all__ = ["calibrate"]
-
 COLUMNS = ("what", "form", "points", "error", "held out", "error", "worst", "noise")
 
 
@@ -28,7 +26,7 @@ def calibrate(
         list[Path] | None,
         typer.Argument(
             help="Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or as CSV; "
-            "of repeated ones the quietest counts. Or tables of measured services on one accelerator.",
+            "of repeated ones the quietest counts. Or tables of measured services on one accelerator."
         ),
     ] = None,
     recorded: Annotated[
@@ -42,8 +40,7 @@ def calibrate(
         Path | None, option("--scenario FILE", "Scenario of the run that --from recorded.")
     ] = None,
     out: Annotated[
-        Path,
-        option("--out -o", "The machine file to write.", callback=check_file),
+        Path, option("--out -o", "The machine file to write.", callback=check_file)
     ] = Path("machine.yaml"),
     name: Annotated[
         str, typer.Option("--name", help="Name of the machine; left out: that of its device.")

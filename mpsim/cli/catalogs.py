@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from mpsim.description import Description
 
-__all__ = ["HEEDED", "KERNEL", "Catalog", "shelf"]
-
 
 class Catalog(enum.StrEnum):
     """Catalogs that can be shown."""

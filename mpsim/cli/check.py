@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mpsim.serving import ServicePlan
     from mpsim.simulate import Prepared
 
-__all__ = ["check"]
-
 
 def check(
     file: Annotated[Path, typer.Argument(help="Scenario file.")],

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from mpsim.serving import ServiceResult
     from mpsim.study.recorded import RecordedComparison
 
-__all__ = ["compare"]
-
 
 def compare(
     a: Annotated[
@@ -123,12 +121,7 @@ def _is_recording(path: Path) -> bool:
 
 
 def _beside_recording(
-    scenario: Path,
-    recordings: list[Path],
-    reading: Reading,
-    plot: Path | None,
-    *,
-    as_json: bool,
+    scenario: Path, recordings: list[Path], reading: Reading, plot: Path | None, *, as_json: bool
 ) -> None:
     """Set the recorded step beside the simulated one of the scenario."""
     from mpsim.formats.recorded_step import read_recordings, recorded_step

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import typer
 
-__all__ = ["catalogs", "entries", "keys", "templates"]
-
 _DEEPEST = 3  # parts of a key that is proposed
 
 

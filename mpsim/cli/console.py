@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from mpsim.study.design import Design
     from mpsim.study.search import ServiceSearch
 
-__all__ = [
-    "BAD_INPUT",
-    "FAILED",
-    "INTERRUPTED",
-    "draw",
-    "end_early",
-    "note",
-    "print_answer",
-    "print_json",
-    "print_sheet",
-    "print_table",
-    "print_text",
-    "write_table",
-    "wrote",
-]
-
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -12,8 +12,6 @@ from mpsim.cli.console import draw, end_early, note, print_answer, write_table
 from mpsim.cli.options import AsJson, Csv, Plot, Reading, Resume, option, quantity_option
 from mpsim.cli.progress import progress_bar
 
-__all__ = ["design"]
-
 
 def design(
     file: Annotated[Path, typer.Argument(help="Scenario file with a `design:` section.")],

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mpsim.formats import Exported, Writer
     from mpsim.scenario import Scenario
 
-__all__ = ["Emitted", "Target", "refuse_unwritable", "target", "targets", "write_emitted"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:

@@ -12,8 +12,6 @@ from mpsim.cli.options import AsJson, Plot, Reading
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, FormatError, ScenarioError
 
-__all__ = ["explain"]
-
 
 def explain(
     file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario of the run.")],

@@ -11,8 +11,6 @@ import typer
 from mpsim.cli.console import note, print_json, print_text
 from mpsim.cli.options import AsJson, Reading
 
-__all__ = ["explore"]
-
 
 def explore(
     file: Annotated[Path, typer.Argument(help="Scenario file.")],

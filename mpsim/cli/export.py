@@ -11,17 +11,12 @@ from mpsim.cli.console import print_json
 from mpsim.cli.emit import target
 from mpsim.cli.options import AsJson, Reading, option
 
-__all__ = ["export"]
-
 
 def export(
     format: Annotated[  # noqa: A002 - the word of the command line
         str, typer.Argument(metavar="FORMAT", help="Format to write (see 'mpsim show formats').")
     ],
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="SCENARIO", help="Scenario file."),
-    ],
+    file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file.")],
     output: Annotated[
         Path | None,
         option(

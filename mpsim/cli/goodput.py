@@ -10,8 +10,6 @@ import typer
 from mpsim.cli.console import draw, print_json, print_sheet
 from mpsim.cli.options import AsJson, Checkpoints, Plot, Reading, finite, quantity_option
 
-__all__ = ["goodput"]
-
 
 def goodput(
     file: Annotated[Path, typer.Argument(help="Scenario file.")],
@@ -35,12 +33,10 @@ def goodput(
         ),
     ] = None,
     spares: Annotated[
-        int | None,
-        typer.Option("--spares", min=0, help="Spare nodes; left out: one in a hundred."),
+        int | None, typer.Option("--spares", min=0, help="Spare nodes; left out: one in a hundred.")
     ] = None,
     trials: Annotated[
-        int,
-        typer.Option("--trials", min=1, max=100_000, help="Number of trials."),
+        int, typer.Option("--trials", min=1, max=100_000, help="Number of trials.")
     ] = 200,
     seed: Annotated[
         int,
@@ -74,12 +70,7 @@ def goodput(
         in_background=checkpoints.background,
     )
     outcome = simulate_goodput(
-        reliability,
-        checkpoint,
-        interval=checkpoints.interval,
-        days=days,
-        trials=trials,
-        seed=seed,
+        reliability, checkpoint, interval=checkpoints.interval, days=days, trials=trials, seed=seed
     )
     if plot is not None:
         title = f"{name}: {outcome.effective:.2%} of {days:g} days is progress"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mpsim.formats import Imported, Points, Recorded
     from mpsim.formats.execution import Execution
 
-__all__ = ["import_"]
-
 MOST = 10_000_000  # ranks: more is a slip of the keyboard
 
 
@@ -76,7 +74,7 @@ def import_(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Files to read: one configuration, or those of one benchmark or recording.",
+            help="Files to read: one configuration, or those of one benchmark or recording."
         ),
     ],
     onto: Annotated[

@@ -18,8 +18,6 @@ from mpsim.errors import nearest
 if TYPE_CHECKING:
     from mpsim.measured.records import Measured
 
-__all__ = ["measure"]
-
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -33,13 +31,11 @@ class Device(enum.StrEnum):
 
 def measure(
     out: Annotated[
-        Path,
-        option("--out -o", "The file to write.", callback=check_file_and_folder),
+        Path, option("--out -o", "The file to write.", callback=check_file_and_folder)
     ] = Path("measured.jsonl"),
     budget: Annotated[str, option("--budget TIME", "Longest time to measure: 90s, 5m, 1h.")] = "5m",
     only: Annotated[
-        str,
-        option("--only LIST", "Measure only these of kernels,collectives,blocks,steps."),
+        str, option("--only LIST", "Measure only these of kernels,collectives,blocks,steps.")
     ] = "",
     resume: Annotated[
         bool,

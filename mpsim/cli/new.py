@@ -16,8 +16,6 @@ from mpsim.cli.paths import check_file
 from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
 
-__all__ = ["new"]
-
 
 def new(
     file: Annotated[

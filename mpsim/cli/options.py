@@ -26,30 +26,6 @@ from mpsim.units import Dimension, parse_count, parse_quantity
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
 
-__all__ = [
-    "AsJson",
-    "Checkpoints",
-    "Csv",
-    "Emit",
-    "Engine",
-    "MemorySnapshot",
-    "Plot",
-    "Plots",
-    "Reading",
-    "Resume",
-    "Trace",
-    "count",
-    "finite",
-    "option",
-    "pairs",
-    "quantity",
-    "quantity_option",
-    "refuse",
-    "share",
-    "unfold",
-    "values_over",
-]
-
 
 class Engine(enum.StrEnum):
     """Which engine runs the program."""
@@ -119,12 +95,10 @@ def quantity_option(words: str, dimension: str, text: str) -> OptionInfo:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, SI units.")]
 Plot = Annotated[
-    Path | None,
-    option("--plot", "Draw the answer (.png, .svg, .pdf).", callback=check_picture),
+    Path | None, option("--plot", "Draw the answer (.png, .svg, .pdf).", callback=check_picture)
 ]
 Plots = Annotated[
-    Path | None,
-    option("--plots DIR", "Draw every picture into DIR as PNG.", callback=check_folder),
+    Path | None, option("--plots DIR", "Draw every picture into DIR as PNG.", callback=check_folder)
 ]
 Csv = Annotated[Path | None, option("--csv", "Write the table as CSV.", callback=check_file)]
 Trace = Annotated[

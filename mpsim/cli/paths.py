@@ -8,15 +8,6 @@ from pathlib import Path
 
 import typer
 
-__all__ = [
-    "check_file",
-    "check_file_and_folder",
-    "check_folder",
-    "check_page",
-    "check_picture",
-    "check_trace",
-]
-
 
 def check_picture(path: Path | None) -> Path | None:
     """`path` if a picture can be written there."""

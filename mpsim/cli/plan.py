@@ -23,8 +23,6 @@ from mpsim.cli.options import (
 )
 from mpsim.cli.progress import progress_bar
 
-__all__ = ["plan"]
-
 _DAY = 86400.0
 
 
@@ -41,8 +39,7 @@ class Offer(enum.StrEnum):
 def plan(
     file: Annotated[Path, typer.Argument(help="Scenario file.")],
     tokens: Annotated[
-        float,
-        option("--tokens COUNT", "Tokens to train on, e.g. 15.6T.", parser=count),
+        float, option("--tokens COUNT", "Tokens to train on, e.g. 15.6T.", parser=count)
     ],
     over: Annotated[
         list[str] | None,
@@ -61,8 +58,7 @@ def plan(
         ),
     ] = None,
     budget_usd: Annotated[
-        float | None,
-        option("--budget-usd USD", "Highest cost, e.g. 5M.", parser=count),
+        float | None, option("--budget-usd USD", "Highest cost, e.g. 5M.", parser=count)
     ] = None,
     search: Annotated[
         float | None,

@@ -16,8 +16,6 @@ from typing import Final
 from mpsim.cli.console import note
 from mpsim.limits import rough_time
 
-__all__ = ["phases_bar", "progress_bar", "working"]
-
 _LINES: Final = (1.5, 10.0, 30.0, 60.0)
 """Seconds of work after which a line says how far it is; then at every further minute."""
 _KNOWN: Final = 0.1
@@ -143,13 +141,7 @@ def phases_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
 def _bar(what: str) -> Iterator[Callable[[_Work], None]]:
     """A bar on the terminal, gone when the work has ended."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description}", markup=False),

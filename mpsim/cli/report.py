@@ -21,20 +21,17 @@ if TYPE_CHECKING:
     from mpsim.scenario import Scenario
     from mpsim.study import Sweep
 
-__all__ = ["report"]
-
 
 def report(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Scenarios (.yaml), saved results, or what search, sweep or design printed with --json (.json); several are set side by side.",
+            help="Scenarios (.yaml), saved results, or what search, sweep or design printed with --json (.json); several are set side by side."
         ),
     ],
-    output: Annotated[
-        Path,
-        option("--output -o", "Page to write.", callback=check_page),
-    ] = Path("report.html"),
+    output: Annotated[Path, option("--output -o", "Page to write.", callback=check_page)] = Path(
+        "report.html"
+    ),
     title: Annotated[
         str,
         typer.Option("--title", help="Title of the page; left out: the names of the scenarios."),

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from mpsim.serving import ServiceResult
     from mpsim.study import Sensitivity
 
-__all__ = ["run"]
-
 
 def run(
     files: Annotated[list[Path], typer.Argument(help="One or more scenario files.")],
@@ -47,8 +45,7 @@ def run(
     ] = False,
     emit: Emit = None,
     long: Annotated[
-        bool,
-        typer.Option("--long", help="Print every result of a training step, not seven lines."),
+        bool, typer.Option("--long", help="Print every result of a training step, not seven lines.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -12,8 +12,6 @@ from mpsim.cli.console import draw, end_early, note, print_answer
 from mpsim.cli.options import AsJson, Plot, Reading, option
 from mpsim.cli.progress import progress_bar
 
-__all__ = ["scale"]
-
 
 class Mode(enum.StrEnum):
     """Whether the global batch or that of a replica stays as the cluster grows."""
@@ -42,10 +40,7 @@ def _sizes(text: str) -> list[int]:
 
 def scale(
     file: Annotated[Path, typer.Argument(help="Scenario file.")],
-    gpus: Annotated[
-        str,
-        option("--gpus A..B", "Every doubling from A to B, or A,B,C."),
-    ],
+    gpus: Annotated[str, option("--gpus A..B", "Every doubling from A to B, or A,B,C.")],
     mode: Annotated[
         Mode,
         typer.Option("--mode", help="Keep the global batch (strong), or that of a replica (weak)."),

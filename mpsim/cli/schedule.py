@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mpsim.schedule import Orders
     from mpsim.study import SynthesisedSchedule, TimedSchedule, Times
 
-__all__ = ["schedule"]
-
 MOST_RANKS = 4096
 MOST_CHUNKS = 1024
 MOST_ACTIONS = 10_000_000  # forwards of one schedule: what arrays here can hold

@@ -41,18 +41,12 @@ if TYPE_CHECKING:
     from mpsim.study.search import Search, ServiceSearch
     from mpsim.study.search.shortlist import Shortlist
 
-__all__ = ["search"]
-
-
 Objective = enum.StrEnum("Objective", ["TIME", "COST", "GPUS", "GOODPUT", "THROUGHPUT", "RATE"])
 """Metrics that layouts are ranked by."""
 
 
 def search(
-    file: Annotated[
-        Path,
-        typer.Argument(help="Scenario file; its own layout is not used."),
-    ],
+    file: Annotated[Path, typer.Argument(help="Scenario file; its own layout is not used.")],
     over: Annotated[
         list[str] | None,
         option(
@@ -120,8 +114,7 @@ def search(
         ),
     ] = None,
     budget: Annotated[
-        float | None,
-        quantity_option("--budget TIME", "TIME", "Stop after this time, e.g. 60s."),
+        float | None, quantity_option("--budget TIME", "TIME", "Stop after this time, e.g. 60s.")
     ] = None,
     front: Annotated[
         bool,
@@ -147,8 +140,7 @@ def search(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        option("--output -o", "Folder for --shortlist.", callback=check_folder),
+        Path | None, option("--output -o", "Folder for --shortlist.", callback=check_folder)
     ] = None,
     with_runs: Annotated[
         Path | None,

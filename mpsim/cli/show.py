@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from mpsim.hardware import Cluster
     from mpsim.hardware.inventory import Inventory
 
-__all__ = ["show"]
-
 FIGURES = ("figure", "measured", "95 %", "otherwise", "unit")
 FITS = {
     "what": "fit",

@@ -17,8 +17,6 @@ from mpsim.errors import CalibrationError, WorkloadError, nearest
 if TYPE_CHECKING:
     from mpsim.cost.questions import Answer
 
-__all__ = ["Asked", "answer"]
-
 MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 
 
@@ -74,8 +72,7 @@ class Asked:
         ),
     ] = None
     calibration: Annotated[
-        Path | None,
-        typer.Option("--calibration", help="File of measured curves of a collective."),
+        Path | None, typer.Option("--calibration", help="File of measured curves of a collective.")
     ] = None
     nodes: Annotated[
         int | None,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from mpsim.cli.console import print_json, print_table
 from mpsim.errors import FormatError
 
-__all__ = ["show_formats"]
-
 TRACE = ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)")
 """What is written of a simulated step instead of a scenario."""
 

@@ -20,14 +20,9 @@ if TYPE_CHECKING:
     from mpsim.scenario import Scenario
     from mpsim.study import Sweep
 
-__all__ = ["sweep"]
-
 
 def sweep(
-    file: Annotated[
-        Path,
-        typer.Argument(help="Scenario file; its `sweep:` block is the default."),
-    ],
+    file: Annotated[Path, typer.Argument(help="Scenario file; its `sweep:` block is the default.")],
     over: Annotated[
         list[str] | None,
         option(

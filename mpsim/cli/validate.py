@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     from mpsim.plot import Chart
     from mpsim.validate import Comparison, Validation
 
-__all__ = ["draw", "validate"]
-
 
 def validate(
     files: Annotated[
         list[Path],
         typer.Argument(
             help="CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and measured results such as "
-            "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file.",
+            "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file."
         ),
     ],
     runs: Annotated[
@@ -36,8 +34,7 @@ def validate(
         ),
     ] = None,
     scenario: Annotated[
-        Path | None,
-        option("--scenario", "Scenario for rows that name none."),
+        Path | None, option("--scenario", "Scenario for rows that name none.")
     ] = None,
     trace: Trace = None,
     plots: Plots = None,

@@ -13,8 +13,6 @@ from mpsim.cli.options import AsJson, Reading, option
 from mpsim.cli.paths import check_file
 from mpsim.errors import FormatError, ScenarioError
 
-__all__ = ["watch"]
-
 _EVERY_S = 2.0
 
 

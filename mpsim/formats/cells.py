@@ -13,8 +13,6 @@ from typing import Final, TypeVar
 from mpsim.errors import CalibrationError
 from mpsim.inputs import read_cells, refusal, shown
 
-__all__ = ["Cells", "read_rows"]
-
 T = TypeVar("T")
 MOST: Final[Mapping[str, float]] = MappingProxyType(
     {

@@ -14,8 +14,6 @@ from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.source import Head
 from mpsim.inputs import DEEPEST, parse_json
 
-__all__ = ["json_config", "json_lines", "toml_config", "yaml_config"]
-
 LARGEST: Final = 4_000_000
 """Characters of a configuration: the longest that people keep hold a few thousand keys."""
 # a quote that nothing closes takes the rest: looked for from every later quote, its end would never be found

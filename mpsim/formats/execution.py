@@ -30,18 +30,6 @@ from mpsim.result.intervals import Cover, Gaps, busy_parts, compute_rows, idle_g
 from mpsim.result.waits import waits_before
 from mpsim.training.vocabulary import PARTS
 
-__all__ = [
-    "PHASES",
-    "CommunicationPrices",
-    "Execution",
-    "ImportedProgram",
-    "Price",
-    "attribute",
-    "axis_streams",
-    "program_vocabulary",
-    "sized_cluster",
-]
-
 PHASES = ("forward", "backward", "weight_gradient", "recompute", "optimizer", "compute")
 """Kinds of kernels that files of other tools tell apart; ``compute`` where they do not."""
 

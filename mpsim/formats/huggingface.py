@@ -18,13 +18,12 @@ from typing import Any, Final
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.configs import json_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, nested, shown
+from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, nested
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
+from mpsim.inputs import shown
 from mpsim.scenario.model import ModelChoice
 from mpsim.workload import Transformer
-
-__all__ = ["HUGGING_FACE"]
 
 _TOWERS = ("text_config", "llm_config", "language_config", "thinker_config")
 _GENERIC: Final = "llama"

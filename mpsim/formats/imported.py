@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from mpsim.formats.execution import ImportedProgram
     from mpsim.formats.spans import Spans
 
-__all__ = [
-    "Assumed",
-    "Imported",
-    "Mapped",
-    "MeasuredPoint",
-    "Points",
-    "Recorded",
-    "collective_name",
-    "collective_point",
-    "kernel_point",
-]
-
 _SHORTEST, _LONGEST = 1e-12, 1e9  # s, of a kernel or collective that somebody timed
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 Words: TypeAlias = "Mapping[str, str | int | float | bool]"

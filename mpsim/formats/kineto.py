@@ -51,8 +51,6 @@ from mpsim.workload import gemm_flops
 if TYPE_CHECKING:
     from mpsim.result.intervals import Cover
 
-__all__ = ["KINETO", "stream_events"]
-
 _CHUNK = 1 << 20
 _LONGEST_HEAD = 1 << 26
 _SHOWN = 60  # characters of what cannot be read

@@ -14,8 +14,6 @@ from typing import Final
 
 from mpsim.formats.shell import Word
 
-__all__ = ["Launch", "Stated", "header", "launched", "options_of", "scheduler_variables"]
-
 _LAUNCHERS: Final[Mapping[str, Mapping[str, str]]] = {
     "sbatch": {
         "N": "nodes", "nodes": "nodes", "n": "world", "ntasks": "world", "ntasks-per-node": "tasks",

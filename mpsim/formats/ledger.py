@@ -16,8 +16,6 @@ from mpsim.formats.imported import Assumed, Imported, Mapped
 from mpsim.formats.words import keys, keys_to
 from mpsim.inputs import shown
 
-__all__ = ["MOST_LAYERS", "Ledger", "Settings", "flat", "laid", "nested", "shown"]
-
 MOST_LAYERS: Final = 4096
 """Layers, stages and experts that a configuration may state: lists are made of them, and no model has so many."""
 

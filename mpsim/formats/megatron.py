@@ -21,7 +21,7 @@ from typing import Final
 from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, header, launched, scheduler_variables
-from mpsim.formats.ledger import Ledger, shown
+from mpsim.formats.ledger import Ledger
 from mpsim.formats.megatron_flags import era_of, flags, moves, newest_tag, preset_of, refused, tags
 from mpsim.formats.megatron_habits import read_habits, write_habits
 from mpsim.formats.megatron_layout import (  # fmt: skip
@@ -40,9 +40,8 @@ from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, keys, table
 from mpsim.formats.world import put_cluster
 from mpsim.framework import framework_aliases
+from mpsim.inputs import shown
 from mpsim.scenario import Scenario
-
-__all__ = ["MEGATRON", "NEWEST", "SLURM", "export_megatron", "put_scenario", "settings_for"]
 
 LARGEST: Final = 1_000_000  # characters of a launch script
 NEWEST: Final = "core_v0.19.0"

@@ -16,8 +16,6 @@ from mpsim.errors import FormatError
 from mpsim.formats.words import DATA, table
 from mpsim.memo import remembered
 
-__all__ = ["Flag", "era_of", "flags", "moves", "newest_tag", "preset_of", "refused", "tags"]
-
 
 class Flag(NamedTuple):
     """One flag of Megatron-LM."""

@@ -9,8 +9,6 @@ from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import Key, keys, keys_to
 from mpsim.framework import framework
 
-__all__ = ["read_habits", "write_habits"]
-
 _FRAMEWORK = "framework."
 _WIDE = {"gradient_bytes": 4, "weight_grad_bytes": 4, "accumulation_traffic": 0.0}
 _NARROW = {"gradient_bytes": 2, "weight_grad_bytes": 2}

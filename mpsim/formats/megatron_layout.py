@@ -6,18 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from mpsim.formats.ledger import MOST_LAYERS, shown
+from mpsim.formats.ledger import MOST_LAYERS
 from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import keys_to
-
-__all__ = [
-    "check_mesh",
-    "mesh_of",
-    "read_layout",
-    "read_training",
-    "write_layout",
-    "write_training",
-]
+from mpsim.inputs import shown
 
 _AXES: Final = ("tp", "pp", "cp")
 _CHUNKS: Final = (

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from mpsim.errors import FormatError
-from mpsim.formats.ledger import MOST_LAYERS, shown
+from mpsim.formats.ledger import MOST_LAYERS
 from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import DATA, table
-
-__all__ = ["read_model", "write_model"]
+from mpsim.inputs import shown
 
 _LATENT = tuple(
     f"model.mla.{field}"

@@ -16,8 +16,6 @@ from mpsim.formats.outgoing import check_trains, scenario_values
 from mpsim.formats.words import Key, keys, keys_to
 from mpsim.scenario import Scenario
 
-__all__ = ["Reading", "Writing"]
-
 _KEYS: Final = "megatron"
 
 

@@ -20,7 +20,7 @@ from mpsim.errors import nearest
 from mpsim.formats.configs import yaml_config
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, Stated
-from mpsim.formats.ledger import Ledger, flat, shown
+from mpsim.formats.ledger import Ledger, flat
 from mpsim.formats.megatron import put_scenario, settings_for
 from mpsim.formats.megatron_flags import flags, moves, refused
 from mpsim.formats.megatron_settings import Reading, Writing
@@ -28,9 +28,8 @@ from mpsim.formats.outgoing import Exported, header, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table
 from mpsim.formats.written import yaml_text
+from mpsim.inputs import shown
 from mpsim.scenario import Scenario
-
-__all__ = ["MEGATRON_BRIDGE", "MEGATRON_YAML", "NEMO", "export_bridge", "export_nemo"]
 
 _NAME: Final = "megatron-yaml"
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-__all__ = ["DeviceAxes", "device_axes"]
-
 Groups = Sequence[Sequence[int]]
 _GENERATED = re.compile(r"axis_\d+")
 

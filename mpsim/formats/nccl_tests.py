@@ -24,8 +24,6 @@ from mpsim.formats.source import Format, Head, Options, read_text
 from mpsim.inputs import shown
 from mpsim.record import Record
 
-__all__ = ["NCCL_TESTS", "NCCL_TESTS_JSON"]
-
 _MICRO = 1e-6
 _GIGA = 1e9
 _VERSION = re.compile(r"(?:nccl-tests version|rccl-tests: Version)\s+(\S+)")

@@ -20,8 +20,6 @@ from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.spans import ACTIONS, Busy, Span, Spans, dense_of, is_number, kernel_word
 from mpsim.inputs import open_regular
 
-__all__ = ["NSYS", "is_sqlite"]
-
 _NANO = 1e-9
 _ACTION = re.compile(r"PP:(\d+)(F|I|B|W)(\d+)$")
 _STEP = re.compile(

@@ -18,10 +18,8 @@ from typing import Any, Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import MeasuredPoint, Points, collective_name, collective_point
-from mpsim.formats.ledger import shown
 from mpsim.formats.source import Format, Head, Options, read_text
-
-__all__ = ["OSU"]
+from mpsim.inputs import shown
 
 LARGEST: Final = 4_000_000
 _LONGEST_LINE: Final = 1000

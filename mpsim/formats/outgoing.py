@@ -23,8 +23,6 @@ from mpsim.units import format_exact
 from mpsim.version import __version__
 from mpsim.workload import Transformer
 
-__all__ = ["Exported", "Held", "Lost", "check_trains", "header", "read_back", "scenario_values"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:

@@ -28,21 +28,6 @@ from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
 from mpsim.program import SEND, TICK, Program, Stream, Template
 
-__all__ = [
-    "DETAILS",
-    "INSIDE",
-    "MOST_RANKS",
-    "Added",
-    "counter_event",
-    "named_events",
-    "nanoseconds",
-    "shown_ranks",
-    "slice_event",
-    "trace_events",
-    "write_events",
-    "write_trace",
-]
-
 DETAILS = ("chunk", "kernel")
 MOST_RANKS = 64
 INSIDE = (Stream.TP, Stream.CP, Stream.EP)

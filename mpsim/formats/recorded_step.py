@@ -28,8 +28,6 @@ from mpsim.program.rows import Rows
 from mpsim.result.intervals import Cover
 from mpsim.training.vocabulary import PARTS, TRAINING
 
-__all__ = ["RECORDED", "RecordedStep", "clock_offsets", "read_recordings", "recorded_step"]
-
 RECORDED: Final = Vocabulary(
     kinds=(*TRAINING.kinds, "compute", "copy", "wait"),
     actions=TRAINING.actions,

@@ -37,19 +37,6 @@ from mpsim.formats.tables import TABLE
 from mpsim.formats.torchtitan import TORCHTITAN, export_torchtitan
 from mpsim.scenario import Scenario
 
-__all__ = [
-    "ALIASES",
-    "FORMATS",
-    "RECORDING",
-    "WRITERS",
-    "Writer",
-    "export",
-    "named",
-    "read",
-    "recognise",
-    "writer",
-]
-
 RECORDING: Final = Format(
     "mpsim-measure",
     "recording of mpsim measure",

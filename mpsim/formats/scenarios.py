@@ -16,8 +16,6 @@ from mpsim.hardware import system, system_names
 from mpsim.scenario import Scenario, load
 from mpsim.scenario.paths import expand_shorthand
 
-__all__ = ["checked", "on_cluster", "over", "written"]
-
 _SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "framework", "simulation")
 _CONTRADICTIONS = (
     "model",

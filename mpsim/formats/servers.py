@@ -20,18 +20,17 @@ from mpsim.document import parse_document, read_document
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import options_of
-from mpsim.formats.ledger import Ledger, flat, nested, shown
+from mpsim.formats.ledger import Ledger, flat, nested
 from mpsim.formats.outgoing import Exported, Held, Lost, header
 from mpsim.formats.scenarios import on_cluster
 from mpsim.formats.shell import Word, commands
 from mpsim.formats.source import HEAD, Format, Head, Options
 from mpsim.formats.words import DATA, keys, table
 from mpsim.formats.written import yaml_text
+from mpsim.inputs import shown
 from mpsim.scenario import Scenario
 from mpsim.scenario import servers as tables
 from mpsim.workload import model as find_model
-
-__all__ = ["SERVERS", "export_server"]
 
 _LARGEST: Final = 4_000_000  # characters of a script
 _FILE, _IN_FILE = "llm-api.yaml", "file"

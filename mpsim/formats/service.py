@@ -15,8 +15,6 @@ from mpsim.formats.perfetto import write_events
 if TYPE_CHECKING:
     from mpsim.serving import Served, ServiceResult
 
-__all__ = ["service_events", "write_service_trace"]
-
 _MICRO = 1e-6
 _DIGITS = 3  # whole nanoseconds, the resolution of Perfetto
 _REQUESTS = 0  # process of the requests; engines follow

@@ -19,8 +19,6 @@ from typing import Final, NamedTuple
 
 from mpsim.errors import FormatError
 
-__all__ = ["Command", "Word", "commands"]
-
 MOST_TEXT: Final = 200_000
 """Characters of one value and of all words of a command: what doubles itself ends here."""
 MOST_COMMANDS: Final = 20_000

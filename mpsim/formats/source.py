@@ -12,8 +12,6 @@ from mpsim import inputs
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import Imported, Points, Recorded
 
-__all__ = ["HEAD", "Format", "Head", "Options", "open_text", "read_head", "read_text"]
-
 HEAD = 1 << 16
 """Characters from which formats recognise their own."""
 

@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 
     from mpsim.result.intervals import Cover
 
-__all__ = [
-    "ACTIONS",
-    "AXIS_WORDS",
-    "Array",
-    "Busy",
-    "Dense",
-    "Span",
-    "Spans",
-    "axis_of",
-    "dense_of",
-    "is_number",
-    "kernel_word",
-]
-
 Array: TypeAlias = "npt.NDArray[np.float64]"
 ACTIONS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 """Kinds of actions by the letter that tools and schedules write."""

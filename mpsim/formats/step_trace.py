@@ -35,8 +35,6 @@ from mpsim.program import TICK
 from mpsim.result import CommunicationSlices, MemoryCurve, Result
 from mpsim.stamp import stamp
 
-__all__ = ["MOST_SLICES", "step_events", "write_step_trace"]
-
 MOST_SLICES = 100_000
 """Slices of communication in a trace at most; of further ranks, and of the rest of a rank that has more, there are none."""
 

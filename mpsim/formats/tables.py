@@ -24,8 +24,6 @@ from mpsim.formats.source import Format, Head, Options
 from mpsim.inputs import shown
 from mpsim.workload import gemm_flops
 
-__all__ = ["TABLE", "table_of"]
-
 _MICRO, _TERA = 1e-6, 1e12
 _COLLECTIVES = frozenset({"collective", "bytes", "time_us", "gpus", "nodes"})
 _KERNELS = frozenset({"gpu", "op", "dtype", "time_us"})

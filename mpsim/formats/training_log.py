@@ -22,8 +22,6 @@ from mpsim.errors import FormatError
 from mpsim.formats.spans import is_number
 from mpsim.inputs import open_text
 
-__all__ = ["LogStep", "RunLog", "parse_line", "read_log"]
-
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 _LONGEST = 20_000  # characters of a line that are looked at
 _MIB, _GIB = 2.0**20, 2.0**30
@@ -69,23 +67,14 @@ _FORMS: Final = (
         r"iteration\s+(\d+)\s*/",
         seconds=(r"elapsed time per iteration \(ms\):\s*", 1e-3),
     ),
-    _form(
-        "max reserved",
-        r"after (\d+) iterations",
-        memory=(r"max reserved:\s*", _MIB),
-    ),
+    _form("max reserved", r"after (\d+) iterations", memory=(r"max reserved:\s*", _MIB)),
     _form(
         "train_step_timing",
         r"(?:global_step\s*[:=]\s*|iteration )(\d+)",
         seconds=(r"train_step_timing in s\s*[:=]\s*", 1.0),
         memory=(r"peak_memory_usage\s*[:=]\s*", 1.0),
     ),
-    _form(
-        "tps:",
-        r"step:\s*(\d+)",
-        tokens_per_s=(r"tps:\s*", 1.0),
-        memory=(r"memory:\s*", _GIB),
-    ),
+    _form("tps:", r"step:\s*(\d+)", tokens_per_s=(r"tps:\s*", 1.0), memory=(r"memory:\s*", _GIB)),
     _form(
         "CurrSamplesPerSec",
         r"global_step=(\d+)",

@@ -19,8 +19,6 @@ from mpsim.memo import remembered
 from mpsim.scenario import servers
 from mpsim.shipped import read_shipped
 
-__all__ = ["DATA", "TABLES", "Key", "gpu", "keys", "keys_to", "lookup", "table"]
-
 DATA = "mpsim.formats.data"
 TABLES = (
     *("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface"),

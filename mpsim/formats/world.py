@@ -7,8 +7,6 @@ from mpsim.formats.ledger import Ledger
 from mpsim.formats.source import Options
 from mpsim.hardware import system, system_names
 
-__all__ = ["accelerators_of", "put_cluster", "put_ranks"]
-
 
 def accelerators_of(cluster: str | None) -> int | None:
     """Accelerators in a node of a system of the catalog."""

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from mpsim.scalars import resolve
 
-__all__ = ["scalar", "toml_text", "yaml_text"]
-
 
 def yaml_text(data: Mapping[str, object], comment: Callable[[str], str] = lambda _: "") -> str:
     """Nested mappings as YAML; lists stay on their line. `comment`: what stands behind the value of

@@ -12,14 +12,7 @@ from mpsim.hardware.components import (
     source_of,
 )
 from mpsim.hardware.entries import parse_accelerator, parse_link
-from mpsim.hardware.fabric import (
-    Fabric,
-    FabricKind,
-    Routing,
-    tiers_of,
-    torus_distance,
-    torus_shape,
-)
+from mpsim.hardware.fabric import Fabric, FabricKind, Routing, tiers_of, torus_distance, torus_shape
 from mpsim.hardware.host import Host, host_of
 from mpsim.hardware.lookup import (
     GIVEN,

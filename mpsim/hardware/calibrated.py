@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Calibration", "Fitted", "MeasuredCurve"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fitted:

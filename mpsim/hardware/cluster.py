@@ -12,19 +12,10 @@ import numpy.typing as npt
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.components import Accelerator, Node, Sourced
-from mpsim.hardware.fabric import (
-    Fabric,
-    FabricKind,
-    Tier,
-    tiers_of,
-    torus_distance,
-    torus_shape,
-)
+from mpsim.hardware.fabric import Fabric, FabricKind, Tier, tiers_of, torus_distance, torus_shape
 from mpsim.hardware.placement import Placement, slots_of
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity
-
-__all__ = ["Cluster"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

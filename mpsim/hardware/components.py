@@ -28,18 +28,6 @@ from mpsim.nouns import (
 )
 from mpsim.units import Dimension, format_quantity
 
-__all__ = [
-    "SCALED_FORMATS",
-    "Accelerator",
-    "Link",
-    "LinkShape",
-    "Node",
-    "Sourced",
-    "recalled",
-    "source_of",
-]
-
-
 SCALED_FORMATS = types.MappingProxyType(
     {"fp8_rowwise": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 )

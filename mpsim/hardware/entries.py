@@ -17,8 +17,6 @@ from mpsim.inputs import shown
 from mpsim.nouns import Mistake, MistakenError, read
 from mpsim.shipped import read_shipped
 
-__all__ = ["catalog_entry", "parse_accelerator", "parse_link", "read_entry", "section"]
-
 T = TypeVar("T")
 
 _WRITTEN: Mapping[str, str] = MappingProxyType(

@@ -15,8 +15,6 @@ from mpsim.errors import HardwareError
 from mpsim.memo import remembered
 from mpsim.nouns import Seconds
 
-__all__ = ["Fabric", "FabricKind", "Routing", "Tier", "tiers_of", "torus_distance", "torus_shape"]
-
 TIER_NAMES = ("leaf", "spine", "core")
 
 

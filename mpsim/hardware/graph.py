@@ -22,8 +22,6 @@ from mpsim.hardware.components import LinkShape
 from mpsim.hardware.fabric import FabricKind, Tier, torus_shape
 from mpsim.hardware.graph_file import Vertex, vertex_of
 
-__all__ = ["Vertex", "cluster_graph"]
-
 Edge: TypeAlias = tuple[Vertex, Vertex, float, str, str]
 
 

@@ -17,8 +17,6 @@ from mpsim.memo import remembered
 from mpsim.record import Record
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["Links", "Vertex", "mean_switches", "read_links", "vertex_of"]
-
 Vertex: TypeAlias = tuple[str, int] | tuple[str, int, int] | tuple[str, str]
 Links: TypeAlias = tuple[tuple[str, str, float], ...]
 """Two vertices and the bandwidth between them [B/s], for every link."""

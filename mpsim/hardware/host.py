@@ -13,8 +13,6 @@ from mpsim.hardware.entries import read_entry, section
 from mpsim.memo import remembered
 from mpsim.nouns import Bandwidth, Number
 
-__all__ = ["Host", "host_of"]
-
 _GENERIC = "generic"
 
 

@@ -9,8 +9,6 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import FabricKind, Tier
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["Inventory", "inventory_of"]
-
 _HALF = 2
 
 

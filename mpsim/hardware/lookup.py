@@ -14,31 +14,11 @@ from typing import Final
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Accelerator, Link, LinkShape, Node
-from mpsim.hardware.entries import (
-    catalog_entry,
-    parse_accelerator,
-    parse_link,
-    read_entry,
-    section,
-)
+from mpsim.hardware.entries import catalog_entry, parse_accelerator, parse_link, read_entry, section
 from mpsim.hardware.fabric import Fabric, FabricKind
 from mpsim.memo import remembered
 from mpsim.nouns import Number, Power, PriceRate, Whole
 from mpsim.units import Dimension, format_quantity
-
-__all__ = [
-    "GIVEN",
-    "accelerator",
-    "accelerator_names",
-    "board_power",
-    "build_cluster",
-    "link",
-    "link_names",
-    "shift_of",
-    "system",
-    "system_names",
-    "with_overrides",
-]
 
 GENERIC_NIC = "generic-nic"
 GIVEN: Final = "given by the user"

@@ -22,8 +22,6 @@ from mpsim.inputs import check_regular, shown
 from mpsim.memo import remembered
 from mpsim.nouns import Factor, Finite, Mistake, MistakenError, Plain, Scalar, Whole, read
 
-__all__ = ["MACHINE_SCHEMA", "is_machine_path", "machine_of", "read_machine"]
-
 MACHINE_SCHEMA = 1
 _Ranks: TypeAlias = Annotated[int, Plain(bounds={"ge": 0, "le": 10_000_000})]
 _SUFFIXES = (".yaml", ".yml")

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from mpsim.errors import HardwareError
 from mpsim.memo import remembered
 
-__all__ = ["Placement", "slots_of"]
-
 
 class Placement(enum.StrEnum):
     """How ranks are dealt to accelerators."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from mpsim.hardware.graph_file import Vertex
 
-__all__ = ["Routes", "routes_of"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from mpsim.plot.chart import Axis, Limit, Lines, Series
 from mpsim.plot.palette import MARKERS, SERIES
 
-__all__ = ["Scored", "agreement_chart", "error_chart", "residual_chart"]
-
 _MOST_NAMED = 12  # families that get a mark of their own
 _REST = "other families"
 _MOST_TICKS = 8  # sizes that get a tick each

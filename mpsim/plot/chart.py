@@ -20,27 +20,6 @@ from mpsim.errors import ScenarioError
 from mpsim.plot.palette import LIMIT
 from mpsim.units import Dimension, rung
 
-__all__ = [
-    "LINE_INCHES",
-    "Axis",
-    "Bars",
-    "Chart",
-    "Heat",
-    "Limit",
-    "Lines",
-    "Numbers",
-    "Panels",
-    "Part",
-    "Reading",
-    "Series",
-    "fullest",
-    "names_beside",
-    "placed_names",
-    "readable",
-    "short_number",
-    "thin",
-]
-
 Floats = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | Floats
 

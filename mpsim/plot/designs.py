@@ -11,8 +11,6 @@ from mpsim.result.words import Figures
 from mpsim.study.design import Design
 from mpsim.study.plan import changed
 
-__all__ = ["design_chart", "design_charts"]
-
 _COLUMNS = 3
 
 

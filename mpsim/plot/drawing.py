@@ -33,17 +33,6 @@ from mpsim.plot.chart import (
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LABELS, LIMIT, LUMINANCE, colour_of, rgb
 from mpsim.units import percent
 
-__all__ = [
-    "HATCH",
-    "Style",
-    "columns_of",
-    "draw_bars",
-    "draw_heat",
-    "draw_lines",
-    "event_patches",
-    "legend_above",
-]
-
 HATCH = "//////"
 Style: TypeAlias = dict[str, Any]
 """Options of an artist."""
@@ -224,10 +213,7 @@ def _write_ends(ax: Axes, chart: Bars, place: Floats, ends: Floats, values: Floa
     )
     for at, end, value in zip(place.tolist(), ends.tolist(), values.tolist(), strict=True):
         full = value > capacity
-        style: Style = {
-            "color": LIMIT if full else "black",
-            "weight": "bold" if full else "normal",
-        }
+        style: Style = {"color": LIMIT if full else "black", "weight": "bold" if full else "normal"}
         if chart.upright:
             ax.text(at, end, short_number(value), ha="center", va="bottom", fontsize=7, **style)
         else:

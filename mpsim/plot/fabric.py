@@ -15,9 +15,7 @@ from mpsim.units import Dimension, format_quantity
 if TYPE_CHECKING:
     import networkx as nx
 
-    from mpsim.hardware.graph import Vertex
-
-__all__ = ["fabric_chart"]
+    from mpsim.hardware.graph_file import Vertex
 
 Floats: TypeAlias = NDArray[np.float64]
 _MOST = 40  # boxes in a row; of more, so many stand for all

@@ -15,18 +15,6 @@ from mpsim.study.plan import Plans, Training
 from mpsim.study.search.service_outcome import FoundService, ServiceSearch
 from mpsim.study.ties import front_of
 
-__all__ = [
-    "FRONT",
-    "Point",
-    "layouts_chart",
-    "lowest",
-    "plan_chart",
-    "schedules_chart",
-    "search_chart",
-    "service_front_chart",
-    "services_chart",
-]
-
 FRONT = "Pareto front: no other is better in both"
 _LETTERS = "ABCDEFGH"
 _REACH, _BEFORE, _ROOM = 2.5, 0.97, 1.25  # of a search's axes, times the shortest and the largest

@@ -15,25 +15,6 @@ from numpy.typing import NDArray
 from mpsim.parallel import ACCOUNTED, AXIS_NAMES
 from mpsim.training.vocabulary import PARTS
 
-__all__ = [
-    "BUBBLE",
-    "COMMUNICATION",
-    "EVENTS",
-    "LABELS",
-    "LIMIT",
-    "LUMINANCE",
-    "MARKERS",
-    "MEMORY",
-    "RESOURCES",
-    "SERIES",
-    "SERVING",
-    "TABLES",
-    "colour_of",
-    "event_of_part",
-    "rgb",
-    "shades",
-]
-
 EVENTS: Final[Mapping[str, str]] = {
     "forward": "#0072B2",
     "backward": "#E69F00",

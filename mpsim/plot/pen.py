@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "STYLE", "Display"]
-
 STYLE = Path(__file__).with_name("mpsim.mplstyle")
 """Settings of matplotlib under which everything is drawn and saved."""
 FORMATS = (".png", ".svg", ".pdf")

@@ -32,9 +32,6 @@ from mpsim.units import Dimension, format_quantity
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Plots", "ServicePlots", "draw_timeline"]
-
-
 R = TypeVar("R", bound=JobResult)
 
 

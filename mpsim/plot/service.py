@@ -19,18 +19,6 @@ from mpsim.serving import ServiceResult
 from mpsim.serving.summary import itl, latencies
 from mpsim.study import Sweep
 
-__all__ = [
-    "batch_chart",
-    "cache_chart",
-    "goodput_rate_chart",
-    "itl_chart",
-    "latency_chart",
-    "latency_rate_chart",
-    "lives_chart",
-    "occupancy_chart",
-    "spread_chart",
-]
-
 Floats = NDArray[np.float64]
 
 _RATE = "serving.workload.rate"

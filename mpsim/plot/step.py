@@ -23,20 +23,6 @@ from mpsim.training.roofline import Roofline, roofline
 from mpsim.training.vocabulary import PARTS
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = [
-    "attribution_chart",
-    "blame_chart",
-    "bubble_chart",
-    "heat_chart",
-    "links_chart",
-    "memory_chart",
-    "memory_curve_chart",
-    "memory_kinds_chart",
-    "parts_of",
-    "roofline_chart",
-    "utilisation_chart",
-]
-
 Floats = NDArray[np.float64]
 
 TIME = Axis(name="time", unit="s")

@@ -24,16 +24,6 @@ from mpsim.study.rows import Row, column_of
 from mpsim.study.scaling import Scale
 from mpsim.units import percent
 
-__all__ = [
-    "answer_chart",
-    "comparison_chart",
-    "goodput_chart",
-    "line_chart",
-    "scaling_chart",
-    "sensitivity_chart",
-    "sweep_chart",
-]
-
 Floats = NDArray[np.float64]
 
 _METRICS = {**FIGURES, **SERVICE_FIGURES}

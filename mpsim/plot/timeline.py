@@ -23,8 +23,6 @@ from mpsim.program import COLLECTIVE, TICK, Program, Stream
 from mpsim.result import Result
 from mpsim.result.intervals import Cover
 
-__all__ = ["EXPOSED", "HIDDEN", "Actions", "Lanes", "Timeline", "timeline_chart", "timelines_chart"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

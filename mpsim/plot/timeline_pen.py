@@ -16,8 +16,6 @@ from mpsim.plot.drawing import HATCH, Style, event_patches, legend_above
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, rgb, shades
 from mpsim.plot.timeline import EXPOSED, HIDDEN, Actions, Lanes, Timeline
 
-__all__ = ["draw_timeline"]
-
 Floats = NDArray[np.float64]
 
 _EVENT_NAMES = tuple(EVENTS)

@@ -10,8 +10,6 @@ from mpsim.report.blocks import Block, Column, Note, Sections, Table, setting_te
 from mpsim.result.result import JobResult
 from mpsim.scenario import Scenario
 
-__all__ = ["ASSUMED", "settings_of"]
-
 _SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "serving", "simulation")
 _NO_HABITS = ("name", "title", "source", "as_of")
 _STATUS = {

@@ -17,24 +17,6 @@ from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Part, Series
 from mpsim.study.figures import title_of, unit_of
 from mpsim.study.rows import column_of
 
-__all__ = [
-    "Block",
-    "Cell",
-    "Column",
-    "Figure",
-    "Figures",
-    "Note",
-    "Quantity",
-    "Section",
-    "Sections",
-    "Table",
-    "at",
-    "chart_of",
-    "figure",
-    "plain",
-    "setting_text",
-]
-
 R = TypeVar("R")
 
 

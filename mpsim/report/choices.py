@@ -13,8 +13,6 @@ from mpsim.report.step import HEADLINE as OF_STEP
 from mpsim.result.words import Figures
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["Answer", "Choices", "Slider", "what_if"]
-
 MOST = 2000
 """Answers on one page."""
 

@@ -22,8 +22,6 @@ from mpsim.stamp import stamp
 from mpsim.study import Sweep, compare
 from mpsim.study.figures import title_of, unit_of
 
-__all__ = ["AnyResult", "Page", "document", "page_of", "report"]
-
 AnyResult: TypeAlias = Result | ServiceResult
 """A result of any job."""
 Page: TypeAlias = dict[str, Any]

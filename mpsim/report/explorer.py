@@ -27,8 +27,6 @@ from mpsim.simulate import simulate
 from mpsim.units import Dimension, format_exact
 from mpsim.workload import model_names
 
-__all__ = ["Explorer", "Setting", "settings"]
-
 _INTERLEAVED = 2  # chunks of a rank below which nothing is interleaved
 _POWERS = tuple(2**n for n in range(10))
 _LENGTHS = tuple(2**n for n in range(9, 18))

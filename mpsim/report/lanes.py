@@ -25,8 +25,6 @@ from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["MOST", "Lanes", "lanes_of", "packed", "unpacked"]
-
 MOST = 200_000
 """Bars on one page; of more, the lanes of some ranks are left out."""
 

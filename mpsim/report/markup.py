@@ -17,8 +17,6 @@ from mpsim.report.lanes import unpacked
 from mpsim.report.pen import lanes_svg, legend, svg
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["article", "contents", "section"]
-
 Plain: TypeAlias = Mapping[str, Any]
 
 _ROWS, _POINTS = 500, 60  # of a table, and of a line in it

@@ -19,8 +19,6 @@ from mpsim.memo import remembered
 from mpsim.report.markup import article, contents, section
 from mpsim.result.words import Figures
 
-__all__ = ["LARGEST", "page", "policy"]
-
 LARGEST: Final = 5_000_000
 """Bytes that a page may have."""
 

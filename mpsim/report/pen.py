@@ -31,8 +31,6 @@ from mpsim.plot.chart import (
     thin,
 )
 
-__all__ = ["WIDTH", "lanes_svg", "legend", "rule_of", "svg"]
-
 WIDTH = 960
 """Units from left to right."""
 

@@ -18,8 +18,6 @@ from mpsim.errors import MpsimError
 from mpsim.report.explorer import Explorer
 from mpsim.result.words import Figures
 
-__all__ = ["HOST", "Server"]
-
 HOST: Final = "127.0.0.1"
 """The one interface it listens on."""
 

@@ -14,8 +14,6 @@ from mpsim.serving import ServiceResult
 from mpsim.serving.summary import ACCOUNT
 from mpsim.units import percent
 
-__all__ = ["HEADLINE", "SERVICE"]
-
 _LATENCIES = {
     "ttft_s": "time to first token",
     "tpot_s": "time per output token",

@@ -27,8 +27,6 @@ from mpsim.result import Result
 from mpsim.training.roofline import roofline
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["HEADLINE", "STEP"]
-
 _BUSIEST = 48  # links with a row of their own over time, of all tiers
 
 HEADLINE = (

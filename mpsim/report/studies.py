@@ -24,8 +24,6 @@ from mpsim.study.search.outcome import REASONS, proof
 from mpsim.study.search.service_outcome import SERVICE_REASONS, FoundService
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["is_study", "study_page"]
-
 _PRINTED = "what 'mpsim sweep --json', 'mpsim search --json', 'mpsim design --json' or 'mpsim explain --json' printed"
 _SHOWN = 30  # rows of a table that stand open, and bars of parts
 _STEPS_SHOW = "The shortest steps, and what less memory costs."

@@ -14,8 +14,6 @@ from mpsim.program import TICK, Stream
 from mpsim.result import Result
 from mpsim.training.vocabulary import Kind
 
-__all__ = ["PARTS", "Slice", "compare_orders", "measured_slices", "parts_of", "simulated_slices"]
-
 PARTS = ("forward", "backward", "gradients", "optimizer", "waiting")
 """Parts of a rank's step: actions of each kind, the reduction of gradients, and everything between actions."""
 

@@ -12,8 +12,6 @@ from mpsim.validate.actions import Slice
 from mpsim.validate.records import Record
 from mpsim.validate.steps import StepComparison
 
-__all__ = ["agreement_of", "beside", "errors_of"]
-
 _GB = 1e9
 _MS = 1e3
 _MOST_LANES = 64

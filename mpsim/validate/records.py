@@ -16,21 +16,6 @@ from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residual
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
 
-__all__ = [
-    "Decision",
-    "Decisions",
-    "Family",
-    "Record",
-    "Told",
-    "Validation",
-    "decisions_of",
-    "kendall_tau",
-    "signed",
-    "summarise",
-    "summarise_decisions",
-    "told_apart",
-]
-
 _WORST = 5  # rows named under a table
 _REASONS = 8  # reasons for skipping named under a table
 _COLUMNS = ("family", "rows", "predicted", "mean", "median", "p90", "bias", "worst", "differ", "")

@@ -30,8 +30,6 @@ from mpsim.training.intervals import residuals_of, setting_of
 from mpsim.units import Dimension, parse_quantity
 from mpsim.validate.records import Record, Validation
 
-__all__ = ["FIGURES", "Figure", "Table", "read_table", "served_points", "validate_files"]
-
 Progress = Callable[[int, int], None]
 _PERCENT: Final = 100.0
 _TOKENS: Final = "tokens/s"

@@ -11,8 +11,6 @@ from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_quantity, parse_quantity
 
-__all__ = ["family_of", "step_of", "title_of"]
-
 _MODEL = ("layers", "hidden", "heads", "ffn_hidden", "vocab")
 _SIZES = (*_MODEL, "sequence", "micro_batch")
 _DEGREES = ("dp", "tp", "pp")

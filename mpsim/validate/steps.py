@@ -33,8 +33,6 @@ from mpsim.validate.actions import (
 from mpsim.validate.records import Family, Record, Validation, signed
 from mpsim.validate.step_scenarios import family_of, step_of, title_of
 
-__all__ = ["Comparison", "StepComparison", "allocated_bytes", "compare_runs"]
-
 Progress = Callable[[int, int], None]
 _STEP_COLUMNS = (
     *("step", "measured", "predicted", "error", "spread", "order"),

@@ -37,8 +37,6 @@ from mpsim.program import COLLECTIVE, SEND, Program
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 
-__all__ = ["chakra_program"]
-
 _PRECISION = ("bf16", "fp16", "fp32")
 _MESSAGE = "send_recv"
 _PIPELINE = "pp"
@@ -168,12 +166,7 @@ def _identified(trace: Trace, rank: int, node: Node) -> tuple[_Row, tuple[object
         )
     ends = (rank, other) if sends else (other, rank)
     itself = "self" if rank == other else ""
-    return _Row(_MESSAGE, ends, []), (
-        "message",
-        *ends,
-        node.attributes.get("comm_tag"),
-        itself,
-    )
+    return _Row(_MESSAGE, ends, []), ("message", *ends, node.attributes.get("comm_tag"), itself)
 
 
 def _connect(nodes: Sequence[Node], rows: list[_Row], here: dict[int, int]) -> None:

@@ -14,8 +14,6 @@ from typing import Any, Final
 from mpsim.errors import MissingExtraError
 from mpsim.memo import remembered
 
-__all__ = ["COLLECTIVE_TYPES", "NODE_TYPES", "add_attributes", "framed", "message", "messages"]
-
 NODE_TYPES: Final = (
     "INVALID",
     "METADATA",

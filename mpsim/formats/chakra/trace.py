@@ -20,8 +20,6 @@ from mpsim.errors import FormatError
 from mpsim.formats.chakra.schema import COLLECTIVE_TYPES, NODE_TYPES, messages
 from mpsim.inputs import read_bytes, read_json
 
-__all__ = ["Node", "Trace", "is_trace", "read_rank", "read_ranks"]
-
 LARGEST: Final = 1 << 26
 MOST_NODES: Final = 1_000_000
 MOST_RANKS: Final = 65_536

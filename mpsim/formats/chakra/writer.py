@@ -39,8 +39,6 @@ from mpsim.program.expand import expand, expanded_flops
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, prepare
 
-__all__ = ["MOST_NODES", "chakra_files", "export_chakra", "write_chakra"]
-
 MOST_NODES: Final = 4_000_000
 """Nodes of all ranks together: a GB of files."""
 _VERSION = "1.0.0"

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from mpsim.errors import FormatError
 
-__all__ = ["MOST_DEVICES", "groups_of", "named_meshes"]
-
 MOST_DEVICES: Final = 1_000_000
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _LISTS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")

@@ -15,8 +15,6 @@ from typing import Final
 
 from mpsim.formats.hlo.text import Instruction, Module, device_bytes
 
-__all__ = ["device_memory"]
-
 _ALIASES: Final = frozenset(
     "bitcast tuple get-tuple-element while opt-barrier add-dependency dynamic-update-slice copy-done slice-done "
     "all-reduce-done all-gather-done collective-permute-done reduce-scatter-done all-to-all-done async-done async-update".split()

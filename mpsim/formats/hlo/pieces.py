@@ -7,8 +7,6 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Assembly", "Piece"]
-
 Ints = NDArray[np.int64]
 
 

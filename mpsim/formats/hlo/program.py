@@ -48,8 +48,6 @@ from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 from mpsim.workload import Operator, OperatorKind, Phase, Role
 
-__all__ = ["MOST_ROWS", "hlo_program"]
-
 MOST_ROWS: Final = 1_000_000
 """Rows that loops are unrolled into; beyond, a body stands once with its times multiplied."""
 _MOST_LABELS: Final = 30_000

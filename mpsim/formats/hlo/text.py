@@ -20,16 +20,6 @@ from mpsim.errors import FormatError
 from mpsim.formats.hlo.groups import MOST_DEVICES
 from mpsim.memo import remembered
 
-__all__ = [
-    "COLLECTIVES",
-    "Instruction",
-    "Module",
-    "arrays",
-    "device_bytes",
-    "parse_module",
-    "type_bytes",
-]
-
 COLLECTIVES: Final = (
     "all-reduce",
     "all-gather",

@@ -17,8 +17,6 @@ from typing import Final
 from mpsim.formats.hlo.text import Instruction, Module, arrays, device_bytes
 from mpsim.memo import remembered
 
-__all__ = ["FREE", "Product", "Work", "work_of"]
-
 FREE: Final = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id opt-barrier "
     "domain get-dimension-size copy-done slice-done async-update".split()
