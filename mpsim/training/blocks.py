@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from mpsim.cost.quantise import launch_seconds
@@ -130,20 +131,23 @@ class Blocks:
         trained = layout.trained(parts)
         mesh = layout.mesh
 
-        def block(layer: int, part: str, again: Recompute | None = None) -> Block:
+        @functools.cache  # layers of a stage are mostly of one kind
+        def priced(
+            part: str, again: Recompute | None = None
+        ) -> tuple[Template, float, float, float, float]:
             counts = parts[part], trained[part]
             held = [layout.held(count) for count in counts]
             experts = [count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp) for count in counts]
             template = self.template(part, action, costs, again)
-            return Block(layer, template, held[0], experts[0], held[1], experts[1])
+            return template, held[0], experts[0], held[1], experts[1]
 
         alone = zip(layout.layer_kinds(stage), self._again(stage, action), strict=True)
-        blocks = [block(i, kind, again) for i, (kind, again) in enumerate(alone)]
+        blocks = [Block(i, *priced(kind, again)) for i, (kind, again) in enumerate(alone)]
         blocks = self._chunked(stage, action, blocks, costs)
         if stage.embedding and (action is Action.F or self._expansions["embedding"].backward):
-            blocks.insert(0, block(-1, "embedding"))
+            blocks.insert(0, Block(-1, *priced("embedding")))
         if stage.head:
-            blocks.append(block(-1, "head"))
+            blocks.append(Block(-1, *priced("head")))
         opening = self._opening(stage, action, costs)
         return [*opening, *(blocks if action is Action.F else blocks[::-1])]
 

@@ -77,7 +77,7 @@ class Recompute:
         """
         whole = self
         if self.granularity == FULL:
-            runs_again = any(layer in chunk for chunk in self.chunks(layers))
+            runs_again = self.method != "block" or layer < self.layers
             whole = self._with(FULL if runs_again else NONE)
         if self.offload_layers is None or layer < self.offload_layers:
             return whole
@@ -92,6 +92,9 @@ class Recompute:
         )
 
     def _with(self, granularity: str) -> Recompute:
+        usual = granularity, NOTHING.modules, "uniform", 1
+        if usual == (self.granularity, self.modules, self.method, self.layers):
+            return self  # every layer of every layout of a search asks
         return dataclasses.replace(
             self, granularity=granularity, modules=NOTHING.modules, method="uniform", layers=1
         )

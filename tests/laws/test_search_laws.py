@@ -11,12 +11,13 @@ import pytest
 import mpsim
 from mpsim.errors import DeadlockError, ScenarioError
 from mpsim.scenario import Scenario
+from mpsim.scenario.checks import CHECKS
 from mpsim.schedule import make_orders
 from mpsim.study.search.bound import Bounder, Order
 from mpsim.study.search.decisions import choices, turned
 from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.given import split_axes
-from mpsim.study.search.layouts import AXES, Layouts
+from mpsim.study.search.layouts import AXES, DEPENDS, Layouts
 from mpsim.study.search.trainings import Timer
 from mpsim.training.memory import Flight, account_memory
 from mpsim.training.planning import Division, make_plan, recompute_of
@@ -314,3 +315,24 @@ def test_the_bound_lets_ranks_step_apart_where_no_norm_joins_them(layers):
     bound = Bounder(make_plan(varied), Division(given=layers)).bound([layout]).bound[0]
     step = mpsim.simulate(varied).timeline.step_time_s
     assert 0.99 * step < bound <= step * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_check_looks_at_no_axis_that_it_does_not_list(check):
+    """What a check says stays as it is while all axes change that it does not list, and every check lists its own."""
+    draw = random.Random(check.__name__)
+    listed = DEPENDS[check.__name__]
+    for variant, more in itertools.product(("dense", "experts"), ({}, {"method": "qlora"})):
+        scenario = scenario_of(variant)
+        training = scenario.training.model_copy(update=more)
+        space = Layouts(scenario.model_copy(update={"training": training}), {})
+        every = {**space.choices, "micro_batch": (1, 2, 3), "layers_per_stage": (None, (3, 5))}
+        every |= {"offload": ("none", "optimizer"), "modules": (None, ("core_attn",))}
+        every |= {"order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"), "recompute": ("none", "full")}
+        for _ in range(8):
+            first, other = (
+                {axis: draw.choice(values) for axis, values in every.items()} for _ in range(2)
+            )
+            other |= {axis: first[axis] for axis in listed}
+            told = [bool(check(space.scenario(values))) for values in (first, other)]
+            assert told[0] == told[1], (first, other)

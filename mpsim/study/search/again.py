@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpsim.errors import MpsimError, ScenarioError
@@ -16,11 +16,11 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.study.journal import Journal
 from mpsim.study.search.bound import Bounder
-from mpsim.study.search.branch_and_bound import BranchAndBound
+from mpsim.study.search.branch_and_bound import BranchAndBound, Labels
 from mpsim.study.search.given import Clock
 from mpsim.study.search.layouts import Layout
 from mpsim.study.search.outcome import REASONS
-from mpsim.study.search.trainings import Timer, Trainings, seconds_of
+from mpsim.study.search.trainings import Candidate, Timer, Trainings, seconds_of
 from mpsim.training.planning import Division, has_parts, recompute_of
 
 __all__ = ["LINKS", "Best", "best_layouts"]
@@ -71,6 +71,14 @@ def best_layouts(
     return answers
 
 
+class _Fastest(Trainings):
+    """A search for the best layout alone: nobody asks for ties."""
+
+    def labellings(self) -> Iterator[Labels[Candidate]]:
+        """No further questions."""
+        return iter(())
+
+
 class _Known(NamedTuple):
     """Layouts that fit by what their steps take at least, whether these are all, and words for none."""
 
@@ -80,7 +88,7 @@ class _Known(NamedTuple):
 
 
 def _known(scenario: Scenario, budget: float | None) -> _Known:
-    space = Trainings(scenario=scenario, front=False, clock=Clock(budget))
+    space = _Fastest(scenario=scenario, front=False, clock=Clock(budget))
     run = BranchAndBound(space, top=1, journal=Journal(None))
     run.run()
     if run.interrupted:  # what was not looked at may be better than what was found

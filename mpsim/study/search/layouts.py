@@ -21,7 +21,7 @@ from mpsim.scenario.balance import balanced_stages, stage_loads, work_of
 from mpsim.schedule import schedule
 from mpsim.study.search.given import defaults
 
-__all__ = ["ALWAYS_SAID", "AXES", "Frame", "Layout", "Layouts"]
+__all__ = ["ALWAYS_SAID", "AXES", "DEPENDS", "Frame", "Layout", "Layouts"]
 
 Values: TypeAlias = Mapping[str, Any]
 """Value of each axis, of whatever type the key of a scenario has."""
@@ -57,52 +57,43 @@ _OF_RECOMPUTE = (
     *("recompute_modules", "recompute_method", "recompute_layers", "recompute_keeps"),
     *("offload_activations", "offload_layers"),
 )
-_DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "check_model": (),
-    "check_cluster": (),
-    "check_framework": (),
-    "check_precision": (),
-    "check_schedule_file": (),
-    "check_network": (),
-    "check_variation": _MESH,
-    "check_outages": (),
-    "check_sweep": (),
-    "check_overrides": (),
-    "check_world": _MESH,
-    "check_parts": _MESH,
-    "check_batch": (*_MESH, "micro_batch"),
-    "check_replica_batches": (*_MESH, "micro_batch"),
+_OF_STAGES = ("pp", "schedule", "virtual_stages", "layers_per_stage")
+DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        (
+            *("check_model", "check_cluster", "check_framework", "check_precision"),
+            *("check_schedule_file", "check_network", "check_outages", "check_sweep"),
+            *("check_overrides", "check_design", "check_positions", "check_method"),
+        ),
+        (),
+    ),
+    **dict.fromkeys(("check_variation", "check_world", "check_parts"), _MESH),
+    **dict.fromkeys(
+        ("check_batch", "check_replica_batches", "check_steps_in_backward"), (*_MESH, "micro_batch")
+    ),
     "check_mixture": (*_MESH, "ep", "offload"),
     "check_virtual_stages": ("schedule", "virtual_stages"),
-    "check_stages": ("pp", "schedule", "virtual_stages", "layers_per_stage"),
+    "check_stages": _OF_STAGES,
     "check_stacks": ("cp", "pp"),
-    "check_heads": ("tp",),
-    "check_mlp": ("tp",),
-    "check_context": ("cp",),
-    "check_context_exchange": ("tp", "cp"),
+    **dict.fromkeys(("check_heads", "check_mlp"), ("tp",)),
+    **dict.fromkeys(("check_context", "check_lengths"), ("cp",)),
+    **dict.fromkeys(("check_context_exchange", "check_state", "check_vision"), ("tp", "cp")),
     "check_sequence": ("tp", "cp", "sequence_parallel"),
-    "check_tensor_overlap": ("tp", "sequence_parallel"),
+    **dict.fromkeys(("check_tensor_overlap", "check_expert_tokens"), ("tp", "sequence_parallel")),
     "check_experts": ("tp", "ep"),
     "check_expert_ranks": (*_MESH, "ep"),
-    "check_expert_tokens": ("tp", "sequence_parallel"),
     "check_expert_overlap": ("pp", "schedule", "recompute"),
-    "check_recompute": ("recompute", "modules"),
-    "check_recompute_layers": (
-        "pp",
-        "schedule",
-        "virtual_stages",
-        "layers_per_stage",
-        "recompute",
-        "zero",
-    ),
-    "check_recompute_modules": ("recompute", "modules"),
-    "check_offload_activations": (
-        *("pp", "schedule", "virtual_stages", "layers_per_stage", "recompute"),
-    ),
+    **dict.fromkeys(("check_recompute", "check_recompute_modules"), ("recompute", "modules")),
+    "check_adapters": ("tp", "recompute", "modules"),
+    "check_recompute_layers": (*_OF_STAGES, "recompute", "zero"),
+    "check_offload_activations": (*_OF_STAGES, "recompute"),
     "check_zero": ("pp", "zero"),
+    "check_reference": ("pp",),
     "check_shard": (*_MESH, "zero"),
     "check_offload": ("zero", "offload"),
-    "check_steps_in_backward": (*_MESH, "micro_batch"),
+    **dict.fromkeys(
+        ("check_optimizer", "check_offload_fraction", "check_narrow_base"), ("offload",)
+    ),
     "check_size": (*_MESH, "schedule", "virtual_stages", "micro_batch"),
 }
 """Axes that each check looks at; one that is not listed is asked about every layout."""
@@ -217,7 +208,7 @@ class Layouts:
             own.embedding_counts_as_layer or own.loss_counts_as_layer
         )
         self.choices = {axis: self._choose(axis) for axis in AXES}
-        self._rules = _rules()
+        self._rules = {name: DEPENDS.get(name, tuple(AXES)) for name in _CHECKS}
         # frames share what depends on few of their axes; those are a handful, of thousands of frames
         self._batch_rules = self._within((*_FRAME, "micro_batch"), _FRAME)
         self._habit_rules = self._within((*_FRAME, *_HABITS), _FRAME)
@@ -436,12 +427,14 @@ class Layouts:
         return tuple(axis for axis in _FRAME if axis in axes)
 
     def _obeys(self, values: Values, rules: Sequence[str]) -> bool:
+        scenario: Scenario | None = None
         for rule in rules:
-            # a check costs a scenario; thousands of layouts share what it looks at
+            # thousands of layouts share what a check looks at, and all checks of one its scenario
             key = (rule, *(values[axis] for axis in self._rules[rule]))
             if key not in self._known:
+                scenario = scenario or self.scenario(values)
                 try:
-                    self._known[key] = not _CHECKS[rule](self.scenario(values))
+                    self._known[key] = not _CHECKS[rule](scenario)
                 except MpsimError:
                     self._known[key] = False
             if not self._known[key]:
@@ -496,8 +489,3 @@ def _values(frame: Frame) -> Values:
 
 def _divisors(number: int, *, at_most: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, min(number, at_most) + 1) if number % n == 0)
-
-
-def _rules() -> dict[str, tuple[str, ...]]:
-    """Axes of every check of a scenario; all of them for one that this module does not know."""
-    return {name: _DEPENDS.get(name, tuple(AXES)) for name in _CHECKS}
