@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import bisect
 import enum
+import functools
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+import simpy
+
+from mpsim.serving.batching import Iteration
+from mpsim.serving.lane import Lane
 
 __all__ = ["Entrance", "Passed", "State"]
 
@@ -39,20 +46,56 @@ class Passed(NamedTuple):
 
 
 class Entrance:
-    """Batches of one instance, by their number."""
+    """Batches of one instance, by their number: what each does, and what it has under way.
 
-    def __init__(self, batches: int) -> None:
-        self.due = [math.inf] * batches
-        self.state = [State.SLEEPS] * batches
+    Parameters
+    ----------
+    stalled : sequence of dict
+        Of each pool, time for which its batches slept by reason [s].
+    """
+
+    def __init__(
+        self, env: simpy.Environment, lanes: Sequence[Lane], stalled: Sequence[dict[str, float]]
+    ) -> None:
+        batches = len(lanes)
+        self.lanes, self.call = lanes, env.event()
+        self.flights: list[Iteration | None] = [None] * batches
+        self.due = [0.0] * batches
+        self.state = [State.ENTERS] * batches
+        self._env, self._stalled = env, stalled
+        self._asleep = [(0.0, "")] * batches
         self._free = 0.0
         self._plans: list[tuple[list[float], list[float]]] = [([], [])] * batches
         self._next = [0] * batches  # iteration of each plan
         self._log: list[tuple[float, int, float, float]] = []  # entered, who, asked, free before
         self._passed = [Passed()] * batches
+        for who, lane in enumerate(lanes):
+            lane.touched = functools.partial(self._touch, who)
 
     def set(self, who: int, state: State, due: float) -> None:
         """Have a batch do something else."""
         self.state[who], self.due[who] = state, due
+
+    def sleep(self, who: int, reason: str) -> None:
+        """Have a batch wait until it is touched."""
+        self._asleep[who] = self._env.now, reason
+        self.set(who, State.SLEEPS, math.inf)
+
+    def _touch(self, who: int) -> None:
+        """Have a batch look again before it enters: something came, or it went down."""
+        lane, now = self.lanes[who], self._env.now
+        self.take_back(now)
+        if self.state[who] is State.SLEEPS:
+            begin, reason = self._asleep[who]
+            if reason:
+                self._stalled[lane.pool][reason] += now - begin
+            self.set(who, State.ENDS if lane.down else State.ENTERS, now)
+        elif self.state[who] is not State.ENDS:
+            # an iteration is under way: whoever takes requests up does so at its end
+            looks = (lane.down or lane.pool) and self.due[who] > now
+            self.state[who] = State.ENDS if looks else State.ENTERS
+        if not self.call.triggered:
+            self.call.succeed()
 
     def enter(self, who: int, now: float, seconds: float, stage: float) -> None:
         """Let a batch enter for one iteration, which its engine ends."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpsim.serving.batching import Batch, Engine, Iteration
 from mpsim.serving.prices import IterationPrices
 
-__all__ = ["LONGEST_JUMP", "Lane", "within"]
+__all__ = ["LONGEST_JUMP", "Lane", "reached"]
 
 Floats = NDArray[np.float64]
 
@@ -126,6 +126,13 @@ class Lane:
             return self.pace * np.asarray(self.prices.apart_seconds(loads, 0))
         return self.pace * np.asarray(self.prices.seconds(loads[0]))
 
+    def within(self, steps: int, gap: float) -> tuple[int, float]:
+        """How many of so many decoding iterations end before a gap does, the one that it ends in included, and their seconds."""
+        steps = min(steps, LONGEST_JUMP)
+        if (line := self.line()) is not None:
+            return _within(steps, gap, *line)
+        return reached(self.seconds_ahead(steps).cumsum(), gap)
+
     def stages_ahead(self, steps: int) -> tuple[list[float], list[float]]:
         """Times of so many decoding iterations, and of their first stages, which others wait for [s]."""
         decodes, tokens, _ = self.state
@@ -160,7 +167,13 @@ def _contexts(engine: Engine, ahead: NDArray[np.int64]) -> Floats:
     return gains
 
 
-def within(steps: int, gap: float, first: float, more: float) -> tuple[int, float]:
+def reached(ends: Floats, gap: float) -> tuple[int, float]:
+    """How many iterations end before a gap does, the one that it ends in included, and when the last of them ends [s]."""
+    steps = min(len(ends), int(np.searchsorted(ends, gap)) + 1)
+    return steps, float(ends[steps - 1])
+
+
+def _within(steps: int, gap: float, first: float, more: float) -> tuple[int, float]:
     """How many of equally growing iterations end before a gap does, the one that it ends in included, and their seconds.
 
     The first takes `first`, each later one `more` than the one before: k of them take ``k first + more k (k - 1) / 2``.

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from mpsim.serving.autoscale import Autoscaler
 from mpsim.serving.batching import Engine, Iteration
-from mpsim.serving.entrance import AHEAD, Entrance, Passed, State
-from mpsim.serving.lane import LONGEST_JUMP, Lane, within
+from mpsim.serving.entrance import AHEAD, Entrance, State
+from mpsim.serving.lane import LONGEST_JUMP, Lane, reached
 from mpsim.serving.many import Folded, Window
 from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.requests import Requests
@@ -50,52 +50,10 @@ _COLUMNS = (
 _MOVES = ("request", "source", "target", "start", "end", "bytes")
 
 
-class _Staged:
-    """Batches of an instance of several stages: what each has under way, and who sleeps since when."""
-
-    def __init__(
-        self, env: simpy.Environment, lanes: Sequence[Lane], stalled: Sequence[dict[str, float]]
-    ) -> None:
-        self.lanes, self.door, self.call = lanes, Entrance(len(lanes)), env.event()
-        self.flights: list[Iteration | None] = [None] * len(lanes)
-        self._env, self._stalled = env, stalled
-        self._asleep = [(0.0, "")] * len(lanes)
-        for who, lane in enumerate(lanes):
-            lane.touched = functools.partial(self._touch, who)
-            self.door.set(who, State.ENTERS, 0.0)
-
-    def sleep(self, who: int, reason: str) -> None:
-        """Have a batch wait until it is touched."""
-        self._asleep[who] = self._env.now, reason
-        self.door.set(who, State.SLEEPS, math.inf)
-
-    def _touch(self, who: int) -> None:
-        """Have a batch look again before it enters: something came, or it went down."""
-        door, lane, now = self.door, self.lanes[who], self._env.now
-        door.take_back(now)
-        if door.state[who] is State.SLEEPS:
-            begin, reason = self._asleep[who]
-            if reason:
-                self._stalled[lane.pool][reason] += now - begin
-            door.set(who, State.ENDS if lane.down else State.ENTERS, now)
-        elif door.state[who] is not State.ENDS:
-            # an iteration is under way: whoever takes requests up does so at its end
-            looks = (lane.down or lane.pool) and door.due[who] > now
-            door.state[who] = State.ENDS if looks else State.ENTERS
-        if not self.call.triggered:
-            self.call.succeed()
-
-
 def _ring(call: simpy.Event, _: simpy.Event) -> None:
     """Call a process at the time that it asked for, unless something came before."""
     if not call.triggered:
         call.succeed(True)
-
-
-def _reached(ends: Floats, gap: float) -> tuple[int, float]:
-    """How many iterations end before a gap does, the one that it ends in included, and when the last of them ends [s]."""
-    steps = min(len(ends), int(np.searchsorted(ends, gap)) + 1)
-    return steps, float(ends[steps - 1])
 
 
 class Service:
@@ -227,8 +185,8 @@ class Service:
             if len(instance) == 1:
                 self._env.process(self._work(instance[0]))
             else:
-                staged = _Staged(self._env, instance, self._stalled)
-                self._env.process(self._work_in_stages(staged))
+                door = Entrance(self._env, instance, self._stalled)
+                self._env.process(self._work_in_stages(door))
         scaler = self._autoscaler()
         for outage in self._pools[-1].outages:
             self._env.process(self._fail(*outage))
@@ -399,6 +357,8 @@ class Service:
 
     def _gap(self, lane: Lane) -> float | None:
         """Seconds until the next request comes to a batch; None where only the others can tell."""
+        if lane.pool or self._fragile:
+            return None
         if self._concurrency is not None:
             if self._alone:
                 return self._due[0] - self._env.now if self._due else np.inf
@@ -447,63 +407,69 @@ class Service:
         self._note(lane, *lane.finish(iteration))
         self._take_up(lane)
 
-    def _work_in_stages(self, staged: _Staged) -> Events:
+    def _work_in_stages(self, door: Entrance) -> Events:
         """Run the batches of an instance of several stages, each of which waits for the first stage to be free."""
-        env, door = self._env, staged.door
+        env = self._env
         while True:
             due, who = door.advance()
             if due > env.now:
-                staged.call = env.event()
+                door.call = env.event()
                 if due < math.inf:
                     timer = env.timeout(due - env.now)
-                    timer.callbacks.append(functools.partial(_ring, staged.call))
-                yield staged.call
-                if staged.call.value is None:  # something came
+                    timer.callbacks.append(functools.partial(_ring, door.call))
+                yield door.call
+                if door.call.value is None:  # something came
                     continue
             door.take_back(math.inf)
-            lane, flight = staged.lanes[who], staged.flights[who]
-            self._pass_on(lane, door.passed(who))
+            lane, flight = door.lanes[who], door.flights[who]
+            if (passed := door.passed(who)).iterations:
+                self._pass(lane, passed.iterations, passed.seconds, passed.begin, passed.end)
+                self._end = max(self._end, passed.end)
             if flight is not None:
-                staged.flights[who] = None
+                door.flights[who] = None
                 door.set(who, State.ENTERS, env.now)
                 self._finish(lane, flight)
             elif lane.down:
                 self._empty(lane)
-                staged.sleep(who, "down")
+                door.sleep(who, "down")
             elif door.state[who] is State.ENDS:
                 self._take_up(lane)
                 door.set(who, State.ENTERS, env.now)
             else:
-                self._decide(staged, who)
+                self._decide(door, who)
 
-    def _decide(self, staged: _Staged, who: int) -> None:
+    def _decide(self, door: Entrance, who: int) -> None:
         """Let a batch whose turn it is enter the first stage, or sleep."""
-        lane, door = staged.lanes[who], staged.door
+        lane = door.lanes[who]
         self._take_up(lane)
         if (steps := min(lane.steady(), AHEAD)) > 0:
             door.plan(who, *lane.stages_ahead(steps))
         elif (iteration := lane.next()) is not None:
-            staged.flights[who], spent = iteration, self._begin(lane, iteration)
+            door.flights[who], spent = iteration, self._begin(lane, iteration)
             stage = lane.pace * float(lane.prices.stage_seconds(iteration.batch))
             door.enter(who, self._env.now, spent, min(stage, spent))
         else:
-            staged.sleep(who, lane.waits_for)
-
-    def _pass_on(self, lane: Lane, passed: Passed) -> None:
-        """Write down iterations that a batch of several passed without a decision; between them it may have waited to enter."""
-        if passed.iterations:
-            self._pass(lane, passed.iterations, passed.seconds, passed.begin, passed.end)
-            self._end = max(self._end, passed.end)
+            door.sleep(who, lane.waits_for)
 
     def _go_on(self, lane: Lane, steps: int) -> Events:
-        """Pass as many iterations at once as nothing disturbs."""
+        """Pass iterations at once, to the end of the one during which something comes, or it goes down."""
         if lane.down:  # since the iteration that has just ended
             return
-        gap = None if lane.pool or self._fragile else self._gap(lane)
-        if gap is None:
-            yield from self._jump_while_undisturbed(lane, steps)
-        else:
-            yield self._env.timeout(self._jump(lane, steps, gap))
+        env, begin = self._env, self._env.now
+        if (gap := self._gap(lane)) is not None:
+            steps, seconds = lane.within(steps, gap)
+            self._pass(lane, steps, seconds, begin)
+            yield env.timeout(seconds)
+            return
+        times = lane.seconds_ahead(min(steps, LONGEST_JUMP)).cumsum()
+        nudge = lane.nudge = env.event()
+        yield nudge | env.timeout(float(times[-1]))
+        lane.nudge = None
+        passed = env.now - begin
+        steps, seconds = reached(times, passed)
+        if (rest := seconds - passed) > 0:
+            yield env.timeout(rest)
+        self._pass(lane, steps, seconds, begin)
 
     def _sleep(self, lane: Lane, why: str = "") -> Events:
         """Wait until something changes, and note what for; a batch that went down has that to do first."""
@@ -515,37 +481,14 @@ class Service:
         if reason:
             self._stalled[lane.pool][reason] += self._env.now - begin
 
-    def _jump(self, lane: Lane, steps: int, gap: float) -> float:
-        """Pass iterations in which nothing begins or ends, to the end of the one during which the next request comes; their seconds."""
-        steps = min(steps, LONGEST_JUMP)
-        if (line := lane.line()) is not None:
-            steps, seconds = within(steps, gap, *line)
-        else:
-            steps, seconds = _reached(lane.seconds_ahead(steps).cumsum(), gap)
-        return self._pass(lane, steps, seconds, self._env.now)
-
-    def _jump_while_undisturbed(self, lane: Lane, steps: int) -> Events:
-        """Pass iterations to the end of the one during which something comes, or the instance goes down."""
-        begin = self._env.now
-        times = lane.seconds_ahead(min(steps, LONGEST_JUMP)).cumsum()
-        nudge = lane.nudge = self._env.event()
-        yield nudge | self._env.timeout(float(times[-1]))
-        lane.nudge = None
-        passed = self._env.now - begin
-        steps, seconds = _reached(times, passed)
-        if (rest := seconds - passed) > 0:
-            yield self._env.timeout(rest)
-        self._pass(lane, steps, seconds, begin)
-
     def _pass(
         self, lane: Lane, steps: int, seconds: float, begin: float, end: float | None = None
-    ) -> float:
-        """Write down iterations that are passed at once, to their `end` where they waited between; their seconds."""
+    ) -> None:
+        """Write down iterations that are passed at once, to their `end` where they waited between."""
         span = seconds if end is None else end - begin
         decodes, context, used = lane.state
         self._rows.append((begin, seconds, steps, decodes, context, 0, used, lane.number, span))
         lane.jump(steps)
-        return seconds
 
     def _note(self, lane: Lane, first: Sequence[int], last: Sequence[int]) -> None:
         """Write down first and last tokens; a user of a closed loop then sends the next request."""
