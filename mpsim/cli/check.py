@@ -135,9 +135,7 @@ def _derived_service(plan: ServicePlan) -> dict[str, object]:
         for name, pool in plan.pools.items()
         for key, value in _derived_pool(pool).items()
     }
-    handover = plan.handover
-    assert handover is not None, "there are two pools"
-    return {**pools, "accelerators": plan.accelerators, "token_bytes": handover.token_bytes}
+    return {**pools, "accelerators": plan.accelerators, "token_bytes": plan.token_bytes}
 
 
 def _derived_pool(plan: ServicePlan) -> dict[str, object]:

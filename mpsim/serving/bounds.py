@@ -81,9 +81,9 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
     else:
         duration = float((requests.arrival + alone).max(initial=0.0))
     own_prompts = (tail, units) if plan.prefill is None else (np.zeros(0), 0.0)
-    busy = _work(plan, requests, *own_prompts) * _fastest(plan) / plan.pool.lanes
+    busy = _work(plan, requests, *own_prompts) * _fastest(plan) / plan.lanes
     if (behind := plan.prefill) is not None:
-        busy = max(busy, _work(behind, None, tail, units) * _fastest(behind) / behind.pool.lanes)
+        busy = max(busy, _work(behind, None, tail, units) * _fastest(behind) / behind.lanes)
     return ServiceBounds(
         max(duration, busy), busy, ttft + plan.front_end_time + plan.first_token_time, tpot
     )
@@ -91,7 +91,7 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
 
 def _fastest(plan: ServicePlan) -> float:
     """Time of the fastest instance over that of one whose ranks have the nominal speed."""
-    return min(plan.pool.paces, default=1.0)
+    return min(plan.paces, default=1.0)
 
 
 def _computed(requests: Requests) -> tuple[Floats, float]:
@@ -157,7 +157,7 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
         iterations = decodes / fullest
         if decoded.hashes is None:  # an iteration reads no more than the cache holds
             contexts = float((further / most_gain * middle).sum())
-            iterations = max(iterations, contexts / (plan.pool.room * plan.pool.ranks))
+            iterations = max(iterations, contexts / (plan.room * plan.ranks))
     longest = int(tail.max(initial=0.0))
     prompt_tokens = rules.max_tokens if rules.chunked else max(rules.max_tokens, longest)
     if plan.policy.together:
@@ -178,11 +178,11 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
 
 def _fullest(plan: ServicePlan, requests: Requests) -> int:
     """Most sequences that decode in one batch: as the engine allows, and as the cache holds where none is shared."""
-    blocks, rules = plan.blocks // (plan.pp * plan.pool.ranks), plan.pool.rank_rules
+    blocks, rules = plan.rank_blocks, plan.rank_rules
     shortest = int(requests.prompt.min(initial=1)) if requests.hashes is None else 1
     held = max(1, -(-max(1, shortest - 1) // rules.block))
     each = max(1, min(rules.max_sequences, blocks // held))
-    return max(1, min(each * plan.pool.ranks, len(requests)))
+    return max(1, min(each * plan.ranks, len(requests)))
 
 
 def _passes(

@@ -128,7 +128,6 @@ class Lane:
 
     def within(self, steps: int, gap: float) -> tuple[int, float]:
         """How many of so many decoding iterations end before a gap does, the one that it ends in included, and their seconds."""
-        steps = min(steps, LONGEST_JUMP)
         if (line := self.line()) is not None:
             return _within(steps, gap, *line)
         return reached(self.seconds_ahead(steps).cumsum(), gap)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,6 @@ from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
 from mpsim.serving.policies import POLICIES, Budget
-from mpsim.serving.pools import Handover, Outage, Pool
 from mpsim.serving.prices import IterationPrices, Products
 from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.requests import Requests
@@ -31,7 +31,7 @@ from mpsim.serving.work import FORMATS, Format, RankWork, wide_in
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 
-__all__ = ["CACHE_BYTES", "ServiceMemory", "ServicePlan", "outages_of", "paces_of"]
+__all__ = ["CACHE_BYTES", "Outage", "ServiceMemory", "ServicePlan"]
 
 CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
@@ -67,6 +67,14 @@ class ServiceMemory:
     def blocks(self) -> int:
         """Blocks of cache that fit."""
         return max(0, int(self.cache // self.block_bytes)) if self.block_bytes else 0
+
+
+class Outage(NamedTuple):
+    """Time in which an instance is down [s]."""
+
+    instance: int
+    start: float
+    end: float
 
 
 # of their ranks, fastest first: one lies after the other
@@ -160,38 +168,105 @@ class ServicePlan:
         )
 
     @property
-    def pool(self) -> Pool:
-        """Its instances, as they are simulated."""
-        apart = self.engine.attention_ranks == "apart"
-        own = (self.prices, self.rules, self.blocks, self.replicas, apart)
-        return Pool(*own, paces_of(self), outages_of(self), self.autoscale)
+    def lanes(self) -> int:
+        """Batches that run beside each other: one a pipeline stage of every instance."""
+        return self.replicas * self.pp
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of an instance that are simulated one by one, each with its part of sequences, tokens and blocks, not as one that spreads them evenly."""
+        return self.attention_dp if self.engine.attention_ranks == "apart" else 1
+
+    @property
+    def rank_rules(self) -> BatchRules:
+        """How one of them forms iterations."""
+        rules, ranks = self.rules, self.ranks
+        return dataclasses.replace(
+            rules,
+            max_sequences=max(1, rules.max_sequences // ranks),
+            max_tokens=max(1, rules.max_tokens // ranks),
+        )
+
+    @property
+    def rank_blocks(self) -> int:
+        """Blocks of cache of one batch, or of one rank of it that keeps requests of its own."""
+        return self.blocks // (self.pp * self.ranks)
+
+    @property
+    def room(self) -> int:
+        """Tokens that these hold."""
+        return self.rank_blocks * self.engine.block
 
     @functools.cached_property
-    def handover(self) -> Handover | None:
-        """The pool of prompts, and how their keys and values get here; None where there is none.
+    def instance_ranks(self) -> NDArray[np.int64]:
+        """Ranks of each instance in the cluster."""
+        ranks = self.first_rank + np.arange(self.pool_accelerators, dtype=np.int64)
+        return ranks.reshape(self.replicas, -1)
+
+    @functools.cached_property
+    def paces(self) -> tuple[float, ...]:
+        """Time of each instance over that of one whose ranks all have the nominal speed; empty where all have.
 
         Notes
         -----
-        A token's keys and values are sent once to every rank that holds them: tensor parallel ranks beyond the key-value heads, and all of latent attention, get copies.
+        The ranks of an instance wait for each other in every layer: it is as slow as its slowest rank.
+        Speeds that are drawn are lognormal with mean 1, one a rank of the cluster.
         """
-        if self.prefill is None:
-            return None
-        instances = [
-            [
-                Instance(tuple(ranks), plan.tp * plan.pp // plan.attention_dp)
-                for ranks in _instance_ranks(plan).tolist()
-            ]
-            for plan in self.pools.values()
-        ]
+        variation = self.variation
+        if variation is None or not (variation.slow or variation.speed):
+            return ()
+        count = self.cluster.accelerators
+        speed = np.ones(count)
+        if variation.speed:
+            sigma = math.sqrt(math.log1p(variation.speed**2))
+            random = np.random.default_rng([self.seed, _STREAM])
+            speed = random.lognormal(-(sigma**2) / 2, sigma, count)
+        nodes = self.cluster.node_of(np.arange(count))
+        for part in variation.slow:
+            if part.node is not None:
+                speed[nodes == part.node] *= part.speed
+            else:
+                speed[list(part.ranks or ())] *= part.speed
+        return tuple((1.0 / speed[self.instance_ranks].min(axis=1)).tolist())
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Instances with a rank on a node that fails, from when to when they are down [s]."""
+        if self.variation is None:
+            return ()
+        nodes = self.cluster.node_of(self.instance_ranks)
+        return tuple(
+            Outage(replica, outage.at, outage.at + outage.duration)
+            for outage in self.variation.outages
+            for replica in np.flatnonzero((nodes == outage.node).any(axis=1)).tolist()
+        )
+
+    @functools.cached_property
+    def network(self) -> CacheNetwork:
+        """Ways of keys and values from the instances that compute prompts to those that decode."""
+        return CacheNetwork(
+            self.cluster,
+            *(
+                [
+                    Instance(tuple(ranks), plan.tp * plan.pp // plan.attention_dp)
+                    for ranks in plan.instance_ranks.tolist()
+                ]
+                for plan in self.pools.values()
+            ),
+        )
+
+    @property
+    def token_bytes(self) -> float:
+        """Keys and values of a token, on all ranks that decode it [B].
+
+        Notes
+        -----
+        They are sent once to every rank that holds them: tensor parallel ranks beyond the key-value heads, and all of latent attention, get copies.
+        """
         layers = sum(block.layers for block in self.work.attention)
         per_layer = self.work.cache_elements / layers * CACHE_BYTES[self.kv]
         served = self.model.layers - self.model.mtp_layers
-        return Handover(
-            self.prefill.pool,
-            CacheNetwork(self.cluster, *instances),
-            token_bytes=per_layer * served * self.tp / self.attention_dp,
-            samples_first=self.samples_first,
-        )
+        return per_layer * served * self.tp / self.attention_dp
 
     @functools.cached_property
     def weight_format(self) -> Format:
@@ -510,7 +585,7 @@ class ServicePlan:
 
     def _require_room(self, requests: Requests, output: NDArray[np.int64], holder: str) -> None:
         """Refuse requests that the cache of no batch can hold."""
-        tokens, room, rules = requests.prompt + output, self.pool.room, self.rules
+        tokens, room, rules = requests.prompt + output, self.room, self.rules
         kept = np.minimum(rules.window, tokens) * rules.window_share
         blocks = rules.state_blocks + np.ceil(kept / rules.block).astype(np.int64)
         tokens = tokens + blocks * rules.block
@@ -520,49 +595,3 @@ class ServicePlan:
                 f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has {tokens.max():,} tokens, {holder} holds {room:,}; "
                 "raise tp or pp, take narrower weights or kv, or shorten the requests"
             )
-
-
-def paces_of(plan: ServicePlan) -> tuple[float, ...]:
-    """Time of each instance over that of one whose ranks all have the nominal speed; empty where all have.
-
-    Notes
-    -----
-    The ranks of an instance wait for each other in every layer: it is as slow as its slowest rank.
-    Speeds that are drawn are lognormal with mean 1, one a rank of the cluster.
-    """
-    variation = plan.variation
-    if variation is None or not (variation.slow or variation.speed):
-        return ()
-    count = plan.cluster.accelerators
-    speed = np.ones(count)
-    if variation.speed:
-        sigma = math.sqrt(math.log1p(variation.speed**2))
-        random = np.random.default_rng([plan.seed, _STREAM])
-        speed = random.lognormal(-(sigma**2) / 2, sigma, count)
-    nodes = plan.cluster.node_of(np.arange(count))
-    for part in variation.slow:
-        if part.node is not None:
-            speed[nodes == part.node] *= part.speed
-        else:
-            speed[list(part.ranks or ())] *= part.speed
-    return tuple(1.0 / float(speed[ranks].min()) for ranks in _instance_ranks(plan))
-
-
-def outages_of(plan: ServicePlan) -> tuple[Outage, ...]:
-    """Instances with a rank on a node that fails, from when to when they are down [s]."""
-    variation = plan.variation
-    if variation is None:
-        return ()
-    nodes = [plan.cluster.node_of(ranks) for ranks in _instance_ranks(plan)]
-    return tuple(
-        Outage(replica, outage.at, outage.at + outage.duration)
-        for outage in variation.outages
-        for replica in range(plan.replicas)
-        if (nodes[replica] == outage.node).any()
-    )
-
-
-def _instance_ranks(plan: ServicePlan) -> NDArray[np.int64]:
-    """Ranks of each instance in the cluster."""
-    ranks = plan.first_rank + np.arange(plan.pool_accelerators, dtype=np.int64)
-    return ranks.reshape(plan.replicas, -1)

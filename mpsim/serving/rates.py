@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from mpsim.cost import Board, CollectiveModel, Load
 from mpsim.hardware import Calibration, Cluster, shift_of
+from mpsim.nouns import Seconds, read
 from mpsim.parallel import GroupShape
 from mpsim.result.words import Figures
 from mpsim.serving.engines import EnginePreset
 from mpsim.shipped import read_shipped
-from mpsim.units import Dimension, parse_quantity
 
 __all__ = ["BY_FORMAT", "Rates", "Reductions", "rates_of", "replaced"]
 
@@ -55,22 +54,22 @@ class Rates:
 
     bandwidth: float
     peaks: Mapping[str, float]
-    cast_latency: Mapping[str, float]
+    cast_latency: Mapping[str, Seconds]
     product_rate: Mapping[str, float]
     expert_rate: Mapping[str, float]
-    attention_latency: float
-    latent_latency: float
+    attention_latency: Seconds
+    latent_latency: Seconds
     attention_bandwidth: float
     attention_compute: float
     attention_narrow: float
     prompt_share: float
-    stream_latency: float
+    stream_latency: Seconds
     stream_bandwidth: float
-    reduction_latency: float
+    reduction_latency: Seconds
     reduction_share: float
-    expert_latency: float
+    expert_latency: Seconds
     expert_tile: float
-    expert_each: Mapping[str, float]
+    expert_each: Mapping[str, Seconds]
     expert_kernel: str
     expert_spread: float
 
@@ -79,32 +78,20 @@ class Rates:
 _SECOND_BARRIER = 1.75
 BY_FORMAT = ("cast_latency", "product_rate", "expert_rate")
 """Rates of which there is one for each format of weights."""
-_seconds = functools.partial(parse_quantity, dimension=Dimension.TIME)
-_TIMES = tuple(f"{part}_latency" for part in "attention latent stream reduction expert".split())
-_SHARES = tuple(
-    "attention_bandwidth attention_compute attention_narrow prompt_share stream_bandwidth reduction_share expert_tile expert_spread".split()
-)
 
 
 def rates_of(cluster: Cluster) -> Rates:
     """Rates of a cluster's accelerator."""
     chip = cluster.accelerator
-    group = _group(chip.family, chip.name)
+    groups: list[Figures] = read_shipped("mpsim.serving.data", "rates.yaml")["groups"]
+    named = (group for group in groups if chip.name in group.get("names", (chip.name,)))
+    group = next(group for group in named if {chip.family, "*"} & {*group["families"]})
     peaks = dict(chip.peak_flops)
     # chips from before bfloat16 work in the other format of 16 bits, at its rate
     if "fp16" in peaks:
         peaks.setdefault("bf16", peaks["fp16"])
-    rates = Rates(
-        bandwidth=chip.memory_bandwidth,
-        peaks=peaks,
-        cast_latency={name: _seconds(value) for name, value in group["cast_latency"].items()},
-        product_rate=group["product_rate"],
-        expert_rate=group["expert_rate"],
-        expert_each={name: _seconds(value) for name, value in group["expert_each"].items()},
-        expert_kernel=group["expert_kernel"],
-        **{name: _seconds(group[name]) for name in _TIMES},
-        **{name: float(group[name]) for name in _SHARES},
-    )
+    fields = {name: group[name] for name in Rates.__dataclass_fields__ if name in group}
+    rates = read(Rates, {**fields, "bandwidth": chip.memory_bandwidth, "peaks": peaks})
     measured = rates if chip.calibration is None else replaced(rates, chip.calibration)
     board = Board(chip)  # a power cap or a lock of the clock leaves less
     attention, streams = board.rate(Load.ATTENTION), board.rate(Load.STREAMS)
@@ -124,12 +111,6 @@ def replaced(rates: Rates, measured: Calibration) -> Rates:
         if found:
             fields[name] = {**getattr(rates, name), **found}
     return dataclasses.replace(rates, **fields)  # type: ignore[arg-type]
-
-
-def _group(family: str, name: str) -> Figures:
-    groups: list[Figures] = read_shipped("mpsim.serving.data", "rates.yaml")["groups"]
-    named = (group for group in groups if name in group.get("names", (name,)))
-    return next(group for group in named if {family, "*"} & {*group["families"]})
 
 
 class Reductions:

@@ -140,7 +140,7 @@ def run_service(
         )
         plan.require(Requests(np.zeros(1), *ones))
         folded = Folded(plan, stream)
-        served = _run(plan, stream, progress, folded)
+        served = Service(stream, plan, folded=folded, progress=progress).run()
         return ServiceResult(scenario, plan, Requests(*np.zeros((3, 0))), served, folded=folded)
     requests = plan.requests()
     refuse_large_scenario(scenario, len(requests))  # nobody knew how many a trace has
@@ -158,7 +158,7 @@ def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) ->
         If the service cannot hold its weights, or a request.
     """
     plan.require(requests)
-    return ServiceResult(scenario, plan, requests, _run(plan, requests))
+    return ServiceResult(scenario, plan, requests, Service(requests, plan).run())
 
 
 def _serve_workload(
@@ -166,7 +166,7 @@ def _serve_workload(
 ) -> tuple[Requests, Served]:
     """Serve a workload; of a closed loop with a duration twice as many requests as before, if those were not enough."""
     workload = plan.workload
-    served = _run(plan, requests, progress)
+    served = Service(requests, plan, progress=progress).run()
     if workload.concurrency is None or workload.duration is None:
         return requests, served
     ended = int((served.last + plan.first_token_time < workload.duration).sum())
@@ -175,26 +175,6 @@ def _serve_workload(
         return _serve_workload(plan, plan.requests(2 * len(requests)), progress)
     sent = int(np.isfinite(served.arrival).sum())
     return requests.first(sent), served.first_requests(sent)
-
-
-def _run(
-    plan: ServicePlan,
-    requests: Requests | Stream,
-    progress: Progress = lambda *_: None,
-    folded: Folded | None = None,
-) -> Served:
-    return Service(
-        requests,
-        plan.pool,
-        folded=folded,
-        concurrency=plan.workload.concurrency,
-        routing=plan.routing,
-        handover=plan.handover,
-        turnaround=plan.first_token_time,
-        front_end=plan.front_end_time,
-        until=plan.workload.duration,
-        progress=progress,
-    ).run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

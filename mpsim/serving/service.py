@@ -26,7 +26,7 @@ from mpsim.serving.batching import Engine, Iteration
 from mpsim.serving.entrance import AHEAD, Entrance, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, reached
 from mpsim.serving.many import Folded, Window
-from mpsim.serving.pools import Handover, Pool
+from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 from mpsim.serving.stream import Stream
@@ -65,35 +65,21 @@ class Service:
         All of them, or where they are drawn page by page.
     folded : Folded, optional
         What becomes of requests and iterations of a stream.
-    concurrency : int, optional
-        Users of a closed loop, each of whom sends the next request when the last one has ended; None for an open one.
-    routing : str
-        ``round-robin``, ``least-load`` or ``prefix-aware``.
-    handover : Handover, optional
-        A pool of its own for prompts; these instances then decode.
-    turnaround : float
-        From the last token of a request to the queue of the same user's next one [s]: server, network and client on the way out and in again. An iteration that begins meanwhile
-        goes without it.
-    front_end : float
-        Time that the server needs for a request before it is queued, one request after another [s].
-    until : float, optional
-        When the users of a closed loop send no more [s].
     progress : callable, optional
         Told requests that have ended, and all there are, now and then.
+
+    Notes
+    -----
+    From the last token of a request to the queue of the same user's next one in a closed loop is the way out and in again (`first_token_time`). An iteration that begins meanwhile
+    goes without it.
     """
 
     def __init__(
         self,
         requests: Requests | Stream,
-        own: Pool,
+        plan: ServicePlan,
         *,
         folded: Folded | None = None,
-        concurrency: int | None = None,
-        routing: str = "round-robin",
-        handover: Handover | None = None,
-        turnaround: float = 0.0,
-        front_end: float = 0.0,
-        until: float | None = None,
         progress: Progress = lambda *_: None,
     ) -> None:
         self._folded, self._progress = folded, progress
@@ -103,13 +89,14 @@ class Service:
         else:
             self._count, self._pages = requests.count, requests.pages()
             self._longest, self._unit = requests.longest_output, requests.unit
-        self._concurrency = concurrency
-        self._routing = routing
-        self._until = np.inf if until is None else until
-        self._handover = handover
-        self._fragile = bool(own.outages) or own.scaling is not None
-        self._turnaround = turnaround
-        self._front_end, self._free = front_end, 0.0  # when it has seen to all that came
+        load = plan.workload
+        self._plan, self._concurrency = plan, load.concurrency
+        self._until = np.inf if load.duration is None else load.duration
+        self._outages = plan.outages
+        self._fragile = bool(self._outages) or plan.autoscale is not None
+        self._turnaround = plan.first_token_time
+        # when the front end has seen to all that came
+        self._front_end, self._free = plan.front_end_time, 0.0
         self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
         # where all are kept, plain lists are faster: nothing is dropped from them
         self._column: type[Window[Any]] = cast("Any", list) if folded is None else Window
@@ -122,7 +109,7 @@ class Service:
         self._left: deque[list[int]] = deque()  # of each page: requests, those that have not ended
         self._load()
         self._env = simpy.Environment()
-        self._pools = [own] if handover is None else [handover.prefill, own]
+        self._pools = [*plan.pools.values()]
         self._lanes: list[list[Lane]] = []  # which number their batches one after the other
         for place, pool in enumerate(self._pools):
             self._lanes.append(self._open(place, pool))
@@ -137,38 +124,39 @@ class Service:
         self._computed: dict[int, Lane] = {}
         self._sent = self._handed = self._ends = 0
         self._end = 0.0
-        if handover is not None:
-            self._transfers = Transfers(self._env, handover.network.capacity, self._come)
+        if plan.prefill is not None:
+            self._transfers = Transfers(self._env, plan.network.capacity, self._come)
+            self._token_bytes = plan.token_bytes
 
-    def _open(self, place: int, pool: Pool) -> list[Lane]:
+    def _open(self, place: int, pool: ServicePlan) -> list[Lane]:
         """The batches of a pool."""
-        stages = pool.prices.work.pp
-        computes = self._handover is not None and place == 0
+        computes = place == 0 and self._plan.prefill is not None
         first = sum(len(lanes) for lanes in self._lanes)
         output = [1] * self._count if computes else self._output
+        rules, blocks, paces = pool.rank_rules, pool.rank_blocks, pool.paces
         lanes: list[Lane] = []
         for number in range(pool.lanes):
-            ranks = tuple(
+            engines = tuple(
                 Engine(
-                    pool.rank_rules,
-                    pool.blocks // (stages * pool.ranks),
+                    rules,
+                    blocks,
                     self._prompt,
                     output,
                     hashes=self._hashes,
                     unit=self._unit,
                     hands_over=computes,
-                    samples_first=self._handover is not None and self._handover.samples_first,
+                    samples_first=self._plan.samples_first,
                     longest=1 if computes else self._longest,
                 )
                 for _ in range(pool.ranks)
             )
-            pace = pool.pace(number // stages)
-            lanes.append(Lane(first + number, place, pool.prices, ranks, pace))
+            pace = paces[number // pool.pp] if paces else 1.0
+            lanes.append(Lane(first + number, place, pool.prices, engines, pace))
         return lanes
 
     def _instances(self, place: int) -> list[list[Lane]]:
         """Batches of each instance of a pool."""
-        lanes, stages = self._lanes[place], self._pools[place].prices.work.pp
+        lanes, stages = self._lanes[place], self._pools[place].pp
         return [lanes[first : first + stages] for first in range(0, len(lanes), stages)]
 
     def run(self) -> Served:
@@ -188,7 +176,7 @@ class Service:
                 door = Entrance(self._env, instance, self._stalled)
                 self._env.process(self._work_in_stages(door))
         scaler = self._autoscaler()
-        for outage in self._pools[-1].outages:
+        for outage in self._outages:
             self._env.process(self._fail(*outage))
         self._env.run()
         if scaler is not None:
@@ -216,7 +204,7 @@ class Service:
 
     def _autoscaler(self) -> Autoscaler | None:
         """The process that opens and closes instances; None where all run."""
-        if (scaling := self._pools[-1].scaling) is None:
+        if (scaling := self._plan.autoscale) is None:
             return None
         scaler = Autoscaler(self._env, scaling, self._instances(-1), self._is_done)
         self._env.process(scaler.run())
@@ -345,10 +333,10 @@ class Service:
             lanes = [lane for lane in lanes if not (lane.down or lane.closed)]
             if not lanes:
                 return None
-        if self._routing == "round-robin" or len(lanes) == 1:
+        if self._plan.routing == "round-robin" or len(lanes) == 1:
             return lanes[turn % len(lanes)]
         loads = [lane.load for lane in lanes]
-        if self._routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
+        if self._plan.routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
             cached = [max(e.cache.cached(request) for e in lane.engines) for lane in lanes]
             units = self._hashes[request] if self._hashes else ()
             if 0 < len(units) <= 2 * max(cached):  # else nobody knows it
@@ -363,7 +351,7 @@ class Service:
             if self._alone:
                 return self._due[0] - self._env.now if self._due else np.inf
             return None
-        if not self._alone and self._routing != "round-robin":
+        if not self._alone and self._plan.routing != "round-robin":
             return None
         lanes = len(self._lanes[0])
         request = self._sent + (lane.number - self._sent) % lanes
@@ -455,13 +443,13 @@ class Service:
         """Pass iterations at once, to the end of the one during which something comes, or it goes down."""
         if lane.down:  # since the iteration that has just ended
             return
-        env, begin = self._env, self._env.now
+        env, begin, steps = self._env, self._env.now, min(steps, LONGEST_JUMP)
         if (gap := self._gap(lane)) is not None:
             steps, seconds = lane.within(steps, gap)
             self._pass(lane, steps, seconds, begin)
             yield env.timeout(seconds)
             return
-        times = lane.seconds_ahead(min(steps, LONGEST_JUMP)).cumsum()
+        times = lane.seconds_ahead(steps).cumsum()
         nudge = lane.nudge = env.event()
         yield nudge | env.timeout(float(times[-1]))
         lane.nudge = None
@@ -492,12 +480,12 @@ class Service:
 
     def _note(self, lane: Lane, first: Sequence[int], last: Sequence[int]) -> None:
         """Write down first and last tokens; a user of a closed loop then sends the next request."""
-        handover, now = self._handover, self._env.now
-        if handover is not None and lane.pool == 0:
+        plan, now = self._plan, self._env.now
+        if plan.prefill is not None and lane.pool == 0:
             for request in first:
-                if not handover.samples_first:
+                if not plan.samples_first:
                     self._first[request] = now
-                if self._output[request] == 1 and not handover.samples_first:
+                if self._output[request] == 1 and not plan.samples_first:
                     lane.holder(request).release(request)
                     self._ended(request)
                 else:
@@ -555,23 +543,21 @@ class Service:
 
     def _take_up(self, lane: Lane) -> None:
         """Let requests decode whose keys and values have come, and fetch those of others."""
-        handover = self._handover
         if not lane.pool:
             return
-        assert handover is not None, "only a pool that decodes takes requests up"
         for request in lane.arrived:
             lane.holder(request).land(request)
         lane.arrived.clear()
         for request in [r for engine in lane.engines for r in engine.accept()]:
             source = self._computed.pop(request)
-            stages = [pool.prices.work.pp for pool in self._pools]
-            here = source.number // stages[0]
-            there = (lane.number - len(self._lanes[0])) // stages[1]
-            size = handover.token_bytes * self._prompt[request]
+            before, own = self._pools
+            here = source.number // before.pp
+            there = (lane.number - len(self._lanes[0])) // own.pp
+            size = self._token_bytes * self._prompt[request]
             self._under_way[request] = source, lane, len(self._moves)
             now = self._env.now
             self._moves.append([request, source.number, lane.number, now, np.nan, size])
-            self._transfers.start(request, handover.network.path(here, there), size)
+            self._transfers.start(request, own.network.path(here, there), size)
 
     def _come(self, request: int) -> None:
         """Keys and values of a request have come."""

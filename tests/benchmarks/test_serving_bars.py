@@ -48,13 +48,14 @@ def _plan() -> ServicePlan:
 
 def test_decoding_iterations(clear, bare):
     """One replica, 64 users, outputs of 256 to 512 tokens: bare timeouts a decoding iteration, those of jumps counted."""
-    pool = dataclasses.replace(_plan().pool, replicas=1)
+    loop = Workload(arrival="closed", concurrency=64)
+    plan = dataclasses.replace(_plan(), replicas=1, workload=loop)
     output = LengthChoice(kind="uniform", tokens=512, shortest=0.5)
     requests = draw_requests(Workload(rate=1.0, requests=640, output=output), seed=0)
     served = []
 
     def run() -> None:
-        served.append(Service(requests, pool, concurrency=64).run())
+        served.append(Service(requests, plan).run())
 
     seconds = best(run, rounds=5)
     steps = served[0].steps

@@ -42,8 +42,12 @@ def _equal(count, prompt=512, output=64):
     return Requests(np.zeros(count), np.full(count, prompt), np.full(count, output))
 
 
-def _serve(plan, requests, *, replicas=1, **options):
-    return Service(requests, dataclasses.replace(plan.pool, replicas=replicas), **options).run()
+def _serve(plan, requests, *, users=None, turnaround=0.0, front_end=0.0, **fields):
+    """Serve requests on one replica, as many users in a closed loop, or as they come."""
+    own = dataclasses.replace(plan.engine, first_token_time=turnaround, front_end_time=front_end)
+    load = Workload(arrival="closed", concurrency=users) if users else plan.workload
+    fields = {"replicas": 1, "engine": own, "workload": load, **fields}
+    return Service(requests, dataclasses.replace(plan, **fields)).run()
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
@@ -69,7 +73,7 @@ def test_closed_loop_obeys_littles_law():
     """Users in the system are the time-mean of requests in it, and that is throughput times the mean time each is there."""
     plan = _plan()
     requests = _equal(200)
-    served = _serve(plan, requests, concurrency=20)
+    served = _serve(plan, requests, users=20)
     time_in_system = (served.last - served.arrival).sum()
     edges = np.sort(np.concatenate([served.arrival, served.last]))
     inside = [
@@ -89,7 +93,7 @@ def test_users_of_a_closed_loop_are_served_or_on_their_way(preset, turnaround):
     """Little's law while requests last: users are the rate of requests times what each takes, the way between two of them included."""
     plan = _plan(preset=preset)
     users, requests = 12, draw_requests(Workload(rate=1.0, requests=150, output=_SPREAD), seed=5)
-    served = _serve(plan, requests, concurrency=users, turnaround=turnaround)
+    served = _serve(plan, requests, users=users, turnaround=turnaround)
     end = served.arrival.max()
     inside = np.minimum(served.last + turnaround, end) - served.arrival
     assert inside.sum() == pytest.approx(users * end, rel=1e-9)
@@ -100,7 +104,7 @@ def test_a_request_on_its_way_misses_the_iteration_that_begins():
     """One user at a time in the engine of two: the second prompt waits for the decoding iteration under way, which one without a way does not."""
     plan = _plan()
     requests = Requests(np.zeros(3), np.full(3, 512), np.array([2, 40, 2]))
-    at_once, later = (_serve(plan, requests, concurrency=2, turnaround=way) for way in (0.0, 1e-6))
+    at_once, later = (_serve(plan, requests, users=2, turnaround=way) for way in (0.0, 1e-6))
     assert at_once.started[2] == at_once.arrival[2]
     assert later.started[2] > later.arrival[2]
 
@@ -112,7 +116,7 @@ def test_a_request_on_its_way_misses_the_iteration_that_begins():
         {},
         {"replicas": 2},
         {"replicas": 3, "routing": "least-load"},
-        {"replicas": 2, "concurrency": 24, "turnaround": 0.02},
+        {"replicas": 2, "users": 24, "turnaround": 0.02},
     ],
     ids=["one", "in turn", "least load", "closed loop"],
 )
@@ -148,7 +152,7 @@ def test_more_bandwidth_never_lowers_throughput(preset):
         plan = _plan(preset=preset)
         rates = dataclasses.replace(plan.rates, bandwidth=plan.rates.bandwidth * factor)
         plan.__dict__["rates"] = rates
-        ends.append(_serve(plan, _equal(96)).end)
+        ends.append(Service(_equal(96), plan).run().end)
     assert ends == sorted(ends, reverse=True)
 
 
@@ -156,10 +160,7 @@ def test_more_bandwidth_never_lowers_throughput(preset):
 def test_more_cache_never_lowers_throughput(preset):
     plan = _plan(preset=preset)
     few = 2000 // plan.engine.block
-    ends = [
-        Service(_equal(48), dataclasses.replace(plan.pool, blocks=few * factor)).run().end
-        for factor in (1, 2, 4, 16)
-    ]
+    ends = [_serve(plan, _equal(48), given_blocks=few * factor).end for factor in (1, 2, 4, 16)]
     assert ends == sorted(ends, reverse=True)
 
 
@@ -174,12 +175,13 @@ def test_more_of_the_machine_never_lowers_goodput(what):
     for factor in (1, 2, 4):
         plan = _plan(replicas=factor if what == "replicas" else 1)
         tpot = "20 ms" if what != "cache" else None
-        plan = dataclasses.replace(plan, slo=ServiceLevel(ttft="500 ms", tpot=tpot))
+        slo, blocks = ServiceLevel(ttft="500 ms", tpot=tpot), 1200 * factor
+        few = blocks if what == "cache" else None
+        plan = dataclasses.replace(plan, slo=slo, given_blocks=few)
         if what == "bandwidth":
             rates = dataclasses.replace(plan.rates, bandwidth=plan.rates.bandwidth * factor / 2)
             plan.__dict__["rates"] = rates
-        blocks = 1200 * factor if what == "cache" else plan.blocks
-        served = Service(requests, dataclasses.replace(plan.pool, blocks=blocks)).run()
+        served = Service(requests, plan).run()
         kept.append(summarise(plan, requests, served)["requests_within_slo"])
     assert kept == sorted(kept)
     assert kept[-1] > kept[0]
@@ -225,7 +227,7 @@ def test_requests_pass_the_front_end_one_after_another(closed):
     plan, each = _plan(), 0.5
     requests = Requests(np.zeros(8), np.full(8, 64), np.full(8, 4))
     users = 8 if closed else None
-    slow, fast = (_serve(plan, requests, concurrency=users, front_end=f) for f in (each, 0.0))
+    slow, fast = (_serve(plan, requests, users=users, front_end=f) for f in (each, 0.0))
     assert (slow.started >= each * np.arange(1, 9)).all()
     assert np.diff(slow.started).min() >= 0.99 * each
     assert (slow.first - slow.arrival > fast.first - fast.arrival).all()

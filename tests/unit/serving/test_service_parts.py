@@ -40,9 +40,9 @@ def _service(**more):
 def test_a_batch_runs_on_every_stage_of_every_instance():
     """Three instances of two stages have six batches under way, and each a sixth of the cache's rows of a pool."""
     scenario = _service(parallelism={"tp": 1, "pp": 2}, serving={"replicas": 3})
-    pool = make_service(scenario).pool
-    assert pool.lanes == 6
-    assert pool.room == pool.blocks // 2 * pool.rules.block
+    plan = make_service(scenario)
+    assert plan.lanes == 6
+    assert plan.room == plan.blocks // 2 * plan.rules.block
 
 
 @pytest.mark.parametrize(("place", "rate"), [(4, "scale_up"), (8, "nic")])

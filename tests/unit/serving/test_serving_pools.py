@@ -41,10 +41,10 @@ def _plan(name="llama3-8b", *, nodes=2, prefill=None, preset="vllm-v1", cluster=
     return ServicePlan(**common, **{"tp": 1, **fields}, prefill=behind)
 
 
-def _serve(plan, requests, **options):
-    handover = dataclasses.replace(plan.handover, **options.pop("handover", {}))
-    pool = dataclasses.replace(plan.pool, blocks=options.pop("blocks", plan.blocks))
-    return Service(requests, pool, handover=handover, **options).run()
+def _serve(plan, requests):
+    """Serve requests that no front end delays."""
+    own = dataclasses.replace(plan.engine, front_end_time=0.0)
+    return Service(requests, dataclasses.replace(plan, engine=own)).run()
 
 
 def _stream(arrival, prompt, output):
@@ -57,7 +57,7 @@ def test_one_request_is_prefilled_sent_and_decoded():
     Llama 3 8B: 2 x 32 layers x 8 heads x 128 elements x 2 B = 128 KiB a token.
     """
     plan = _plan()
-    assert plan.handover.token_bytes == 128 * 1024
+    assert plan.token_bytes == 128 * 1024
     served = _serve(plan, _stream([0.0], [1000], [5]))
     price = plan.prices.seconds
     first = price(Batch(0, 0.0, 1000, 1000**2 / 2), 1)
@@ -71,8 +71,8 @@ def test_one_request_is_prefilled_sent_and_decoded():
 
 def test_the_pool_that_decodes_may_give_the_first_token():
     """It then decodes once more, and the first token comes after transfer and one iteration."""
-    plan = _plan()
-    served = _serve(plan, _stream([0.0], [1000], [5]), handover={"samples_first": True})
+    plan = _plan(samples_first=True)
+    served = _serve(plan, _stream([0.0], [1000], [5]))
     arrived = served.transfers["end"][0]
     price = plan.prices.seconds
     assert served.first[0] == pytest.approx(arrived + price(Batch(1, 1000.0)), rel=1e-9)
@@ -85,7 +85,7 @@ def test_transfers_share_the_ports_of_an_instance():
     plan = _plan(prefill={"replicas": 8})  # the decode instance is the first of the second node
     alone = _serve(plan, _stream([0.0], [4000], [2]))
     both = _serve(plan, _stream([0.0, 0.0], [4000, 4000], [2, 2]))
-    latency = plan.handover.network.path(0, 0).latency
+    latency = plan.network.path(0, 0).latency
     took = [(run.transfers["end"] - run.transfers["start"] - latency) for run in (alone, both)]
     assert took[1] == pytest.approx(2 * np.repeat(took[0], 2), rel=1e-6)
 
@@ -116,14 +116,11 @@ def test_a_full_decode_pool_holds_up_the_prompts():
     Prompts of 160 tokens and 20 more, blocks of 16: 12 blocks a request (13 with the block it grows into), 10 a prompt.
     """
     plan = _plan()
-    prefill = dataclasses.replace(plan.handover.prefill, blocks=22)
+    limited = dataclasses.replace(plan.prefill, given_blocks=22)
     requests = _stream([0.0, 0.0, 0.0], [160] * 3, [20] * 3)
-    one = dataclasses.replace(plan.rules, scheduler="no-evict")
-    served = Service(
-        requests,
-        dataclasses.replace(plan.pool, rules=one, blocks=13),
-        handover=dataclasses.replace(plan.handover, prefill=prefill),
-    ).run()
+    one = dataclasses.replace(plan.engine, scheduler="no-evict")
+    small = dataclasses.replace(plan, engine=one, given_blocks=13, prefill=limited)
+    served = _serve(small, requests)
     begin = served.transfers["start"]
     assert begin[1] == pytest.approx(served.last[0], rel=1e-9)
     assert begin[2] == pytest.approx(served.last[1], rel=1e-9)
@@ -131,7 +128,6 @@ def test_a_full_decode_pool_holds_up_the_prompts():
     assert served.started[2] > served.first[1]
     free = _serve(plan, requests)
     assert free.started[2] == 0.0
-    limited = dataclasses.replace(plan.prefill, given_blocks=22)
     pools = summarise(dataclasses.replace(plan, prefill=limited), requests, served)["pools"]
     assert pools["prefill"]["account_s"]["idle_cache"] > 0.0
     assert pools["decode"]["account_s"]["exposed_kv"] > 0.0

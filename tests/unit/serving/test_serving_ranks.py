@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,8 +34,8 @@ def _plan(ranks="apart", *, preset="vllm-v1", **fields):
     )
 
 
-def _serve(plan, requests, **options):
-    return Service(requests, plan.pool, **options).run()
+def _serve(plan, requests):
+    return Service(requests, plan).run()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +125,7 @@ def test_limits_of_an_engine_are_those_of_each_rank(ranks, degree):
     plan = _plan(ranks, attention_dp=degree)
     assert plan.rules.max_sequences == degree * plan.engine.max_sequences
     assert plan.rules.max_tokens == degree * plan.engine.max_tokens
-    apart = dataclasses.replace(plan.pool, apart=True).rank_rules
+    apart = _plan("apart", attention_dp=degree).rank_rules
     assert (apart.max_sequences, apart.max_tokens) == (
         plan.engine.max_sequences,
         plan.engine.max_tokens,

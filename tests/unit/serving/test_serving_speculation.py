@@ -37,7 +37,7 @@ def _plan(draft=None, *, tokens=3, acceptance=0.7, name="llama3-70b", tp=4):
 
 def _tpot(plan, batch, output=101):
     requests = Requests(np.zeros(batch), np.full(batch, 200), np.full(batch, output))
-    served = Service(requests, plan.pool).run()
+    served = Service(requests, plan).run()
     return float(((served.last - served.first) / (output - 1)).mean())
 
 

@@ -8,7 +8,6 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
-from mpsim.serving.plan import outages_of, paces_of
 from mpsim.serving.planning import make_service
 
 
@@ -30,10 +29,10 @@ def _scenario(variation=None, **serving):
 def test_an_instance_is_as_slow_as_its_slowest_rank():
     """Rank 5 is in the second of four instances; half its speed is twice the time. A slow node has two instances."""
     plan = make_service(_scenario({"slow": [{"ranks": [5], "speed": 0.5}]}))
-    assert paces_of(plan) == (1.0, 2.0, 1.0, 1.0)
+    assert plan.paces == (1.0, 2.0, 1.0, 1.0)
     plan = make_service(_scenario({"slow": [{"node": 1, "speed": 0.8}]}))
-    assert paces_of(plan) == pytest.approx((1.0, 1.0, 1.25, 1.25))
-    assert paces_of(make_service(_scenario())) == ()
+    assert plan.paces == pytest.approx((1.0, 1.0, 1.25, 1.25))
+    assert make_service(_scenario()).paces == ()
 
 
 def test_a_slow_instance_takes_so_much_longer():
@@ -49,14 +48,14 @@ def test_drawn_speeds_spread_and_are_drawn_by_the_seed():
         make_service(_scenario({"speed": 0.05}).with_values({"simulation.seed": seed}))
         for seed in (0, 0, 1)
     ]
-    paces = [paces_of(plan) for plan in plans]
+    paces = [plan.paces for plan in plans]
     assert paces[0] == paces[1] != paces[2]
     assert 1.0 < np.mean(paces[0]) < 1.3  # of four ranks the slowest counts
 
 
 def test_an_outage_takes_the_instances_of_its_node():
     plan = make_service(_scenario({"outages": [{"node": 1, "at": "2 s", "duration": "3 s"}]}))
-    assert outages_of(plan) == ((2, 2.0, 5.0), (3, 2.0, 5.0))
+    assert plan.outages == ((2, 2.0, 5.0), (3, 2.0, 5.0))
 
 
 @pytest.mark.parametrize("preset", ["vllm-v1", "sglang", "tensorrt-llm-1.x"])
