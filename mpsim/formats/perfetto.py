@@ -70,24 +70,19 @@ def write_trace(
 
 
 def write_events(
-    events: Iterable[Event],
-    path: str | Path,
-    *,
-    separators: tuple[str, str] = (",", ":"),
-    compresslevel: int = 6,
-    about: Mapping[str, object] | None = None,
+    events: Iterable[Event], path: str | Path, *, about: Mapping[str, object] | None = None
 ) -> None:
     """Write events of a trace, one a line; gzipped, with nothing of the clock in it, when `path` ends in ``.gz``.
 
     `about` says what the trace shows, as ``otherData`` of the file.
     """
-    encode = json.JSONEncoder(separators=separators, allow_nan=False).encode
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     lines = ",\n".join(map(encode, events))
     head = f'"otherData":{encode(dict(about))},' if about else ""
     data = f'{{"displayTimeUnit":"ms",{head}"traceEvents":[\n{lines}\n]}}\n'.encode()
     file = Path(path)
     packed = file.suffix == ".gz"
-    write_whole(file, gzip.compress(data, compresslevel, mtime=0) if packed else data)
+    write_whole(file, gzip.compress(data, 6, mtime=0) if packed else data)
 
 
 def trace_events(

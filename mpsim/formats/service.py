@@ -10,16 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpsim.formats.perfetto import write_events
+from mpsim.formats.perfetto import Event, counter_event, named_events, slice_event, write_events
 
 if TYPE_CHECKING:
     from mpsim.serving import Served, ServiceResult
 
-_MICRO = 1e-6
-_DIGITS = 3  # whole nanoseconds, the resolution of Perfetto
+_NS_PER_US = 1000
 _REQUESTS = 0  # process of the requests; engines follow
-
-Event = dict[str, object]
 
 
 def write_service_trace(result: ServiceResult, path: str | Path) -> None:
@@ -30,39 +27,18 @@ def write_service_trace(result: ServiceResult, path: str | Path) -> None:
 def service_events(result: ServiceResult) -> Iterator[Event]:
     """Events of a result in the Chrome trace format."""
     served = result.served
-    yield _named(_REQUESTS, "requests")
-    for number, name in enumerate(served.engine_names):
-        yield _named(number + 1, name)
+    for process, title in enumerate(("requests", *served.engine_names)):
+        yield from named_events("process", process, 0, title, process)
     columns = ("start", "span", "count", "decodes", "context", "prompt_tokens", "used", "engine")
     for row in zip(*(served.steps[name].tolist() for name in columns), strict=True):
         start, span, count, decodes, context, prompt, used, number = row
-        process = int(number) + 1
+        track = {"pid": int(number) + 1, "tid": 0}
         name = "decode" if not prompt else "prefill" if not decodes else "prefill and decode"
-        detail = {
-            "iterations": int(count),
-            "decodes": int(decodes),
-            "context": int(context),
-            "prompt_tokens": int(prompt),
-        }
-        at = _time(start)
-        duration = round(_time(start + span) - at, _DIGITS)
-        yield {
-            "ph": "X",
-            "name": name,
-            "pid": process,
-            "tid": 0,
-            "ts": at,
-            "dur": duration,
-            "args": detail,
-        }
+        sizes = zip(("iterations", *columns[3:6]), (count, decodes, context, prompt), strict=True)
+        at, args = _ns(start), {word: int(size) for word, size in sizes}
+        yield slice_event(track, name, "iterations", at, _ns(start + span), args)
         for counter, value in (("sequences", decodes), ("blocks of cache", used)):
-            yield {
-                "ph": "C",
-                "name": counter,
-                "pid": process,
-                "ts": at,
-                "args": {counter: int(value)},
-            }
+            yield counter_event(track["pid"], counter, at, {counter: int(value)})
     yield from _transfers(served)
     requests, times = result.requests, (served.arrival, served.first, served.last)
     for number, (arrival, first, last) in enumerate(zip(*(t.tolist() for t in times), strict=True)):
@@ -84,9 +60,11 @@ def _transfers(served: Served) -> Iterator[Event]:
         yield {"ph": "e", "name": "transfer", **span, "ts": _time(end)}
 
 
-def _named(process: int, name: str) -> Event:
-    return {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+def _ns(seconds: float) -> int:
+    """Whole nanoseconds, the resolution of Perfetto."""
+    return round(seconds * 1e9)
 
 
 def _time(seconds: float) -> float:
-    return round(seconds / _MICRO, _DIGITS)
+    """Time of an event [us]."""
+    return _ns(seconds) / _NS_PER_US

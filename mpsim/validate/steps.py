@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.errors import CalibrationError, MpsimError
-from mpsim.formats import write_events
+from mpsim.formats.perfetto import Event, named_events, slice_event, write_events
 from mpsim.formats.words import gpu
 from mpsim.hardware import Cluster
 from mpsim.measured.files import read_measured
@@ -39,8 +39,7 @@ _STEP_COLUMNS = (
     "most of the difference",
 )
 _ACTION_COLUMNS = ("family", "kind", "steps", "mean", "median", "worst", "bias")
-_MICROSECOND = 1e6
-_DIGITS = 3
+_NS = 1e9
 _GAP_S = 1e-3  # between the steps of a trace
 _HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 
@@ -216,7 +215,7 @@ class Comparison(Shown):
     def write_trace(self, path: str | Path) -> Path:
         """Write a Perfetto file with every step, one after the other, measured above simulated; gzipped when `path` ends in ``.gz``."""
         file = Path(path)
-        write_events(_events(self.scored), file, separators=(", ", ": "), compresslevel=9)
+        write_events(_events(self.scored), file)
         return file
 
     def to_json(self) -> dict[str, object]:
@@ -235,41 +234,30 @@ class Comparison(Shown):
         }
 
 
-def _events(steps: Iterable[StepComparison]) -> Iterator[dict[str, object]]:
-    named: set[int] = set()
+def _events(steps: Iterable[StepComparison]) -> Iterator[Event]:
+    """Names of the processes, then the slices of every step."""
+    titles = {1: "steps"}
+    slices: list[Event] = []
     begin = 0.0
     for step in steps:
         longest = max(step.measured, step.predicted or 0.0)
-        yield _bar("step", 1, begin, longest, step.title)
-        for what, slices, shift in (
-            ("measured", step.measured_slices, 0),
-            ("simulated", step.predicted_slices, 1),
-        ):
-            for piece in slices:
-                process = 2 * piece.rank + shift + 2
-                if process not in named:
-                    named.add(process)
-                    yield _named(process, f"rank {piece.rank} {what}")
-                length = piece.end - piece.start
-                yield _bar(piece.part, process, begin + piece.start, length, piece.token)
+        slices.append(_bar(1, step.title, "step", begin, begin + longest))
+        sides = (("measured", step.measured_slices), ("simulated", step.predicted_slices))
+        for first, (what, own) in enumerate(sides, start=2):
+            for piece in own:
+                process = 2 * piece.rank + first
+                titles[process] = f"rank {piece.rank} {what}"
+                start, end = begin + piece.start, begin + piece.end
+                slices.append(_bar(process, piece.token, piece.part, start, end))
         begin += longest + _GAP_S
-    yield _named(1, "steps")
+    for process, title in titles.items():
+        yield from named_events("process", process, 1, title, process)
+    yield from slices
 
 
-def _bar(category: str, process: int, start: float, length: float, name: str) -> dict[str, object]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "pid": process,
-        "tid": 1,
-        "ts": round(start * _MICROSECOND, _DIGITS),
-        "dur": round(length * _MICROSECOND, _DIGITS),
-        "name": name,
-    }
-
-
-def _named(process: int, name: str) -> dict[str, object]:
-    return {"ph": "M", "name": "process_name", "pid": process, "tid": 1, "args": {"name": name}}
+def _bar(process: int, name: str, category: str, start: float, end: float) -> Event:
+    times = round(start * _NS), round(end * _NS)
+    return slice_event({"pid": process, "tid": 1}, name, category, *times, {})
 
 
 def _record(step: StepComparison, kind: str, measured: float, predicted: float | None) -> Record:
