@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, Reading, option, pairs
+from mpsim.cli.options import AsJson, Plots, Reading, option, pairs, wrong
 from mpsim.cli.paths import check_file
 from mpsim.errors import CalibrationError, FormatError, HardwareError
 
@@ -61,16 +61,16 @@ def calibrate(
     """Fit the cost models to measurements, and write a cluster that any scenario can name."""
     wanted = pairs(only, option="--only", needed="COLUMN=VALUE, such as gpu=H100")
     if bool(recorded) != (scenario is not None) or bool(recorded) == bool(files):
-        raise typer.BadParameter("give measurements, or recordings with --from and their scenario with --scenario", param_hint="FILE")  # fmt: skip
+        raise wrong("give measurements, or recordings with --from and their scenario with --scenario", "FILE")  # fmt: skip
     if recorded and (on or only):
-        raise typer.BadParameter("--on and --only are of measurements; a recording's machine is that of its scenario", param_hint="--from")  # fmt: skip
+        raise wrong("--on and --only are of measurements; a recording's machine is that of its scenario", "--from")  # fmt: skip
     try:
         if scenario is not None:
             calibrated = _from_recordings(reading.load(scenario), recorded or [], name)
         else:
             calibrated = _fitted(files or [], wanted, name=name, on=on)
     except (CalibrationError, FormatError, HardwareError) as error:
-        raise typer.BadParameter(str(error), param_hint="--from" if recorded else "FILE") from error
+        raise wrong(str(error), "--from" if recorded else "FILE") from error
     calibrated.write(out)
     wrote(out)
     if plots is not None:

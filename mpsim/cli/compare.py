@@ -13,7 +13,7 @@ import typer
 
 from mpsim.cli.complete import keys
 from mpsim.cli.console import print_json, print_sheet, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plot, Reading, count, option
+from mpsim.cli.options import AsJson, Plot, Reading, count, option, wrong
 from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
 from mpsim.inputs import DOCUMENT, parse_json, read_text, shown
 from mpsim.stamp import stamp
@@ -63,24 +63,18 @@ def compare(
     others = b or []
     if any(map(_is_recording, others)):
         if vs:
-            raise typer.BadParameter(
-                "a recording is set beside one scenario; change that with --set", param_hint="--vs"
-            )
+            raise wrong("a recording is set beside one scenario; change that with --set", "--vs")
         _beside_recording(a, others, reading, plot, as_json=as_json)
         return
     if not others and not vs:
-        raise typer.BadParameter(
-            "got one result; needed another one, or --vs KEY=VALUE", param_hint="B"
-        )
+        raise wrong("got one result; needed another one, or --vs KEY=VALUE", "B")
     if vs and (a.suffix == ".json" or is_archive(a)):
-        raise typer.BadParameter(
-            f"{a} is a stored result, which nothing can change; give a scenario", param_hint="--vs"
-        )
+        raise wrong(f"{a} is a stored result, which nothing can change; give a scenario", "--vs")
     stored = [path.suffix == ".json" or is_archive(path) for path in (a, *others)]
     if (reading.sets or reading.overrides) and all(stored):
-        raise typer.BadParameter(
+        raise wrong(
             "both are stored results, which nothing can change; leave it out, or give a scenario",
-            param_hint="--set" if reading.sets else "--override",
+            "--set" if reading.sets else "--override",
         )
     first = _result(a, reading)
     sides = [_result(file, reading) for file in others]
@@ -129,9 +123,7 @@ def _beside_recording(
     from mpsim.study.recorded import compare_recorded
 
     if scenario.suffix not in (".yaml", ".yml"):
-        raise typer.BadParameter(
-            "a recording is set beside a scenario; give its .yaml first", param_hint="A"
-        )
+        raise wrong("a recording is set beside a scenario; give its .yaml first", "A")
     loaded = reading.load(scenario)
     if loaded.serves:
         raise ScenarioError(f"{scenario}: serves; a recorded step is set beside a training step")

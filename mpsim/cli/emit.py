@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from mpsim.cli.console import note, print_text, wrote
+from mpsim.cli.options import wrong
 from mpsim.cli.paths import check_file, check_folder
 from mpsim.errors import ScenarioError
 from mpsim.output import safe_name
@@ -82,9 +81,8 @@ def target(form: str, path: Path | None) -> Target:
 
     known = writer(form)
     if not known.ending and path is None:
-        raise typer.BadParameter(
-            f"{known.name} has a file a rank; needed a folder to write them into",
-            param_hint="--output",
+        raise wrong(
+            f"{known.name} has a file a rank; needed a folder to write them into", "--output"
         )
     return Target(known, check_file(path) if known.ending else check_folder(path))
 
@@ -99,7 +97,7 @@ def targets(words: Sequence[str] | None, scenarios: Sequence[Scenario]) -> list[
     found = [[_parsed(word, scenario, scenarios) for word in words or ()] for scenario in scenarios]
     paths = collections.Counter(item.path for listed in found for item in listed)
     if twice := [path for path, times in paths.items() if times > 1]:
-        raise typer.BadParameter(f"{twice[0]} would be written twice", param_hint="--emit")
+        raise wrong(f"{twice[0]} would be written twice", "--emit")
     return found
 
 
@@ -111,19 +109,18 @@ def _parsed(word: str, scenario: Scenario, scenarios: Sequence[Scenario]) -> Tar
     name, equals, file = word.partition("=")
     known = writer(name)
     if equals and not file:
-        raise typer.BadParameter(f"got {word!r}; needed FORMAT=FILE", param_hint="--emit")
+        raise wrong(f"got {word!r}; needed FORMAT=FILE", "--emit")
     if file and len(scenarios) > 1:
-        raise typer.BadParameter(
-            f"one file holds one scenario, got {len(scenarios)}; leave the file out",
-            param_hint="--emit",
+        raise wrong(
+            f"one file holds one scenario, got {len(scenarios)}; leave the file out", "--emit"
         )
     if not known.serves:
         check_trains(scenario)
     usual = Path(f"{safe_name(scenario.name)}.{known.name}{known.ending}")
     if not file and usual.exists():
-        raise typer.BadParameter(
+        raise wrong(
             f"{usual} is there already; give {known.name}={usual} to replace it, or another file",
-            param_hint="--emit",
+            "--emit",
         )
     return target(known.name, Path(file) if file else usual)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mpsim.cli.console import draw, print_answer
-from mpsim.cli.options import AsJson, Plot, Reading
+from mpsim.cli.options import AsJson, Plot, Reading, wrong
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, FormatError, ScenarioError
 
@@ -39,12 +39,12 @@ def explain(
         with progress_bar("recordings") as report:
             told = run_explain(result, traces, progress=report)
     except (CalibrationError, FormatError) as error:
-        raise typer.BadParameter(str(error), param_hint="TRACE") from error
+        raise wrong(str(error), "TRACE") from error
     if plot is not None:
         from mpsim.plot import timelines_chart
 
         if told.recorded is None:
-            raise typer.BadParameter("a log has no timeline; leave it out", param_hint="--plot")
+            raise wrong("a log has no timeline; leave it out", "--plot")
         titles = (f"simulated: {told.scenario}", "recorded")
         both = (result.timeline, told.recorded.timeline)
         draw(timelines_chart(titles, both, shaded=told.shaded), plot)

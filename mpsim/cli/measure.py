@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.console import note, print_json, print_table, print_text
-from mpsim.cli.options import AsJson, option
+from mpsim.cli.options import AsJson, option, wrong
 from mpsim.cli.paths import check_file_and_folder
 from mpsim.errors import nearest
 
@@ -74,9 +74,7 @@ def _seconds(text: str) -> float:
     """'90s', '5m', '1.5h' or a number of seconds."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|)\s*", text)
     if match is None or float(match[1]) <= 0:
-        raise typer.BadParameter(
-            f"got {text!r}; needed a time such as 90s, 5m or 1h", param_hint="--budget"
-        )
+        raise wrong(f"got {text!r}; needed a time such as 90s, 5m or 1h", "--budget")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -86,9 +84,7 @@ def _families(text: str) -> tuple[str, ...]:
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     for family in wanted:
         if family not in FAMILIES:
-            raise typer.BadParameter(
-                f"got {family!r}; {nearest(family, FAMILIES)}", param_hint="--only"
-            )
+            raise wrong(f"got {family!r}; {nearest(family, FAMILIES)}", "--only")
     return tuple(family for family in FAMILIES if family in wanted) or FAMILIES
 
 

@@ -11,7 +11,7 @@ import typer
 
 from mpsim.cli.complete import templates
 from mpsim.cli.console import print_json, print_table, print_text
-from mpsim.cli.options import AsJson
+from mpsim.cli.options import AsJson, wrong
 from mpsim.cli.paths import check_file
 from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
@@ -35,7 +35,7 @@ def new(
     from mpsim.scenario import template_names, template_text, template_title
 
     if list_ and file is not None:
-        raise typer.BadParameter("with --list nothing is written; leave one out", param_hint="FILE")
+        raise wrong("with --list nothing is written; leave one out", "FILE")
     if list_:
         names = list(template_names())
         if as_json:
@@ -44,7 +44,7 @@ def new(
             print_table((name, template_title(name)) for name in names)
         return
     if file is None:
-        raise typer.BadParameter("give a file to write, or --list", param_hint="FILE")
+        raise wrong("give a file to write, or --list", "FILE")
     quoted = shlex.quote(str(file))
     text = template_text(template, quoted)
     if os.path.lexists(file):

@@ -150,18 +150,23 @@ def pairs(texts: Sequence[str] | None, *, option: str, needed: str) -> dict[str,
     for text in texts or ():
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
-            raise typer.BadParameter(f"got {text!r}; needed {needed}", param_hint=option)
+            raise wrong(f"got {text!r}; needed {needed}", option)
         if key in values:
-            raise typer.BadParameter(f"got {key} twice; needed each key once", param_hint=option)
+            raise wrong(f"got {key} twice; needed each key once", option)
         values[key] = value
     return values
+
+
+def wrong(why: str, of: str) -> typer.BadParameter:
+    """The refusal of an option or an argument."""
+    return typer.BadParameter(why, param_hint=of)
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:
     """Refuse options, by name, that were given a value."""
     for name, value in given.items():
         if value is not None and value is not False and value != []:  # 0 is a value
-            raise typer.BadParameter(why, param_hint=name)
+            raise wrong(why, name)
 
 
 def values_over(
@@ -177,10 +182,10 @@ def values_over(
     values: dict[str, list[object]] = {}
     for key, choices in pairs(over, option=option, needed=needed).items():
         if not choices:
-            raise typer.BadParameter(f"got {key + '='!r}; needed {needed}", param_hint=option)
+            raise wrong(f"got {key + '='!r}; needed {needed}", option)
         listed = [choice.strip() for choice in choices.split(",")]
         if len(set(listed)) < len(listed):
-            raise typer.BadParameter(f"got a value of {key} twice", param_hint=option)
+            raise wrong(f"got a value of {key} twice", option)
         values[key] = [parse_scalar(choice) for choice in listed]
     problems = [
         dataclasses.replace(problem, key="", file=option)
@@ -283,9 +288,8 @@ class Reading:
         varied = set(values)
         for setting in self.sets or ():
             if (key := setting.partition("=")[0].strip()) in varied:
-                raise typer.BadParameter(
-                    f"got {key}, which takes several values; leave one of them out",
-                    param_hint="--set",
+                raise wrong(
+                    f"got {key}, which takes several values; leave one of them out", "--set"
                 )
 
     def load_all(self, files: Sequence[Path], *changes: str) -> list[Scenario]:

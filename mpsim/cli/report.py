@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from mpsim.cli.console import print_json, wrote
-from mpsim.cli.options import AsJson, Reading, option, values_over
+from mpsim.cli.options import AsJson, Reading, option, values_over, wrong
 from mpsim.cli.paths import check_page
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import Problem, ScenarioError
@@ -99,7 +99,7 @@ def _sweep(
 
     scenario = next((each.scenario for each in results if not isinstance(each, Mapping)), None)
     if scenario is None:
-        raise typer.BadParameter("varies a scenario, and there is none", param_hint="--what-if")
+        raise wrong("varies a scenario, and there is none", "--what-if")
     values = values_over(scenario, what_if, option="--what-if")
     with progress_bar(scenario.name) as progress:
         return scenario, sweep(scenario, values, progress=progress)

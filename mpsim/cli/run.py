@@ -9,7 +9,17 @@ import typer
 
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
 from mpsim.cli.emit import targets, write_emitted
-from mpsim.cli.options import AsJson, Emit, Engine, MemorySnapshot, Plots, Reading, Trace, refuse
+from mpsim.cli.options import (
+    AsJson,
+    Emit,
+    Engine,
+    MemorySnapshot,
+    Plots,
+    Reading,
+    Trace,
+    refuse,
+    wrong,
+)
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
@@ -56,9 +66,7 @@ def run(
 
     for path, hint in ((trace, "--trace"), (memory_snapshot, "--memory-snapshot")):
         if path is not None and len(files) > 1:
-            raise typer.BadParameter(
-                f"one file holds one scenario, got {len(files)}", param_hint=hint
-            )
+            raise wrong(f"one file holds one scenario, got {len(files)}", hint)
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
     emitting = targets(emit, scenarios)

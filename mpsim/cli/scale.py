@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mpsim.cli.console import draw, end_early, note, print_answer
-from mpsim.cli.options import AsJson, Plot, Reading, option
+from mpsim.cli.options import AsJson, Plot, Reading, option, wrong
 from mpsim.cli.progress import progress_bar
 
 
@@ -32,9 +32,7 @@ def _sizes(text: str) -> list[int]:
     except ValueError:
         numbers = [0]
     if min(numbers) < 1 or (dots and numbers[0] > numbers[1]) or max(numbers) > 10_000_000:
-        raise typer.BadParameter(
-            f"got {text!r}; needed numbers such as 64..16384 or 64,96,128", param_hint="--gpus"
-        )
+        raise wrong(f"got {text!r}; needed numbers such as 64..16384 or 64,96,128", "--gpus")
     return doublings(*numbers) if dots else numbers
 
 

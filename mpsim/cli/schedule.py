@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.console import draw, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Csv, Plot, finite, option, pairs, refuse
+from mpsim.cli.options import AsJson, Csv, Plot, finite, option, pairs, refuse, wrong
 from mpsim.errors import ScheduleError, nearest
 from mpsim.table import plural
 from mpsim.units import percent
@@ -77,7 +77,7 @@ class Work:
     def ranks(self) -> int:
         """Pipeline ranks, which were given."""
         if self.pp is None:
-            raise typer.BadParameter("needed to build a schedule", param_hint="--pp")
+            raise wrong("needed to build a schedule", "--pp")
         return self.pp
 
     @property
@@ -85,10 +85,10 @@ class Work:
         """Microbatches, which were given and are no more than can be held."""
         most = MOST_ACTIONS // (self.ranks * (self.virtual or 1))
         if self.microbatches is None:
-            raise typer.BadParameter("needed to build a schedule", param_hint="--microbatches")
+            raise wrong("needed to build a schedule", "--microbatches")
         if self.microbatches > most:
             message = f"got {self.microbatches}; needed at most {most} on {self.pp} ranks"
-            raise typer.BadParameter(message, param_hint="--microbatches")
+            raise wrong(message, "--microbatches")
         return self.microbatches
 
 
@@ -156,9 +156,7 @@ def schedule(
         refuse({"--memory": memory}, mend)
         orders = _orders(name, work, times, own)
     if overlap is not None and not orders.fused.any():
-        raise typer.BadParameter(
-            f"{name} has no fused blocks; leave it out", param_hint="--overlap"
-        )
+        raise wrong(f"{name} has no fused blocks; leave it out", "--overlap")
     timed = time_schedule(orders, times, overlap=(overlap or Overlap.LATE_SEND).value)
     if csv is not None:
         from mpsim.schedule import write_csv
@@ -183,10 +181,7 @@ def _numbers(text: str, *, count: int, name: str) -> list[Fraction]:
         numbers = []
     if len(numbers) != count or not all(0 <= number <= LONGEST for number in numbers):
         wanted = "three numbers such as 1,1,1" if count == 3 else "one number such as 0.5"
-        raise typer.BadParameter(
-            f"got {text[:60]!r}; needed {wanted}, none negative or above {LONGEST:g}",
-            param_hint=name,
-        )
+        raise wrong(f"got {text[:60]!r}; needed {wanted}, none negative or above {LONGEST:g}", name)
     return numbers
 
 
@@ -231,7 +226,7 @@ def _own_options(given: list[str] | None) -> dict[str, int]:
     try:
         return {key: int(text) for key, text in texts.items()}
     except ValueError:
-        raise typer.BadParameter(f"got {given}; needed {needed}", param_hint="--option") from None
+        raise wrong(f"got {given}; needed {needed}", "--option") from None
 
 
 def _compare(

@@ -12,7 +12,7 @@ import typer
 from mpsim.cli.catalogs import HEEDED, Catalog, shelf
 from mpsim.cli.complete import catalogs, entries
 from mpsim.cli.console import print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson
+from mpsim.cli.options import AsJson, wrong
 from mpsim.cli.show_cost import Asked, answer
 from mpsim.description import Figure
 from mpsim.errors import ScheduleError, nearest
@@ -267,9 +267,9 @@ def _chosen(word: str | None) -> list[Catalog]:
         return [Catalog.ACCELERATOR, Catalog.LINK, Catalog.SYSTEM]
     singular = word.removesuffix("s")
     if singular not in set(Catalog):
-        raise typer.BadParameter(
+        raise wrong(
             f"got {word[:60]!r}; {nearest(word, [*Catalog, 'engine', 'hardware', *HEEDED, 'formats'])}",
-            param_hint="CATALOG",
+            "CATALOG",
         )
     return [Catalog(singular)]
 

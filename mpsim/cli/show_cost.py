@@ -11,7 +11,7 @@ import typer
 
 from mpsim.cli.catalogs import HEEDED, KERNEL
 from mpsim.cli.console import print_json, print_table, print_text
-from mpsim.cli.options import Plot, quantity
+from mpsim.cli.options import Plot, quantity, wrong
 from mpsim.errors import CalibrationError, WorkloadError, nearest
 
 if TYPE_CHECKING:
@@ -86,11 +86,9 @@ class Asked:
         for field, value in dataclasses.asdict(self).items():
             if value not in (None, False) and field not in HEEDED.get(subject or "", ()):
                 of = [question for question, options in HEEDED.items() if field in options]
-                raise typer.BadParameter(
+                raise wrong(
                     f"applies only to {' or '.join(of)}; leave it out, or ask 'mpsim show {of[0]}'",
-                    param_hint=str(
-                        hints[field].__metadata__[0].default
-                    ),  # where typer keeps its name
+                    str(hints[field].__metadata__[0].default),
                 )
 
     @property
@@ -122,7 +120,7 @@ def _split(text: str | None, forms: str) -> tuple[str, str]:
     name, sign, value = (text or "").partition("=")
     if not sign or not value:
         got = "nothing" if text is None else repr(text[:60])
-        raise typer.BadParameter(f"got {got}; needed one of: {forms}", param_hint="NAME")
+        raise wrong(f"got {got}; needed one of: {forms}", "NAME")
     return name.strip().replace("-", "_"), value.strip()
 
 
@@ -138,7 +136,7 @@ def _kernel(text: str | None, asked: Asked) -> Answer:
         question = KernelQuestion(name, value, **given)
         return answer_kernel(question, chip, precision=precision, clocks=asked.clocks)
     except WorkloadError as error:
-        raise typer.BadParameter(str(error), param_hint="NAME") from error
+        raise wrong(str(error), "NAME") from error
 
 
 def _collective(text: str | None, asked: Asked) -> Answer:
@@ -150,7 +148,7 @@ def _collective(text: str | None, asked: Asked) -> Answer:
     kind, value = _split(text, f"COLLECTIVE='256 MiB', COLLECTIVE one of {', '.join(COLLECTIVES)}")
     if kind not in COLLECTIVES:
         near = nearest(kind, COLLECTIVES)
-        raise typer.BadParameter(f"got collective {kind[:60]!r}; {near}", param_hint="NAME")
+        raise wrong(f"got collective {kind[:60]!r}; {near}", "NAME")
     size = quantity("BYTES")(value)
     name = asked.on or _missing("a system, such as --on dgx-h100")
     per_node = system(name, nodes=1).node.accelerators
@@ -158,9 +156,9 @@ def _collective(text: str | None, asked: Asked) -> Answer:
     cluster = system(name, nodes=-(-ranks // per_node))
     inside = min(ranks, cluster.domain_size)
     if ranks % inside:
-        raise typer.BadParameter(
+        raise wrong(
             f"got {ranks}; needed a multiple of {inside}, the accelerators of a domain of {name}",
-            param_hint="--ranks",
+            "--ranks",
         )
     group = GroupShape(ranks=ranks, per_domain=inside, domains=ranks // inside)
     try:
@@ -169,9 +167,9 @@ def _collective(text: str | None, asked: Asked) -> Answer:
             cluster, loaded=not asked.burst, library=asked.library, curves=curves
         )
     except CalibrationError as error:
-        raise typer.BadParameter(str(error), param_hint="--calibration") from error
+        raise wrong(str(error), "--calibration") from error
     return answer_collective(model, kind, size, group=group, loaded=not asked.burst, system=name)
 
 
 def _missing(what: str) -> str:
-    raise typer.BadParameter(f"needed {what}", param_hint="--on")
+    raise wrong(f"needed {what}", "--on")

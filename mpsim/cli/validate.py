@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpsim.cli.console import draw as save
 from mpsim.cli.console import end_early, note, print_answer, wrote
-from mpsim.cli.options import AsJson, Plots, Reading, Trace, option, pairs
+from mpsim.cli.options import AsJson, Plots, Reading, Trace, option, pairs, wrong
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, HardwareError
 
 if TYPE_CHECKING:
-    from mpsim.plot import Chart
     from mpsim.validate import Comparison, Validation
 
 
@@ -49,7 +49,7 @@ def validate(
         _validate_runs(files, runs, plots=plots, trace=trace, as_json=as_json)
         return
     if trace is not None:
-        raise typer.BadParameter("needs --runs: CSV rows have no timeline", param_hint="--trace")
+        raise wrong("needs --runs: CSV rows have no timeline", "--trace")
     from mpsim.validate import validate_files
 
     base = None if scenario is None else reading.load(scenario)
@@ -59,7 +59,7 @@ def validate(
                 files, scenario=base, values=_values(reading.sets), progress=progress
             )
     except CalibrationError as error:
-        raise typer.BadParameter(str(error), param_hint="FILE.csv") from error
+        raise wrong(str(error), "FILE.csv") from error
     if plots is not None and not validation.interrupted:
         draw(validation, plots)
     print_answer(validation, as_json=as_json)
@@ -84,13 +84,8 @@ def draw(validation: Validation, folder: Path) -> None:
         scored = [record for record in validation.records if record.error is not None]
         scored = [record for record in scored if record.kind == total.kind]
         if scored:
-            _save(agreement_of(scored), folder / f"{total.kind}-agreement.png")
-            _save(errors_of(scored), folder / f"{total.kind}-error.png")
-
-
-def _save(chart: Chart, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    wrote(chart.save(file))
+            save(agreement_of(scored), folder / f"{total.kind}-agreement.png")
+            save(errors_of(scored), folder / f"{total.kind}-error.png")
 
 
 def _validate_runs(
@@ -106,16 +101,16 @@ def _validate_runs(
     from mpsim.validate import compare_runs
 
     if len(machines) != 1:
-        raise typer.BadParameter(
+        raise wrong(
             f"got {len(machines)} files; with --runs needed one machine file of 'mpsim calibrate'",
-            param_hint="FILE",
+            "FILE",
         )
     try:
         machine = read_machine(machines[0])
         with progress_bar("steps") as progress:
             comparison = compare_runs(machine, runs, progress=progress)
     except (CalibrationError, HardwareError) as error:
-        raise typer.BadParameter(str(error), param_hint="--runs") from error
+        raise wrong(str(error), "--runs") from error
     if trace is not None:
         wrote(comparison.write_trace(trace))
     if plots is not None:
@@ -134,9 +129,8 @@ def _draw_steps(comparison: Comparison, folder: Path) -> None:
         for record in comparison.records
         if record.kind == "step" and record.error is not None
     ]
-    folder.mkdir(parents=True, exist_ok=True)
     if steps:
-        _save(agreement_of(steps), folder / "steps-agreement.png")
+        save(agreement_of(steps), folder / "steps-agreement.png")
     lanes = beside(comparison.scored)
     if lanes.names:
-        _save(lanes, folder / "timelines.png")
+        save(lanes, folder / "timelines.png")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mpsim.cli.console import end_early, note, print_json, print_table
-from mpsim.cli.options import AsJson, Reading, option
+from mpsim.cli.options import AsJson, Reading, option, wrong
 from mpsim.cli.paths import check_file
 from mpsim.errors import FormatError, ScenarioError
 
@@ -78,7 +78,7 @@ def watch(
                 known.save(state)
         told = known.told(steps, None if cost is None else float(cost) / predicted)
     except FormatError as error:
-        raise typer.BadParameter(str(error), param_hint="LOG") from error
+        raise wrong(str(error), "LOG") from error
     if as_json:
         print_json(told)
     else:
