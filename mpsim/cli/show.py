@@ -15,7 +15,7 @@ from mpsim.cli.console import print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, wrong
 from mpsim.cli.show_cost import Asked, answer
 from mpsim.description import Figure
-from mpsim.errors import ScheduleError, nearest
+from mpsim.errors import FormatError, ScheduleError, nearest
 from mpsim.units import Dimension, format_quantity
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ def show(
     elif catalog in ("engine", "engines"):
         _show_engine(name, as_json=as_json)
     elif catalog == "formats":
-        from mpsim.cli.show_formats import show_formats
-
-        show_formats(name, as_json=as_json)
+        _show_formats(name, as_json=as_json)
     elif name is None:
         _show_names(_chosen(catalog), as_json=as_json)
     else:
@@ -355,3 +353,46 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.1%}"
     return "" if value is None else str(value)
+
+
+_TRACE = ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)")
+"""What is written of a simulated step instead of a scenario."""
+
+
+def _show_formats(name: str | None, *, as_json: bool) -> None:
+    """Print every format, which way it goes, and what it becomes. `name`: of one format; all by
+    default. FormatError if there is no such format.
+    """
+    from mpsim.formats import WRITERS
+    from mpsim.formats.registry import ALIASES, FORMATS, named
+
+    exports = [(item.name, item.title) for item in WRITERS] + [_TRACE]
+    written = [item for item in exports if name is None or item[0] == ALIASES.get(name, name)]
+    known = FORMATS if name is None else named(name) if _is_read(name) or not written else ()
+    also = {
+        known.name: [word for word, means in ALIASES.items() if means == known.name]
+        for known in FORMATS
+    }
+    rows: list[tuple[str, str, str, str, list[str]]] = [
+        ("import", item.name, item.gives, item.title, also[item.name]) for item in known
+    ]
+    rows += [("export", word, "", title, []) for word, title in written]
+    if as_json:
+        keys = ("direction", "format", "gives", "title", "also")
+        print_json({"formats": [dict(zip(keys, row, strict=True)) for row in rows]})
+        return
+    cells = [
+        (way, word, gives, title + (f" (also: {', '.join(names)})" if names else ""))
+        for way, word, gives, title, names in rows
+    ]
+    print_table(cells, header=("direction", "format", "gives", "what it is"))
+
+
+def _is_read(name: str) -> bool:
+    """Whether a format of this name is read, not written alone."""
+    from mpsim.formats.registry import named
+
+    try:
+        return bool(named(name))
+    except FormatError:
+        return False

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from mpsim.formats.configs import json_config, yaml_config
 from mpsim.formats.imported import Imported
+from mpsim.formats.launch import put_ranks
 from mpsim.formats.ledger import Ledger, flat, nested
 from mpsim.formats.outgoing import Exported, check_trains, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, Key, keys, keys_to, table
-from mpsim.formats.world import put_ranks
 from mpsim.framework import framework
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario

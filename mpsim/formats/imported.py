@@ -19,23 +19,18 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 Words: TypeAlias = "Mapping[str, str | int | float | bool]"
 
 _COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallv": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "sendrecv": "send_recv",
-    "send": "send_recv",
-    "recv": "send_recv",
-    "barrier": "barrier",
+    word: name
+    for name, words in {
+        "all_reduce": "allreduce",
+        "all_gather": "allgather allgatherbase allgatherintotensor",
+        "reduce_scatter": "reducescatter reducescatterbase reducescattertensor",
+        "all_to_all": "alltoall alltoallbase alltoallv",
+        "send_recv": "sendrecv send recv",
+        **{name: name for name in ("broadcast", "reduce", "barrier")},
+    }.items()
+    for word in words.split()
 }
+"""Our names of collectives, by what tools call them without case and marks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from typing import Final
 
 from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.imported import Imported
-from mpsim.formats.launch import Launch, header, launched, scheduler_variables
+from mpsim.formats.launch import Launch, header, launched, put_cluster, scheduler_variables
 from mpsim.formats.ledger import Ledger
-from mpsim.formats.megatron_flags import era_of, flags, moves, newest_tag, preset_of, refused, tags
 from mpsim.formats.megatron_habits import read_habits, write_habits
 from mpsim.formats.megatron_layout import (  # fmt: skip
     check_mesh,
@@ -32,13 +31,22 @@ from mpsim.formats.megatron_layout import (  # fmt: skip
     write_training,
 )
 from mpsim.formats.megatron_model import read_model, write_model
-from mpsim.formats.megatron_settings import Reading, Writing
+from mpsim.formats.megatron_settings import (
+    Reading,
+    Writing,
+    era_of,
+    flags,
+    moves,
+    newest_tag,
+    preset_of,
+    refused,
+    tags,
+)
 from mpsim.formats.outgoing import Exported, read_back
 from mpsim.formats.outgoing import header as headed
 from mpsim.formats.shell import Word, commands
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, keys, table
-from mpsim.formats.world import put_cluster
 from mpsim.framework import framework_aliases
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario

@@ -22,8 +22,7 @@ from mpsim.formats.imported import Imported
 from mpsim.formats.launch import Launch, Stated
 from mpsim.formats.ledger import Ledger, flat
 from mpsim.formats.megatron import put_scenario, settings_for
-from mpsim.formats.megatron_flags import flags, moves, refused
-from mpsim.formats.megatron_settings import Reading, Writing
+from mpsim.formats.megatron_settings import Reading, Writing, flags, moves, refused
 from mpsim.formats.outgoing import Exported, header, read_back
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import DATA, table

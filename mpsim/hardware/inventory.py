@@ -7,6 +7,7 @@ import math
 
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import FabricKind, Tier
+from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
 _HALF = 2
@@ -30,9 +31,9 @@ class Inventory:
     def describe(self) -> str:
         """Parts, bisection, price and power, a line each; without what is not known."""
         parts = (
-            _counted(self.switches, "switch", "switches"),
-            _counted(self.cables, "cable"),
-            f"{_counted(self.hops, 'hop')} between far nodes",
+            plural(self.switches, "switch", "switches"),
+            plural(self.cables, "cable"),
+            f"{self.hops:.3g} hop{'s' * (self.hops != 1)} between far nodes",
         )
         middle = format_quantity(self.bisection, Dimension.BANDWIDTH) if self.bisection else "none"
         if self.full_bisection:
@@ -45,11 +46,6 @@ class Inventory:
         if self.power_w is not None:
             lines.append(f"power of switches {format_quantity(self.power_w, Dimension.POWER)}")
         return "\n".join(lines)
-
-
-def _counted(count: float, noun: str, plural: str = "") -> str:
-    number = count if isinstance(count, int) else f"{count:.3g}"
-    return f"{number} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def inventory_of(cluster: Cluster) -> Inventory:

@@ -6,7 +6,7 @@ import pytest
 
 from mpsim.errors import FormatError
 from mpsim.formats import registry as formats
-from mpsim.formats.megatron_flags import Flag, era_of, flags, moves, refused, tags
+from mpsim.formats.megatron_settings import Flag, era_of, flags, moves, refused, tags
 
 BASE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
 LAUNCH = "torchrun --nproc_per_node=8 --nnodes=2 pretrain_gpt.py"

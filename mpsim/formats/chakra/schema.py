@@ -14,29 +14,14 @@ from typing import Any, Final
 from mpsim.errors import MissingExtraError
 from mpsim.memo import remembered
 
-NODE_TYPES: Final = (
-    "INVALID",
-    "METADATA",
-    "MEM_LOAD",
-    "MEM_STORE",
-    "COMP",
-    "COMM_SEND",
-    "COMM_RECV",
-    "COMM_COLL",
+NODE_TYPES: Final = tuple(
+    "INVALID METADATA MEM_LOAD MEM_STORE COMP COMM_SEND COMM_RECV COMM_COLL".split()
 )
 """Names of ``NodeType``, by number."""
 
 COLLECTIVE_TYPES: Final = (
-    "all_reduce",
-    "reduce",
-    "all_gather",
-    "gather",
-    "scatter",
-    "broadcast",
-    "all_to_all",
-    "reduce_scatter",
-    "reduce_scatter",
-    "barrier",
+    *"all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter".split(),
+    *("reduce_scatter", "barrier"),
 )
 """Our names of ``CollectiveCommType``, by number."""
 
@@ -60,21 +45,15 @@ _SCHEMA: Final[Mapping[str, str]] = {
 """Fields of every message: name, type and number; ``*`` is a list, ``?`` a member of the oneof ``value``. An enum is an int32 on the wire."""
 
 ATTRIBUTES: Final[Mapping[str, str]] = {
-    "is_cpu_op": "bool",
-    "num_ops": "int64",
-    "tensor_size": "uint64",
-    "comm_type": "int64",
-    "comm_size": "int64",
-    "comm_src": "int32",
-    "comm_dst": "int32",
-    "comm_tag": "int32",
-    "pg_name": "string",
-    "mpsim_stream": "string",
-    "mpsim_kind": "string",
-    "mpsim_part": "string",
-    "mpsim_stage": "int32",
-    "mpsim_chunk": "int32",
-    "mpsim_microbatch": "int32",
+    name: kind
+    for kind, names in {
+        "bool": "is_cpu_op",
+        "int64": "num_ops comm_type comm_size",
+        "uint64": "tensor_size",
+        "int32": "comm_src comm_dst comm_tag mpsim_stage mpsim_chunk mpsim_microbatch",
+        "string": "pg_name mpsim_stream mpsim_kind mpsim_part",
+    }.items()
+    for name in names.split()
 }
 """Attributes of nodes that are written, by type: readers look for one member of the oneof and read 0 from any other."""
 

@@ -9,7 +9,7 @@ import typing
 
 import pytest
 
-from mpsim.formats.megatron_flags import flags
+from mpsim.formats.megatron_settings import flags
 from mpsim.formats.words import TABLES, keys
 from mpsim.framework import framework
 from mpsim.scenario import Scenario

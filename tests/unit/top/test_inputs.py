@@ -24,7 +24,7 @@ OWN = {
     "inputs.py": "the place that opens files",
     "stamp.py": "code and constants of mpsim itself",
     "shipped.py": "data that ships",
-    "formats/megatron_flags.py": "data that ships",
+    "formats/megatron_settings.py": "data that ships",
     "scenario/examples.py": "data that ships",
     "measure/world.py": "/proc of this machine",
     "measure/load.py": "/proc of this machine",
