@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -21,16 +22,11 @@ from mpsim.engine.traffic import Traffic
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 
-__all__ = ["Flows", "run_contended"]
+__all__ = ["Flows", "SharedLinks", "run_contended"]
 
 
 def run_contended(program: Program, links: Links) -> Timeline:
     """Simulate `program` with its links shared.
-
-    Parameters
-    ----------
-    links : Links
-        Of this program.
 
     Returns
     -------
@@ -46,6 +42,67 @@ def run_contended(program: Program, links: Links) -> Timeline:
     return dataclasses.replace(flows.run(), traffic=flows.traffic(links))
 
 
+class SharedLinks:
+    """Flows under way on links of a simpy environment.
+
+    Parameters
+    ----------
+    capacity : sequence of float
+        Of every link, in bytes a unit of the environment's time.
+    ended : callable
+        Called with a flow's number when its last byte has come.
+    tick : float
+        The network's tick in the environment's time.
+    """
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        capacity: Sequence[float],
+        ended: Callable[[int], None],
+        *,
+        tick: float = 1.0,
+    ) -> None:
+        self.network = Fluid([rate * tick for rate in capacity])
+        self._environment, self._ended, self._tick = environment, ended, tick
+        self._armed = math.inf
+        self._clock = 0.0  # of the network: never goes back, whatever times are rounded to
+
+    def start(self, number: int, uses: Mapping[int, float], *, cap: float, work: float) -> None:
+        """Let a flow begin now, which takes `work` ticks at its `cap` [B/tick]."""
+        self.network.start(number, uses, cap=cap, work=work, now=self._now())
+        self.arm()
+
+    def rescale(self, link: int, level: float) -> None:
+        """Change the capacity of a link now [B/tick]; `arm` follows the last of several changes."""
+        self.network.rescale(link, level, self._now())
+
+    def _now(self) -> float:
+        self._clock = max(self._clock, self._environment.now / self._tick)
+        return self._clock
+
+    def arm(self) -> None:
+        """Have an event at the network's next end."""
+        due = self.network.next_end()
+        if due == self._armed:
+            return
+        self._armed = due
+        if due < math.inf:
+            wait = max(0.0, due * self._tick - self._environment.now)
+            event = self._environment.timeout(wait, due)
+            assert event.callbacks is not None
+            event.callbacks.append(self._settle)
+
+    def _settle(self, event: simpy.events.Event) -> None:
+        if event.value != self._armed:  # something has changed since it was armed
+            return
+        due, self._armed = self._armed, math.inf
+        self._clock = max(self._clock, due)
+        for number in self.network.finish(due):
+            self._ended(number)
+        self.arm()
+
+
 class Flows:
     """One simulation under way, in which transfers share links."""
 
@@ -54,8 +111,7 @@ class Flows:
         self._program, self._waits = program, precedence(program)
         self.start, self.end = [0.0] * count, [-1.0] * count
         self._environment = simpy.Environment()
-        self._network = Fluid(links.capacity.tolist())
-        self._armed = math.inf
+        self._links = SharedLinks(self._environment, links.capacity.tolist(), self._end)
         self._waiting = np.diff(self._waits.ptr).tolist()
         following = successors(self._waits)
         self._pointer, self._after = following.ptr.tolist(), following.value.tolist()
@@ -63,18 +119,7 @@ class Flows:
         self._work, self._cap, self._uses = links.work.tolist(), links.cap.tolist(), links.uses()
 
     def run(self) -> Timeline:
-        """Go to the end.
-
-        Returns
-        -------
-        Timeline
-            Of the program with the durations that rows turned out to have; rows that did not meet anything keep the very numbers they had.
-
-        Raises
-        ------
-        DeadlockError
-            If operations wait for each other.
-        """
+        """Go to the end; rows that did not meet anything keep the very numbers they had."""
         for row in [row for row, left in enumerate(self._waiting) if not left]:
             self._begin(row)
         self._environment.run()
@@ -87,7 +132,7 @@ class Flows:
 
     def traffic(self, links: Links) -> Traffic:
         """Traffic that shared links carried."""
-        changes = self._network.changes
+        changes = self._links.network.changes
         row, time, rate = zip(*changes, strict=True) if changes else ((), (), ())
         return Traffic(
             links,
@@ -100,40 +145,15 @@ class Flows:
         self.start[row] = self._environment.now
         event = self._environment.timeout(self._latency[row], row)
         assert event.callbacks is not None
-        event.callbacks.append(self._flow if self._work[row] else self._finish)
+        event.callbacks.append(self._flow)
 
     def _flow(self, event: simpy.events.Event) -> None:
+        """Let a row that has paid its latency flow, or end where it moves nothing."""
         row = cast(int, event.value)
-        self._network.start(
-            row,
-            self._uses[row],
-            cap=self._cap[row],
-            work=self._work[row],
-            now=self._environment.now,
-        )
-        self._arm()
-
-    def _arm(self) -> None:
-        """Have an event at the network's next end."""
-        due = self._network.next_end()
-        if due == self._armed:
-            return
-        self._armed = due
-        if due < math.inf:
-            event = self._environment.timeout(due - self._environment.now, due)
-            assert event.callbacks is not None
-            event.callbacks.append(self._settle)
-
-    def _settle(self, event: simpy.events.Event) -> None:
-        if event.value != self._armed:  # something has changed since it was armed
-            return
-        self._armed = math.inf
-        for row in self._network.finish(self._environment.now):
+        if self._work[row]:
+            self._links.start(row, self._uses[row], cap=self._cap[row], work=self._work[row])
+        else:
             self._end(row)
-        self._arm()
-
-    def _finish(self, event: simpy.events.Event) -> None:
-        self._end(cast(int, event.value))
 
     def _end(self, row: int) -> None:
         self.end[row] = self._environment.now

@@ -23,14 +23,7 @@ __all__ = ["run_interfering"]
 
 
 def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
-    """Simulate a program on shared devices.
-
-    Parameters
-    ----------
-    devices : Devices
-        Of the program, expanded.
-    links : Links, optional
-        Of the same program, where transfers share links too.
+    """Simulate an expanded program on shared devices, and on shared links where it has any.
 
     Returns
     -------
@@ -146,13 +139,13 @@ class _Shared(Flows):
         if self._meets[row] and not any(row in self._moving[rank] for rank in self._ranks[row]):
             changed |= self._set(self._lane[row], 1.0)
         if changed:
-            self._arm()
+            self._links.arm()
 
     def _set(self, link: int, level: float) -> bool:
         if self._level[link] == level:
             return False
         self._level[link] = level
-        self._network.rescale(link, level, self._environment.now)
+        self._links.rescale(link, level)
         return True
 
 

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from mpsim.program.links import Links
 
-__all__ = ["Traffic", "carried", "undisturbed"]
+__all__ = ["Traffic", "undisturbed"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _FULL = 1 + 1e-10  # of a link that carries one flow: that of a rate's own link, up to rounding
-_ROOM = (
-    1 - 1e-6
-)  # of a link on which flows meet: less is far from the rounding of what is left of it
+# of a link on which flows meet: less is far from the rounding of what is left of it
+_ROOM = 1 - 1e-6
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +44,25 @@ class Traffic:
     rate: Floats
 
     def carried(self, edges: Floats) -> Floats:
-        """Bytes that each link carried until each of `edges` [L, B + 1]."""
-        return carried(self.links, self.row, self.time, self.rate, edges)
+        """Bytes that each link carried until each of `edges` [L, B + 1], which ascend [ticks]."""
+        links = self.links
+        order = np.lexsort((self.time, self.row))
+        row, time, rate = self.row[order], self.time[order], self.rate[order]
+        same = np.zeros(len(row), dtype=bool)
+        same[1:] = row[1:] == row[:-1]
+        step = rate - np.where(same, np.roll(rate, 1), 0.0)
+        begin, end = np.searchsorted(links.row, [row, row + 1])
+        count = end - begin
+        use = np.arange(int(count.sum())) + np.repeat(begin - (np.cumsum(count) - count), count)
+        link, slope = links.link[use], np.repeat(step, count) * links.use[use]
+        since = np.repeat(time, count)
+        result = np.zeros((len(links.capacity), len(edges)))
+        by_link = np.lexsort((since, link))
+        cuts = np.searchsorted(link[by_link], np.arange(len(result) + 1))
+        for link in range(len(result)):
+            mine = by_link[cuts[link] : cuts[link + 1]]
+            result[link] = _ramps(since[mine], slope[mine], edges)
+        return result
 
 
 def undisturbed(links: Links, start: Floats, end: Floats) -> Traffic | None:
@@ -79,39 +95,6 @@ def undisturbed(links: Links, start: Floats, end: Floats) -> Traffic | None:
         np.append((end - links.work)[row], end[row]),
         np.append(links.cap[row], np.zeros(len(row))),
     )
-
-
-def carried(links: Links, row: Ints, time: Floats, rate: Floats, edges: Floats) -> Floats:
-    """Bytes that each link carried until each of `edges`, by what rows did.
-
-    Parameters
-    ----------
-    row, time, rate : int64[C], float64[C], float64[C]
-        As of `Traffic`.
-    edges : float64[B + 1]
-        Ascending [ticks].
-
-    Returns
-    -------
-    float64[L, B + 1]
-    """
-    order = np.lexsort((time, row))
-    row, time, rate = row[order], time[order], rate[order]
-    same = np.zeros(len(row), dtype=bool)
-    same[1:] = row[1:] == row[:-1]
-    step = rate - np.where(same, np.roll(rate, 1), 0.0)
-    begin, end = np.searchsorted(links.row, [row, row + 1])
-    count = end - begin
-    use = np.arange(int(count.sum())) + np.repeat(begin - (np.cumsum(count) - count), count)
-    link, slope = links.link[use], np.repeat(step, count) * links.use[use]
-    since = np.repeat(time, count)
-    result = np.zeros((len(links.capacity), len(edges)))
-    by_link = np.lexsort((since, link))
-    cuts = np.searchsorted(link[by_link], np.arange(len(result) + 1))
-    for link in range(len(result)):
-        mine = by_link[cuts[link] : cuts[link + 1]]
-        result[link] = _ramps(since[mine], slope[mine], edges)
-    return result
 
 
 def _ramps(since: Floats, slope: Floats, edges: Floats) -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Timeline, kernel_times
-from mpsim.engine.traffic import carried
+from mpsim.engine.traffic import Traffic
 from mpsim.program import TICK, Program
 from mpsim.program.expand import expand
 from mpsim.program.links import Links
@@ -100,13 +100,12 @@ def measure_links(
     if shared is not None:
         steady = steady[~np.isin(times.row[steady], shared.row)]
     none = np.zeros(len(steady))
-    amount = carried(
+    amount = Traffic(
         links,
         np.concatenate([steady, steady]),
         np.concatenate([times.end[steady] - links.work[steady], times.end[steady]]),
         np.concatenate([links.cap[steady], none]),
-        edges,
-    )
+    ).carried(edges)
     if shared is not None:
         amount[_places(links, shared.links)] += shared.carried(edges)
     could = np.diff(edges) * links.capacity[:, None]

@@ -5,7 +5,7 @@
 
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
+from mpsim.serving.requests import Served
 from mpsim.serving.result import ServiceResult, run_service
-from mpsim.serving.served import Served
 
 __all__ = ["Served", "ServicePlan", "ServiceResult", "make_service", "run_service"]

@@ -1,4 +1,4 @@
-"""Confidence in figures of one run: intervals of means and percentiles, and whether the run reached a steady state.
+"""Confidence in figures: intervals of means and percentiles of one run, whether it reached a steady state, and ranges of what would be measured.
 
 Latencies of neighbouring requests are alike, because they met the same queue. So intervals come from batch means [1]_: the run is cut into ten batches of requests in their order, whose
 means are nearly independent. Percentiles have the wider of the interval from batches and that of order statistics, which takes requests as independent and holds for short runs too.
@@ -16,7 +16,17 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.result.residuals import HALF_WIDTH
+from mpsim.result.residuals import (
+    HALF_WIDTH,
+    LEVEL,
+    Interval,
+    Setting,
+    chip_names,
+    format_names,
+    residuals,
+)
+from mpsim.result.words import Figures
+from mpsim.serving.plan import ServicePlan
 from mpsim.serving.sketch import BATCHES, Sketch
 
 __all__ = [
@@ -27,6 +37,8 @@ __all__ = [
     "batch_interval",
     "crowded_from",
     "distribution",
+    "intervals",
+    "setting_of",
     "share_interval",
     "steady_state",
     "verdict",
@@ -46,6 +58,9 @@ _MATERIAL = 0.5  # growth of the queue over the mean time of service
 _GROWTH = 0.25  # of the requests in the service, over their mean
 LOOKS = 120  # at the requests in the service, evenly spread
 _PARTS = 12  # of these looks, four to a third of the stream
+_LATENCIES = {"ttft_s": "ttft", "tpot_s": "tpot", "e2e_s": "e2e"}
+# arrivals that wait for the service: its speed decides the throughput
+_PUSHED = ("closed", "all-at-once")
 
 
 class _Values:
@@ -283,3 +298,47 @@ def _short(span: float, service: float) -> str:
     if span >= _SERVICES * service:
         return ""
     return f"requests come for {span:.3g} s and take {service:.3g} s each: the start and the end, when the service is emptier, count too much; {_SERVICES:g} times as long were enough"
+
+
+def setting_of(plan: ServicePlan) -> Setting:
+    """The setting of a service; a line of engines has the first word of their names."""
+    return Setting(
+        {
+            "engine": (plan.engine.name, plan.engine.name.partition("-")[0]),
+            "accelerator": chip_names(plan.cluster.accelerator),
+            "format": format_names(plan.weights),
+            "model": ("experts" if plan.model.moe is not None else "dense",),
+            "arrival": (plan.workload.arrival,),
+        },
+        plan.tp * plan.pp,
+    )
+
+
+def intervals(setting: Setting, figures: Figures) -> Figures:
+    """Ranges that hold what would be measured.
+
+    Parameters
+    ----------
+    figures : mapping
+        With the predictions: ``ttft_s`` and other latencies by mean and percentiles, ``output_tokens_per_s``.
+
+    Returns
+    -------
+    dict
+        ``[low, high]`` of the mean of each latency, and of the throughput where the service decides it; ``level`` and ``basis``.
+    """
+    ranges: dict[str, Interval] = {}
+    for name, figure in _LATENCIES.items():
+        mean = (figures[name] or {}).get("mean")
+        if mean:
+            ranges[name] = residuals(figure).interval(mean, setting)
+    if setting.labels["arrival"][0] in _PUSHED:
+        for name in ("output_tokens_per_s", "output_tokens_per_s_per_accelerator"):
+            if figures[name]:
+                ranges[name] = residuals("throughput").interval(figures[name], setting)
+    basis = {name: interval.basis for name, interval in ranges.items()}
+    return {
+        **{name: interval.to_json() for name, interval in ranges.items()},
+        "level": LEVEL,
+        "basis": next(iter(basis.values()), ""),
+    }

@@ -135,19 +135,16 @@ class Lane:
     def stages_ahead(self, steps: int) -> tuple[list[float], list[float]]:
         """Times of so many decoding iterations, and of their first stages, which others wait for [s]."""
         decodes, tokens, _ = self.state
+        ahead = _COUNTING[:steps]
         if (line := self.line()) is not None:
             stage = self.pace * float(self.prices.stage_seconds(Batch(decodes, tokens)))
-            first, more = line
-            slope = more / (self.prices.work.pp * self.prices.engine.slowdown)
-            seconds = [first + more * number for number in range(steps)]
-            stages = [stage + slope * number for number in range(steps)]
+            slope = line[1] / (self.prices.work.pp * self.prices.engine.slowdown)
+            seconds, stages = line[0] + line[1] * ahead, stage + slope * ahead
         else:
-            ahead = _COUNTING[:steps]
             context: Floats = sum((_contexts(e, ahead) for e in self.engines), np.zeros(steps))
-            whole = self.prices.stage_seconds(Batch(decodes, context))
-            seconds = self.seconds_ahead(steps).tolist()
-            stages = (self.pace * np.broadcast_to(whole, steps)).tolist()
-        return seconds, [min(*pair) for pair in zip(stages, seconds, strict=True)]
+            stages = self.pace * np.asarray(self.prices.stage_seconds(Batch(decodes, context)))
+            seconds = self.seconds_ahead(steps)
+        return seconds.tolist(), np.minimum(stages, seconds).tolist()
 
     def wake(self) -> None:
         """Have it look again."""

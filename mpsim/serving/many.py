@@ -22,8 +22,7 @@ from mpsim.serving.confidence import (
     verdict,
 )
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.requests import Requests
-from mpsim.serving.served import Served
+from mpsim.serving.requests import Requests, Served
 from mpsim.serving.sketch import BATCHES, GROWTH, LEAST, Sketch
 from mpsim.serving.stream import Stream
 from mpsim.serving.summary import (
@@ -32,7 +31,6 @@ from mpsim.serving.summary import (
     itl,
     kept_of,
     latencies,
-    promise_of,
     window_of,
 )
 
@@ -137,7 +135,9 @@ class Folded:
             self._stream.prompts,
             self._spreads,
             gaps,
-            promise_of(int(kept.sum()), total, interval, self._missed),
+            int(kept.sum()),
+            self._missed,
+            interval,
             verdict(self._course(), kind=load.arrival, users=load.concurrency),
         )
 

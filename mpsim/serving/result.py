@@ -15,12 +15,11 @@ from mpsim.frame import to_frame
 from mpsim.result.result import JobResult, Pictures
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import is_long, refuse_large_scenario
-from mpsim.serving.intervals import intervals, setting_of
+from mpsim.serving.confidence import intervals, setting_of
 from mpsim.serving.many import Folded
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
-from mpsim.serving.requests import Requests
-from mpsim.serving.served import Served
+from mpsim.serving.requests import Requests, Served
 from mpsim.serving.service import Progress, Service
 from mpsim.serving.stream import Stream
 from mpsim.serving.summary import Figures, latencies, summarise, window_of

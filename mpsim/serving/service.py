@@ -27,8 +27,7 @@ from mpsim.serving.entrance import AHEAD, Entrance, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, reached
 from mpsim.serving.many import Folded, Window
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.requests import Requests
-from mpsim.serving.served import Served
+from mpsim.serving.requests import Requests, Served
 from mpsim.serving.stream import Stream
 from mpsim.serving.transfers import Transfers
 

@@ -26,8 +26,7 @@ from mpsim.serving.confidence import (
     steady_state,
 )
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
-from mpsim.serving.requests import Requests
-from mpsim.serving.served import Served
+from mpsim.serving.requests import Requests, Served
 from mpsim.serving.sketch import Sketch
 from mpsim.units import percent
 
@@ -37,13 +36,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCOUNT",
     "Figures",
-    "Promise",
     "RowSums",
     "Tally",
     "itl",
     "kept_of",
     "latencies",
-    "promise_of",
     "summarise",
     "window_of",
 ]
@@ -94,14 +91,6 @@ def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> 
         for part, seconds in own.items():
             parts[part] += weight[name] * seconds
     return parts
-
-
-def _row_sums(plan: ServicePlan, served: Served) -> dict[str, RowSums]:
-    """Sums over the iterations of each pool."""
-    return {
-        name: RowSums(pool).add(_of_pool(served, place))
-        for place, (name, pool) in enumerate(plan.pools.items())
-    }
 
 
 def _price(plan: ServicePlan) -> float | None:
@@ -267,8 +256,12 @@ def summarise(
     if folded is not None:
         tally, sums = folded.tally(served.end), {"serving": folded.sums}
     else:
-        tally, sums = _tally(plan, requests, served, until), _row_sums(plan, served)
-    duration, output, promise, state = tally.seconds, tally.output, tally.promise, tally.state
+        tally = _tally(plan, requests, served, until)
+        sums = {
+            name: RowSums(pool).add(_of_pool(served, place))
+            for place, (name, pool) in enumerate(plan.pools.items())
+        }
+    duration, output, limited = tally.seconds, tally.output, bool(tally.missed)
     by_pool = {name: sums[name].account(served, place) for place, name in enumerate(plan.pools)}
     parts = _together(plan, by_pool)
     unused = math.fsum(
@@ -289,7 +282,7 @@ def summarise(
         "measured_s": duration,
         "requests": tally.count,
         "request_rate_per_s": _rate(tally.finished, duration),
-        "steady_state": state,
+        "steady_state": tally.state,
         "ttft_s": figures["ttft"],
         "tpot_s": tpot,
         "itl_s": tally.gaps,
@@ -299,15 +292,15 @@ def summarise(
         "total_tokens_per_s": _rate(output + tally.prompt, duration),
         "output_tokens_per_s_per_accelerator": _rate(output, duration) / accelerators,
         "output_tokens_per_s_per_user": 1.0 / mean_tpot if mean_tpot else None,
-        "goodput_per_s": _rate(promise.count, duration) if promise else None,
-        "requests_within_slo": promise.share if promise else None,
-        "requests_within_slo_interval": list(promise.interval) if promise and tally.count else None,
+        "goodput_per_s": _rate(tally.kept, duration) if limited else None,
+        "requests_within_slo": tally.share if limited else None,
+        "requests_within_slo_interval": list(tally.interval) if limited and tally.count else None,
         "slo": {
             "ttft_s": plan.slo.ttft,
             "tpot_s": plan.slo.tpot,
             "share": plan.slo.share,
-            "met": promise is None or (promise.share >= plan.slo.share and not state["growing"]),
-            "binding": promise.binding if promise else None,
+            "met": not limited or (tally.share >= plan.slo.share and not tally.state["growing"]),
+            "binding": tally.binding,
         },
         **_speculation(plan),
         **_scaling(plan, served),
@@ -323,7 +316,7 @@ def summarise(
         if price is None or not output
         else price * paid * duration / _HOUR / output * _MEGA,
         **({"percentile_error": folded.error} if folded else {}),
-        "warnings": _warnings(plan, served, state, promise, parts),
+        "warnings": _warnings(plan, served, tally, parts),
     }
 
 
@@ -343,6 +336,12 @@ class Tally:
         Latencies by name [s].
     gaps : mapping of str to float, or None
         Mean and percentiles of the gaps between tokens [s].
+    kept : int
+        Requests that count and kept every limit.
+    missed : mapping of str to int
+        Requests that count and missed a limit, by limit; empty without limits.
+    interval : tuple of float
+        Of the share that kept them.
     """
 
     seconds: float
@@ -353,8 +352,21 @@ class Tally:
     prompts: float
     spreads: Mapping[str, Floats | Sketch]
     gaps: dict[str, float] | None
-    promise: Promise | None
+    kept: int
+    missed: Mapping[str, int]
+    interval: tuple[float, float]
     state: SteadyState
+
+    @property
+    def share(self) -> float:
+        """Share of the requests that count which kept every limit."""
+        return self.kept / max(1, self.count)
+
+    @property
+    def binding(self) -> str | None:
+        """The limit that most missed; None where none did."""
+        most = max(self.missed, key=self.missed.__getitem__, default=None)
+        return most if most and self.missed[most] else None
 
 
 def _tally(plan: ServicePlan, requests: Requests, served: Served, until: float | None) -> Tally:
@@ -369,16 +381,20 @@ def _tally(plan: ServicePlan, requests: Requests, served: Served, until: float |
         users=plan.workload.concurrency,
         since=window.begin,
     )
+    done = window.counted
+    kept, missed = kept_of(plan, times, done)
     return Tally(
         window.seconds,
-        int(window.counted.sum()),
+        int(done.sum()),
         window.finished,
         window.output,
         window.prompt,
         float(requests.prompt.sum()),
-        {name: values[window.counted] for name, values in times.items()},
+        {name: values[done] for name, values in times.items()},
         _weighted(*gaps),
-        _promise(plan, times, window.counted),
+        int(kept.sum()),
+        {name: int(each.sum()) for name, each in missed.items()},
+        share_interval(kept[done]) if done.any() else (0.0, 1.0),
         state,
     )
 
@@ -500,32 +516,6 @@ def _disaggregation(
     }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Promise:
-    """How the limits were kept, by how many requests and which share of those that count.
-
-    Parameters
-    ----------
-    binding : str or None
-        The limit that more of the others miss.
-    """
-
-    count: int
-    share: float
-    interval: tuple[float, float]
-    binding: str | None
-
-
-def _promise(
-    plan: ServicePlan, times: dict[str, Floats], done: NDArray[np.bool_]
-) -> Promise | None:
-    """How the requests that count kept every limit; None without limits."""
-    kept, missed = kept_of(plan, times, done)
-    counts = {name: int(each.sum()) for name, each in missed.items()}
-    interval = share_interval(kept[done]) if done.any() else (0.0, 1.0)
-    return promise_of(int(kept.sum()), max(1, int(done.sum())), interval, counts)
-
-
 def kept_of(
     plan: ServicePlan, times: Mapping[str, Floats], done: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
@@ -534,16 +524,6 @@ def kept_of(
     given = {name: limit for name, limit in limits.items() if limit is not None}
     missed = {name: done & (times[name] > limit) for name, limit in given.items()}
     return done & ~np.logical_or.reduce([~done, *missed.values()]), missed
-
-
-def promise_of(
-    kept: int, of: int, interval: tuple[float, float], missed: Mapping[str, int]
-) -> Promise | None:
-    """How so many of so many requests kept every limit, and how many missed each; None without limits."""
-    if not missed:
-        return None
-    most = max(missed, key=missed.__getitem__)
-    return Promise(kept, float(kept / of), interval, most if missed[most] else None)
 
 
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:
@@ -570,8 +550,7 @@ def _rate(count: float, seconds: float) -> float:
 def _warnings(
     plan: ServicePlan,
     served: Served,
-    state: SteadyState,
-    promise: Promise | None,
+    tally: Tally,
     parts: Mapping[str, float],
 ) -> list[str]:
     """Say what a reader should know: straddling groups, no steady state, what a flag of the server costs."""
@@ -579,8 +558,9 @@ def _warnings(
     if plan.workload.shared_prefix and not plan.engine.prefix_cache:
         keys = "serving.workload.shared_prefix, serving.workload.prefix_groups"
         warnings.append(f"not used: {keys}: serving.engine.prefix_cache is false")
-    if not state["reached"] and plan.workload.arrival != "all-at-once":
-        warnings.append(f"there is no steady state, numbers hold for this run: {state['reason']}")
+    if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
+        reason = tally.state["reason"]
+        warnings.append(f"there is no steady state, numbers hold for this run: {reason}")
     if served.moved:
         warnings.append(
             f"{served.moved} requests lost their instance to an outage and went on elsewhere, computed again"
@@ -597,7 +577,7 @@ def _warnings(
             )
         mend = f"; kv: fp8 holds {2 * plan.cache_tokens:,} tokens where {plan.kv} holds {plan.cache_tokens:,}"
         warnings.append(", ".join(told[not served.preemptions :]) + (mend if wide else ""))
-    if promise is not None and promise.share < plan.slo.share and promise.binding == "tpot":
+    if tally.share < plan.slo.share and tally.binding == "tpot":
         warnings += _long_chunks(plan)
     return warnings
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from mpsim.engine.fluid import Fluid
+from mpsim.engine.contention import SharedLinks
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
 from mpsim.parallel.crossing import load, messages
@@ -134,42 +133,13 @@ class Transfers:
         self, environment: simpy.Environment, capacity: Sequence[float], done: Callable[[int], None]
     ) -> None:
         self._environment = environment
-        self._network = Fluid([rate * TICK for rate in capacity])
-        self._done = done
-        self._armed = math.inf
-        # of the network [ticks]: never goes back, whatever seconds are rounded to
-        self._clock = 0.0
+        self._links = SharedLinks(environment, capacity, done, tick=TICK)
 
     def start(self, number: int, path: CachePath, size: float) -> None:
         """Send so many bytes."""
-        event = self._environment.timeout(path.latency, (number, path, size))
-        assert event.callbacks is not None
-        event.callbacks.append(self._flow)
-
-    def _flow(self, event: simpy.events.Event) -> None:
-        number, path, size = cast("tuple[int, CachePath, float]", event.value)
         work = max(1.0, round(size / path.rate / TICK))
-        self._clock = max(self._clock, self._environment.now / TICK)
-        self._network.start(number, path.uses, cap=path.rate * TICK, work=work, now=self._clock)
-        self._arm()
-
-    def _arm(self) -> None:
-        """Have an event at the network's next end."""
-        due = self._network.next_end()
-        if due == self._armed:
-            return
-        self._armed = due
-        if due < math.inf:
-            wait = max(0.0, due * TICK - self._environment.now)
-            event = self._environment.timeout(wait, due)
-            assert event.callbacks is not None
-            event.callbacks.append(self._settle)
-
-    def _settle(self, event: simpy.events.Event) -> None:
-        if event.value != self._armed:  # something has changed since it was armed
-            return
-        due, self._armed = self._armed, math.inf
-        self._clock = max(self._clock, due)
-        for number in self._network.finish(due):
-            self._done(number)
-        self._arm()
+        event = self._environment.timeout(path.latency)
+        assert event.callbacks is not None
+        event.callbacks.append(
+            lambda _: self._links.start(number, path.uses, cap=path.rate * TICK, work=work)
+        )

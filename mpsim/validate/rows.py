@@ -22,7 +22,7 @@ from mpsim.result.residuals import Interval
 from mpsim.scenario import Scenario, load
 from mpsim.scenario.layers import ground, lay_values
 from mpsim.serving import ServiceResult, make_service
-from mpsim.serving.intervals import setting_of as setting_of_service
+from mpsim.serving.confidence import setting_of as setting_of_service
 from mpsim.serving.result import ServedPoint
 from mpsim.simulate import simulate
 from mpsim.study.rows import COLUMNS, SERVICE_COLUMNS, column_of, figure_of

@@ -20,8 +20,8 @@ from mpsim.hardware import Cluster, build_cluster
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.serving.confidence import setting_of
 from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_for
-from mpsim.serving.intervals import setting_of
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.result import ServedPoint, measurable
 from mpsim.validate.records import Record

@@ -7,8 +7,8 @@ import pytest
 from mpsim.hardware import build_cluster
 from mpsim.scenario import Scenario
 from mpsim.serving.bounds import bound_service
+from mpsim.serving.confidence import intervals, setting_of
 from mpsim.serving.engines import engine_for
-from mpsim.serving.intervals import intervals, setting_of
 from mpsim.serving.planning import make_service
 from mpsim.serving.result import run_service
 from mpsim.serving.transfers import CacheNetwork, Instance

@@ -14,8 +14,7 @@ from mpsim.serving.engines import EnginePreset
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.prices import IterationPrices, Products
 from mpsim.serving.rates import Reductions
-from mpsim.serving.requests import Requests
-from mpsim.serving.served import Served
+from mpsim.serving.requests import Requests, Served
 from mpsim.serving.summary import summarise
 from mpsim.workload import model
 
