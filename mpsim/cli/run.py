@@ -9,17 +9,7 @@ import typer
 
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
 from mpsim.cli.export import targets, write_emitted
-from mpsim.cli.options import (
-    AsJson,
-    Emit,
-    Engine,
-    MemorySnapshot,
-    Plots,
-    Reading,
-    Trace,
-    refuse,
-    wrong,
-)
+from mpsim.cli.options import AsJson, Emit, Engine, MemorySnapshot, Plots, Reading, Trace, refuse
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
@@ -64,9 +54,9 @@ def run(
     from mpsim.result.words import summary_sheet
     from mpsim.simulate import simulate
 
-    for path, hint in ((trace, "--trace"), (memory_snapshot, "--memory-snapshot")):
-        if path is not None and len(files) > 1:
-            raise wrong(f"one file holds one scenario, got {len(files)}", hint)
+    if len(files) > 1:
+        alone = {"--trace": trace, "--memory-snapshot": memory_snapshot}
+        refuse(alone, f"one file holds one scenario, got {len(files)}")
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
     emitting = targets(emit, scenarios)

@@ -18,18 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.formats.perfetto import (
-    INSIDE,
-    Added,
-    Event,
-    counter_event,
-    named_events,
-    nanoseconds,
-    shown_ranks,
-    slice_event,
-    trace_events,
-    write_events,
-)
+from mpsim.formats import perfetto
+from mpsim.formats.perfetto import INSIDE, Added, Event, counter_event, nanoseconds, slice_event
 from mpsim.parallel.axes import AXES, AXIS_NAMES, Stream
 from mpsim.program import TICK
 from mpsim.result import CommunicationSlices, MemoryCurve, Result
@@ -70,21 +60,21 @@ def write_step_trace(
     ScenarioError
         If `detail` or a rank is unknown.
     """
-    tracks = _Tracks(result, shown_ranks(result.timeline.program, ranks))
-    write_events(_events(tracks, detail), path, about=tracks.about)
+    tracks = _Tracks(result, perfetto.shown_ranks(result.timeline.program, ranks))
+    perfetto.write_events(_events(tracks, detail), path, about=tracks.about)
 
 
 def step_events(
     result: Result, *, detail: str = "chunk", ranks: Iterable[int] | None = None
 ) -> Iterator[Event]:
     """Yield the events of `write_step_trace`."""
-    return _events(_Tracks(result, shown_ranks(result.timeline.program, ranks)), detail)
+    return _events(_Tracks(result, perfetto.shown_ranks(result.timeline.program, ranks)), detail)
 
 
 def _events(tracks: _Tracks, detail: str) -> Iterator[Event]:
     timeline = tracks.result.timeline
     yield from _step(tracks)
-    yield from trace_events(timeline, detail=detail, ranks=tracks.ranks, more=tracks.of)
+    yield from perfetto.trace_events(timeline, detail=detail, ranks=tracks.ranks, more=tracks.of)
     if tracks.follows_links:
         yield from _fabric(tracks.result)
 
@@ -228,7 +218,7 @@ def _fabric(result: Result) -> Iterator[Event]:
     links = [link for link in use.busiest(len(use.names)).tolist() if link >= use.ports]
     if not links:
         return
-    yield from named_events("process", _FABRIC, 1, "fabric", _FABRIC)
+    yield from perfetto.named_events("process", _FABRIC, 1, "fabric", _FABRIC)
     for link in sorted(links[:_MOST_LINKS]):
         yield from _use(_FABRIC, f"{use.names[link]} (%)", result, link)
 
@@ -237,8 +227,8 @@ def _step(tracks: _Tracks) -> Iterator[Event]:
     """A process with one slice: the step, and what it is the step of."""
     about = tracks.about
     name = f"{about['scenario']} by mpsim {about['mpsim']}"
-    yield from named_events("process", _STEP, 1, name, -1)
-    yield from named_events("thread", _STEP, 1, "step", 0)
+    yield from perfetto.named_events("process", _STEP, 1, name, -1)
+    yield from perfetto.named_events("thread", _STEP, 1, "step", 0)
     end = int(nanoseconds(np.array([tracks.result.timeline.makespan]))[0])
     track = {"pid": _STEP, "tid": 1}
     yield slice_event(track, f"step of {about['scenario']}", "step", 0, end, dict(about))

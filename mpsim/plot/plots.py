@@ -7,21 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mpsim.engine import Timeline
+from mpsim.plot import service, step
 from mpsim.plot.chart import Chart
 from mpsim.plot.pen import Display
-from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart, lives_chart
-from mpsim.plot.step import (
-    attribution_chart,
-    blame_chart,
-    bubble_chart,
-    heat_chart,
-    links_chart,
-    memory_chart,
-    memory_curve_chart,
-    memory_kinds_chart,
-    roofline_chart,
-    utilisation_chart,
-)
 from mpsim.plot.timeline import timeline_chart
 from mpsim.result import Result
 from mpsim.result.result import JobResult
@@ -72,16 +60,16 @@ class Plots(_Pictures[Result]):
     """Pictures that ``result.plot`` offers; every method draws and returns a Display."""
 
     timeline = _picture("timeline", timeline_chart)
-    bubbles = _picture("bubble by cause", bubble_chart)
-    attribution = _picture("where the time goes", attribution_chart)
-    utilisation = _picture("use of compute and links", utilisation_chart)
-    heat = _picture("kernels by rank", heat_chart)
-    roofline = _picture("roofline of its kernels", roofline_chart)
-    links = _picture("use of links by tier", links_chart)
-    memory = _picture("memory at its fullest", memory_chart)
-    memory_over_time = _picture("memory over time", memory_curve_chart)
-    memory_by_kind = _picture("memory by kind", memory_kinds_chart)
-    blame = _picture("who waited for whom", lambda result: blame_chart(result.variation.blame))
+    bubbles = _picture("bubble by cause", step.bubble_chart)
+    attribution = _picture("where the time goes", step.attribution_chart)
+    utilisation = _picture("use of compute and links", step.utilisation_chart)
+    heat = _picture("kernels by rank", step.heat_chart)
+    roofline = _picture("roofline of its kernels", step.roofline_chart)
+    links = _picture("use of links by tier", step.links_chart)
+    memory = _picture("memory at its fullest", step.memory_chart)
+    memory_over_time = _picture("memory over time", step.memory_curve_chart)
+    memory_by_kind = _picture("memory by kind", step.memory_kinds_chart)
+    blame = _picture("who waited for whom", lambda result: step.blame_chart(result.variation.blame))
 
     def _headline(self) -> str:
         summary, memory = self._result.summary, self._result.summary["memory"]
@@ -99,12 +87,12 @@ class Plots(_Pictures[Result]):
 class ServicePlots(_Pictures[ServiceResult]):
     """Pictures that ``plot`` of a service's result offers; every method draws and returns a Display."""
 
-    ttft = _picture("TTFT over requests", lambda result: latency_chart(result, "ttft"))
-    tpot = _picture("TPOT over requests", lambda result: latency_chart(result, "tpot"))
-    itl = _picture("gaps between tokens", itl_chart)
-    batch = _picture("batch over time", batch_chart)
-    cache = _picture("cache over time", cache_chart)
-    lives = _picture("lives of requests", lives_chart)
+    ttft = _picture("TTFT over requests", lambda result: service.latency_chart(result, "ttft"))
+    tpot = _picture("TPOT over requests", lambda result: service.latency_chart(result, "tpot"))
+    itl = _picture("gaps between tokens", service.itl_chart)
+    batch = _picture("batch over time", service.batch_chart)
+    cache = _picture("cache over time", service.cache_chart)
+    lives = _picture("lives of requests", service.lives_chart)
 
     def _headline(self) -> str:
         summary = self._result.summary

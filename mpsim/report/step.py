@@ -9,17 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpsim.errors import MpsimError
+from mpsim.plot import step as charts
 from mpsim.plot.chart import Axis, Bars, Part
-from mpsim.plot.step import (
-    attribution_chart,
-    bubble_chart,
-    heat_chart,
-    links_chart,
-    memory_chart,
-    memory_kinds_chart,
-    roofline_chart,
-    utilisation_chart,
-)
 from mpsim.plot.studies import sensitivity_chart
 from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, figure
 from mpsim.report.lanes import lanes_of
@@ -88,7 +79,7 @@ def _nearest(nearest: Mapping[str, Any]) -> str:
 @STEP.add("time", "Where the time goes")
 def _parts(result: Result) -> Iterator[Block]:
     """Every second of every rank is counted once; the parts of a bar sum to the step."""
-    yield attribution_chart(result)
+    yield charts.attribution_chart(result)
     times = result.summary["communication_s"]
     used = [axis for axis, each in times.items() if each["hidden"] + each["exposed"] > 0]
     if not used:
@@ -115,21 +106,21 @@ def _timeline(result: Result) -> Iterable[Block]:
 @STEP.add("bubbles", "Bubble by cause", slow=True)
 def _bubbles(result: Result) -> Iterable[Block]:
     """Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for."""
-    chart = bubble_chart(result)
+    chart = charts.bubble_chart(result)
     return [chart] if chart.parts else []
 
 
 @STEP.add("memory", "Memory")
 def _memory(result: Result) -> Iterable[Block]:
     """Memory of each rank when it is fullest."""
-    return [memory_chart(result)]
+    return [charts.memory_chart(result)]
 
 
 @STEP.add("memory-over-time", "Memory over time", slow=True)
 def _memory_over_time(result: Result) -> Iterable[Block]:
     """Memory of the first, the fullest and the last rank, by kind."""
     ranks = sorted({0, result.memory.fullest, len(result.memory.total) - 1})
-    return [memory_kinds_chart(result, rank=rank) for rank in ranks]
+    return [charts.memory_kinds_chart(result, rank=rank) for rank in ranks]
 
 
 @STEP.add("kernels", "Kernels under the roofline", slow=True)
@@ -138,7 +129,7 @@ def _kernels(result: Result) -> Iterator[Block]:
     roof = roofline(result.plan)
     if not (roof.flops > 0).any():
         return
-    yield roofline_chart(result)
+    yield charts.roofline_chart(result)
     rows = [
         (
             *(roof.names[i], roof.parts[i].replace("_", " "), float(roof.count[i])),
@@ -159,10 +150,10 @@ def _links(result: Result) -> Iterator[Block]:
     """How much of its bandwidth each link carries: ports of the ranks, and links of the fabric where they could be too thin."""
     use = result.links
     busy = use.busiest(len(use.names)).tolist()
-    yield utilisation_chart(result)
-    yield heat_chart(result)
+    yield charts.utilisation_chart(result)
+    yield charts.heat_chart(result)
     if busy:
-        yield links_chart(result, most=_BUSIEST)
+        yield charts.links_chart(result, most=_BUSIEST)
         columns = (
             *(Column("link"), Column("mean use", "share"), Column("carried in a step", "B")),
             Column("bandwidth, one direction", "B/s"),
