@@ -17,8 +17,6 @@ from mpsim.workload import Transformer, part_flops
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-__all__ = ["Work", "balanced_layers", "balanced_stages", "stage_layers", "stage_loads", "work_of"]
-
 _TURNING: Final = 2  # chunks of a rank where a pipeline goes down and up again
 _BISECTIONS: Final = 50  # of a limit of time: to 1e-15 of it
 _ROUNDING: Final = 1e-12  # of all work: sums of floats that are equal may differ so much
@@ -26,17 +24,11 @@ _ROUNDING: Final = 1e-12  # of all work: sums of floats that are equal may diffe
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """Work of the places of a model, in the order a token passes them, in any unit.
+    """Work of the places of a model, in the order a token passes them, in any unit."""
 
-    Parameters
-    ----------
-    layers : tuple of float
-        Of every layer.
-    head : float
-        Of the output head with its loss and what predicts further tokens. The embedding is a lookup and counts nothing.
-    """
-
-    layers: tuple[float, ...]
+    layers: tuple[float, ...]  # of every layer
+    # of the output head with its loss and what predicts further tokens. The embedding is a lookup
+    # and counts nothing
     head: float
 
 
@@ -89,14 +81,8 @@ def balanced_layers(
 ) -> tuple[int, ...] | None:
     """Choose how many layers each stage holds, so that the slowest stage is as fast as it can be.
 
-    Parameters
-    ----------
-    stage_rank : tuple of int
-        Pipeline rank of each stage, in model order.
-    split : StageSplit
-        Splits that the framework can run.
-    speed : tuple of float, optional
-        Relative speed of each pipeline rank; alike when left out.
+    `stage_rank`: pipeline rank of each stage, in model order. `split`: splits that the framework
+    can run. `speed`: relative speed of each pipeline rank; alike when left out.
 
     Returns
     -------

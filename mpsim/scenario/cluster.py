@@ -45,8 +45,6 @@ from mpsim.scenario.fields import (
 )
 from mpsim.scenario.network import FIGURES, FabricChoice, Folder, Nodes, network_of, thinnings_of
 
-__all__ = ["AcceleratorChoice", "ClusterChoice", "LinkChoice", "PartChoice", "alike", "clusters_of"]
-
 T = TypeVar("T", Accelerator, Link)
 
 PerNode = Annotated[int, Field(ge=1, le=4096)]
@@ -196,12 +194,10 @@ class ClusterChoice(Section):
     """Nodes that differ from one data-parallel replica to the next, likewise."""
 
     def resolve(self, folder: Folder = lambda _key: Path()) -> Cluster:
-        """The cluster meant; machine files are relative to the `folder` in which their key was written.
+        """The cluster meant; machine files are relative to the `folder` in which their key was
+        written.
 
-        Raises
-        ------
-        ScenarioError
-            If a name is unknown, parts are missing, or they do not make a cluster.
+        ScenarioError if a name is unknown, parts are missing, or they do not make a cluster.
         """
         machine = _machine("cluster", self, folder)
         lent = _machine("cluster.accelerator", self.accelerator, folder)
@@ -380,12 +376,8 @@ def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluste
 def clusters_of(choice: ClusterChoice, key: str, folder: Folder) -> tuple[Cluster, ...] | None:
     """The cluster as every pipeline rank or replica has it (`key` is ``stages`` or ``replicas``).
 
-    Those that are alike are the same object; None where the section does not say.
-
-    Raises
-    ------
-    ScenarioError
-        If a name is unknown, at the place of the part.
+    Those that are alike are the same object; None where the section does not say. ScenarioError if
+    a name is unknown, at the place of the part.
     """
     parts: Sequence[PartChoice] | None = getattr(choice, key)
     if parts is None:

@@ -11,8 +11,6 @@ from mpsim.scenario.fields import Count, Name, Power, PriceRate, Section, Within
 from mpsim.scenario.sections import SweepValues
 from mpsim.units import Dimension, parse_count
 
-__all__ = ["Bounds", "DesignChoice", "Job", "Money", "Place"]
-
 Span: TypeAlias = Annotated[float, Within(Dimension.TIME, 1.0, 1e10)]
 Tokens: TypeAlias = Annotated[
     float,

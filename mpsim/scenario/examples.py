@@ -7,8 +7,6 @@ from importlib import resources
 
 from mpsim.errors import ScenarioError, nearest
 
-__all__ = ["template_names", "template_text", "template_title"]
-
 PACKAGE = "mpsim.scenario"
 _FILE = re.compile(r"\bFILE\b")  # of the command lines of a template
 

@@ -19,32 +19,18 @@ from mpsim.shipped import read_shipped
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
 
-__all__ = ["Extent", "expected_requests", "extent_of", "is_long", "refuse_large_scenario"]
-
 _USUAL = 1000  # requests where nobody says how many
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extent:
-    """Estimated cost of simulating one scenario.
+    """Estimated cost of simulating one scenario."""
 
-    Parameters
-    ----------
-    rows : float
-        Operations that the engine follows, or requests of a service.
-    memory_bytes, seconds : float
-        [B], [s]
-    what : str
-        The sizes behind it in words.
-    smaller : tuple of str
-        Changes that make it smaller, the most effective first.
-    """
-
-    rows: float
-    memory_bytes: float
+    rows: float  # operations that the engine follows, or requests of a service
+    memory_bytes: float  # memory_bytes, seconds: [B], [s]
     seconds: float
-    what: str
-    smaller: tuple[str, ...]
+    what: str  # the sizes behind it in words
+    smaller: tuple[str, ...]  # changes that make it smaller, the most effective first
 
 
 def extent_of(scenario: Scenario, requests: int = 0) -> Extent:
@@ -53,11 +39,8 @@ def extent_of(scenario: Scenario, requests: int = 0) -> Extent:
 
 
 def refuse_large_scenario(scenario: Scenario, requests: int = 0) -> None:
-    """Refuse a scenario that costs more than the limits, with so many requests if they are known, unless it was said that it is meant.
-
-    Raises
-    ------
-    TooLargeError
+    """Refuse a scenario that costs more than the limits, with so many requests if they are known,
+    unless it was said that it is meant: a TooLargeError.
     """
     extent = extent_of(scenario, requests)
     refuse_large(

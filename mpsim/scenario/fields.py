@@ -12,25 +12,6 @@ from pydantic_core import PydanticCustomError, core_schema
 from mpsim.scenario.paths import expand_shorthand
 from mpsim.units import Dimension, format_exact, format_quantity, parse_quantity, units_of
 
-__all__ = [
-    "Bandwidth",
-    "Bytes",
-    "Count",
-    "Fields",
-    "FlopRate",
-    "Frequency",
-    "Name",
-    "OneOf",
-    "Power",
-    "PresetSection",
-    "PriceRate",
-    "Section",
-    "Shorthand",
-    "Span",
-    "Time",
-    "Within",
-]
-
 Fields: TypeAlias = dict[str, Any]
 """Values by field, to be spread over a section, a dataclass or a JSON schema."""
 SAFE_COUNT: Final = 1_000_000  # more of anything is a slip of the keyboard
@@ -53,18 +34,10 @@ class Section(pydantic.BaseModel):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Within:
-    """A quantity with a unit, between two bounds.
+    """A quantity with a unit, between two bounds."""
 
-    Parameters
-    ----------
-    dimension : Dimension
-        What it measures.
-    low, high : float
-        Allowed range, both included [SI unit of `dimension`].
-    """
-
-    dimension: Dimension
-    low: float
+    dimension: Dimension  # what it measures
+    low: float  # low, high: allowed range, both included [SI unit of `dimension`]
     high: float
 
     def parse(self, value: object) -> float:

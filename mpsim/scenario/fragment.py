@@ -15,8 +15,6 @@ from mpsim.scenario.translate import suggestions
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["fragment", "is_read"]
-
 S = TypeVar("S", bound=pydantic.BaseModel)
 
 _SECTIONS: Final = (

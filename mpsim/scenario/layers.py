@@ -13,8 +13,6 @@ from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.inputs import shown
 from mpsim.scenario.paths import SHORTHANDS, Data, assign, expand_shorthand, join
 
-__all__ = ["Layers", "lay_values", "read_layers"]
-
 MAX_FILES: Final = 64
 _SHOWN: Final = 100  # characters of a path
 FLAT: Final = ("sweep", "design", "overrides")  # sections whose own keys are dotted
@@ -176,12 +174,7 @@ def read_layers(
     """Read a scenario file with all it includes, and lay overrides and settings on top.
 
     Includes may leave the folder of `path` only if allowed. `Document.problems` holds the mistakes
-    found so far.
-
-    Raises
-    ------
-    ScenarioError
-        If `path` itself cannot be read.
+    found so far. ScenarioError if `path` itself cannot be read.
     """
     layers = Layers(str(path))
     document = read_document(path)

@@ -19,8 +19,6 @@ from mpsim.workload import (
     model_names,
 )
 
-__all__ = ["MixtureOfExperts", "ModelChoice", "MultiLatentAttention", "StateSpace", "Vision"]
-
 REQUIRED: Final = ("layers", "hidden", "heads", "vocab")
 _PARTS: Final = ("moe", "mla", "state", "vision")
 _NEEDED: Final = {
@@ -198,12 +196,8 @@ class ModelChoice(Section):
         }
 
     def resolve(self) -> Transformer:
-        """The model meant.
-
-        Raises
-        ------
-        ScenarioError
-            If the preset is unknown, fields are missing, or they contradict each other.
+        """The model meant. ScenarioError if the preset is unknown, fields are missing, or they
+        contradict each other.
         """
         problems = [*_check_known(self), *_check_fields(self), *_check_parts(self)]
         if problems:

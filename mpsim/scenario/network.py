@@ -13,8 +13,6 @@ from mpsim.errors import HardwareError
 from mpsim.hardware import FabricKind, Routing
 from mpsim.scenario.fields import Bandwidth, Fields, Name, Power, Section, Time
 
-__all__ = ["FIGURES", "FabricChoice", "Folder", "Nodes", "network_of", "thinnings_of"]
-
 Folder = Callable[[str], Path]
 """Where the file lies in which a dotted key was written."""
 

@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-__all__ = ["SHORTHANDS", "assign", "expand_shorthand", "join"]
-
-
 Data: TypeAlias = dict[Any, Any]
 """A mapping of a file; its keys may be anything that YAML has, until the schema has seen them."""
 
@@ -61,13 +58,8 @@ def join(*parts: object) -> str:
 def assign(data: Data, parts: tuple[object, ...], value: object) -> object:
     """Set the value at `parts` inside `data`, making mappings on the way; return the old one.
 
-    Digits index a list.
-
-    Raises
-    ------
-    KeyError
-        If something on the way is neither a mapping, a shorthand of one, nor a list long enough;
-        its argument says what.
+    Digits index a list. KeyError if something on the way is neither a mapping, a shorthand of one,
+    nor a list long enough; its argument says what.
     """
     node: Any = data
     for depth, name in enumerate(parts):

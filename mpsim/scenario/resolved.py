@@ -27,8 +27,6 @@ from mpsim.workload import Transformer
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-__all__ = ["digest_of", "resolved_data"]
-
 S = TypeVar("S", bound=pydantic.BaseModel)
 
 _PROVENANCE = ("source", "as_of", "title")

@@ -16,8 +16,6 @@ from mpsim.memo import remembered
 from mpsim.scenario.fields import Fields
 from mpsim.scenario.paths import join
 
-__all__ = ["describe_schema", "descriptions", "keys_of", "known_keys", "long_keys", "section_at"]
-
 Kind: TypeAlias = type[pydantic.BaseModel]
 
 _JOBS = ("training", "serving")
@@ -61,21 +59,12 @@ def known_keys(root: Kind, head: str = "") -> tuple[str, ...]:
 
 
 def long_keys(schema: Kind, values: Mapping[str, object], *, job: str) -> dict[str, object]:
-    """Values by dotted key: ``tp`` is ``parallelism.tp`` where only one section has a key of that name.
+    """Values by dotted key: ``tp`` is ``parallelism.tp`` where only one section has a key of that
+    name.
 
-    Parameters
-    ----------
-    schema : type
-        The scenario's.
-    values : mapping of str to object
-        By dotted key, by section, or by the name of a key that one section alone has.
-    job : str
-        The section of the job, ``training`` or ``serving``; that of the other one counts for nothing.
-
-    Raises
-    ------
-    ScenarioError
-        For every name that no section has, or several.
+    `schema`: the scenario's. `values`: by dotted key, by section, or by the name of a key that one
+    section alone has. `job`: the section of the job, ``training`` or ``serving``; that of the other
+    one counts for nothing. ScenarioError for every name that no section has, or several.
     """
     homes: dict[str, list[str]] = {}
     for key in known_keys(schema):

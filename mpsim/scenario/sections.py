@@ -16,27 +16,6 @@ from mpsim.scenario.tuning import Adapter, FrozenPart, Method
 from mpsim.schedule import schedule, schedule_names
 from mpsim.workload import Tuning
 
-__all__ = [
-    "AXES",
-    "DIVIDING",
-    "OF_STAGE",
-    "PRECISIONS",
-    "REPLICATING",
-    "FrameworkChoice",
-    "Outage",
-    "Parallelism",
-    "ScheduleChoice",
-    "Simulation",
-    "SlowPart",
-    "SweepValues",
-    "ThinLink",
-    "Training",
-    "Variation",
-    "expand_range",
-    "factors",
-    "points",
-]
-
 Precision = Literal[
     "bf16", "fp16", "fp32", "tf32", "fp8", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"
 ]
@@ -216,10 +195,7 @@ class Training(Section):
         adapter = self.adapter or Adapter()
         base = adapter.base or ("nf4" if self.method == "qlora" else "bf16")
         return Tuning(
-            rank=adapter.rank,
-            modules=adapter.modules,
-            dropout=adapter.dropout > 0,
-            base=base,
+            rank=adapter.rank, modules=adapter.modules, dropout=adapter.dropout > 0, base=base
         )
 
 
@@ -323,15 +299,8 @@ NEARLY: Final = 1e-9  # of a step: a stop that rounding misses still counts
 def expand_range(bounds: object) -> list[int | float]:
     """Values from start to stop, both included where the step lands on it.
 
-    Parameters
-    ----------
-    bounds : object
-        ``[start, stop, step]`` as written; the step may be negative.
-
-    Raises
-    ------
-    ValueError
-        If it is anything else, or has no value, or more than a thousand.
+    `bounds`: ``[start, stop, step]`` as written; the step may be negative. ValueError if it is
+    anything else, or has no value, or more than a thousand.
 
     Examples
     --------

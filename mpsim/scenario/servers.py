@@ -23,8 +23,6 @@ from mpsim.units import Dimension, parse_quantity
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-__all__ = ["DATA", "SERVERS", "Meaning", "meaning", "said", "server_problems", "table_of", "usual"]
-
 DATA: Final = "mpsim.scenario.data"
 SERVERS: Final = ("vllm", "sglang", "trtllm")
 """Engines with a table of options."""

@@ -20,18 +20,6 @@ from mpsim.scenario.fields import (
 )
 from mpsim.units import Dimension
 
-__all__ = [
-    "Autoscale",
-    "Disaggregated",
-    "EngineChoice",
-    "LengthChoice",
-    "PoolChoice",
-    "ServiceLevel",
-    "Serving",
-    "Speculation",
-    "Workload",
-]
-
 Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
 Degree = Annotated[int, Field(ge=1, le=4096)]
 Share = Annotated[float, Field(gt=0, le=1, strict=False)]

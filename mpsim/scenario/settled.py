@@ -14,8 +14,6 @@ from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
 from mpsim.scenario.paths import Data, assign, expand_shorthand
 from mpsim.scenario.servers import said
 
-__all__ = ["in_words", "settle", "settled_by"]
-
 _SELECTIVE = "selective"
 
 

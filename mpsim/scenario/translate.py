@@ -14,8 +14,6 @@ from mpsim.nouns import TYPES
 from mpsim.scenario.paths import join
 from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
 
-__all__ = ["MISSING", "suggestions", "translate"]
-
 MISSING = "missing"
 """How the message of a key that is not there begins."""
 

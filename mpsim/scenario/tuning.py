@@ -8,8 +8,6 @@ from pydantic import Field
 
 from mpsim.scenario.fields import Section
 
-__all__ = ["Adapter", "FrozenPart", "Method"]
-
 Method = Literal["full", "lora", "qlora"]
 FrozenPart = Literal["embedding", "vision", "attention", "mlp", "head"]
 Projection = Literal["qkv", "query", "key", "value", "output", "up", "down", "head"]

@@ -37,8 +37,6 @@ from mpsim.scenario.serving import Serving
 from mpsim.scenario.settled import settle
 from mpsim.workload import Transformer
 
-__all__ = ["Written", "framework_of", "in_order"]
-
 
 def _one_line(name: str) -> str:
     """Refuse a name that would write lines of its own into a summary."""
@@ -125,12 +123,8 @@ class Written(Section):
 
     @classmethod
     def of(cls, document: Document, *, like: Written | None = None) -> Self:
-        """Make the sections of a document, unchecked; what they have in common with `like` is looked up once.
-
-        Raises
-        ------
-        pydantic.ValidationError
-            If a section is not well-formed.
+        """Make the sections of a document, unchecked; what they have in common with `like` is
+        looked up once. pydantic.ValidationError if a section is not well-formed.
         """
         scenario = cls.model_validate(settle(document.data))
         scenario._source = document

@@ -16,8 +16,6 @@ import numpy as np
 
 from mpsim.schedule.orders import Action, Orders
 
-__all__ = ["forwards_beside_backwards"]
-
 
 def forwards_beside_backwards(orders: Orders) -> Orders:
     """Make a block of every full backward and the forward that follows it at once, forward first.

@@ -25,22 +25,14 @@ from mpsim.schedule.facts import Schedule, check_counts, check_even, check_one_c
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.stages import TwoWay
 
-__all__ = ["CHIMERA", "chimera"]
-
 _NAME = "chimera"
 
 
 def chimera(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     """Orders of Chimera.
 
-    Parameters
-    ----------
-    pp : int
-        Ranks, even.
-    microbatches : int
-        Per optimizer step over both directions, a multiple of pp.
-    virtual_stages : int
-        1: one part of the model a rank and direction.
+    `pp`: ranks, even. `microbatches`: per optimizer step over both directions, a multiple of pp.
+    `virtual_stages`: 1: one part of the model a rank and direction.
 
     Examples
     --------

@@ -15,8 +15,6 @@ from mpsim.inputs import read_cells
 from mpsim.output import whole
 from mpsim.schedule.orders import Orders
 
-__all__ = ["read_csv", "write_csv"]
-
 _NUMBER = re.compile(r"\d+")
 _NEEDED = "text of comma-separated tokens, such as 3F0"
 _LARGEST = 1 << 26  # bytes: a token is about 6

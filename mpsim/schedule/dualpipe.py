@@ -34,22 +34,14 @@ from mpsim.schedule.orders import Orders
 from mpsim.schedule.stages import TwoWay
 from mpsim.schedule.tape import Tape, from_tapes
 
-__all__ = ["DUALPIPE", "dualpipe", "dualpipe_rank"]
-
 _NAME = "dualpipe"
 
 
 def dualpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     """Orders of DualPipe.
 
-    Parameters
-    ----------
-    pp : int
-        Ranks, even.
-    microbatches : int
-        Per optimizer step over both directions, even and at least 2 pp.
-    virtual_stages : int
-        1: one part of the model a rank and direction.
+    `pp`: ranks, even. `microbatches`: per optimizer step over both directions, even and at least 2
+    pp. `virtual_stages`: 1: one part of the model a rank and direction.
 
     Examples
     --------
@@ -86,16 +78,9 @@ def dualpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
 def dualpipe_rank(near: int, far: int, place: int, *, half: int, microbatches: int) -> Tape:
     """The eight phases of one rank, see above.
 
-    Parameters
-    ----------
-    near, far : int
-        The rank's stages: 0 and 1 of the phases.
-    place : int
-        h, ranks between this one and its end of the pipeline.
-    half : int
-        H, ranks from an end to where the directions meet.
-    microbatches : int
-        n, of each stage.
+    `near` and `far`: the rank's stages: 0 and 1 of the phases. `place`: h, ranks between this one
+    and its end of the pipeline. `half`: h, ranks from an end to where the directions meet.
+    `microbatches`: n, of each stage.
     """
     rest = half - place - 1
     tape = Tape()

@@ -19,20 +19,11 @@ from mpsim.schedule.orders import Orders
 from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import from_tapes
 
-__all__ = ["DUALPIPE_V", "dualpipe_v"]
-
 _NAME = "dualpipe-v"
 
 
 def dualpipe_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
-    """Orders of DualPipeV.
-
-    Parameters
-    ----------
-    microbatches : int
-        Per optimizer step, at least 2 pp.
-    virtual_stages : int
-        2.
+    """Orders of DualPipeV. `microbatches`: per optimizer step, at least 2 pp. `virtual_stages`: 2.
 
     Examples
     --------

@@ -17,16 +17,9 @@ from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["EAGER_1F1B", "eager_1f1b"]
-
 
 def eager_1f1b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
-    """Orders of eager 1F1B.
-
-    Parameters
-    ----------
-    virtual_stages : int
-        1; interleaved-1f1b has several chunks a rank.
+    """Orders of eager 1F1B. `virtual_stages`: 1; interleaved-1f1b has several chunks a rank.
 
     Examples
     --------

@@ -16,20 +16,14 @@ from mpsim.schedule.interleaved import chunk_table, microbatch_group
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.stages import loop_map
 
-__all__ = ["FORWARD_ONLY", "forward_only"]
-
 _NAME = "forward-only"
 
 
 def forward_only(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     """Orders of an evaluation step.
 
-    Parameters
-    ----------
-    microbatches : int
-        Of the evaluation, at least 1.
-    virtual_stages : int
-        Chunks a rank, at least 1; more than one are taken in the groups of interleaved-1f1b.
+    `microbatches`: of the evaluation, at least 1. `virtual_stages`: chunks a rank, at least 1; more
+    than one are taken in the groups of interleaved-1f1b.
 
     Examples
     --------

@@ -18,18 +18,10 @@ from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["GPIPE", "gpipe"]
-
 
 def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1, lifo: bool = False) -> Orders:
-    """Orders of GPipe.
-
-    Parameters
-    ----------
-    virtual_stages : int
-        1; looped-bfs is GPipe over several chunks a rank.
-    lifo : bool
-        Whether the backwards run in the reverse order of the microbatches.
+    """Orders of GPipe. `virtual_stages`: 1; looped-bfs is GPipe over several chunks a rank. `lifo`:
+    whether the backwards run in the reverse order of the microbatches.
 
     Examples
     --------

@@ -27,8 +27,6 @@ from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["INTERLEAVED_1F1B", "chunk_table", "interleaved_1f1b", "microbatch_group"]
-
 _NAME = "interleaved-1f1b"
 
 
@@ -42,17 +40,11 @@ def interleaved_1f1b(
 ) -> Orders:
     """Orders of interleaved 1F1B.
 
-    Parameters
-    ----------
-    virtual_stages : int
-        Chunks a rank, at least 1.
-    group_size : int, optional
-        Microbatches that pass one chunk before the rank turns to the next
-        (``microbatch_group_size_per_vp_stage`` of Megatron-LM); see `microbatch_group`.
-    extra_warmup : int
-        Forwards of the warm-up beyond the usual, at least 0. Megatron-LM's
-        ``overlap_moe_expert_parallel_comm`` runs 1 more, so that the forward and the backward of a steady
-        step are independent.
+    `virtual_stages`: chunks a rank, at least 1. `group_size`: microbatches that pass one chunk
+    before the rank turns to the next (``microbatch_group_size_per_vp_stage`` of Megatron-LM); see
+    `microbatch_group`. `extra_warmup`: forwards of the warm-up beyond the usual, at least 0.
+    Megatron-LM's ``overlap_moe_expert_parallel_comm`` runs 1 more, so that the forward and the
+    backward of a steady step are independent.
 
     Examples
     --------
@@ -103,26 +95,15 @@ def microbatch_group(
 ) -> int:
     """Microbatches in a group.
 
-    Parameters
-    ----------
-    pp, microbatches : int
-        At least 1.
-    group_size : int, optional
-        A given size follows the rule of Megatron-LM: pp <= g <= m, and m a multiple of g or at least pp
-        above one. Without it, PyTorch's rule: m / max(1, m // pp), which must be whole; it is pp where
-        pp divides m.
-    schedule : str
-        Name for the message of a refusal.
+    `pp` and `microbatches`: at least 1. `group_size`: a given size follows the rule of Megatron-LM:
+    pp <= g <= m, and m a multiple of g or at least pp above one. Without it, PyTorch's rule: m /
+    max(1, m // pp), which must be whole; it is pp where pp divides m. `schedule`: name for the
+    message of a refusal. ScheduleError if the microbatches cannot be grouped.
 
     Returns
     -------
     int
         Size of a group [count].
-
-    Raises
-    ------
-    ScheduleError
-        If the microbatches cannot be grouped.
     """
     if group_size is None:
         return _even_group(schedule, pp, microbatches)

@@ -21,20 +21,12 @@ from mpsim.schedule.interleaved import chunk_table, microbatch_group
 from mpsim.schedule.loop import split_loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["INTERLEAVED_ZB", "interleaved_zb"]
-
 _NAME = "interleaved-zb"
 
 
 def interleaved_zb(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
-    """Orders of interleaved zero bubble.
-
-    Parameters
-    ----------
-    microbatches : int
-        Per optimizer step, at least 1; m // pp equal groups, or one.
-    virtual_stages : int
-        Chunks a rank, at least 1.
+    """Orders of interleaved zero bubble. `microbatches`: per optimizer step, at least 1; m // pp
+    equal groups, or one. `virtual_stages`: chunks a rank, at least 1.
 
     Examples
     --------

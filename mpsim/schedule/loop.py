@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.stages import loop_map
 
-__all__ = ["loop_orders", "split_loop_orders"]
-
 
 def loop_orders(
     schedule: str,
@@ -38,16 +36,10 @@ def loop_orders(
 ) -> Orders:
     """Pair the two sequences on every rank of a loop (stage s on rank s mod P).
 
-    Parameters
-    ----------
-    schedule : str
-        Name the orders carry.
-    warmup_P : int64[P]
-        Forwards before the first backward, beyond the one of the first pair; 0 to K.
-    forward_chunk_K, forward_microbatch_K, backward_chunk_K, backward_microbatch_K : int64[K]
-        What the k-th action of each direction works on, the same on every rank.
-    exchanges : bool
-        As in `Orders`.
+    `schedule`: name the orders carry. `warmup_P` (int64[P]): forwards before the first backward,
+    beyond the one of the first pair; 0 to K. `forward_chunk_K`, `forward_microbatch_K`,
+    `backward_chunk_K` and `backward_microbatch_K` (int64[K]): what the k-th action of each
+    direction works on, the same on every rank. `exchanges`: as in `Orders`.
     """
     count = len(forward_chunk_K)
     rank_P = np.arange(pp)[:, None]
@@ -83,23 +75,13 @@ def split_loop_orders(
 ) -> Orders:
     """Orders on a loop (stage s on rank s mod P) with a split backward.
 
-    Parameters
-    ----------
-    schedule : str
-        Name the orders carry.
-    warmup_P : int64[P]
-        Forwards before the first round, 0 to K.
-    lag_P : int64[P]
-        Rounds by which a weight gradient follows its input gradient, at least 0.
-    forward_chunk_K, backward_chunk_K, microbatch_K : int64[K]
-        What the k-th action of each kind works on, the same on every rank.
+    `schedule`: name the orders carry. `warmup_P` (int64[P]): forwards before the first round, 0 to
+    K. `lag_P` (int64[P]): rounds by which a weight gradient follows its input gradient, at least 0.
+    `forward_chunk_K`, `backward_chunk_K` and `microbatch_K` (int64[K]): what the k-th action of
+    each kind works on, the same on every rank.
     """
     count = len(microbatch_K)
-    action_of = {
-        Action.F: forward_chunk_K,
-        Action.I: backward_chunk_K,
-        Action.W: backward_chunk_K,
-    }
+    action_of = {Action.F: forward_chunk_K, Action.I: backward_chunk_K, Action.W: backward_chunk_K}
     kind = np.empty((pp, len(action_of) * count), dtype=np.int8)
     stage = np.empty(kind.shape, dtype=np.int32)
     microbatch = np.empty(kind.shape, dtype=np.int32)
@@ -138,12 +120,8 @@ def _on_loop(
 ) -> Orders:
     """Orders of equally many actions a rank on a loop (stage s on rank s mod P).
 
-    Parameters
-    ----------
-    schedule : str
-        Name the orders carry.
-    kind_PA, stage_PA, microbatch_PA : [P, A]
-        The A actions of every rank, in order.
+    `schedule`: name the orders carry. `kind_PA`, `stage_PA` and `microbatch_PA` ([P, A]): the A
+    actions of every rank, in order.
     """
     pp, actions = kind_PA.shape
     forwards = int((kind_PA[0] == Action.F).sum())

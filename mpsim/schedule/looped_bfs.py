@@ -21,16 +21,9 @@ from mpsim.schedule.interleaved import chunk_table
 from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["LOOPED_BFS", "looped_bfs"]
-
 
 def looped_bfs(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
-    """Orders of Looped BFS.
-
-    Parameters
-    ----------
-    virtual_stages : int
-        Chunks a rank, at least 1.
+    """Orders of Looped BFS. `virtual_stages`: chunks a rank, at least 1.
 
     Examples
     --------

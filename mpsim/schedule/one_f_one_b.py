@@ -20,16 +20,9 @@ from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["ONE_F_ONE_B", "one_f_one_b"]
-
 
 def one_f_one_b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
-    """Orders of 1F1B.
-
-    Parameters
-    ----------
-    virtual_stages : int
-        1; interleaved-1f1b is 1F1B over several chunks a rank.
+    """Orders of 1F1B. `virtual_stages`: 1; interleaved-1f1b is 1F1B over several chunks a rank.
 
     Examples
     --------

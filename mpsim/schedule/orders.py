@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
 
-__all__ = ["Action", "Orders"]
-
 
 class Action(enum.IntEnum):
     """Kinds of action, with the letter of their token."""

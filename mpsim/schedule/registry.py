@@ -19,8 +19,6 @@ from mpsim.schedule.orders import Orders
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["make_orders", "schedule", "schedule_names", "schedules"]
-
 _SCHEDULES: Mapping[str, str] = MappingProxyType(
     {
         "gpipe": "gpipe.GPIPE",

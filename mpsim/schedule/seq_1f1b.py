@@ -21,8 +21,6 @@ from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["SEQ_1F1B", "seq_1f1b"]
-
 _NAME = "seq-1f1b"
 _SEGMENTS = 2  # the fewest that make it another schedule than 1f1b
 
@@ -30,14 +28,8 @@ _SEGMENTS = 2  # the fewest that make it another schedule than 1f1b
 def seq_1f1b(
     *, pp: int, microbatches: int, virtual_stages: int = 1, segments: int = _SEGMENTS
 ) -> Orders:
-    """Orders of Seq1F1B, with ``microbatches x segments`` units.
-
-    Parameters
-    ----------
-    virtual_stages : int
-        1.
-    segments : int
-        Of each sequence, at least 1.
+    """Orders of Seq1F1B, with ``microbatches x segments`` units. `virtual_stages`: 1. `segments`:
+    of each sequence, at least 1.
 
     Examples
     --------

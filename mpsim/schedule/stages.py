@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
 
-__all__ = ["TwoWay", "loop_map", "v_map"]
-
 
 def loop_map(pp: int, virtual_stages: int) -> NDArray[np.int32]:
     """Rank of each stage on a loop: stage s on rank s mod pp.
@@ -24,12 +22,8 @@ def loop_map(pp: int, virtual_stages: int) -> NDArray[np.int32]:
 
 
 def v_map(pp: int, virtual_stages: int = 2) -> NDArray[np.int32]:
-    """Rank of each stage on a V, down through the ranks and up again: rank r holds stages r and 2 pp - 1 - r.
-
-    Raises
-    ------
-    ScheduleError
-        If there are not two chunks a rank.
+    """Rank of each stage on a V, down through the ranks and up again: rank r holds stages r and 2
+    pp - 1 - r. ScheduleError if there are not two chunks a rank.
 
     Examples
     --------
@@ -47,17 +41,12 @@ def v_map(pp: int, virtual_stages: int = 2) -> NDArray[np.int32]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TwoWay:
-    """Stages 0 to P - 1 lie on ranks 0 to P - 1, stages P to 2P - 1 on ranks P - 1 to 0; both are the whole model.
-
-    Parameters
-    ----------
-    pp : int
-        P, ranks.
-    microbatches : int
-        Over both directions, even: the first half goes down the ranks, the second half up.
+    """Stages 0 to P - 1 lie on ranks 0 to P - 1, stages P to 2P - 1 on ranks P - 1 to 0; both are
+    the whole model.
     """
 
-    pp: int
+    pp: int  # p, ranks
+    # over both directions, even: the first half goes down the ranks, the second half up
     microbatches: int
 
     @property

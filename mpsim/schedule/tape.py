@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from mpsim.schedule.orders import Action, Orders
 
-__all__ = ["Step", "Tape", "from_steps", "from_tapes", "steps_of"]
-
 Step = tuple[int, int, int]
 """An action as (`Action` value, stage, microbatch)."""
 
@@ -95,20 +93,10 @@ def from_tapes(
 ) -> Orders:
     """Orders whose rank r runs ``tapes[r]``.
 
-    Parameters
-    ----------
-    schedule : str
-        Name the orders carry.
-    tapes : sequence of Tape
-        One a rank.
-    microbatches : int
-        Per optimizer step; actions of further ones are left out.
-    stage_rank : int32[S]
-        Rank of each stage.
-    model_stage : int32[S], optional
-        Part of the model each stage is, as of `Orders`.
-    first_microbatch_S : int32[S], optional
-        What a stage's counts start from; 0 by default.
+    `schedule`: name the orders carry. `tapes`: one a rank. `microbatches`: per optimizer step;
+    actions of further ones are left out. `stage_rank` (int32[S]): rank of each stage. `model_stage`
+    (int32[S], optional): part of the model each stage is, as of `Orders`. `first_microbatch_S`
+    (int32[S], optional): what a stage's counts start from; 0 by default.
     """
     stages = len(stage_rank)
     first_S = np.zeros(stages, np.int32) if first_microbatch_S is None else first_microbatch_S
@@ -147,18 +135,8 @@ def from_steps(
     microbatches: int,
     stage_rank: NDArray[np.int32],
 ) -> Orders:
-    """Orders whose rank r runs ``steps[r]``, validated.
-
-    Parameters
-    ----------
-    schedule : str
-        Name the orders carry.
-    steps : sequence of sequences of Step
-        One a rank.
-    microbatches : int
-        Per optimizer step.
-    stage_rank : int32[S]
-        Rank of each stage.
+    """Orders whose rank r runs ``steps[r]``, validated. `schedule`: name the orders carry. `steps`:
+    one a rank. `microbatches`: per optimizer step. `stage_rank` (int32[S]): rank of each stage.
     """
     flat = np.array([step for rank in steps for step in rank], dtype=np.int32).reshape(-1, 3)
     return Orders(

@@ -19,16 +19,9 @@ from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.loop import split_loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["ZB_H1", "zb_h1"]
-
 
 def zb_h1(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
-    """Orders of ZB-H1.
-
-    Parameters
-    ----------
-    virtual_stages : int
-        1; interleaved-zb is ZB-H1 over several chunks a rank.
+    """Orders of ZB-H1. `virtual_stages`: 1; interleaved-zb is ZB-H1 over several chunks a rank.
 
     Examples
     --------

@@ -18,18 +18,10 @@ from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.loop import split_loop_orders
 from mpsim.schedule.orders import Orders
 
-__all__ = ["ZB_H2", "zb_h2"]
-
 
 def zb_h2(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
-    """Orders of ZB-H2.
-
-    Parameters
-    ----------
-    microbatches : int
-        Per optimizer step, at least 1; the pipeline is full from 2 pp - 1 on.
-    virtual_stages : int
-        1.
+    """Orders of ZB-H2. `microbatches`: per optimizer step, at least 1; the pipeline is full from 2
+    pp - 1 on. `virtual_stages`: 1.
 
     Examples
     --------

@@ -21,18 +21,10 @@ from mpsim.schedule.orders import Orders
 from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import Tape, from_tapes
 
-__all__ = ["ZB_V", "zb_v"]
-
 
 def zb_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
-    """Orders of ZB-V.
-
-    Parameters
-    ----------
-    microbatches : int
-        Per optimizer step, at least 1; the pipeline is full from 2 pp - 1 on.
-    virtual_stages : int
-        2.
+    """Orders of ZB-V. `microbatches`: per optimizer step, at least 1; the pipeline is full from 2
+    pp - 1 on. `virtual_stages`: 2.
 
     Examples
     --------

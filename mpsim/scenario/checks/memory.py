@@ -14,8 +14,6 @@ from mpsim.scenario.sections import REPLICATING, factors
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-__all__ = ["legal_modules"]
-
 _SHARDED_PARAMETERS = 3
 _OF_GRANULARITY = {
     "recompute_method": "full",

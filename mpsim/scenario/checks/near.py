@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["divisors_near", "multiples", "multiples_near", "nearest_two"]
-
 
 def multiples(value: int, step: int) -> list[int]:
     """The multiples of `step` around `value`, without zero."""

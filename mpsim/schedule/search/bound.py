@@ -20,16 +20,9 @@ from collections.abc import Sequence
 from mpsim.schedule.orders import Action
 from mpsim.schedule.search.evaluate import Room, Setting
 
-__all__ = ["lower_bound"]
-
 
 def lower_bound(setting: Setting, room: Room) -> float:
-    """The largest of the bounds.
-
-    Parameters
-    ----------
-    setting : Setting
-        All stages one chain.
+    """The largest of the bounds. `setting`: all stages one chain.
 
     Returns
     -------

@@ -20,33 +20,19 @@ from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.tape import Step, steps_of
 
-__all__ = ["Room", "Run", "Setting", "by_stage", "evaluate", "evaluate_orders", "peak_held"]
-
 _F, _W = int(Action.F), int(Action.W)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """Times of actions and messages, and where stages lie.
+    """Times of actions and messages, and where stages lie."""
 
-    Parameters
-    ----------
-    microbatches : int
-        Per optimizer step.
-    stage_rank : list of int
-        Rank of each stage.
-    feeds : list of bool
-        Whether stage s hands its output to stage s + 1.
-    duration : list of list of float
-        By `Action` value and stage [any one unit].
-    send : list of list of float
-        ``[0][s]`` of a message from stage s to s + 1, ``[1][s]`` from s to s - 1 [same unit]; nothing within a rank.
-    """
-
-    microbatches: int
-    stage_rank: list[int]
-    feeds: list[bool]
-    duration: list[list[float]]
+    microbatches: int  # per optimizer step
+    stage_rank: list[int]  # rank of each stage
+    feeds: list[bool]  # whether stage s hands its output to stage s + 1
+    duration: list[list[float]]  # by `Action` value and stage [any one unit]
+    # ``[0][s]`` of a message from stage s to s + 1, ``[1][s]`` from s to s - 1 [same unit]; nothing
+    # within a rank
     send: list[list[float]]
 
     @classmethod
@@ -61,12 +47,8 @@ class Setting:
         send: ArrayLike = 0.0,
         feeds: NDArray[np.bool_] | None = None,
     ) -> Setting:
-        """Setting from scalars or arrays by stage.
-
-        Raises
-        ------
-        ScheduleError
-            If a time is negative or not a number, or there are not as many as stages.
+        """Setting from scalars or arrays by stage. ScheduleError if a time is negative or not a
+        number, or there are not as many as stages.
         """
         stages = len(stage_rank)
         f, b, w = (
@@ -98,12 +80,8 @@ class Setting:
 
 
 def by_stage(name: str, given: ArrayLike, stages: int) -> NDArray[np.float64]:
-    """A number, or one a stage, as float64[S].
-
-    Raises
-    ------
-    ScheduleError
-        If one is negative or not a number, or there are not as many as stages.
+    """A number, or one a stage, as float64[S]. ScheduleError if one is negative or not a number, or
+    there are not as many as stages.
     """
     values = np.asarray(given, float)
     if values.shape not in ((), (stages,)) or not (np.isfinite(values) & (values >= 0)).all():
@@ -115,17 +93,11 @@ def by_stage(name: str, given: ArrayLike, stages: int) -> NDArray[np.float64]:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Room:
-    """How much each activation takes, and how much fits.
+    """How much each activation takes, and how much fits."""
 
-    Parameters
-    ----------
-    limit : list of float
-        By rank [any unit, such as activations or bytes]; may be infinite.
-    until_input, until_weight : list of float
-        What a forward of each stage saves: the part freed by I and the part freed by W; B frees both [same unit].
-    """
-
-    limit: list[float]
+    limit: list[float]  # by rank [any unit, such as activations or bytes]; may be infinite
+    # until_input, until_weight: what a forward of each stage saves: the part freed by I and the
+    # part freed by W; B frees both [same unit]
     until_input: list[float]
     until_weight: list[float]
 
@@ -161,13 +133,7 @@ class Run:
 
 
 def evaluate_orders(setting: Setting, orders: Orders) -> Run:
-    """Evaluate `orders`, fused blocks included.
-
-    Raises
-    ------
-    DeadlockError
-        If actions wait for each other.
-    """
+    """Evaluate `orders`, fused blocks included. DeadlockError if actions wait for each other."""
     ends = orders.rank_ptr.tolist()
     fused = orders.fused.tolist()
     heads = [fused[ends[rank] : ends[rank + 1]] for rank in range(orders.pp)]
@@ -179,17 +145,9 @@ def evaluate(
 ) -> Run:
     """Start and end of every action.
 
-    Parameters
-    ----------
-    steps : sequence of sequences of Step
-        One order a rank, each with F before B or I, and I before W, of the same stage and microbatch.
-    fused : list of list of bool, optional
-        Whether an action and the next are one block, whose outputs leave at its end.
-
-    Raises
-    ------
-    DeadlockError
-        If actions wait for each other.
+    `steps`: one order a rank, each with F before B or I, and I before W, of the same stage and
+    microbatch. `fused`: whether an action and the next are one block, whose outputs leave at its
+    end. DeadlockError if actions wait for each other.
     """
     walk = _Walk(setting, steps, fused)
     # Each rank is on the list once to begin with, and again whenever it is handed an input; a rank that is visited without a new input

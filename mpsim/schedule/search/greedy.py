@@ -16,44 +16,27 @@ from mpsim.schedule.orders import Action
 from mpsim.schedule.search.evaluate import Room, Setting
 from mpsim.schedule.tape import Step
 
-__all__ = ["Policy", "build_greedily"]
-
 _F, _I, _W = int(Action.F), int(Action.I), int(Action.W)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
-    """How a free rank picks.
+    """How a free rank picks."""
 
-    Parameters
-    ----------
-    ahead : tuple of int
-        By rank: microbatches that may be in flight, counted until I of the rank's first stage.
-    patience : float
-        A rank stays idle for a message on its way rather than start an action that would delay it by more than
-        this part of that action's time; 1 never waits.
-    forwards_first : bool
-        Of a forward and an input gradient that could both start, take the forward.
-    weights_first : bool
-        Run a weight gradient before a forward.
-    deep_first : bool
-        Of forwards of several chunks, prefer the later chunk.
-    """
-
+    # by rank: microbatches that may be in flight, counted until I of the rank's first stage
     ahead: tuple[int, ...]
+    # a rank stays idle for a message on its way rather than start an action that would delay it by
+    # more than this part of that action's time; 1 never waits
     patience: float = 0.0
+    # of a forward and an input gradient that could both start, take the forward
     forwards_first: bool = False
-    weights_first: bool = False
-    deep_first: bool = True
+    weights_first: bool = False  # run a weight gradient before a forward
+    deep_first: bool = True  # of forwards of several chunks, prefer the later chunk
 
 
 def build_greedily(setting: Setting, room: Room, policy: Policy) -> list[list[Step]] | None:
-    """Orders of all ranks, B split into I and W; None where memory leaves a rank stuck.
-
-    Parameters
-    ----------
-    setting : Setting
-        All stages one chain.
+    """Orders of all ranks, B split into I and W; None where memory leaves a rank stuck. `setting`:
+    all stages one chain.
     """
     return _Greedy(setting, room, policy).run()
 

@@ -16,8 +16,6 @@ from mpsim.schedule.orders import Action
 from mpsim.schedule.search.evaluate import Room, Run, Setting, evaluate, peak_held
 from mpsim.schedule.tape import Step
 
-__all__ = ["Candidate", "improve"]
-
 _F, _I = int(Action.F), int(Action.I)
 _LONGEST_MOVE = 8  # places; longer ones come about in several moves
 
@@ -47,16 +45,8 @@ def improve(
 ) -> tuple[Candidate, int]:
     """The best that local search finds from `start` on.
 
-    Parameters
-    ----------
-    start : Candidate
-        Where to start: B split into I and W, within `room`.
-    bound : float
-        Stop when the makespan is down to this.
-    evaluations : int
-        Most orders to evaluate.
-    rng : random.Random
-        Says which change is tried next.
+    `start`: where to start: B split into I and W, within `room`. `bound`: stop when the makespan is
+    down to this. `evaluations`: most orders to evaluate. `rng`: says which change is tried next.
 
     Returns
     -------

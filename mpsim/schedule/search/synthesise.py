@@ -37,8 +37,6 @@ from mpsim.schedule.search.zb_auto import zb_search
 from mpsim.schedule.stages import loop_map, v_map
 from mpsim.schedule.tape import Step, from_steps, steps_of
 
-__all__ = ["AUTO", "STAGE_MAPS", "Synthesis", "auto", "synthesise"]
-
 STAGE_MAPS = {"loop": loop_map, "v": v_map}
 """How stages lie on ranks."""
 
@@ -51,25 +49,14 @@ _STARTS = 3
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Synthesis:
-    """The order found, and how good it is.
-
-    Parameters
-    ----------
-    makespan : float
-        Of these orders [unit of the times].
-    lower_bound : float
-        No order within the memory limit takes less [same unit].
-    best_named : tuple of str and float, or None
-        The best named schedule within the limit and its makespan; None where none fits.
-    evaluations : int
-        Orders that were built or evaluated.
-    """
+    """The order found, and how good it is."""
 
     orders: Orders
-    makespan: float
-    lower_bound: float
+    makespan: float  # of these orders [unit of the times]
+    lower_bound: float  # no order within the memory limit takes less [same unit]
+    # the best named schedule within the limit and its makespan; None where none fits
     best_named: tuple[str, float] | None
-    evaluations: int
+    evaluations: int  # orders that were built or evaluated
 
     @property
     def gap(self) -> float:
@@ -97,12 +84,8 @@ def auto(
 ) -> Orders:
     """Orders of the synthesiser for equal stages on a loop; see `synthesise`.
 
-    Parameters
-    ----------
-    times : three floats
-        Of a forward, an input gradient and a weight gradient of one chunk [any one unit].
-    memory_limit : float, optional
-        Activations of one chunk that fit on a rank, counted until W.
+    `times`: of a forward, an input gradient and a weight gradient of one chunk [any one unit].
+    `memory_limit`: activations of one chunk that fit on a rank, counted until W.
     """
     forward, backward, weight = times
     best = synthesise(
@@ -138,29 +121,16 @@ def synthesise(
 ) -> Synthesis:
     """Find an order that is never worse than the best named one.
 
-    Parameters
-    ----------
-    forward, backward, weight : float or float64[S]
-        Time of a forward, an input gradient and a weight gradient of each stage, not negative [any one unit].
-    send : float or float64[2, S]
-        Time of a message: ``[0, s]`` from stage s to s + 1, ``[1, s]`` from s to s - 1 [same unit].
-    memory_limit : float or float64[P], optional
-        What the activations on a rank may take: a count, or bytes where the next two are bytes. None: no limit.
-    held_until_input, held_until_weight : float or float64[S]
-        What a forward of each stage saves, the part that is freed by I and the part that is freed by W [same unit].
-    virtual_stages : int
-        Stages a rank, at least 1.
-    stage_map : str
-        ``loop``: stage s on rank s mod pp; ``v``: two stages a rank, down and up again.
-    budget : int
-        Orders to build or evaluate beyond the named ones, at least 1.
-    seed : int
-        Of the local search.
-
-    Raises
-    ------
-    ScheduleError
-        If a number is out of its range, or nothing fits the limit.
+    `forward`, `backward` and `weight` (float or float64[S]): time of a forward, an input gradient
+    and a weight gradient of each stage, not negative [any one unit]. `send` (float or float64[2,
+    S]): time of a message: ``[0, s]`` from stage s to s + 1, ``[1, s]`` from s to s - 1 [same
+    unit]. `memory_limit` (float or float64[P], optional): what the activations on a rank may take:
+    a count, or bytes where the next two are bytes. None: no limit. `held_until_input` and
+    `held_until_weight` (float or float64[S]): what a forward of each stage saves, the part that is
+    freed by I and the part that is freed by W [same unit]. `virtual_stages`: stages a rank, at
+    least 1. `stage_map`: ``loop``: stage s on rank s mod pp; ``v``: two stages a rank, down and up
+    again. `budget`: orders to build or evaluate beyond the named ones, at least 1. `seed`: of the
+    local search. ScheduleError if a number is out of its range, or nothing fits the limit.
 
     Examples
     --------

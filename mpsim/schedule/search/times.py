@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from mpsim.errors import ScheduleError
 
-__all__ = ["UNTIL_WEIGHT", "Memory", "Times", "check_times"]
-
 UNTIL_WEIGHT = 0.5
 """Part of an activation that the searches of the zero-bubble authors' rules take to be held until W.
 
@@ -23,27 +21,17 @@ _ROUNDING = 1e-9  # of the limit: sums of parts of an activation do not exceed i
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Memory:
-    """Room for activations on a rank.
+    """Room for activations on a rank."""
 
-    Parameters
-    ----------
-    limit : float
-        Most that may be held at once [any unit, such as activations or bytes]; may be infinite.
-    change : three floats
-        What a forward, an input gradient and a weight gradient add to what is held [same unit].
-    """
-
+    # most that may be held at once [any unit, such as activations or bytes]; may be infinite
     limit: float
+    # what a forward, an input gradient and a weight gradient add to what is held [same unit]
     change: tuple[float, float, float] = (1.0, 0.0, -1.0)
 
     @classmethod
     def of_count(cls, activations: float, *, until_weight: float = 1.0) -> Memory:
         """Room for a number of activations, of which a part is held until W and the rest until I.
-
-        Raises
-        ------
-        ScheduleError
-            If the part is not between 0 and 1.
+        ScheduleError if the part is not between 0 and 1.
         """
         if not 0 <= until_weight <= 1:
             raise ScheduleError(

@@ -28,8 +28,6 @@ from mpsim.schedule.search.evaluate import Setting, evaluate_orders
 from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import Step, from_steps
 
-__all__ = ["V_HALF", "V_MIN", "v_half", "v_min"]
-
 _PERIOD = 6
 _FA, _FB, _IB, _IA, _W = range(5)
 _FREE = -1
@@ -42,12 +40,7 @@ Slots = list[list[list[int]]]
 
 
 def v_half(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
-    """Orders of V-Half, which holds about half of the activations of 1F1B.
-
-    Parameters
-    ----------
-    virtual_stages : int
-        2.
+    """Orders of V-Half, which holds about half of the activations of 1F1B. `virtual_stages`: 2.
 
     Examples
     --------
@@ -65,13 +58,9 @@ def v_min(
 ) -> Orders:
     """Orders of V-Min, which holds about a third of the activations of 1F1B.
 
-    Parameters
-    ----------
-    pp, microbatches, virtual_stages
-        As of `v_half`.
-    delay : int, optional
-        Slots by which input gradients come later than in the authors' block, 0 to 5; left out, as many as make the step shortest
-        without holding more. 0 gives the authors' orders.
+    `pp`, `microbatches` and `virtual_stages`: as of `v_half`. `delay`: slots by which input
+    gradients come later than in the authors' block, 0 to 5; left out, as many as make the step
+    shortest without holding more. 0 gives the authors' orders.
 
     Examples
     --------

@@ -31,8 +31,6 @@ from mpsim.schedule.search.times import UNTIL_WEIGHT, Memory, check_times
 from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import Step, from_steps
 
-__all__ = ["zb_v_search"]
-
 _NAME = "zb-v-search"
 _F, _I, _W = int(Action.F), int(Action.I), int(Action.W)
 _PLACE = {_F: 0, _I: 1, _W: 2}
@@ -51,18 +49,10 @@ def zb_v_search(
 ) -> Orders:
     """Orders of ZB-V, searched for given times.
 
-    Parameters
-    ----------
-    virtual_stages : int
-        2.
-    times : three floats
-        Of a forward, an input gradient and a weight gradient of one chunk [any one unit].
-    send : float
-        Of a message between neighbouring ranks [same unit].
-    until_weight : float
-        Part of an activation that is held until W, the rest until I, 0 to 1.
-    memory_limit : float, optional
-        Activations of one chunk that fit on a rank, at least 2 pp, which is the default.
+    `virtual_stages`: 2. `times`: of a forward, an input gradient and a weight gradient of one chunk
+    [any one unit]. `send`: of a message between neighbouring ranks [same unit]. `until_weight`:
+    part of an activation that is held until W, the rest until I, 0 to 1. `memory_limit`:
+    activations of one chunk that fit on a rank, at least 2 pp, which is the default.
 
     Examples
     --------

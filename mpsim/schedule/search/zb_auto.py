@@ -33,8 +33,6 @@ from mpsim.schedule.search.times import UNTIL_WEIGHT, Memory, check_times
 from mpsim.schedule.stages import loop_map
 from mpsim.schedule.tape import Step, from_steps
 
-__all__ = ["ZB_1P", "ZB_2P", "zb_1p", "zb_2p", "zb_search"]
-
 
 def zb_1p(
     *,
@@ -47,17 +45,10 @@ def zb_1p(
 ) -> Orders:
     """Orders of ZB-1p: the search with room for p activations, as many as 1F1B holds.
 
-    Parameters
-    ----------
-    virtual_stages : int
-        1.
-    times : three floats
-        Of a forward, an input gradient and a weight gradient [any one unit].
-    send : float
-        Of a message between neighbouring ranks [same unit].
-    until_weight : float
-        Part of an activation that is held until W, the rest until I, 0 to 1; half by default. So the limit bounds
-        the memory, not the number of activations held until W.
+    `virtual_stages`: 1. `times`: of a forward, an input gradient and a weight gradient [any one
+    unit]. `send`: of a message between neighbouring ranks [same unit]. `until_weight`: part of an
+    activation that is held until W, the rest until I, 0 to 1; half by default. So the limit bounds
+    the memory, not the number of activations held until W.
 
     Examples
     --------
@@ -80,12 +71,8 @@ def zb_2p(
     send: float = 0,
     until_weight: float = UNTIL_WEIGHT,
 ) -> Orders:
-    """Orders of ZB-2p: the search with room for 2p activations.
-
-    Parameters
-    ----------
-    pp, microbatches, virtual_stages, times, send, until_weight
-        As of `zb_1p`.
+    """Orders of ZB-2p: the search with room for 2p activations. `pp`, `microbatches`,
+    `virtual_stages`, `times`, `send` and `until_weight`: as of `zb_1p`.
     """
     check_counts("zb-2p", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     check_one_chunk("zb-2p", virtual_stages, instead="zb-v")
@@ -120,26 +107,14 @@ def zb_search(
 ) -> list[list[Step]]:
     """The best of the eight builds.
 
-    Parameters
-    ----------
-    microbatches : int
-        At least 1.
-    forward, backward, weight : sequences of float
-        Times by rank [any one unit].
-    send : float
-        Of a message [same unit].
-    memory : sequence of Memory
-        By rank.
+    `microbatches`: at least 1. `forward`, `backward` and `weight`: times by rank [any one unit].
+    `send`: of a message [same unit]. `memory`: by rank. ScheduleError if not even one activation
+    fits.
 
     Returns
     -------
     list of list of Step
         One order a rank.
-
-    Raises
-    ------
-    ScheduleError
-        If not even one activation fits.
     """
     best: _Build | None = None
     for overrun, put_off, eager in itertools.product((False, True), (True, False), (True, False)):
