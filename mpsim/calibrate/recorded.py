@@ -167,7 +167,9 @@ def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
         kernels = program.templates[template]
         calls = np.array(kernels.names)[kernels.name_index] == "host launch"
         launches += float(kernels.duration[calls].sum()) * TICK / program.ranks
-    named = sum(taken.classes[kind].mean() for kind in CLASSES) - sum(expected.classes.values())
+    named = sum(taken.classes[kind].mean() for kind in CLASSES) - sum(
+        each.mean() for each in expected.classes.values()
+    )
     more = taken.of("busy").mean() + taken.of("small").mean() - expected.compute.mean() - named
     factor = max(1 / _MOST, 1 + float(more) / launches) if launches else 1.0
     return {**habits, "launch_cost": _scaled(habits["launch_cost"], Dimension.TIME, 1 / factor)}

@@ -35,6 +35,7 @@ _LONG_S, _LONG_SHARE, _LONG_RATIO = (
 
 _AT = 0.1  # of a gap: as near as this counts as beside it
 _MOST = 0.75  # of the collectives
+_NAMED = ("gemm", "attention")
 
 _WAKES, _WAKE_SHARE = (
     2e-5,
@@ -78,13 +79,15 @@ class Account:
     steps : float64[R, K]
         Lengths [s].
     classes : mapping of str to float64[R, K]
-        Seconds and numbers of kernels by class: keys ``gemm``, ``gemm calls`` and so on.
+        Seconds and numbers of kernels by class: keys ``gemm``, ``gemm calls`` and so on; of those of a width or unfused too, as `Spans.marks` has them.
     gaps : tuple of float64
         Long gaps of each rank [s].
     calls : tuple of tuple of Call
         Of each step.
     device : bool
         Whether kernels of a device were recorded, and not operators of the host.
+    messages : tuple of frozenset of str
+        Of each rank, the orders in which messages of the first step began and ended: ``s`` a send, ``r`` a receive.
     """
 
     ranks: tuple[int, ...]
@@ -94,6 +97,7 @@ class Account:
     gaps: tuple[Floats, ...]
     calls: tuple[tuple[Call, ...], ...]
     device: bool
+    messages: tuple[frozenset[str], ...] = ()
 
     def of(self, part: str) -> Floats:
         """Mean over the steps of a part, by rank [s]."""
@@ -118,7 +122,8 @@ def account(ranks: Sequence[Spans]) -> Account:
     waits = [_waits(calls, place) for place in range(len(ranks))]
     taken = [_taken(spans, windows[place], waits[place]) for place, spans in enumerate(ranks)]
     classes: dict[str, Floats] = {}
-    for kind in CLASSES:
+    odd = {mark for spans in ranks for mark in spans.marks if mark.startswith(CLASSES)}
+    for kind in sorted({*CLASSES, *odd}):
         parts = [_class(spans, windows[place], kind) for place, spans in enumerate(ranks)]
         classes[kind], classes[f"{kind} calls"] = (np.array(part) for part in zip(*parts, strict=True))  # fmt: skip
     return Account(
@@ -129,7 +134,15 @@ def account(ranks: Sequence[Spans]) -> Account:
         gaps=tuple(gaps for _, gaps in taken),
         calls=tuple(tuple(call for call, _ in step) for step in calls),
         device=any("host" in spans.marks for spans in ranks),
+        messages=tuple(_messages(spans, windows[n, 0]) for n, spans in enumerate(ranks)),
     )
+
+
+def _messages(spans: Spans, window: Floats) -> frozenset[str]:
+    """Order of the messages of a step, by their begins, of which a stack may post receives ahead, and by their ends."""
+    sent = [span for span in spans.spans if span.kind == "send" and window[0] <= span.start < window[1]]  # fmt: skip
+    orders = (sorted((getattr(span, edge), span.name == "recv") for span in sent) for edge in ("start", "end"))  # fmt: skip
+    return frozenset("".join("sr"[received] for _, received in order) for order in orders)
 
 
 def _windows(ranks: Sequence[Spans]) -> Floats:
@@ -182,8 +195,12 @@ def _taken(spans: Spans, windows: Floats, waits: Floats) -> tuple[Floats, Floats
     median = float(np.median(length)) if len(length) else 0.0
     step = float((end - start).mean())
     long = length > max(_LONG_S, _LONG_SHARE * step, _LONG_RATIO * median)
-    first = long & (begins <= start[window] + _AT * length)
-    near = long & ~first & _beside(spans, begins, ends)
+    # a range says what is loading: then the rest of the begin is a pause like others
+    loads = Cover(*spans.marks.get("loader", _NONE).T).within(start, end).any()
+    first = long & (begins <= start[window] + _AT * length) & ~loads
+    near = np.zeros_like(long)
+    pauses = np.flatnonzero(long & ~first)
+    near[pauses] = _beside(spans, begins[pauses], ends[pauses])
     kinds = (first, near, long & ~first & ~near)
     found = [np.bincount(window, np.where(kind, length, 0.0), len(windows)) for kind in kinds]
     rest = end - start - covered - sum(found)
@@ -191,14 +208,24 @@ def _taken(spans: Spans, windows: Floats, waits: Floats) -> tuple[Floats, Floats
 
 
 def _beside(spans: Spans, begins: Floats, ends: Floats) -> NDArray[np.bool_]:
-    """Gaps right before or after a collective, if nearly every collective has one: its hook or its transport waits, and not now and then something else."""
+    """Gaps right before or after a collective, without a product between, if nearly every collective has one of its own: its hook or its transport waits, and not now and then something else."""
     calls = [span for span in spans.spans if span.kind == "collective" and span.name != "barrier"]
     times = np.array([(span.start, span.end) for span in calls]).reshape(-1, 2)
-    beside = np.zeros((len(begins), len(times)), dtype=bool)
+    found, has = np.zeros(len(begins), dtype=bool), set[int]()
+    if not len(times) or not len(begins):
+        return found
+    works = np.sort(np.concatenate([spans.marks.get(kind, _NONE)[:, 0] for kind in _NAMED]))
     for side, edge in ((0, ends), (1, begins)):
-        beside |= abs(times[None, :, side] - edge[:, None]) <= _AT * (ends - begins)[:, None]
-    has = beside.any(axis=0).mean() if len(times) else 0.0
-    return np.asarray(beside.any(axis=1) & (has > _MOST))
+        apart = abs(times[None, :, side] - edge[:, None])
+        nearest = apart.argmin(axis=1)
+        between = np.searchsorted(works, times[nearest, side]) != np.searchsorted(works, edge)
+        beside = (apart.min(axis=1) <= _AT * (ends - begins)) & ~between
+        found |= beside
+        has.update(nearest[beside].tolist())
+    # a pause that happens to fall beside one of them is longer than what all of them have
+    lengths = (ends - begins)[found]
+    usual = _LONG_RATIO * np.median(lengths) if len(lengths) else 0.0
+    return found & (len(has) > _MOST * len(times)) & (ends - begins <= usual)
 
 
 def _held_up(times: Floats, wire: Floats, since: Floats, until: Floats) -> Floats:
@@ -215,7 +242,8 @@ def _held_up(times: Floats, wire: Floats, since: Floats, until: Floats) -> Float
 def _class(spans: Spans, windows: Floats, kind: str) -> tuple[Floats, Floats]:
     """Seconds and number of the kernels of a class in every step, those that run again left out [K]."""
     times = spans.marks.get(kind, _NONE)
-    others = [spans.marks.get(each, _NONE) for each in ("recompute", *CLASSES[CLASSES.index(kind) + 1 :])]  # fmt: skip
+    later = CLASSES[CLASSES.index(kind.split(" ", maxsplit=1)[0]) + 1 :]
+    others = [spans.marks.get(each, _NONE) for each in ("recompute", *later)]
     times = times[~Cover(*np.concatenate(others).T).contains(times[:, 0])]
     begun = np.sort(times[:, 0])
     count = np.searchsorted(begun, windows[:, 1]) - np.searchsorted(begun, windows[:, 0])

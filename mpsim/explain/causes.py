@@ -15,8 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.engine import run
 from mpsim.explain.account import CLASSES, PARTS, Account
-from mpsim.program import COLLECTIVE, TICK
+from mpsim.measured.records import ELEMENT_BYTES
+from mpsim.program import COLLECTIVE, SEND, TICK, Program
 from mpsim.result import Result
 from mpsim.result.intervals import busy_parts
 from mpsim.shipped import read_shipped
@@ -32,6 +34,7 @@ _SHOWN = ("data_stall", "synchronisation", "extra_recompute")
 _PART = 0.5  # by how much of itself an excess may be off
 _RARE = 4.0  # how much less likely small operators alone are, as a square of sigmas
 _NAMED = ("gemm", "attention")
+_WIDE = 32
 _TOGETHER = 0.2
 _SPREAD = {"gemm": 0.1, "attention": 0.2, "memory": 0.3, "other": 1.2}
 """By how much, in logarithms, classes of kernels of a healthy machine are off together, and each beside the others: of small operators the host is most."""
@@ -41,13 +44,14 @@ _DRIFT = 0.08  # of the step by which ranks that compute alike may drift apart
 
 
 class Cause(NamedTuple):
-    """One cause: seconds of the step, the ranks that have it, and words."""
+    """One cause: seconds of the step, the ranks that have it, and words; and whether the trace shows it as itself, so that nothing is inferred from the simulated step."""
 
     cause: str
     seconds: float
     ranks: tuple[int, ...]
     evidence: str
     mend: str
+    shown: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,8 +70,16 @@ class Expected:
         Communication that kernels wait for, mean over ranks.
     wire : float
         Collectives of a rank, hidden or not.
-    classes : dict of str to float
-        Kernels by class, mean over ranks.
+    classes : dict of str to float64[R]
+        Kernels by class.
+    products : float64[R]
+        How many matrix products.
+    messages : tuple of str
+        Of each rank class, as `Account.messages` has them.
+    bits : int
+        Of the number format that the scenario computes in.
+    layers : int
+        That a rank passes in a step: once for each microbatch.
     microbatches, repeats : int
         Of a rank, and how often a step reduces the same gradients; 0 where layers communicate too.
     stretch : float
@@ -81,7 +93,11 @@ class Expected:
     bubble: float
     host: float
     wire: float
-    classes: dict[str, float]
+    classes: dict[str, NDArray[np.float64]]
+    products: NDArray[np.float64]
+    messages: tuple[str, ...]
+    bits: int
+    layers: int
     microbatches: int
     repeats: int
     stretch: float
@@ -96,20 +112,23 @@ class Expected:
         compute = busy_parts(result.timeline)[:, computing].sum(axis=1) * TICK
         bare = (program.kind == COLLECTIVE) & (program.template < 0) & (program.size > 0)
         wire = float(program.duration[bare].sum()) * TICK / program.ranks
-        classes = dict.fromkeys(CLASSES, 0.0)
+        classes = {kind: np.zeros(program.ranks) for kind in CLASSES}
+        products = np.zeros(program.ranks)
         host = result.scenario.hardware.accelerator.family == "cpu"
         layers = False
-        used = program.template[program.template >= 0]
-        for template, count in zip(*np.unique(used, return_counts=True), strict=True):
-            kernels, each = program.templates[template], TICK * count / program.ranks
+        inner = np.flatnonzero(program.template >= 0)
+        for template in np.unique(program.template[inner]):
+            kernels = program.templates[template]
+            times = np.bincount(program.rank[inner[program.template[inner] == template]], minlength=program.ranks)  # fmt: skip
             inside = kernels.collective >= 0
             layers |= bool(inside.any())
-            wire += float(kernels.duration[inside].sum()) * each
+            wire += float(kernels.duration[inside].sum() * times.mean()) * TICK
             names = np.array(kernels.names)[kernels.name_index]
             named, gemm = names == "attention", kernels.flops > 0
             streams = np.isin(names, [n for n in kernels.names if any(w in n for w in _STREAMS)]) if host else names != "host launch"  # fmt: skip
+            products += np.count_nonzero(gemm & ~named) * times
             for kind, chosen in zip(CLASSES, (gemm & ~named, named, streams & ~gemm & ~named & ~inside), strict=True):  # fmt: skip
-                classes[kind] += float(kernels.duration[chosen].sum()) * each
+                classes[kind] += float(kernels.duration[chosen].sum()) * TICK * times
         step, bubble = float(result.timeline.step_time_s), parts.get("bubble", 0.0)
         return cls(
             step=step,
@@ -120,10 +139,51 @@ class Expected:
             host=parts.get("host", 0.0),
             wire=wire,
             classes=classes,
+            products=products,
+            messages=_orders(program),
+            # of narrow formats attention and what communicates stay at 16
+            bits=round(8 * ELEMENT_BYTES.get(result.scenario.training_step.precision, 2.0)),
+            layers=max(
+                2,
+                result.scenario.transformer.layers
+                * (int(program.microbatch.max()) + 1)
+                // program.ranks,
+            ),
             microbatches=0 if layers else int(program.microbatch.max()) + 1,
             repeats=min(Counter(program.size[bare].tolist()).values(), default=0),
             stretch=step / (step - bubble),
         )
+
+
+def _orders(program: Program) -> tuple[str, ...]:
+    """Sends and receives of each rank class in the order of its actions; none where no stage has a neighbour."""
+    kinds = program.vocabulary.kinds
+    rows = np.flatnonzero(program.vocabulary.is_action(program.kind))
+    home = dict(zip(program.stage[rows].tolist(), program.rank[rows].tolist(), strict=True))
+    orders = [""] * program.ranks
+    for kind, stage, rank in zip(program.kind[rows].tolist(), program.stage[rows].tolist(), program.rank[rows].tolist(), strict=True):  # fmt: skip
+        if kinds[kind] != "weight_gradient":
+            way = 1 if kinds[kind] == "forward" else -1
+            for word, other in (("r", stage - way), ("s", stage + way)):
+                orders[rank] += word if home.get(other, rank) != rank else ""
+    return tuple(orders)
+
+
+def _steps(result: Result, ratios: NDArray[np.float64]) -> float:
+    """Step with the actions of every rank class longer by a factor, on average over recorded steps [s].
+
+    Parameters
+    ----------
+    ratios : float64[K, R]
+        Of each recorded step.
+    """
+    program, found = result.timeline.program, []
+    computes = (program.kind != COLLECTIVE) & (program.kind != SEND)
+    for ratio in ratios:
+        longer = np.where(computes, ratio[program.rank], 1.0)
+        slowed = dataclasses.replace(program, duration=np.rint(program.duration * longer))
+        found.append(run(slowed).step_time_s)
+    return float(np.mean(found))
 
 
 def causes_of(result: Result, account: Account) -> list[Cause]:
@@ -138,31 +198,28 @@ def causes_of(result: Result, account: Account) -> list[Cause]:
             before, each = each, before  # of one cause told twice the words of the larger stand
         found[each.cause] = each if before is None else before._replace(seconds=before.seconds + each.seconds)  # fmt: skip
     step = float(account.steps.mean())
-    shown = [each for each in found.values() if each.cause in _SHOWN and each.seconds > _LEAST * step]  # fmt: skip
+    shown = [each for each in found.values() if each.shown and each.seconds > _LEAST * step]  # fmt: skip
     left = step - expected.step - sum(each.seconds for each in shown)
     for each in sorted(found.values(), key=lambda each: -each.seconds):
         seconds = min(each.seconds, left)
-        if each.cause not in _SHOWN and seconds > _LEAST * step:
+        if not each.shown and seconds > _LEAST * step:
             shown.append(each._replace(seconds=seconds))
             left -= seconds
     return sorted(shown, key=lambda each: -each.seconds)
 
 
 def _cause(
-    name: str, seconds: float, ranks: Sequence[int], evidence: str, **words: object
-) -> Cause:
+    name: str, seconds: float, ranks: Sequence[int], evidence: str, *, shown: bool = False, **words: object
+) -> Cause:  # fmt: skip
     mend = str(read_shipped("mpsim.explain.data", "causes.yaml")[name]["mend"]).format(
         **{"rank": ranks[0] if ranks else "", "kind": "", **words}
     )
-    return Cause(name, float(seconds), tuple(ranks), evidence, mend)
+    return Cause(name, float(seconds), tuple(ranks), evidence, mend, shown or name in _SHOWN)
 
 
 def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cause]:
     step, every = float(account.steps.mean()), account.ranks
     means = {part: account.of(part) for part in PARTS}
-    if means["loader"].any():  # its range says what is loading: the rest of the begin is a pause
-        means["long"] = means["long"] + means["begin"]
-        means["begin"] = np.zeros(len(every))
     own = account.steps.mean(axis=1) - means["wait"] - means["wire"] - means["sync"]
     # stages of a pipeline wait for each other by design
     staged = len(expected.compute) > 1
@@ -189,40 +246,54 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
     _allow(account, common, expected)
     yield _cause("data_stall", common["begin"], every, f"nothing runs for {_ms(common['begin'])} before the first operator of a step")  # fmt: skip
     yield _cause("slow_link", common["near"], every, f"nothing runs for {_ms(common['near'])} of a step right before or after collectives")  # fmt: skip
-    yield _gaps(account, common, shared)
+    yield _gaps(account, common, shared, expected.layers)
     if account.device:
         idle = common["launch"] + common["small"]
         yield _cause("host_bound", idle, every, f"the device is idle {_ms(idle)} of a step between kernels, {_ms(common['launch'])} of it while the host launches")  # fmt: skip
     if staged and len(every) > 1:
-        yield from _stages(account, means, expected, step)
+        yield from _stages(result, account, means, expected, step)
     elif not staged:
         yield from _wires(account, common, expected)
-        yield from _kernels(account, common, shared, expected, step)
+        parts = ("busy",) if account.device else ("busy", "small")
+        known = float(expected.compute.mean()) - (expected.host if account.device else 0.0)
+        seen = sum(common[part] for part in ("loader", "recompute", "sync"))
+        more = min(sum(common[part] for part in parts) - known, step - expected.step - seen)
+        yield from _kernels(account, expected, shared, np.zeros_like(shared), more, step)
 
 
-def _stages(
-    account: Account, means: dict[str, NDArray[np.float64]], expected: Expected, step: float
-) -> Iterator[Cause]:
-    """The stage that all others wait for, kernels slower in all stages, and idle time beyond the schedule's; ranks follow each other stage by stage."""
-    stage = np.arange(len(account.ranks)) * len(expected.compute) // len(account.ranks)
-    known = expected.compute[stage]
-    busy = means["busy"] + means["small"]
-    last = int((busy / known).argmax())
-    others = stage != stage[last]
-    usual = float((busy / known)[others].mean()) if others.any() else 1.0
-    longer = float(busy[last] - usual * known[last])
-    calls = account.classes["gemm calls"].mean(axis=1) / known
-    more = calls[last] > (1 + _NOISE) * calls[others].mean() if others.any() else False
-    words = f"stage {stage[last]} computes {_ms(float(busy[last]))} of a step, {_ms(usual * float(known[last]))} as the others do"
-    ranks = [rank for rank, mine in zip(account.ranks, stage, strict=True) if mine == stage[last]]
+def _stages(result: Result, account: Account, means: dict[str, NDArray[np.float64]], expected: Expected, step: float) -> Iterator[Cause]:  # fmt: skip
+    """The stage that all others wait for, kernels slower in all stages, and idle time beyond the schedule's; ranks follow each other stage by stage.
+
+    The schedule is run again with what every stage computed in each recorded step: alike in all stages, then as it was.
+    """
+    stages = len(expected.compute)
+    stage = np.arange(len(account.ranks)) * stages // len(account.ranks)
+    busy = account.seconds[:, :, [PARTS.index("busy"), PARTS.index("small")]].sum(axis=2)
+    members = [stage == n for n in range(stages)]
+    if not all(mine.any() for mine in members):
+        return
+    ratios = np.array([busy[mine].mean(axis=0) / known for mine, known in zip(members, expected.compute, strict=True)]).T  # fmt: skip
+    mean = ratios.mean(axis=0)
+    last = int(mean.argmax())
+    alike = np.minimum(ratios, np.delete(ratios, last, axis=1).mean(axis=1, keepdims=True))
+    plain, level, whole = (_steps(result, each) for each in (np.ones((1, stages)), alike, ratios))
+    longer = whole - level
+    calls = account.classes["gemm calls"].mean(axis=1)
+    calls = np.array([calls[mine].mean() for mine in members]) / np.maximum(1.0, expected.products)
+    more = calls[last] > (1 + _NOISE) * np.delete(calls, last).mean()
+    seconds = mean * expected.compute
+    usual = float(np.delete(mean, last).mean() * expected.compute[last])
+    words = f"stage {last} computes {_ms(float(seconds[last]))} of a step, {_ms(usual)} as the others do"
+    ranks = [rank for rank, mine in zip(account.ranks, stage, strict=True) if mine == last]
     if longer > _NOISE * step:
         name = "uneven_stages" if more else "slow_rank"
-        yield _cause(name, longer, ranks, f"{words}, with {'more' if more else 'as many'} products", stage=stage[last])  # fmt: skip
-    shared = np.flatnonzero(others) if longer > _NOISE * step else np.arange(len(busy))
-    yield from _kernels(account, {part: expected.stretch * float(values[shared].mean()) for part, values in means.items()}, shared, expected, step)  # fmt: skip
-    idle = float(sum(means[part] for part in ("wait", "wire")).mean())  # type: ignore[union-attr]
-    idle -= expected.exposed + expected.bubble + max(0.0, longer) * (1 - 1 / len(expected.compute))
-    yield _cause("schedule_bubble", idle, account.ranks, f"stages are idle {_ms(idle)} of a step beyond the simulated bubble and messages")  # fmt: skip
+        yield _cause(name, longer, ranks, f"{words}, with {'more' if more else 'as many'} products", stage=last)  # fmt: skip
+    shared = np.flatnonzero(stage != last) if longer > _NOISE * step else np.arange(len(busy))
+    yield from _kernels(account, expected, shared, stage[shared], level - plain if longer > _NOISE * step else whole - plain, step)  # fmt: skip
+    idle = step - expected.step - (whole - plain) - sum(float(means[part].mean()) for part in ("sync", "loader", "recompute"))  # fmt: skip
+    other = [rank for rank, mine, orders in zip(account.ranks, stage, account.messages, strict=False) if all(order != expected.messages[mine] and sorted(order) == sorted(expected.messages[mine]) for order in orders)]  # fmt: skip
+    told = f", and the messages of rank {other[0]} do not come in its order" if other else ""
+    yield _cause("schedule_bubble", idle, account.ranks, f"stages are idle {_ms(idle)} of a step beyond the schedule, run with what they computed{told}", shown=bool(other))  # fmt: skip
 
 
 def _allow(account: Account, common: dict[str, float], expected: Expected) -> None:
@@ -278,13 +349,14 @@ def _slow(account: Account, means: dict[str, NDArray[np.float64]], common: dict[
     yield _cause("slow_rank", late, rank, f"{words}, which {what} {_ms(float(means[longer][behind]) - common[longer])} longer")  # fmt: skip
 
 
-def _gaps(account: Account, common: dict[str, float], shared: NDArray[np.int64]) -> Cause:
+def _gaps(account: Account, common: dict[str, float], shared: NDArray[np.int64], layers: int) -> Cause:  # fmt: skip
     """Long gaps in which nothing runs: few that stop the world, or many between operators."""
     gaps = np.sort(np.concatenate([account.gaps[place] for place in shared]))[::-1]
     rounds = len(shared) * account.steps.shape[1]
     most = int(np.searchsorted(np.cumsum(gaps), _MOST * gaps.sum())) + 1 if len(gaps) else 0
     seconds = common["long"]
-    if most <= _FEW * rounds:
+    # one in every layer is the layer's
+    if most <= min(_FEW, layers - 1) * rounds:
         return _cause("garbage_collection", seconds, account.ranks, f"nothing runs for {_ms(seconds)} of a step, most of it in {most / rounds:.1f} gaps of up to {_ms(float(gaps[:1].sum()))}")  # fmt: skip
     return _cause("host_bound", seconds, account.ranks, f"nothing runs for {_ms(seconds)} of a step, in {len(gaps) / rounds:.0f} gaps between operators of up to {_ms(float(gaps[0]))}")  # fmt: skip
 
@@ -309,32 +381,43 @@ def _wires(account: Account, common: dict[str, float], expected: Expected) -> It
         yield _cause("lost_overlap", more, account.ranks, f"{_ms(common['wire'])} of communication is exposed, {_ms(expected.exposed)} expected, and the wire is as fast as expected")  # fmt: skip
 
 
-def _kernels(account: Account, common: dict[str, float], shared: NDArray[np.int64], expected: Expected, step: float) -> Iterator[Cause]:  # fmt: skip
+def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], stage: NDArray[np.int64], seconds: float, step: float) -> Iterator[Cause]:  # fmt: skip
     """Kernels below their level: one class beside the others, or all alike; what checkpointing does around what runs again belongs to that.
 
-    Each class is off by a factor of its own on a healthy machine too. Of the hypotheses that all are slower alike, or one alone by all of the excess, the one that leaves the likeliest factors holds.
+    A class that ran in a wider format than the scenario's, or unfused, says so itself. Otherwise each class is off by a factor of its own on a healthy machine too: of the hypotheses that all are
+    slower alike, or one alone by all of the excess, the one that leaves the likeliest factors holds.
+
+    Parameters
+    ----------
+    shared, stage : int64[n]
+        Ranks that are looked at, and the rank class of each.
+    seconds : float
+        By which the step is longer for it [s].
     """
-    known = expected.stretch * (float(expected.compute.mean()) - (expected.host if account.device else 0.0))  # fmt: skip
-    more = common["busy"] + (0.0 if account.device else common["small"]) - known
-    told = f"all x{1 + more / known:.2f}"
-    more = min(more, step - expected.step - sum(common[part] for part in ("loader", "recompute", "sync")))  # fmt: skip
-    if more <= _NOISE * step:
+    if seconds <= _NOISE * step:
         return
-    if common["recompute"] > expected.stretch * expected.recompute + _LEAST * step:
-        yield _cause("extra_recompute", more, account.ranks, "")
+    busy = float((account.of("busy") + (0.0 if account.device else account.of("small")))[shared].mean())  # fmt: skip
+    known = float(expected.compute[stage].mean()) - (expected.host if account.device else 0.0)
+    more = busy - known
+    if float(account.of("recompute")[shared].mean()) > expected.recompute + _LEAST * step:
+        yield _cause("extra_recompute", seconds, account.ranks, "")
         return
-    measured = {kind: float(account.classes[kind][shared].mean()) * expected.stretch for kind in CLASSES}  # fmt: skip
-    simulated = {kind: expected.stretch * seconds for kind, seconds in expected.classes.items()}
-    if not any(measured.values()):
+    measured = {kind: float(account.classes[kind][shared].mean()) for kind in CLASSES}
+    simulated = {kind: float(each[stage].mean()) for kind, each in expected.classes.items()}
+    if not any(measured.values()) or more <= 0:
         return
-    measured["other"] = common["busy"] + common["small"] - sum(measured.values())
+    measured["other"] = busy - sum(measured.values())
     simulated["other"] = known - sum(simulated.values())
     spread = {kind: sigma for kind, sigma in _SPREAD.items() if simulated[kind] > _LEAST * known}
     if account.device:  # a lower clock leaves the memory as it was
         spread.pop("other", None)
     classes = ", ".join(f"{kind} x{measured[kind] / simulated[kind]:.2f}" for kind in spread)
-    told = f"measured over simulated kernels: {classes}, {told}"
+    told = f"measured over simulated kernels: {classes}, all x{busy / known:.2f}"
 
+    kind, word, ran = _odd(account, shared, expected.bits)
+    if ran > _PART * more:
+        yield _cause("slow_kernel", seconds, account.ranks, f"{kind} kernels run {word} for {_ms(ran)} of a step; {told}", kind=kind)  # fmt: skip
+        return
     logs = {kind: math.log(max(measured[kind] / simulated[kind], _LEAST)) for kind in spread}
     weights = {kind: sigma**-2 for kind, sigma in spread.items()}
 
@@ -352,9 +435,21 @@ def _kernels(account: Account, common: dict[str, float], shared: NDArray[np.int6
     # a class of which nothing ran under its name ran unfused, as other kernels
     gone = [each for each in spread if each in _NAMED and not measured[each]]
     if gone or kind:
-        yield _cause("slow_kernel", more, account.ranks, told, kind=(gone or [kind.replace("other", "small")])[0])  # fmt: skip
+        yield _cause("slow_kernel", seconds, account.ranks, told, kind=(gone or [kind.replace("other", "small")])[0])  # fmt: skip
     else:
-        yield _cause("clock_drop", more, account.ranks, told)
+        yield _cause("clock_drop", seconds, account.ranks, told)
+
+
+def _odd(account: Account, shared: NDArray[np.int64], bits: int) -> tuple[str, str, float]:
+    """The class of kernels of which most ran unfused, or in a wider format than the scenario's: class, words and seconds."""
+    found = [("", "", 0.0)]
+    for name, seconds in account.classes.items():
+        kind, _, how = name.partition(" ")
+        # norms, losses and the states of an optimizer are 32 bits wide by design
+        wide = how.isdigit() and int(how) > (_WIDE if kind == "memory" else max(bits, _WIDE // 2))
+        if wide or how == "unfused":
+            found.append((kind, f"in {how} bits" if wide else how, float(seconds[shared].mean())))
+    return max(found, key=lambda each: each[2])
 
 
 def _ms(seconds: float) -> str:

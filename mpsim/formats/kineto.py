@@ -94,11 +94,14 @@ _SYNCS = frozenset(
 )
 _GEMM_WORDS = ("gemm", "cutlass", "matmul", "nvjet", "cublas")
 _ATTENTION = ("aten::_scaled_dot_product", "aten::scaled_dot_product")
+_UNFUSED = "aten::_scaled_dot_product_attention_math"
+_BITS = {"c10::half": 16, "c10::bfloat16": 16, "float": 32, "double": 64}
 _STREAMS = tuple(
     f"aten::{word}"
     for word in "gelu silu relu native_layer_norm native_dropout _fused_rms_norm rms_norm _softmax softmax _log_softmax nll_loss embedding index_select".split()
 )
 """Operators of the host that move memory: activations, norms, softmax, loss, embedding, with their backwards."""
+_CLASSES = ("gemm", "attention", "memory")
 _ATTENTION_WORDS = ("flash", "fmha", "attention")
 _RANGE_NAMES = {
     "UNSHARD": "gather parameters",
@@ -277,6 +280,22 @@ def _timed(
     name, computed = str(event.get("name", "")).lower(), operators.get(_external(args))
     words = {"gemm": _GEMM_WORDS, "attention": _ATTENTION_WORDS}.get(computed.op if computed else "", ("",))  # fmt: skip
     return computed if any(word in name for word in words) else None
+
+
+def _class_of(name: str) -> str:
+    """Class of kernels that an operator is of; empty for the rest."""
+    if name in _PRODUCTS:
+        return "gemm"
+    if name.startswith(_ATTENTION):
+        return "attention"
+    return "memory" if name.startswith(_STREAMS) else ""
+
+
+def _widest(types: object) -> str:
+    """Bits of the widest number format of an operator's inputs; empty where none is stated."""
+    named = types if isinstance(types, list) else []
+    bits = max((_BITS.get(word.lower(), 0) for word in named if isinstance(word, str)), default=0)
+    return str(bits or "")
 
 
 def _external(args: Mapping[str, object]) -> int | str:
@@ -475,6 +494,7 @@ class _Trace:
         self.marked: list[tuple[float, float]] = []
         self.seen_marks: dict[str, array.array[float]] = {}
         self.forward_ids: dict[int | str, float] = {}
+        self.formats: dict[int | str, str] = {}
         self.wrong = 0
 
     def add(self, event: Event) -> None:
@@ -511,15 +531,16 @@ class _Trace:
         if name.startswith(_BACKWARD):
             self._mark("backward", start, end)
             return
-        if name in _PRODUCTS:
-            self._mark("gemm", start, end)
-        elif name.startswith(_ATTENTION):
-            self._mark("attention", start, end)
-        elif name.startswith(_STREAMS):
-            self._mark("memory", start, end)
-        elif name in _SYNCS:
-            self._mark("sync", start, end)
         args = _args(event)
+        if name in _SYNCS:
+            self._mark("sync", start, end)
+        elif kind := _class_of(name):
+            self._mark(kind, start, end)
+            odd = "unfused" if name == _UNFUSED else _widest(args.get("Input type"))
+            if odd:
+                self._mark(f"{kind} {odd}", start, end)
+            if odd and (number := _external(args)):
+                self.formats[number] = odd
         if args.get("Fwd thread id") == 0 and "Sequence number" in args:
             self._mark("forward", start, end)
             self.forward_ids[_external(args)] = start
@@ -578,12 +599,11 @@ class _Trace:
     def _class(self, name: str, number: int | str, start: float, end: float) -> None:
         """Class of a kernel; of a forward operator it runs again where that operator lies inside a backward."""
         low = name.lower()
-        if any(word in low for word in _GEMM_WORDS):
-            self._mark("device gemm", start, end)
-        elif any(word in low for word in _ATTENTION_WORDS):
-            self._mark("device attention", start, end)
-        else:
-            self._mark("device memory", start, end)
+        attends = any(word in low for word in _ATTENTION_WORDS)
+        kind = "gemm" if any(word in low for word in _GEMM_WORDS) else "attention" if attends else "memory"  # fmt: skip
+        self._mark(f"device {kind}", start, end)
+        if number in self.formats:
+            self._mark(f"device {kind} {self.formats[number]}", start, end)
         if number in self.forward_ids:
             self._mark("device forward", start, end)
             self._mark("device launched", self.forward_ids[number], 0.0)
@@ -605,8 +625,10 @@ class _Trace:
         if self.devices:
             pairs.pop("sent", None)
             again = pairs.pop("device forward", empty)[backward.contains(began[:, 0])]
-            for kind in ("gemm", "attention", "memory"):
-                pairs[kind] = pairs.pop(f"device {kind}", empty)
+            pairs = {kind: times for kind, times in pairs.items() if not kind.startswith(_CLASSES)}
+            pairs |= dict.fromkeys(_CLASSES, empty)
+            for kind in [kind for kind in pairs if kind.startswith("device ")]:
+                pairs[kind.removeprefix("device ")] = pairs.pop(kind)
             pairs["host"] = next((item.times for item in self.operators.dense("computation", "compute", "")), empty)  # fmt: skip
         received = [(call.start, call.end) for call in self.calls if call.name == "recv"]
         if received or "sent" in pairs:

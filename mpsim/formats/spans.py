@@ -105,7 +105,8 @@ class Spans:
     # mapping of str to float64[n, 2], start and end of what explains a step: ``loader`` (the data's
     # iterator), ``recompute`` (forward operators inside the backward), ``sync`` (the host waits for
     # the device or a value), ``gemm``, ``attention`` and ``memory`` (kernels, or operators of the
-    # host that computes), ``host`` (operators of the host that launches), ``sent`` (a host that
+    # host that computes), these again with the bits of their widest operand such as ``gemm 32`` or
+    # as ``attention unfused``, ``host`` (operators of the host that launches), ``sent`` (a host that
     # computes hands over or awaits a message), ``busy`` (all that computes, inside actions too) [s]
     marks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     # moment from which its times count, on the clock of its host [ns]; whole, as a float of seconds
