@@ -234,6 +234,9 @@ class DataBehaviour:
     optimizer."""
     bucket_bytes: Bytes
     """Gradients are reduced in buckets of at least this size when overlapped [B]."""
+    bucket_copies: Whole = 0
+    """Buckets in memory beside the gradients, at most as many as those fill; 0 where buckets are
+    parts of the gradients themselves."""
     gradient_reduction: Reduction = Reduction.REDUCE_SCATTER
     """With a sharded optimizer; otherwise gradients are all-reduced."""
     reduce_every_microbatch: Flag = False

@@ -215,7 +215,9 @@ _WITHOUT: Final[Mapping[str, Callable[[Written], bool]]] = {
     "stages": lambda s: s.parallelism.pp == 1,
     "shards": lambda s: s.parallelism.zero == 0,
     "sharded parameters": lambda s: s.parallelism.zero < 3,
-    "buckets": lambda s: s.parallelism.zero == 3 and s.parallelism.pp == 1,
+    "buckets": lambda s: (
+        s.parallelism.zero == 3 and s.parallelism.pp == 1 and not s.software.data.bucket_copies
+    ),
     "narrow formats": lambda s: s.training_step.precision in ("bf16", "fp16", "fp32", "tf32"),
     "recomputation": lambda s: s.training_step.recompute == "none",
     "scores": lambda s: s.software.lowering.fused_attention,

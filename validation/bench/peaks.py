@@ -224,7 +224,7 @@ def _parallelism(cells: Cells, steps: Mapping[str, Any]) -> dict[str, Any]:
     words = cells.text("sharding")
     zero = int(lookup("training", "sharding", words)["zero"]) if words else steps.get("zero", 0)
     alone = degrees["dp"] * degrees["cp"] == 1 and not steps.get("zero")
-    divided = tp > 1 and not re.search(table("peaks")["undivided"], cells.text("notes"))
+    divided = tp > 1 and cells.flag("sequence_parallel") is not False
     return {"tp": tp, **degrees, "sequence_parallel": divided, "zero": 0 if alone else zero}
 
 

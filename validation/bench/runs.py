@@ -162,10 +162,10 @@ def fitting(
         lambda values: _filled(text(values)),
         lambda values: _outcome(text(values)).figures["step"],
     )
-    opened, believed = opened_of(run, cells), table("assumptions")["believed"]["memory"]
-    if ran and "parallelism.tp" not in opened and _beyond(tried, believed):
+    opened = opened_of(run, cells)
+    if ran and "parallelism.tp" not in opened:
         # it ran, and so not as its row says
-        opened.add("training.recompute")
+        opened |= _disbelieved(tried, "" if cells is None else cells.text("assumed_fields"))
     values = settled(scenario, opened, tried, _offloading(run, rule))
     divided = "parallelism.dp" in values
     told = [
@@ -184,12 +184,18 @@ def fitting(
     )
 
 
-def _beyond(tried: Tried, limit: float) -> bool:
-    """Whether a run as it is described needs more of the memory than this; a run that contradicts itself says so elsewhere."""
+def _disbelieved(tried: Tried, assumed: str) -> set[str]:
+    """Keys that a run cannot have as its row has them, by the memory that it would need; a run that contradicts itself says so elsewhere."""
+    believed = table("assumptions")["believed"]
     try:
-        return tried.filled({}) > limit
+        filled = tried.filled({})
     except MpsimError:
-        return False
+        return set()
+    if filled > believed["memory"]:
+        return {"training.recompute"}
+    if filled <= believed["assumed"]:
+        return set()
+    return {key for key, words in believed["words"].items() if re.search(words, assumed)}
 
 
 def _laid(scenario: Mapping[str, Any], values: Mapping[str, object]) -> dict[str, Any]:

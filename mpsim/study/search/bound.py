@@ -115,7 +115,7 @@ class Order:
 
 @remembered(4096)
 def _flight(order: Order) -> Flight:
-    return Flight.of(_orders(order))
+    return Flight.of(_orders(order), beside=order.beside)
 
 
 @remembered(256)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.parallel import Sharding, Stage, shard
 from mpsim.schedule import Action
-from mpsim.training.memory.fresh import fresh_gradients, fullest
+from mpsim.training.memory.fresh import blocks_as_one, fresh_gradients, fullest
 from mpsim.training.memory.states import step_scratch
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute, Rerun, rerun
@@ -253,6 +253,8 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     after = np.concatenate([np.cumsum(change[rows], axis=0) for rows in ranks]).sum(axis=1)
     before = np.concatenate([[0.0], after[:-1]])
     before[bounds[:-1]] = 0.0
+    if plan.fuses_blocks:
+        blocks_as_one(before, after, orders.fused)
     whole = kind == Action.B
     moment = fullest(
         before, after, columns, whole | (kind == Action.I), whole, fresh_gradients(plan)

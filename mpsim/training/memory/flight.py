@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpsim.schedule import Action, Orders
 from mpsim.training.memory.activations import SIGNS
-from mpsim.training.memory.fresh import Fresh, fullest
+from mpsim.training.memory.fresh import Fresh, blocks_as_one, fullest
 
 __all__ = ["Flight"]
 
@@ -50,16 +50,18 @@ class Flight:
     for_weight: Floats
 
     @classmethod
-    def of(cls, orders: Orders) -> Flight:
-        """Moments of an order, each once."""
+    def of(cls, orders: Orders, *, beside: bool = False) -> Flight:
+        """Moments of an order, each once; `beside` tells whether its fused blocks run as one."""
         rank, chunk = orders.rank, orders.stage_chunk[orders.stage]
         chunks = int(orders.stage_chunk.max()) + 1
         change = np.array([SIGNS[action][:2] for action in Action])[orders.kind]
         levels = np.zeros((2, len(orders), chunks), dtype=np.int32)
         levels[:, np.arange(len(orders)), chunk] = change.T
         after = levels.cumsum(axis=1)
-        is_forward = (orders.kind == Action.F)[:, None]
-        held = np.where(is_forward, after, after - levels)
+        before = after - levels
+        if beside:
+            blocks_as_one(before.swapaxes(0, 1), after.swapaxes(0, 1), orders.fused)
+        held = np.where((orders.kind == Action.F)[:, None], after, before)
         differentiates = 2 * (orders.kind == Action.B) + (orders.kind == Action.I)
         moments = np.column_stack(
             [rank, orders.stage * (differentiates > 0), differentiates, *held]

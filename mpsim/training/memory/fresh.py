@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import largest_unit, largest_weight, weight_sizes
 
-__all__ = ["Fresh", "Fullest", "fresh_gradients", "fullest"]
+__all__ = ["Fresh", "Fullest", "blocks_as_one", "fresh_gradients", "fullest"]
 
 Floats = NDArray[np.float64]
 
@@ -69,6 +69,17 @@ class Fullest(NamedTuple):
     def apart(self) -> Floats:
         """Part of `most` that is no activation."""
         return self.collected + self.passing
+
+
+def blocks_as_one(before: NDArray[Any], after: NDArray[Any], fused: NDArray[np.bool_]) -> None:
+    """Give both halves of each fused block its levels, [N, ...]: they go through their layers in turns, so that one frees what the other keeps.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM core/pipeline_parallel/combined_1f1b.py, core/models/common/model_chunk_schedule_plan.py: a layer forwards, a layer backwards.
+    """
+    head = np.flatnonzero(fused)
+    before[head + 1], after[head] = before[head], after[head + 1]
 
 
 def fullest(

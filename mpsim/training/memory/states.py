@@ -98,15 +98,20 @@ def _largest_weights(plan: Plan) -> float:
 
 
 def buffers(plan: Plan) -> NDArray[np.float64]:
-    """Messages of both directions, a bucket of gradients, gathered units, float64[P] [B]."""
+    """Messages of both directions, buckets of gradients, gathered units, float64[P] [B]."""
     divided = plan.layout.mesh.tp if plan.layout.sequence_parallel else 1
     longer = plan.longest / plan.sequence_length if plan.longest else 1.0
     messages = _MESSAGES * longer * plan.message_bytes / divided if plan.layout.mesh.pp > 1 else 0.0
-    overlapped = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) and plan.replicas > 1
-    bucket = (
-        plan.layout.framework.data.bucket_bytes if overlapped and not plan.gathers_units else 0.0
-    )
-    return np.full(plan.layout.mesh.pp, messages + bucket) + _units(plan)
+    return messages + _buckets(plan) + _units(plan)
+
+
+def _buckets(plan: Plan) -> NDArray[np.float64]:
+    """Buckets that gradients are copied into, float64[P] [B]."""
+    data, trained = plan.layout.framework.data, plan.layout.trained_kinds
+    element = data.reduced_bytes or plan.layout.framework.optimizer.gradient_bytes
+    units = plan.gathers_units and not plan.layout.framework.memory.frees_weights
+    copies = 0 if units or plan.replicas == 1 else data.bucket_copies
+    return np.minimum(copies * data.bucket_bytes, element * (trained.dense + trained.experts))
 
 
 def _units(plan: Plan) -> NDArray[np.float64]:

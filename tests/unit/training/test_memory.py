@@ -10,6 +10,7 @@ from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
 from mpsim.training.memory import account_memory, at_the_peak, buffers, held_by_rank, kept_by_stage
 from mpsim.training.memory.activations import Kept, kept_by_part
+from mpsim.training.memory.fresh import blocks_as_one
 from mpsim.training.recompute import Recompute
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Experts, model
@@ -72,6 +73,28 @@ def test_messages_have_four_buffers_of_what_a_rank_sends() -> None:
         plan = small_plan(tp=4, pp=2, dp=1, preset="torch-ddp", sequence_parallel=sequence_parallel)
         assert buffers(plan).tolist() == [4 * message / divided] * 2
     assert buffers(small_plan(tp=4, pp=1, dp=1, preset="torch-ddp")).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("preset", "zero", "filled"),
+    [("torch-ddp", 0, 1.0), ("deepspeed-zero1", 1, 0.0), ("megatron-core", 0, 0.0)],
+)
+def test_buckets_that_gradients_are_copied_into_are_buffers(
+    preset: str, zero: int, filled: float
+) -> None:
+    """torch DDP's hold every gradient of 2 B, DeepSpeed's is one of 1 GB, Megatron's are parts of the gradients."""
+    plan = small_plan(tp=1, pp=1, dp=4, preset=preset, zero=zero)
+    whole = float(plan.layout.rank_parameters[0])
+    fixed = 1e9 if preset == "deepspeed-zero1" else 0.0
+    assert buffers(plan)[0] == pytest.approx(filled * 2 * whole + fixed)
+
+
+def test_a_block_of_two_microbatches_holds_one() -> None:
+    """While a layer of one is differentiated a layer of the next runs forward: the second never adds to the first, as it would one after the other."""
+    before, after = np.array([0.0, 5.0, 10.0, 5.0]), np.array([5.0, 10.0, 5.0, 0.0])
+    blocks_as_one(before, after, np.array([False, True, False, False]))
+    assert before.tolist() == [0.0, 5.0, 5.0, 5.0]
+    assert after.tolist() == [5.0, 5.0, 5.0, 0.0]
 
 
 def test_a_rank_is_fullest_in_a_backward_where_gradients_come_on_top() -> None:

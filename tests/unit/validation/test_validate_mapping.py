@@ -539,7 +539,7 @@ def test_experts_drop_tokens_at_the_capacity_that_words_name() -> None:
 
 
 def test_a_guessed_micro_batch_that_does_not_fit_is_withdrawn() -> None:
-    """8B over 8 ranks of 80 GB that keep all activations: four sequences of 16,384 tokens do not fit, fewer do; a stated number stays."""
+    """8B over 8 ranks of 80 GB that keep all activations: four sequences of 16,384 tokens do not fit, fewer do; a stated number stays, unless its table calls it assumed and the run ran."""
     row = {"pp": "1", "tp": "8", "dp": "2", "num_accel": "16", "seq_len": "16384"}
     row |= {
         "recompute": "none",
@@ -552,6 +552,10 @@ def test_a_guessed_micro_batch_that_does_not_fit_is_withdrawn() -> None:
         for each in ("", "4")
     )
     assert guessed < stated == 4
+    for assumed, kept in (("micro-batch; network", False), ("network", True)):
+        cells = Cells({**LLAMA, **row, "micro_batch_seqs": "4", "assumed_fields": assumed})
+        run = fitting(described(cells, rule_of(cells)), rule_of(cells), cells)
+        assert (run.scenario["training"]["micro_batch"] == 4) is kept
 
 
 STACKS = ("Megatron-Core 0.12", "PyTorch FSDP2", "DeepSpeed ZeRO-3", "Somebody's trainer")
