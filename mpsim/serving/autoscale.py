@@ -14,8 +14,6 @@ import simpy
 from mpsim.scenario.serving import Autoscale
 from mpsim.serving.lane import Lane
 
-__all__ = ["Autoscaler"]
-
 
 class Autoscaler:
     """Opens and closes instances, each a few batches.

@@ -18,8 +18,6 @@ import numpy as np
 
 from mpsim.memo import remembered
 
-__all__ = ["balanced"]
-
 _ORDERS: Final = 8  # random orders of the experts that the mean is over
 _STEEPEST: Final = 4.0  # exponent of the power law
 _HALVINGS: Final = 30

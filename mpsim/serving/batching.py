@@ -21,8 +21,6 @@ from mpsim.serving.engines import EnginePreset
 from mpsim.serving.policies import POLICIES
 from mpsim.serving.running import Running
 
-__all__ = ["Batch", "BatchRules", "Engine", "Iteration"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules(EnginePreset):

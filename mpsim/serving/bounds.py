@@ -19,8 +19,6 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.requests import Requests
 
-__all__ = ["ServiceBounds", "bound_service"]
-
 Floats = NDArray[np.float64]
 
 _EXACT = 16  # numbers of tokens that are looked at one by one; then in steps

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-__all__ = ["Blocks"]
-
 
 class Blocks:
     """Blocks of cache: those of running requests, of prefixes in use and the free ones are all.

@@ -29,21 +29,6 @@ from mpsim.result.words import Figures
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.sketch import BATCHES, Sketch
 
-__all__ = [
-    "LOOKS",
-    "QUANTILES",
-    "Course",
-    "SteadyState",
-    "batch_interval",
-    "crowded_from",
-    "distribution",
-    "intervals",
-    "setting_of",
-    "share_interval",
-    "steady_state",
-    "verdict",
-]
-
 Floats = NDArray[np.float64]
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -13,8 +13,6 @@ from mpsim.memo import remembered
 from mpsim.nouns import Bytes, Count, Flag, MistakenError, Number, Seconds, Share, Whole, read
 from mpsim.shipped import read_shipped
 
-__all__ = ["EnginePreset", "calibrated", "engine", "engine_for", "engine_names", "override"]
-
 Scheduler: TypeAlias = Literal["budget", "prefill-first", "no-evict", "max-utilisation", "static"]
 
 

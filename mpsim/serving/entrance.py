@@ -18,8 +18,6 @@ import simpy
 from mpsim.serving.batching import Iteration
 from mpsim.serving.lane import Lane
 
-__all__ = ["Entrance", "Passed", "State"]
-
 AHEAD: Final = 96
 """Iterations of a batch that are looked ahead at most."""
 

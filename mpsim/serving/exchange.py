@@ -7,8 +7,6 @@ from mpsim.serving.work import RankWork
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["Exchange"]
-
 
 class Exchange:
     """Dispatch and combine of one layer of experts.

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from mpsim.serving.batching import Batch, Engine, Iteration
 from mpsim.serving.prices import IterationPrices
 
-__all__ = ["LONGEST_JUMP", "Lane", "reached"]
-
 Floats = NDArray[np.float64]
 
 LONGEST_JUMP: Final = 4096

@@ -13,28 +13,12 @@ from typing import Any, Final, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.serving.confidence import (
-    LOOKS,
-    QUANTILES,
-    Course,
-    batch_interval,
-    crowded_from,
-    verdict,
-)
+from mpsim.serving.confidence import LOOKS, QUANTILES, Course, batch_interval, crowded_from, verdict
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests, Served
 from mpsim.serving.sketch import BATCHES, GROWTH, LEAST, Sketch
 from mpsim.serving.stream import Stream
-from mpsim.serving.summary import (
-    RowSums,
-    Tally,
-    itl,
-    kept_of,
-    latencies,
-    window_of,
-)
-
-__all__ = ["Folded", "Window"]
+from mpsim.serving.summary import RowSums, Tally, itl, kept_of, latencies, window_of
 
 Floats = NDArray[np.float64]
 Item = TypeVar("Item")

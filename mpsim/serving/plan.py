@@ -31,8 +31,6 @@ from mpsim.serving.work import FORMATS, Format, RankWork, wide_in
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 
-__all__ = ["CACHE_BYTES", "Outage", "ServiceMemory", "ServicePlan"]
-
 CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
 _LOGIT_BYTES = 4.0

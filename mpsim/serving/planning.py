@@ -13,8 +13,6 @@ from mpsim.scenario.serving import PoolChoice
 from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_names, override
 from mpsim.serving.plan import ServicePlan
 
-__all__ = ["make_service"]
-
 
 def make_service(scenario: Scenario) -> ServicePlan:
     """Resolve a scenario that serves.

@@ -24,8 +24,6 @@ from mpsim.serving.speculation import Draft
 from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork, StateWork
 from mpsim.workload import Module
 
-__all__ = ["DecodeAttention", "IterationPrices", "Products"]
-
 Floats = NDArray[np.float64]
 Seconds: TypeAlias = float | Floats
 """Of one iteration, or of many that differ in their contexts [s]."""

@@ -15,8 +15,6 @@ from mpsim.result.words import Figures
 from mpsim.serving.engines import EnginePreset
 from mpsim.shipped import read_shipped
 
-__all__ = ["BY_FORMAT", "Rates", "Reductions", "rates_of", "replaced"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Requests", "Served"]
-
 Floats = NDArray[np.float64]
 
 

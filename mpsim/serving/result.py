@@ -13,6 +13,7 @@ from mpsim import accessors, archive
 from mpsim.errors import ScenarioError
 from mpsim.frame import to_frame
 from mpsim.result.result import JobResult, Pictures
+from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import is_long, refuse_large_scenario
 from mpsim.serving.confidence import intervals, setting_of
@@ -22,14 +23,13 @@ from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests, Served
 from mpsim.serving.service import Progress, Service
 from mpsim.serving.stream import Stream
-from mpsim.serving.summary import Figures, latencies, summarise, window_of
+from mpsim.serving.summary import latencies, summarise, window_of
 from mpsim.serving.words import service_sheet
 from mpsim.sheet import Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ServedPoint", "ServiceResult", "measurable", "run_service", "serve_requests"]
 _TAIL = 99
 
 

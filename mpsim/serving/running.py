@@ -11,8 +11,6 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Running"]
-
 Steps = TypeVar("Steps", int, NDArray[np.int64])
 
 _PARTS: Final = 20  # bits of the parts of a token that gains are counted in, so that jumps agree

@@ -31,8 +31,6 @@ from mpsim.serving.requests import Requests, Served
 from mpsim.serving.stream import Stream
 from mpsim.serving.transfers import Transfers
 
-__all__ = ["Progress", "Service"]
-
 Progress: TypeAlias = Callable[[int, int], None]
 """Takes requests that have ended, and all there are, now and then."""
 Floats = NDArray[np.float64]

@@ -11,8 +11,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BATCHES", "GROWTH", "LEAST", "Sketch"]
-
 Floats = NDArray[np.float64]
 
 BATCHES: Final = 10

@@ -18,8 +18,6 @@ import operator
 from mpsim.serving.work import RankWork
 from mpsim.workload import Transformer
 
-__all__ = ["HEADS", "N_GRAM", "Draft", "last_layer"]
-
 HEADS = "mtp"
 """A layer of the model's own kind with its head drafts."""
 N_GRAM = "n-gram"

@@ -16,8 +16,6 @@ from mpsim.scenario.serving import LengthChoice, Workload
 from mpsim.serving.requests import Requests
 from mpsim.serving.traces import read_trace
 
-__all__ = ["Stream", "draw_requests"]
-
 _PAGE = 16_384  # requests of a page at least
 
 

@@ -33,17 +33,6 @@ from mpsim.units import percent
 if TYPE_CHECKING:
     from mpsim.serving.many import Folded
 
-__all__ = [
-    "ACCOUNT",
-    "Figures",
-    "RowSums",
-    "Tally",
-    "itl",
-    "kept_of",
-    "latencies",
-    "summarise",
-    "window_of",
-]
 
 Floats = NDArray[np.float64]
 

@@ -17,8 +17,6 @@ from mpsim.inputs import CELLS, RECORDING, open_text, parse_json, read_cells, re
 from mpsim.record import Record
 from mpsim.serving.requests import Requests
 
-__all__ = ["read_trace"]
-
 _LONGEST = 100_000_000  # tokens of a request: more is a slip
 _LATEST = 1e11  # s after the epoch: three thousand years
 _MOST_PROBLEMS = 20

@@ -20,8 +20,6 @@ from mpsim.hardware.routes import routes_of
 from mpsim.parallel.crossing import load, messages
 from mpsim.program.program import TICK
 
-__all__ = ["CacheNetwork", "CachePath", "Instance", "Transfers"]
-
 _OUT, _IN = 0, 1
 
 

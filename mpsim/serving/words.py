@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpsim.result.words import shares
-from mpsim.serving.summary import Figures
+from mpsim.result.words import Figures, shares
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent, price
-
-__all__ = ["service_sheet"]
 
 _PARTS = {"exposed_kv": "waiting for transfers", "idle_cache": "idle for lack of cache"}
 

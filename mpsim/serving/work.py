@@ -26,8 +26,6 @@ from mpsim.workload import (
 )
 from mpsim.workload.transformer import LayerKind
 
-__all__ = ["FORMATS", "Attention", "ExpertWork", "Format", "Linear", "RankWork", "wide_in"]
-
 Floats = NDArray[np.float64]
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from mpsim.serving.batching import Engine, Iteration
 
-__all__ = ["Budget"]
-
 
 class Budget:
     """Decisions of one engine's scheduler; other policies replace some of the four."""

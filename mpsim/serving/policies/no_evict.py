@@ -9,8 +9,6 @@ from mpsim.serving.policies.budget import Budget
 if TYPE_CHECKING:
     from mpsim.serving.batching import Engine
 
-__all__ = ["NoEvict"]
-
 
 class NoEvict(Budget):
     """Chunks as ``budget`` fills them, with room set aside for what is still to be generated."""

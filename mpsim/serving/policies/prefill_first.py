@@ -13,7 +13,6 @@ from mpsim.serving.policies.budget import Budget
 if TYPE_CHECKING:
     from mpsim.serving.batching import Engine, Iteration
 
-__all__ = ["PrefillFirst"]
 
 _SHARES: Final = (0.7, 0.098)  # of the outputs to come, after a retraction and at last
 _FALLING: Final = 600  # decoding iterations from the one to the other

@@ -9,7 +9,6 @@ from mpsim.serving.policies.no_evict import NoEvict
 if TYPE_CHECKING:
     from mpsim.serving.batching import Engine, Iteration
 
-__all__ = ["Static"]
 
 _WITHOUT_LIMIT: Final = 1 << 60
 
