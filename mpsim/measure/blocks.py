@@ -15,8 +15,6 @@ from mpsim.measure.tensors import agrees, dtype_of, element_bytes, training_dtyp
 from mpsim.measure.world import World
 from mpsim.workload import gemm_flops
 
-__all__ = ["block_series"]
-
 LEAST_MEMORY_FACTOR = 40
 """Bytes a block needs for each byte of what goes into it, gradients and a backward's temporaries included: on the safe side."""
 
@@ -109,8 +107,7 @@ def _pass(
             most_calls=1,
         )
     return Work(
-        run=lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True),
-        capturable=capturable,
+        run=lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True), capturable=capturable
     )
 
 

@@ -12,54 +12,27 @@ if TYPE_CHECKING:
     from mpsim.measure.recorder import Recorder
     from mpsim.measure.world import World
 
-__all__ = ["Case", "Work"]
-
 
 @dataclasses.dataclass(slots=True)
 class Work:
-    """A case that is set up on this rank.
+    """A case that is set up on this rank."""
 
-    Parameters
-    ----------
-    run : callable
-        One execution.
-    before : callable, optional
-        Called before each sample, not timed.
-    most_calls : int
-        Executions in one sample at most; 0 for as many as the timer likes.
-    divide : float
-        What one execution is divided by, such as 2 for a message that goes and comes back.
-    capturable : bool
-        Whether a CUDA graph may hold it.
-    host : bool
-        Whether it is the host's time that counts, even on a GPU.
-    recorder : Recorder, optional
-        Where the execution notes its actions.
-    """
-
-    run: Callable[[], object]
-    before: Callable[[], object] | None = None
-    most_calls: int = 0
+    run: Callable[[], object]  # one execution
+    before: Callable[[], object] | None = None  # called before each sample, not timed
+    most_calls: int = 0  # executions in one sample at most; 0 for as many as the timer likes
+    # what one execution is divided by, such as 2 for a message that goes and comes back
     divide: float = 1.0
     check: str = ""
-    capturable: bool = False
+    capturable: bool = False  # whether a CUDA graph may hold it
     warm: bool = False
-    host: bool = False
-    recorder: Recorder | None = None
+    host: bool = False  # whether it is the host's time that counts, even on a GPU
+    recorder: Recorder | None = None  # where the execution notes its actions
     close: Callable[[], object] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to measure; the fields are those of `Measurement`.
-
-    Parameters
-    ----------
-    prepare : callable
-        Sets it up on this rank, checks it once, and returns the `Work`.
-    memory : float
-        What it needs on one rank, about [B].
-    """
+    """One thing to measure; the fields are those of `Measurement`."""
 
     family: str
     op: str
@@ -67,12 +40,13 @@ class Case:
     variant: Words
     dtype: str
     group: tuple[int, ...]
+    # sets it up on this rank, checks it once, and returns the `Work`
     prepare: Callable[[World], Work]
     synchronous: bool = False
     phase: str = "burst"
     flops: float = 0.0
     bytes: float = 0.0
-    memory: float = 0.0
+    memory: float = 0.0  # what it needs on one rank, about [B]
 
     @property
     def id(self) -> str:

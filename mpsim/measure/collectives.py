@@ -15,8 +15,6 @@ from mpsim.measure.plan import Grid, best_first
 from mpsim.measure.tensors import agrees, dtype_of, element_bytes
 from mpsim.measure.world import World
 
-__all__ = ["COLLECTIVES", "all_gather", "collective_series", "reduce_scatter"]
-
 COLLECTIVES: Final = (
     "all_reduce",
     "all_gather",

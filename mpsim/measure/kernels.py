@@ -25,8 +25,6 @@ from mpsim.measure.tensors import (
 from mpsim.measure.world import World
 from mpsim.workload import attention_flops, gemm_flops
 
-__all__ = ["gemm_case", "kernel_series"]
-
 BACKENDS: Final[Mapping[str, str]] = {
     "flash": "FLASH_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",

@@ -9,40 +9,25 @@ from collections.abc import Mapping
 
 from mpsim.errors import CalibrationError
 
-__all__ = ["Launch", "read_launch"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
-    """One process among the others.
-
-    Parameters
-    ----------
-    address : str
-        Host of rank 0, and
-    port : int
-        the port it listens on; empty and 0 where the launcher has set them for torch already, or where there is one process.
-    """
+    """One process among the others."""
 
     rank: int
     world_size: int
     local_rank: int
-    address: str = ""
+    address: str = ""  # host of rank 0, and
+    # the port it listens on; empty and 0 where the launcher has set them for torch already, or
+    # where there is one process
     port: int = 0
 
 
 def read_launch(environment: Mapping[str, str], *, port: int, ports: int) -> Launch:
     """Read the variables of torchrun, else of Slurm, else one process.
 
-    Parameters
-    ----------
-    port, ports : int
-        First port and number of ports a Slurm job chooses from, by its number.
-
-    Raises
-    ------
-    CalibrationError
-        If some variables are there and others are not, or they contradict each other.
+    `port` and `ports`: first port and number of ports a Slurm job chooses from, by its number.
+    CalibrationError if some variables are there and others are not, or they contradict each other.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:
         rank, world = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, process_time
 
-__all__ = ["Usage", "others_share", "read_usage"]
-
 IDLE = (3, 4)
 """Columns of /proc/stat that are no work: idle, and waiting for input or output (proc(5))."""
 GUEST = 8
@@ -18,18 +16,11 @@ GUEST = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Usage:
-    """Time used until one moment [s].
+    """Time used until one moment [s]."""
 
-    Parameters
-    ----------
-    wall, own : float
-        Time, and CPU time of this process.
-    busy : float
-        CPU time of every process on the cores that this one may use; 0 where nothing tells.
-    """
-
-    wall: float
+    wall: float  # wall, own: time, and CPU time of this process
     own: float
+    # CPU time of every process on the cores that this one may use; 0 where nothing tells
     busy: float
     cores: tuple[int, ...]
 
@@ -43,12 +34,8 @@ def read_usage() -> Usage:
 def others_share(before: Usage, after: Usage, own: Sequence[float]) -> float:
     """Share of some cores that processes other than ours used between two moments.
 
-    Parameters
-    ----------
-    before, after : Usage
-        Of one rank.
-    own : sequence of float
-        CPU time that each of our ranks that may use these cores used between [s].
+    `before` and `after`: of one rank. `own`: CPU time that each of our ranks that may use these
+    cores used between [s].
 
     Examples
     --------

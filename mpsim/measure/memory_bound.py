@@ -14,29 +14,19 @@ from mpsim.measure.plan import PASSES, Grid, best_first
 from mpsim.measure.tensors import Tensors, agrees, element_bytes, pass_work, random, rotated
 from mpsim.measure.world import World
 
-__all__ = ["memory_bound_cases"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kernel:
-    """A memory-bound kernel on (tokens, features).
-
-    Parameters
-    ----------
-    tensors, weights : int
-        Inputs of (tokens, features), and of features alone.
-    reads : float
-        Tensors of (tokens, features) that one forward moves; a backward moves one more than forward, at least.
-    backward : bool
-        Whether its backward is measured too.
-    """
+    """A memory-bound kernel on (tokens, features)."""
 
     name: str
-    tensors: int
+    tensors: int  # tensors, weights: inputs of (tokens, features), and of features alone
     weights: int
     call: Callable[..., torch.Tensor]
+    # tensors of (tokens, features) that one forward moves; a backward moves one more than forward,
+    # at least
     reads: float
-    backward: bool = True
+    backward: bool = True  # whether its backward is measured too
 
 
 def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -19,18 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 from mpsim.workload import attention_flops, gemm_flops
 
-__all__ = [
-    "Embedding",
-    "Gpt",
-    "Head",
-    "Layer",
-    "Place",
-    "Sizes",
-    "attention_backend",
-    "layer_flops",
-    "loss_of",
-]
-
 INIT = 0.02
 """Standard deviation of the weights (Radford et al. 2019, GPT-2)."""
 
@@ -81,19 +69,11 @@ def layer_flops(sizes: Sizes) -> float:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Which part of each weight a rank holds.
+    """Which part of each weight a rank holds."""
 
-    Parameters
-    ----------
-    rank, size : int
-        In the tensor-parallel group.
-    group : process group
-        None for one rank alone.
-    """
-
-    rank: int
+    rank: int  # rank, size: in the tensor-parallel group
     size: int
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None  # none for one rank alone
     device: torch.device
     dtype: torch.dtype
 

@@ -18,8 +18,6 @@ from mpsim.measure.recorder import Recorder
 from mpsim.measure.training import Axis, make_optimizer
 from mpsim.schedule import make_orders, schedule
 
-__all__ = ["CLASSES", "Pipeline"]
-
 CLASSES: Final[Mapping[str, str]] = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",
@@ -30,12 +28,7 @@ CLASSES: Final[Mapping[str, str]] = {
 
 
 class Pipeline:
-    """One rank of a pipeline.
-
-    Parameters
-    ----------
-    place : Place
-        Of this rank in its tensor-parallel group.
+    """One rank of a pipeline. `place`: of this rank in its tensor-parallel group.
 
     Notes
     -----
@@ -45,12 +38,7 @@ class Pipeline:
     """
 
     def __init__(
-        self,
-        sizes: Sizes,
-        split: Split,
-        place: Place,
-        axes: Mapping[str, Axis],
-        recorder: Recorder,
+        self, sizes: Sizes, split: Split, place: Place, axes: Mapping[str, Axis], recorder: Recorder
     ) -> None:
         self.recorder = recorder
         self.sizes, self.split, self.place = sizes, split, place

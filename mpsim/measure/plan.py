@@ -9,8 +9,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
-__all__ = ["PASSES", "Grid", "Split", "best_first", "degrees", "load_grid", "round_robin"]
-
 T = TypeVar("T")
 Grid: TypeAlias = Mapping[str, Any]
 """A part of the shipped file, whose comments say what its numbers are."""
@@ -26,27 +24,15 @@ def load_grid() -> Grid:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
-    """How a training step is divided over the world.
-
-    Parameters
-    ----------
-    virtual : int
-        Stages a rank.
-    microbatches : int
-        A step of one data-parallel rank.
-    schedule : str
-        Of the pipeline; empty without one.
-    data_parallel : str
-        ``ddp``, ``fsdp2``, ``all-reduce`` or ``none``.
-    """
+    """How a training step is divided over the world."""
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
-    virtual: int = 1
-    microbatches: int = 1
-    schedule: str = ""
-    data_parallel: str = "none"
+    virtual: int = 1  # stages a rank
+    microbatches: int = 1  # a step of one data-parallel rank
+    schedule: str = ""  # of the pipeline; empty without one
+    data_parallel: str = "none"  # ``ddp``, ``fsdp2``, ``all-reduce`` or ``none``
 
     @property
     def ranks(self) -> int:

@@ -10,8 +10,6 @@ import torch
 
 from mpsim.measured.records import Actions
 
-__all__ = ["Noted", "Recorder", "StepRows", "cuda", "join_actions"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 cuda: Any = torch.cuda
@@ -34,14 +32,8 @@ class StepRows(NamedTuple):
 
 
 class Recorder:
-    """Notes actions while it runs; one step at a time.
-
-    Parameters
-    ----------
-    events : bool
-        Whether times are those of the GPU's stream rather than the host's.
-    offset : float
-        Added to this host's clock [s].
+    """Notes actions while it runs; one step at a time. `events`: whether times are those of the
+    GPU's stream rather than the host's. `offset`: added to this host's clock [s].
     """
 
     def __init__(self, events: bool, offset: float) -> None:
@@ -106,12 +98,8 @@ class Recorder:
 
 
 def join_actions(steps: Sequence[Sequence[tuple[int, StepRows]]]) -> Actions:
-    """The actions of every rank and step as one table, each step counted from its first rank's start.
-
-    Parameters
-    ----------
-    steps : sequence of (rank, what it noted) for each step
-        On one clock.
+    """The actions of every rank and step as one table, each step counted from its first rank's
+    start. `steps`: on one clock.
     """
     table: list[tuple[int, int, str, float, float]] = []
     for number, ranks in enumerate(steps):

@@ -10,37 +10,21 @@ from mpsim.errors import CalibrationError
 from mpsim.measured.files import partial_path, read_measured
 from mpsim.measured.records import Header, Line, Measured
 
-__all__ = ["Past", "take_up"]
-
 SAME = ("torch", "cuda", "nccl", "driver", "backend", "world_size")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Past:
-    """Measurements of an earlier run.
+    """Measurements of an earlier run."""
 
-    Parameters
-    ----------
-    lines : tuple of Line
-        Header and measurements to keep; empty where there are none.
-    done : frozenset of str
-        Ids of the measurements.
-    whole : Measured or None
-        The file, where nothing is left to do.
-    """
-
-    lines: tuple[Line, ...] = ()
-    done: frozenset[str] = frozenset()
-    whole: Measured | None = None
+    lines: tuple[Line, ...] = ()  # header and measurements to keep; empty where there are none
+    done: frozenset[str] = frozenset()  # ids of the measurements
+    whole: Measured | None = None  # the file, where nothing is left to do
 
 
 def take_up(path: Path, header: Header, families: Sequence[str]) -> Past:
-    """Read what was begun at `path`, if anything; what was skipped is tried again.
-
-    Raises
-    ------
-    CalibrationError
-        If it was measured on another machine, with other software or on other ranks.
+    """Read what was begun at `path`, if anything; what was skipped is tried again. CalibrationError
+    if it was measured on another machine, with other software or on other ranks.
     """
     partial = partial_path(path)
     source = partial if partial.exists() else path

@@ -29,8 +29,6 @@ from mpsim.measure.world import World
 from mpsim.measured.files import RecordWriter, read_measured
 from mpsim.measured.records import FAMILIES, End, Measured, Measurement, Skipped
 
-__all__ = ["run"]
-
 _FAILURES = (
     *(RuntimeError, MemoryError, NotImplementedError),
     *(AttributeError, ImportError, TypeError, ValueError),  # another torch has other names

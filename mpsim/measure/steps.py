@@ -17,8 +17,6 @@ from mpsim.measure.tensors import agrees, dtype_of, element_bytes, training_dtyp
 from mpsim.measure.training import Axis, Replica, Step, make_optimizer
 from mpsim.measure.world import World
 
-__all__ = ["step_series"]
-
 CHECKED_STEPS = 2
 """The second loss shows that the gradients and the optimizer of the first step were right."""
 CHECKED_FLOPS = 2e12

@@ -15,19 +15,6 @@ from mpsim.measure.plan import load_grid
 from mpsim.measure.world import World
 from mpsim.memo import remembered
 
-__all__ = [
-    "Tensors",
-    "agrees",
-    "dtype_of",
-    "element_bytes",
-    "has_dtype",
-    "pass_work",
-    "random",
-    "rotated",
-    "set_tf32",
-    "training_dtype",
-]
-
 T = TypeVar("T")
 Tensors: TypeAlias = list[torch.Tensor]
 _CAPABILITY: Mapping[str, float] = {
@@ -87,12 +74,8 @@ def _pool(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 
 def rotated(world: World, each: float, make: Callable[[], T]) -> Callable[[], T]:
-    """Working sets in turn, together larger than every cache, so that data come from memory as they do in training.
-
-    Parameters
-    ----------
-    each : float
-        Of one set [B].
+    """Working sets in turn, together larger than every cache, so that data come from memory as they
+    do in training. `each`: of one set [B].
     """
     rules = load_grid()["timing"]
     count = math.ceil(rules["rotate_bytes"][world.kind] / max(each, 1.0))
@@ -109,12 +92,8 @@ def agrees(
     *,
     rule: Literal["tolerance", "loss_tolerance"] = "tolerance",
 ) -> str:
-    """Say how far `got` is from `wanted`.
-
-    Raises
-    ------
-    CalibrationError
-        If it is further than the format allows: a kernel whose result is wrong has no time worth recording.
+    """Say how far `got` is from `wanted`. CalibrationError if it is further than the format allows:
+    a kernel whose result is wrong has no time worth recording.
     """
     allowed = float(load_grid()[rule]["float16" if name == "tf32" else name])
     # compared where it lies: copies to the host would take longer than measuring
@@ -137,14 +116,8 @@ def pass_work(
     dtype: str,
     reference: Callable[..., torch.Tensor] | None,
 ) -> Work:
-    """Work of `call` on rotated inputs, or of its gradient, checked once against `reference` in float64.
-
-    Parameters
-    ----------
-    kind : str
-        ``forward`` or ``backward``.
-    each : float
-        Of one working set [B].
+    """Work of `call` on rotated inputs, or of its gradient, checked once against `reference` in
+    float64. `kind`: ``forward`` or ``backward``. `each`: of one working set [B].
     """
     check = ""
     if reference is not None:

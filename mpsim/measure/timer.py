@@ -15,29 +15,17 @@ from mpsim.measure.plan import load_grid
 from mpsim.measure.recorder import StepRows, cuda
 from mpsim.measure.world import World
 
-__all__ = ["Timed", "Timer"]
-
 WARM_UP = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timed:
-    """Samples that the timer took on this rank.
-
-    Parameters
-    ----------
-    calls : int
-        Executions in each sample.
-    seconds : tuple of float
-        Of one execution, a sample each [s].
-    steps : tuple of StepRows
-        Of each sample, where the work has a recorder.
-    """
+    """Samples that the timer took on this rank."""
 
     method: str
-    calls: int
-    seconds: tuple[float, ...]
-    steps: tuple[StepRows, ...] = ()
+    calls: int  # executions in each sample
+    seconds: tuple[float, ...]  # of one execution, a sample each [s]
+    steps: tuple[StepRows, ...] = ()  # of each sample, where the work has a recorder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,8 +16,6 @@ from mpsim.measure.model import Gpt, Place, Sizes, loss_of
 from mpsim.measure.plan import Split
 from mpsim.measure.recorder import Recorder
 
-__all__ = ["Axis", "Replica", "Step", "make_optimizer"]
-
 LEARNING_RATE = 1e-3
 
 
@@ -48,13 +46,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 class Replica:
-    """A model that is whole along the pipeline.
-
-    Parameters
-    ----------
-    place : Place
-        Of this rank in its tensor-parallel group.
-    """
+    """A model that is whole along the pipeline. `place`: of this rank in its tensor-parallel group."""
 
     def __init__(
         self,

@@ -25,8 +25,6 @@ from mpsim.measure.recorder import cuda
 from mpsim.measured.records import SCHEMA, Header, RankRecord
 from mpsim.version import __version__
 
-__all__ = ["World"]
-
 T = TypeVar("T")
 PINGS = 20
 """Round trips from which the offset of a clock is taken."""

@@ -23,8 +23,6 @@ from mpsim.measured.records import (
     Skipped,
 )
 
-__all__ = ["RecordWriter", "parse_line", "partial_path", "read_measured", "to_line"]
-
 _NEEDED: Final = "a file of 'mpsim measure'"
 _KINDS: Final = {"header": Header, "measurement": Measurement, "skipped": Skipped, "end": End}
 _PARTS: Final = {"ranks": RankRecord, "actions": Actions}
@@ -32,12 +30,8 @@ _LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminat
 
 
 def parse_line(text: str) -> Line:
-    """Read one line strictly.
-
-    Raises
-    ------
-    CalibrationError
-        If it is not JSON, not of this schema, or holds no sample, a time at or below 0, or ranks that do not match.
+    """Read one line strictly. CalibrationError if it is not JSON, not of this schema, or holds no
+    sample, a time at or below 0, or ranks that do not match.
     """
     try:
         return _LINES.validate_json(text)
@@ -80,15 +74,8 @@ def to_line(line: Line) -> str:
 def read_measured(path: str | Path, *, partial: bool = False) -> Measured:
     """Read a file of measurements, line by line.
 
-    Parameters
-    ----------
-    partial : bool
-        Whether a file without its end line, or with a broken last line, is read as far as it goes; else it is refused.
-
-    Raises
-    ------
-    CalibrationError
-        With the file and the line of the first mistake.
+    `partial`: whether a file without its end line, or with a broken last line, is read as far as it
+    goes; else it is refused. CalibrationError with the file and the line of the first mistake.
     """
     with open_text(path, needed=_NEEDED, error=CalibrationError, largest=TEXT) as stream:
         return _Reading(str(path), partial).read(stream)
@@ -122,11 +109,7 @@ class _Reading:
                 "finish it with 'mpsim measure --resume'"
             )
         return Measured(
-            self.header,
-            tuple(self.measurements.values()),
-            tuple(self.skipped),
-            self.end,
-            self.file,
+            self.header, tuple(self.measurements.values()), tuple(self.skipped), self.end, self.file
         )
 
     def _take(self, text: str) -> None:
@@ -179,10 +162,8 @@ class _Reading:
 class RecordWriter:
     """Lines of a file that is being measured; ``with RecordWriter(path) as writer``.
 
-    Parameters
-    ----------
-    path : Path
-        The file that will be written. Until `finish` the lines go to ``<path>.partial``, so that a file under its own name is whole.
+    `path`: the file that will be written. Until `finish` the lines go to ``<path>.partial``, so
+    that a file under its own name is whole.
     """
 
     def __init__(self, path: Path) -> None:

@@ -27,22 +27,6 @@ from pydantic.dataclasses import dataclass
 from mpsim.errors import nearest
 from mpsim.inputs import shown
 
-__all__ = [
-    "DTYPES",
-    "FAMILIES",
-    "PHASES",
-    "SCHEMA",
-    "SIZES",
-    "Actions",
-    "End",
-    "Header",
-    "Line",
-    "Measured",
-    "Measurement",
-    "RankRecord",
-    "Skipped",
-]
-
 Floats = NDArray[np.float64]
 Words: TypeAlias = "Mapping[str, str | int | float | bool]"
 
@@ -123,64 +107,34 @@ def _among(known: Sequence[str]) -> Callable[[object], object]:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class RankRecord:
-    """The device that one rank ran on.
-
-    Parameters
-    ----------
-    device : str
-        ``cpu`` or ``cuda:0``.
-    device_name : str
-        As the driver or the kernel of the system names it.
-    threads : int
-        Threads a kernel may use on a CPU.
-    memory_bytes : float
-        Of the device [B].
-    clock_hz : float
-        When the run began [Hz]; 0 where nothing tells.
-    """
+    """The device that one rank ran on."""
 
     rank: Count
     host: str
-    device: str
-    device_name: str
-    threads: Positive
-    memory_bytes: Amount
-    clock_hz: Amount = 0.0
+    device: str  # ``cpu`` or ``cuda:0``
+    device_name: str  # as the driver or the kernel of the system names it
+    threads: Positive  # threads a kernel may use on a CPU
+    memory_bytes: Amount  # of the device [B]
+    clock_hz: Amount = 0.0  # when the run began [Hz]; 0 where nothing tells
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class Header:
-    """The first line: where, when and with what.
-
-    Parameters
-    ----------
-    mpsim, torch, python, os : str
-        Versions.
-    cuda, nccl, driver : str
-        Versions; empty without a GPU.
-    created : str
-        When, as ISO 8601 in UTC.
-    backend : str
-        Of torch.distributed: ``nccl``, ``gloo``, or ``none`` for one process.
-    ranks : tuple of RankRecord
-        Every rank once, in order.
-    cores : int
-        Of the CPUs of the first rank's host that it may use.
-    """
+    """The first line: where, when and with what."""
 
     schema: Annotated[int, BeforeValidator(_known_schema)]
-    mpsim: str
+    mpsim: str  # mpsim, torch, python, os: versions
     torch: str
     python: str
     os: str
-    cuda: str
+    cuda: str  # cuda, nccl, driver: versions; empty without a GPU
     nccl: str
     driver: str
-    created: str
-    backend: str
+    created: str  # when, as ISO 8601 in UTC
+    backend: str  # of torch.distributed: ``nccl``, ``gloo``, or ``none`` for one process
     world_size: Positive
-    ranks: tuple[RankRecord, ...]
-    cores: Positive
+    ranks: tuple[RankRecord, ...]  # every rank once, in order
+    cores: Positive  # of the CPUs of the first rank's host that it may use
     seed: Count
     kind: Literal["header"] = "header"
 
@@ -208,21 +162,13 @@ class Header:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class Actions:
-    """Starts and ends of the actions of a pipeline, columnar: N actions over ranks and steps.
+    """Starts and ends of the actions of a pipeline, columnar: N actions over ranks and steps."""
 
-    Parameters
-    ----------
-    step : tuple of int
-        Which sample of the measurement, from 0.
-    token : tuple of str
-        ``3F0`` as `mpsim.schedule.Orders` writes it, or a word such as ``optimizer``.
-    start, end : tuple of float
-        From the start of the step on that rank's group, on one clock [s].
-    """
-
-    step: tuple[Count, ...]
+    step: tuple[Count, ...]  # which sample of the measurement, from 0
     rank: tuple[Count, ...]
+    # ``3F0`` as `mpsim.schedule.Orders` writes it, or a word such as ``optimizer``
     token: tuple[str, ...]
+    # start, end: from the start of the step on that rank's group, on one clock [s]
     start: tuple[Amount, ...]
     end: tuple[Amount, ...]
 
@@ -254,63 +200,35 @@ class Actions:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class Measurement:
-    """One line: every sample of one operation of one shape.
+    """One line: every sample of one operation of one shape."""
 
-    Parameters
-    ----------
-    id : str
-        Unique in the file; the same case has the same id in every file.
-    family : str
-        One of `FAMILIES`.
-    op : str
-        ``gemm``, ``all_reduce``, ``transformer_layer``, ``train_step``, ...
-    shape : mapping of str to int
-        Sizes: ``m n k``; ``bytes`` of a collective, counted as in a calibration file of collectives; ``layers hidden ... dp tp pp``.
-    variant : mapping
-        Words and switches: ``pass``, ``causal``, ``backend``, ``schedule``.
-    dtype : str
-        As torch names it, without ``torch.``.
-    group : tuple of int
-        Ranks that took part.
-    domains : int
-        How many hosts they sit on.
-    synchronous : bool
-        Whether all ranks began together, so that the slowest is the time of the group; else each rank ran the operation alone.
-    phase : str
-        One of `PHASES`: from cool, or after running long enough to throttle.
-    method : str
-        ``perf_counter``, ``cuda-events`` or ``cuda-graph``.
-    seconds : tuple of tuple of float
-        Samples of each rank of `group`, in its order [s].
-    flops, bytes : float
-        Work of one execution on one rank [FLOP], least memory traffic or payload [B]; 0 where it has none.
-    calls : int
-        Executions behind each sample, whose mean it is.
-    check : str
-        How the result was checked; empty where it was not.
-    peak_memory_bytes : float
-        Most that was allocated on the fullest rank [B]; 0 where it is not known.
-    others : float
-        Share of the first rank's host that other processes used meanwhile, 0 to 1; 0 where nothing tells.
-    """
-
-    id: str
-    family: Annotated[str, BeforeValidator(_among(FAMILIES))]
-    op: str
+    id: str  # unique in the file; the same case has the same id in every file
+    family: Annotated[str, BeforeValidator(_among(FAMILIES))]  # one of `FAMILIES`
+    op: str  # ``gemm``, ``all_reduce``, ``transformer_layer``, ``train_step``, ...
+    # sizes: ``m n k``; ``bytes`` of a collective, counted as in a calibration file of collectives;
+    # ``layers hidden ... dp tp pp``
     shape: Mapping[str, Count]
-    variant: Words
-    dtype: str
-    group: tuple[Count, ...]
-    domains: Positive
+    variant: Words  # words and switches: ``pass``, ``causal``, ``backend``, ``schedule``
+    dtype: str  # as torch names it, without ``torch.``
+    group: tuple[Count, ...]  # ranks that took part
+    domains: Positive  # how many hosts they sit on
+    # whether all ranks began together, so that the slowest is the time of the group; else each rank
+    # ran the operation alone
     synchronous: bool
+    # one of `PHASES`: from cool, or after running long enough to throttle
     phase: Annotated[str, BeforeValidator(_among(PHASES))]
-    method: str
-    seconds: tuple[tuple[Duration, ...], ...]
+    method: str  # ``perf_counter``, ``cuda-events`` or ``cuda-graph``
+    seconds: tuple[tuple[Duration, ...], ...]  # samples of each rank of `group`, in its order [s]
+    # flops, bytes: work of one execution on one rank [FLOP], least memory traffic or payload [B]; 0
+    # where it has none
     flops: Amount = 0.0
     bytes: Amount = 0.0
-    calls: Positive = 1
-    check: str = ""
+    calls: Positive = 1  # executions behind each sample, whose mean it is
+    check: str = ""  # how the result was checked; empty where it was not
+    # most that was allocated on the fullest rank [B]; 0 where it is not known
     peak_memory_bytes: Amount = 0.0
+    # share of the first rank's host that other processes used meanwhile, 0 to 1; 0 where nothing
+    # tells
     others: Amount = 0.0
     actions: Actions | None = None
     kind: Literal["measurement"] = "measurement"
@@ -384,26 +302,16 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class End:
-    """The last line.
+    """The last line."""
 
-    Parameters
-    ----------
-    measurements : int
-        How many lines of measurements the file holds.
-    complete : bool
-        Whether everything asked for was measured, rather than as much as the budget allowed.
-    elapsed : float
-        [s].
-    yardstick : tuple of float
-        Time of one fixed kernel before and after everything [s]: what a changed clock or a busy neighbour does to it.
-    clocks_hz : tuple of float
-        Of the device of each rank at the end [Hz]; 0 where nothing tells.
-    """
-
-    measurements: Count
+    measurements: Count  # how many lines of measurements the file holds
+    # whether everything asked for was measured, rather than as much as the budget allowed
     complete: bool
-    elapsed: Amount
+    elapsed: Amount  # [s]
+    # time of one fixed kernel before and after everything [s]: what a changed clock or a busy
+    # neighbour does to it
     yardstick: tuple[Duration, Duration]
+    # of the device of each rank at the end [Hz]; 0 where nothing tells
     clocks_hz: tuple[Amount, ...]
     kind: Literal["end"] = "end"
 
@@ -413,18 +321,12 @@ Line: TypeAlias = Header | Measurement | Skipped | End
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """A whole file.
-
-    Parameters
-    ----------
-    end : End or None
-        None for a file that was read with ``partial=True`` and has none.
-    """
+    """A whole file."""
 
     header: Header
     measurements: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
-    end: End | None
+    end: End | None  # none for a file that was read with ``partial=True`` and has none
     file: str
 
     def of(self, family: str, op: str | None = None) -> tuple[Measurement, ...]:

@@ -11,48 +11,27 @@ from mpsim.formats import MeasuredPoint, Points, registry
 from mpsim.measured.files import read_measured
 from mpsim.measured.records import Header, Measurement
 
-__all__ = ["Source", "measurement_of", "quietest", "read_source"]
-
 _LIBRARIES = {"gloo": "gloo", "nccl": "nccl", "mpi": "openmpi"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """Measurements of one file.
-
-    Parameters
-    ----------
-    tool : str
-        Name of the tool that wrote the file, in words.
-    device_name : str
-        As the file names the accelerator; empty where it does not.
-    library : str
-        Communication library; empty where there is none.
-    header : Header or None
-        Of a file of `mpsim measure`.
-    """
+    """Measurements of one file."""
 
     file: str
-    tool: str
+    tool: str  # name of the tool that wrote the file, in words
     measurements: tuple[Measurement, ...]
-    device_name: str = ""
-    library: str = ""
-    header: Header | None = None
+    device_name: str = ""  # as the file names the accelerator; empty where it does not
+    library: str = ""  # communication library; empty where there is none
+    header: Header | None = None  # of a file of `mpsim measure`
     warnings: tuple[str, ...] = ()
 
 
 def read_source(path: str | Path, *, only: Mapping[str, str] | None = None) -> Source:
     """Read a file of `mpsim measure`, nccl-tests, torch.profiler, or CSV.
 
-    Parameters
-    ----------
-    only : mapping of str to str, optional
-        Value that a column of a CSV table must have.
-
-    Raises
-    ------
-    CalibrationError
-        If nothing known wrote it, it holds no measurement, or it is truncated, mixed or impossible; it says which.
+    `only`: value that a column of a CSV table must have. CalibrationError if nothing known wrote
+    it, it holds no measurement, or it is truncated, mixed or impossible; it says which.
     """
     if registry.recognise(path) is registry.RECORDING:
         return _recording(Path(path))
