@@ -97,19 +97,11 @@ def search(
             "--max-power POWER", "POWER", "Power limit of all nodes together, e.g. '1.2 MW'."
         ),
     ] = None,
-    margin: Annotated[
-        float | None,
-        option(
-            "--margin SHARE",
-            "Share of each GPU's memory to keep free; left out: 0.05.",
-            callback=share,
-        ),
-    ] = None,
     odds: Annotated[
         float | None,
         option(
             "--odds SHARE",
-            "Odds of fitting that a layout needs, in place of --margin, e.g. 0.9.",
+            "Odds of fitting that a layout needs, e.g. 0.9; left out: its predicted peak fits.",
             callback=share,
         ),
     ] = None,
@@ -170,7 +162,7 @@ def search(
             "--shortlist N needs -o DIR, and -o DIR needs --shortlist N", param_hint="--shortlist"
         )
     if with_runs is not None:
-        given = {"--over": over, "--also": also, "--objective": objective, "--top": top, "--max-memory": max_memory, "--max-price": max_price, "--max-power": max_power, "--margin": margin, "--odds": odds, "--budget": budget, "--explain": explain, "--shortlist": shortlist, "--csv": csv, "--plot": plot, "--resume": resume, "--emit": emit}  # fmt: skip
+        given = {"--over": over, "--also": also, "--objective": objective, "--top": top, "--max-memory": max_memory, "--max-price": max_price, "--max-power": max_power, "--odds": odds, "--budget": budget, "--explain": explain, "--shortlist": shortlist, "--csv": csv, "--plot": plot, "--resume": resume, "--emit": emit}  # fmt: skip
         refuse(given, "does nothing beside --with-runs, which searches no further; leave it out")
         from mpsim.study.search.tried import read_runs
 
@@ -181,7 +173,6 @@ def search(
         refuse({"--objective": objective is Objective.TIME}, why)
         refuse({"--emit": emit if pools else None}, "is the line of one server; leave out --pools")
         given = {
-            "--margin": margin is not None,
             "--odds": odds is not None,
             "--also": also,
             "--explain": explain,
@@ -205,7 +196,6 @@ def search(
             max_memory=max_memory,
             max_price=max_price,
             max_power=max_power,
-            margin=margin,
             odds=odds,
             budget=budget,
             resume=resume,

@@ -92,18 +92,17 @@ def by_hand(name: str) -> Iterator[dict[str, object]]:
 
 
 def best_by_hand(name: str, scenario: mpsim.Scenario) -> tuple[float, int]:
-    """Step time of the best of these that leaves as much memory as a search [s], and how many run."""
-    steps = []
-    usable = 1.0 - float(given.defaults("search")["margin"])
+    """Step time of the best of these that fit, as a search ranks them [s], and how many do."""
+    steps: list[tuple[float, float]] = []
     for values in by_hand(name):
         try:
             step = mpsim.simulate(scenario.with_values(values))
         except MpsimError:
             continue
-        room = usable * scenario.hardware.accelerator.memory_bytes
-        if step.summary["peak_memory_bytes"] <= room:
-            steps.append(step.timeline.step_time_s)
-    return min(steps), len(steps)
+        if step.summary["fits_memory"]:
+            took = step.timeline.step_time_s
+            steps.append((given.ranked_by(took, step.summary["fits_probability"]), took))
+    return min(steps)[1], len(steps)
 
 
 def _clocked(budget: float | None) -> given.Clock:

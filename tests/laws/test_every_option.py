@@ -133,7 +133,6 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "max_memory": "--max-memory '3 GB'",
         "max_price": "--max-price '20 USD/h'",
         "max_power": "--max-power '20 kW'",
-        "margin": "--margin 0.95",
         "odds": "--odds 0.999999999999",
         "budget": "--budget '1 ms'",
         "front": "--no-front",

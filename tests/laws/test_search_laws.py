@@ -16,7 +16,7 @@ from mpsim.schedule import make_orders
 from mpsim.study.search.bound import Bounder, Order
 from mpsim.study.search.decisions import choices, turned
 from mpsim.study.search.further import further, pipelines
-from mpsim.study.search.given import split_axes
+from mpsim.study.search.given import ranked_by, split_axes
 from mpsim.study.search.layouts import AXES, DEPENDS, Layouts
 from mpsim.study.search.trainings import Timer
 from mpsim.training.memory import Flight, account_memory
@@ -220,31 +220,34 @@ def test_the_best_and_the_front_are_those_of_simulating_everything(name):
         if memory.fits:
             result = mpsim.simulate(scenario.with_values(layout.values()))
             time, values = result.timeline.step_time_s, layout.values()
-            everything.append((time, float(memory.total.max()), values))
+            ranked = ranked_by(time, result.summary["fits_probability"])
+            everything.append((time, float(memory.total.max()), values, ranked))
     assert found.complete
     assert len(found.rows) < len(everything)
-    best = sorted(time for time, _, _ in everything)[:5]
-    assert [row.step_time_s for row in found.leaders] == best
+    best = sorted(ranked for *_, ranked in everything)[:5]
+    assert [row.ranked_by_s for row in found.leaders] == pytest.approx(best, rel=1e-12)
     front = {
         (time, memory)
-        for time, memory, _ in everything
+        for time, memory, *_ in everything
         if not any(
             (t <= time and m < memory * (1 - 1e-12)) or (t < time and m <= memory * (1 + 1e-12))
-            for t, m, _ in everything
+            for t, m, *_ in everything
         )
     }
     assert {row.step_time_s for row in found.front} == {time for time, _ in front}
     chosen = choices(found.best.values)
     assert found.decisions
     for decision in found.decisions:
-        others = [time for time, _, values in everything if decision.key in turned(chosen, values)]
+        others = [
+            ranked for _, _, values, ranked in everything if decision.key in turned(chosen, values)
+        ]
         assert decision.proved
         assert decision.value == chosen[decision.key]
         if decision.without is None:
             assert not others
         else:
-            assert decision.without.step_time_s == min(others)
-            assert decision.cost_s == min(others) - best[0]
+            assert decision.without.ranked_by_s == pytest.approx(min(others), rel=1e-12)
+            assert decision.cost_s == pytest.approx(min(others) - best[0], abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -336,3 +339,30 @@ def test_a_check_looks_at_no_axis_that_it_does_not_list(check):
             other |= {axis: first[axis] for axis in listed}
             told = [bool(check(space.scenario(values))) for values in (first, other)]
             assert told[0] == told[1], (first, other)
+
+
+def test_what_fits_surely_leads_what_is_hardly_faster():
+    """A step of 1 s at odds of one in two costs as 1.03 s: one of 1.02 s that surely fits is ahead of it, one of 1.04 s is not."""
+    assert ranked_by(1.02, 1.0) < ranked_by(1.0, 0.5) < ranked_by(1.04, 1.0)
+    assert ranked_by(1.0, 0.5) == pytest.approx(1.03)
+    assert ranked_by(1.0, None) == ranked_by(1.0, 1.0) == 1.0
+
+
+def test_search_plan_and_design_choose_alike():
+    """One order: where the fastest that fits leaves little memory, all three choose the one that ranks first."""
+    data = {
+        **{key: DENSE[key] for key in ("schema", "training", "framework")},
+        "model": {"preset": "llama2-7b", "layers": 16},
+        "cluster": {"preset": "dgx-h100", "nodes": 1, "accelerator": {"preset": "h100-sxm", "memory": "23 GB"}},
+        "parallelism": {},
+        "design": {"jobs": {"train": {"tokens": "1B"}}, "choices": {"cluster.nodes": [1]}, "money": {"basis": "rent"}},
+    }  # fmt: skip
+    scenario = Scenario.from_mapping(data, checked=False)
+    found = mpsim.search(scenario, top=3, front=False)
+    ranked = [row.ranked_by_s for row in found.rows]
+    assert ranked == sorted(ranked)
+    assert min(found.rows, key=lambda row: row.step_time_s) is not found.best
+    (option,) = mpsim.design(scenario, upgrades=False).options
+    planned = mpsim.plan(scenario, 1e9, search=60.0).best
+    assert option.entries["train"]["layout"] == dict(found.best.values)
+    assert dict(planned.values) == dict(found.best.values)

@@ -31,7 +31,6 @@ def search(
     max_memory: float | None = None,
     max_price: float | None = None,
     max_power: float | None = None,
-    margin: float | None = None,
     odds: float | None = None,
     budget: float | None = None,
     resume: str | Path | None = None,
@@ -66,10 +65,8 @@ def search(
         Of all accelerators; of a service of those that a layout uses [USD/h].
     max_power : float, optional
         Of all nodes by their nameplate; of a service its share [W].
-    margin : float, optional
-        Share of the accelerator's memory that stays free, 0.05 by default: what a prediction of memory may miss (training).
     odds : float, optional
-        In place of a margin: odds of fitting that a layout needs, by the interval of its predicted memory (training).
+        Of fitting that a layout needs, by the interval of its predicted memory; left out, a predicted peak that fits is enough (training).
     budget : float, optional
         Wall-clock time after which what was found counts [s].
     resume : path, optional
@@ -122,7 +119,6 @@ def search(
         front=front,
         explain=explain,
         limits=limits,
-        margin=margin,
         odds=odds,
         clock=clock,
     )

@@ -17,8 +17,7 @@ from mpsim.simulate import resolve
 from mpsim.study.journal import Journal
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.branch_and_bound import BranchAndBound, Labels
-from mpsim.study.search.given import Clock
-from mpsim.study.search.layouts import Layout
+from mpsim.study.search.given import Clock, ranked_by
 from mpsim.study.search.outcome import REASONS
 from mpsim.study.search.trainings import Candidate, Timer, Trainings, seconds_of
 from mpsim.training.planning import Division, has_parts, recompute_of
@@ -80,9 +79,9 @@ class _Fastest(Trainings):
 
 
 class _Known(NamedTuple):
-    """Layouts that fit by what their steps take at least, whether these are all, and words for none."""
+    """Layouts that fit by the seconds at least that they are ranked by, whether these are all, and words for none."""
 
-    layouts: list[tuple[float, Layout]]
+    layouts: list[tuple[float, Candidate]]
     whole: bool
     nothing: str
 
@@ -93,8 +92,8 @@ def _known(scenario: Scenario, budget: float | None) -> _Known:
     run.run()
     if run.interrupted:  # what was not looked at may be better than what was found
         raise KeyboardInterrupt
-    timed = [(took, candidate.layout) for candidate, took in space.timed]
-    bounded = [(candidate.bound, candidate.layout) for candidate in run.left]
+    timed = [(ranked_by(took, candidate.odds), candidate) for candidate, took in space.timed]
+    bounded = [(ranked_by(candidate.bound, candidate.odds), candidate) for candidate in run.left]
     counted = "; ".join(f"{n:,} {REASONS[name]}" for name, n in space.counts.items() if n)
     nothing = f"{scenario.name}: no layout fits ({counted})"
     layouts = sorted([*timed, *bounded], key=lambda pair: pair[0])
@@ -105,21 +104,22 @@ def _timed(scenario: Scenario, known: _Known) -> Best:
     """The best of known layouts on the cluster of a scenario."""
     if not known.layouts:
         raise ScenarioError(known.nothing)
-    plan = resolve(scenario.with_values(known.layouts[0][1].values()))
+    best, values = math.inf, known.layouts[0][1].layout.values()
+    plan = resolve(scenario.with_values(values))
     whole = None if has_parts(scenario) else scenario.hardware
     bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario), whole)
-    timer, best, values = Timer(bounder, scenario), math.inf, known.layouts[0][1].values()
+    timer, step = Timer(bounder, scenario), math.inf
     for start in range(0, len(known.layouts), _BATCH):
         part = [pair for pair in known.layouts[start : start + _BATCH] if pair[0] <= best]
         if not part:
             break
-        took = seconds_of(timer, [layout for _, layout in part])
-        for (_, layout), seconds in zip(part, took, strict=True):
-            if seconds is not None and seconds < best:
-                best, values = seconds, layout.values()
+        took = seconds_of(timer, [candidate.layout for _, candidate in part])
+        for (_, candidate), seconds in zip(part, took, strict=True):
+            if seconds is not None and (ranked := ranked_by(seconds, candidate.odds)) < best:
+                best, step, values = ranked, seconds, candidate.layout.values()
     if best == math.inf:
         raise ScenarioError(f"{scenario.name}: every layout that fits would deadlock")
-    return Best(values, best, known.whole)
+    return Best(values, step, known.whole)
 
 
 def _envelope(scenarios: Sequence[Scenario]) -> Scenario:

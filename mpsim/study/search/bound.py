@@ -140,11 +140,14 @@ class Bounded:
         there is, something above that.
     bound : float64[K]
         No step is shorter [s]; infinite for those.
+    filled : float64[K]
+        Share of what it may use that the fullest rank takes; of those something above what is usable.
     """
 
     layouts: list[Layout]
     memory: Floats
     bound: Floats
+    filled: Floats
 
 
 class Bounder:
@@ -233,10 +236,10 @@ class Bounder:
 
         Parameters
         ----------
-        usable : float
-            Share of each accelerator's memory that may be full.
         most : float
-            Memory that any accelerator may use at most [B]. Layouts that need more are not looked at any further.
+            Memory that any accelerator may use at most [B].
+        usable : float
+            Share of that, or of its own memory where this is less, that may be full. Layouts that need more are not looked at any further.
 
         Raises
         ------
@@ -248,15 +251,17 @@ class Bounder:
             plan = self.plan(first, self.order(first).stage_map())
             self._around[first.frame] = _Around(self, first.frame, plan)
         around = self._around[first.frame]
-        room = np.array([min(most, usable * size) for size in around.capacity])
-        memory, bound = np.empty(len(layouts)), np.empty(len(layouts))
+        room = np.array([min(most, size) for size in around.capacity])
+        memory, bound, filled = np.empty((3, len(layouts)))
         by_batch: dict[int, list[int]] = {}
         for place, layout in enumerate(layouts):
             by_batch.setdefault(layout.micro_batch, []).append(place)
         for places in by_batch.values():
             chosen = [layouts[place] for place in places]
-            memory[places], bound[places] = around.price(chosen, self.order(chosen[0]), room)
-        return Bounded(list(layouts), memory, bound)
+            order = self.order(chosen[0])
+            known = around.price(chosen, order, room, usable)
+            memory[places], bound[places], filled[places] = known
+        return Bounded(list(layouts), memory, bound, filled)
 
     def step(self, plan: Plan, costs: PlanCosts) -> tuple[Floats, float]:
         """Ticks after which each rank is done once all gradients are reduced, float64[P], and host time before the first action."""
@@ -337,32 +342,34 @@ class _Around:
         self._by_room: dict[tuple[object, ...], Floats] = {}
         self._by_sharing: dict[tuple[int, str | None], _Ends] = {}
 
-    def price(self, layouts: Sequence[Layout], order: Order, room: Floats) -> tuple[Floats, Floats]:
-        """Memory [B] and bound [s] of layouts that differ in habits only, float64[K] each; of what does not fit into `room`, float64[P], no bound.
+    def price(
+        self, layouts: Sequence[Layout], order: Order, room: Floats, usable: float
+    ) -> tuple[Floats, Floats, Floats]:
+        """Memory [B], bound [s] and share of `room`, float64[P], of layouts that differ in habits only, float64[K] each; of what fills more than `usable` of it no bound.
 
         What does not fit is found out as early as can be: model states alone come before activations, and both before any time.
         """
         count = len(layouts)
         memory, bound = np.empty(count), np.full(count, np.inf)
         standing = np.stack([self._standing(layout, order.microbatches) for layout in layouts])
-        memory[:] = standing.max(axis=1)
-        left = np.flatnonzero((standing <= room).all(axis=1))
+        memory[:], filled = standing.max(axis=1), (standing / room).max(axis=1)
+        left = np.flatnonzero(filled <= usable)
         if not len(left):
-            return memory, bound
+            return memory, bound, filled
         chosen = [layouts[place] for place in left.tolist()]
         fresh = [self._fresh(layout.sharing, order.microbatches) for layout in chosen]
         kept = np.stack([self._kept(layout) for layout in chosen])
         lists = np.stack([step_scratch(self._shared(layout.sharing)) for layout in chosen])
         held = self._memory(kept, order, fresh, lists) + standing[left]
-        memory[left] = held.max(axis=1)
-        left = left[(held <= room).all(axis=1)]
+        memory[left], filled[left] = held.max(axis=1), (held / room).max(axis=1)
+        left = left[filled[left] <= usable]
         if len(left):
             chosen = [layouts[place] for place in left.tolist()]
             zeros = [self._at(layout.sharing) for layout in chosen]
             took, sends = zip(*(self._times(layout) for layout in chosen), strict=True)
             ticks = np.moveaxis(np.stack(took)[:, self._which], 1, 2)  # [K, 4, S]
             bound[left] = self._seconds(ticks, np.stack(sends), zeros, order.microbatches)
-        return memory, bound
+        return memory, bound, filled
 
     def _standing(self, layout: Layout, microbatches: int) -> Floats:
         """Memory of each rank that does not depend on the order of actions, float64[P] [B]."""

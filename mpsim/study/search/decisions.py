@@ -32,7 +32,7 @@ class Decision:
     without : Found or None
         The best layout with another value, all else free; None where none fits.
     cost_s : float or None
-        Time by which its step is longer [s].
+        Time by which its step is longer, launches that die counted [s].
     proved : bool
         Whether everything that could cost less was simulated or ruled out.
     """
@@ -107,7 +107,7 @@ def decisions_of(
     decisions = []
     for key, value in chosen.items():
         if key in found:
-            cost = found[key].step_time_s - best.step_time_s
+            cost = found[key].ranked_by_s - best.ranked_by_s
             decisions.append(Decision(key, value, found[key], cost, proved))
         elif legal.get(key, set()) - {value}:
             decisions.append(Decision(key, value, None, None, proved))

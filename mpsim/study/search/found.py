@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.scenario.sections import Parallelism
+from mpsim.study.search.given import ranked_by
 from mpsim.study.search.layouts import ALWAYS_SAID, AXES
 from mpsim.study.ties import ratio_between, selection
-from mpsim.training.intervals import odds_of_fitting, residuals_of
+from mpsim.training.intervals import residuals_of
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["SHORT", "Found", "Line", "expected", "folded", "name_of_layout", "runs", "tie"]
@@ -65,6 +66,8 @@ class Found:
         The whole result in the shape of ``mpsim run --json``, for the best ones.
     setting : Setting or None
         What the residuals of its figures depend on: model, machine and software, which its layout does not change.
+    fits_probability : float or None
+        Odds that its measured peak would fit; None where nothing is known of the setting.
     """
 
     values: Mapping[str, object]
@@ -76,6 +79,12 @@ class Found:
     price_per_hour: float | None
     summary: Mapping[str, object] | None = None
     setting: Setting | None = None
+    fits_probability: float | None = None
+
+    @property
+    def ranked_by_s(self) -> float:
+        """Seconds that it is ranked by, launches that die counted: see `mpsim.study.search.given.ranked_by`."""
+        return ranked_by(self.step_time_s, self.fits_probability)
 
     @property
     def interval(self) -> Mapping[str, object] | None:
@@ -99,7 +108,7 @@ class Found:
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         own = (field.name for field in dataclasses.fields(self) if field.name != "setting")
-        names = (*own, "tokens_per_s_per_accelerator", "interval")
+        names = (*own, "ranked_by_s", "tokens_per_s_per_accelerator", "interval")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -122,16 +131,10 @@ class Found:
             if key.rpartition(".")[2] not in AXIS_NAMES
         )
 
-    def fits(self, room: float) -> float | None:
-        """Odds that what would be measured is at most `room` [B]; None where nothing is known of the setting."""
-        if self.setting is None:
-            return None
-        return odds_of_fitting(self.memory_bytes, room, self.setting)
-
     def objective(self, name: str) -> float:
-        """Seconds, or dollars, a token."""
-        each = self.step_time_s if name == "time" else (self.cost_per_step or 0.0)
-        return each / self.tokens
+        """Seconds, or dollars, a token, launches that die counted."""
+        price = 1.0 if name == "time" else (self.price_per_hour or 0.0) / 3600
+        return self.ranked_by_s * price / self.tokens
 
     @property
     def cost_per_step(self) -> float | None:
@@ -154,6 +157,8 @@ class Found:
             "step_time_s": self.step_time_s,
             "bound_s": self.bound_s,
             "memory_bytes": self.memory_bytes,
+            "fits_probability": self.fits_probability,
+            "ranked_by_s": self.ranked_by_s,
             "accelerators": self.accelerators,
             "tokens_per_s_per_accelerator": self.tokens_per_s_per_accelerator,
             "price_per_hour": self.price_per_hour,

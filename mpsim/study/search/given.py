@@ -15,7 +15,15 @@ from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.shipped import read_shipped
 
-__all__ = ["Clock", "Limits", "defaults", "nameplate_power", "price_of", "split_axes"]
+__all__ = [
+    "Clock",
+    "Limits",
+    "defaults",
+    "nameplate_power",
+    "price_of",
+    "ranked_by",
+    "split_axes",
+]
 
 
 @remembered(8)
@@ -24,6 +32,25 @@ def defaults(section: str) -> Figures:
     data: Figures = read_shipped("mpsim.study.data", "search.yaml")
     values: Figures = data[section]["values"]
     return values
+
+
+def ranked_by(seconds: float, odds: float | None) -> float:
+    """Seconds that layouts are ranked by: those of a step, and its part of the launches that die before one runs [s].
+
+    Parameters
+    ----------
+    odds : float or None
+        Of fitting into memory, P; None counts as sure.
+
+    Notes
+    -----
+    Launches until one fits are geometric, so that (1 - P) / P of them die on average. One that dies costs a share c of the training (`lost_launch`), and tries in the
+    order of t (1 + c (1 - P) / P) take least: so a layout of low odds leads only where it is faster by more than what its failures cost.
+    """
+    if odds is None:
+        return seconds
+    lost = float(defaults("search")["lost_launch"])
+    return seconds * (1.0 + lost * (1.0 - odds) / max(odds, 1e-9))
 
 
 class Split(NamedTuple):

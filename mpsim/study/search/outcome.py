@@ -24,7 +24,7 @@ from mpsim.units import Dimension, format_quantity, percent
 __all__ = ["OBJECTIVES", "REASONS", "Outcome", "Search", "shown"]
 
 OBJECTIVES = ("time", "cost")
-"""What the best layout has least of: seconds, or US dollars, a token."""
+"""What the best layout has least of: seconds, or US dollars, a token, launches that die counted (`ranked_by`)."""
 
 REASONS: Mapping[str, str] = {
     "simulated": "simulated",
@@ -176,7 +176,7 @@ class Search(Outcome[Found]):
     switches : Switches
         What switches of the stack that were not searched would give.
     usable_bytes : float
-        Memory of an accelerator, before the share that a search leaves free [B].
+        Memory of an accelerator that a layout may fill [B]; infinite where they differ along the pipeline.
     """
 
     front_complete: bool = True
@@ -322,31 +322,24 @@ class Search(Outcome[Found]):
             "simplest": None if self.simplest is None else dict(self.simplest.values),
             "safest": None if self.safest is None else dict(self.safest.values),
             "counts": dict(self.counts),
-            "rows": [self._with_odds(row) for row in self.leaders],
-            "front": [self._with_odds(row) for row in self.front],
+            "rows": [row.to_json() for row in self.leaders],
+            "front": [row.to_json() for row in self.front],
         }
-
-    def odds(self, row: Found) -> float | None:
-        """Odds that a layout fits, of published runs; None where the room is not known."""
-        return None if math.isinf(self.usable_bytes) else row.fits(self.usable_bytes)
-
-    def _with_odds(self, row: Found) -> dict[str, object]:
-        return {**row.to_json(), "fits_probability": self.odds(row)}
 
 
 def _ranking(search: Search, *, varied: bool, priced: bool) -> Section:
     header = (
         *("#", "step (s)", "80 % between", *(("tokens/s/acc.",) if varied else ()), "MFU"),
-        *("memory (GB)", "fits", "bubble", "exposed"),
+        *("memory (GB)", "fits", "ranked by (s)", "bubble", "exposed"),
         *(*(("USD/step",) if priced else ()), "layout"),
     )
     rows = tuple(_line(search, line, varied=varied, priced=priced) for line in search.lines)
-    return Section(rows, header, tuple(range(8 + varied + priced)), lines=tuple(_beside(search)))
+    return Section(rows, header, tuple(range(9 + varied + priced)), lines=tuple(_beside(search)))
 
 
 def _line(search: Search, line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
     row = line.row
-    flat, odds = row.flat(), search.odds(row)
+    flat, odds = row.flat(), row.fits_probability
     exposed = math.fsum(
         float(value)
         for key, value in flat.items()
@@ -361,6 +354,7 @@ def _line(search: Search, line: Line, *, varied: bool, priced: bool) -> tuple[st
         percent(float(str(flat["mfu"]))) if known else "-",
         f"{row.memory_bytes / 1e9:.1f}",
         "-" if odds is None else percent(odds),
+        f"{row.ranked_by_s:.4g}",
         percent(float(str(flat["bubble_fraction"]))) if known else "-",
         percent(exposed / row.step_time_s) if known else "-",
     )
@@ -521,11 +515,10 @@ def _record(row: Found) -> str:
 def _memory(search: Search, row: Found) -> str:
     """Memory of the fullest rank, and how likely it fits."""
     held = f"{row.memory_bytes / 1e9:.1f} GB"
-    odds = row.fits(search.usable_bytes)
-    if math.isinf(search.usable_bytes):
-        return held
-    fits = f", fits in {percent(odds)} of such cases" if odds and odds < _SURE else ""
-    return f"{held} of {search.usable_bytes / 1e9:.1f} GB{fits}"
+    if not math.isinf(search.usable_bytes):
+        held += f" of {search.usable_bytes / 1e9:.1f} GB"
+    odds = row.fits_probability
+    return f"{held}, fits in {percent(odds)} of such cases" if odds and odds < _SURE else held
 
 
 def _beside(search: Search) -> Iterator[str]:

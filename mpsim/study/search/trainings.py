@@ -12,7 +12,7 @@ import numpy as np
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.hardware.routes import routes_of
 from mpsim.program.program import TICK, Program
-from mpsim.result.residuals import Setting, residuals
+from mpsim.result.residuals import Interval, Setting, residuals
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
 from mpsim.simulate import prepare, resolve, simulate_step
@@ -22,7 +22,7 @@ from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Space
 from mpsim.study.search.decisions import choices, decisions_of, turned
 from mpsim.study.search.found import Found, folded, tie
 from mpsim.study.search.further import FURTHER, further, pipelines
-from mpsim.study.search.given import Limits, defaults, price_of, split_axes
+from mpsim.study.search.given import Limits, defaults, price_of, ranked_by, split_axes
 from mpsim.study.search.layouts import AXES, Layout, Layouts
 from mpsim.study.search.outcome import OBJECTIVES, Own, Search
 from mpsim.study.search.queue import Look, Waiting
@@ -108,6 +108,7 @@ class Machine:
     digest: str
     price: float | None
     setting: Setting
+    peaks: Interval  # measured peaks over predicted ones
 
     def weight(self, objective: str) -> float:
         """Objective of a second of a step: seconds, or dollars, a token."""
@@ -124,6 +125,8 @@ class Candidate:
         Of the fullest rank [B].
     bound : float
         No step is shorter [s].
+    odds : float
+        Of fitting.
     least : float
         The objective of a step of that time.
     """
@@ -132,6 +135,7 @@ class Candidate:
     layout: Layout
     memory: float
     bound: float
+    odds: float
     least: float
 
     @property
@@ -167,6 +171,7 @@ class Candidate:
                 schedule=frame.schedule,
                 recompute=self.layout.recompute,
             ),
+            fits_probability=self.odds,
         )
 
 
@@ -234,7 +239,6 @@ class Trainings(Space[Candidate]):
     front: bool = True
     explain: bool = False
     limits: Limits = dataclasses.field(default_factory=Limits)
-    margin: float | None = None
     odds: float | None = None
 
     def __post_init__(self) -> None:
@@ -261,16 +265,8 @@ class Trainings(Space[Candidate]):
                 "set training.packing to true, or training.sequence_length to the length computed without lengths"
             )
         usual = defaults("search")
-        free = float(usual["margin"]) if self.margin is None else self.margin
-        if not 0.0 <= free < 1.0:
-            raise ScenarioError(f"margin is {free!r}; needed a share from 0 to below 1")
-        if self.odds is not None and (self.margin is not None or not 0.0 < self.odds < 1.0):
-            beside = "" if self.margin is None else " beside a margin"
-            message = (
-                f"got odds of {self.odds!r}{beside}; needed a number between 0 and 1, and no margin"
-            )
-            raise ScenarioError(message)
-        self._free = free  # share of each accelerator's memory, where no odds are asked for
+        if self.odds is not None and not 0.0 < self.odds < 1.0:
+            raise ScenarioError(f"odds are {self.odds!r}; needed a number between 0 and 1")
         self.a_turn, self.a_batch = int(usual["bounded_a_turn"]), int(usual["batch"])
         self.timed: list[tuple[Candidate, float]] = []
         self._legal: dict[str, set[str]] = {}
@@ -352,7 +348,8 @@ class Trainings(Space[Candidate]):
             Timer(bounder, base),
             first.digest,
             price,
-            setting_of(plan),
+            (setting := setting_of(plan)),
+            residuals("memory").interval(1.0, setting),
         )
 
     def bounded(self, frame: Waiting, part: Sequence[Layout]) -> Iterable[Candidate]:
@@ -371,18 +368,20 @@ class Trainings(Space[Candidate]):
             return []
         most = self.limits.max_memory or math.inf
         try:
-            known = machine.bounder.bound(runs, usable=self._usable(machine.setting), most=most)
+            known = machine.bounder.bound(runs, usable=self._usable(machine.peaks), most=most)
         except MpsimError:
             self.counts["refused"] += len(runs)
             return []
         fits = known.bound < math.inf
         self.counts["memory"] += int((~fits).sum())
-        weight = machine.weight(self.objective)
+        weight, peaks = machine.weight(self.objective), machine.peaks
         memory, bound = known.memory.tolist(), known.bound.tolist()
-        return [
-            Candidate(machine, runs[place], memory[place], bound[place], bound[place] * weight)
-            for place in np.flatnonzero(fits).tolist()
-        ]
+        found = []
+        for place in np.flatnonzero(fits).tolist():
+            odds = peaks.odds(1.0 / float(known.filled[place]))
+            least = ranked_by(bound[place], odds) * weight
+            found.append(Candidate(machine, runs[place], memory[place], bound[place], odds, least))
+        return found
 
     def entries(self, candidates: Sequence[Candidate], worst: float) -> Iterable[Entry]:
         """Values and step time of each layout [s], None where it would deadlock."""
@@ -454,7 +453,8 @@ class Trainings(Space[Candidate]):
         )
 
     def _score(self, pair: tuple[Candidate, float]) -> float:
-        return pair[1] * pair[0].machine.weight(self.objective)
+        candidate, took = pair
+        return ranked_by(took, candidate.odds) * candidate.machine.weight(self.objective)
 
     def _beside(self, candidate: Candidate) -> tuple[object, ...]:
         """Values of the keys that are searched beside the layout."""
@@ -501,15 +501,16 @@ class Trainings(Space[Candidate]):
             decisions=decisions,
         )
 
-    def _fits(self, plan: Plan) -> bool:
-        """Whether each rank leaves what is to stay free."""
+    def _odds(self, plan: Plan) -> float | None:
+        """Odds that a plan fits; None where it is predicted not to, or with lower odds than are asked for."""
         most = self.limits.max_memory or math.inf
-        usable = self._usable(setting_of(plan))
+        peaks = residuals("memory").interval(1.0, setting_of(plan))
         room = [
-            min(most, usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
+            min(most, plan.layout.cluster_of(rank).accelerator.memory_bytes)
             for rank in range(plan.layout.mesh.pp)
         ]
-        return bool((account_memory(plan).total <= room).all())
+        filled = float((account_memory(plan).total / room).max())
+        return peaks.odds(1.0 / filled) if filled <= self._usable(peaks) else None
 
     def _switches(self, rows: Sequence[Found]) -> Switches:
         """Switches that were not searched, on the best and on ties of other degrees."""
@@ -517,7 +518,7 @@ class Trainings(Space[Candidate]):
 
         def seconds(scenario: Scenario) -> float | None:
             result = simulate_step(scenario)
-            return result.timeline.step_time_s if self._fits(result.plan) else None
+            return result.timeline.step_time_s if self._odds(result.plan) is not None else None
 
         searched = (*self.over, *(FURTHER[word] for word in self.also if word in FURTHER))
         asked = tuple(FURTHER.values()) if "all" in self.also else ()
@@ -535,11 +536,9 @@ class Trainings(Space[Candidate]):
         near = (each.found(each.bound) for each in left if each.least <= most)
         return sum(tie(rows[0], row) for row in near)
 
-    def _usable(self, setting: Setting) -> float:
+    def _usable(self, peaks: Interval) -> float:
         """Share of an accelerator's memory that a layout may be predicted to fill."""
-        if self.odds is None:
-            return 1.0 - self._free
-        return 1.0 / residuals("memory").interval(1.0, setting).limit(self.odds)
+        return 1.0 if self.odds is None else min(1.0, 1.0 / peaks.limit(self.odds))
 
     def _room(self) -> float:
         """Memory of an accelerator of the best layout [B]; of clusters that are mixed nobody knows which."""
@@ -566,14 +565,15 @@ class Trainings(Space[Candidate]):
             result = simulate_step(self.scenario.with_values({}))
         except MpsimError as error:
             return Own(reason=str(error).partition("\n")[0])
-        reason = "" if self._fits(result.plan) else "does not fit into memory"
+        odds = self._odds(result.plan)
+        reason = "does not fit into memory" if odds is None else ""
         took, price = float(result.summary["step_time_s"]), price_of(self.scenario)
         weight = weight_of(self.scenario, price, self.objective)
         machines = dict.fromkeys(candidate.machine for candidate, _ in self.timed)
         mine = (each for each in machines if each.scenario.digest == self.scenario.digest)
         values = next((each.values.items() for each in mine), None)
         alike = (row for row in rows if values is not None and values <= row.values.items())
-        return Own(took, reason, took * weight, next(alike, None))
+        return Own(took, reason, ranked_by(took, odds) * weight, next(alike, None))
 
 
 def seconds_of(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
