@@ -168,8 +168,11 @@ def _binned(columns: Mapping[str, tuple[Floats, Floats]], *, apart: bool) -> lis
     return [*(Series(n, edges[:-1], y, width=1.4, step=True) for n, y in lines.items()), top]
 
 
-def lives_chart(result: ServiceResult, count: int = _LIVES) -> Timeline:
-    """Lives of requests that came around the one that waited longest for its first token: queue, prompt, transfer, tokens."""
+def lives_chart(result: ServiceResult, count: int = _LIVES, *, unit: str = "") -> Timeline:
+    """Lives of requests that came around the one that waited longest for its first token: queue, prompt, transfer, tokens.
+
+    `unit`: of times, such as "s"; what reads well if it is left out.
+    """
     result.require_requests("pictures show")
     served = result.served
     known = np.flatnonzero(np.isfinite(served.last))
@@ -192,7 +195,7 @@ def lives_chart(result: ServiceResult, count: int = _LIVES) -> Timeline:
     bars.sort()
     begin, prompts = bars[0][1], max(bar[1] for bar in bars if bar[3] == SERVING["decode"])
     end = min(max(bar[2] for bar in bars), begin + _AFTER * (prompts - begin))
-    unit, size = readable("s", end)
+    unit, size = (unit, 1.0) if unit else readable("s", end)
     places, starts, ends, events = (np.array(column) for column in zip(*bars, strict=True))
     event, none = np.array([*map(list(EVENTS).index, events)]), np.full(len(bars), -1)
     actions = Actions(places, starts / size, ends / size, event, none, none)

@@ -12,17 +12,19 @@ from __future__ import annotations
 import base64
 import dataclasses
 import gzip
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot.palette import EVENTS
+from mpsim.plot.service import lives_chart
 from mpsim.plot.timeline import Actions, timeline_chart
 from mpsim.program import TICK
 from mpsim.result import Result
+from mpsim.serving import ServiceResult
 from mpsim.units import Dimension, format_quantity
 
 MOST = 200_000
@@ -56,6 +58,8 @@ class Lanes:
     # each packed; -1 where a bar has none
     columns: dict[str, str]
     left_out: str  # what is not shown; empty if all is
+    # what events are called where the palette's words are not theirs
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def packed(column: NDArray[np.generic]) -> str:
@@ -93,17 +97,10 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
     pairs = np.stack([column["rank"], column["of"]], axis=1)
     lanes, lane = np.unique(pairs, axis=0, return_inverse=True)
     end_s = result.timeline.step_time_s
-    unit = _FINEST * 10.0 ** max(0, int(np.ceil(np.log10(max(end_s, _FINEST) / _FINEST / _WIDEST))))
-    start = np.rint(column["start"] / unit)
-    column |= {
-        "lane": lane.ravel(),
-        "start": start,
-        "length": np.rint(column["end"] / unit) - start,
-    }
-    order = np.lexsort((column["start"], column["lane"]))
+    unit, columns = _pack({**column, "lane": lane.ravel()}, end_s)
     return Lanes(
         title="Ranks by time",
-        alt=f"{len(order):,} actions and transfers of {len(ranks)} ranks over {format_quantity(end_s, Dimension.TIME)}.",
+        alt=f"{len(lane):,} actions and transfers of {len(ranks)} ranks over {format_quantity(end_s, Dimension.TIME)}.",
         names=[
             names[rank] + ("" if of == _COMPUTES else f" {AXIS_NAMES[of]}")
             for rank, of in lanes.tolist()
@@ -112,10 +109,42 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
         words=words,
         unit_s=unit,
         end_s=end_s,
-        count=len(order),
-        columns={name: packed(column[name][order]) for name in _COLUMNS},
+        count=len(lane),
+        columns=columns,
         left_out=_left_out(len(names), len(ranks), len(np.unique(within["rank"]))),
     )
+
+
+def lives_of(result: ServiceResult) -> Lanes:
+    """Lives of requests around the one that waited longest for its first token, from the first of them on."""
+    chart = lives_chart(result, unit="s")
+    assert chart.window is not None, "of the requests alone"
+    begin, end = chart.window
+    own = chart.actions.where(chart.actions.start < end)
+    times = {"start": own.start - begin, "end": np.minimum(own.end, end) - begin}
+    unit, columns = _pack({**_computing(own), "lane": own.rank, **times}, end - begin)
+    return Lanes(
+        title=chart.title,
+        alt=chart.alt,
+        names=chart.names,
+        events=_EVENTS,
+        words=(),
+        unit_s=unit,
+        end_s=end - begin,
+        count=len(own),
+        columns=columns,
+        left_out=f"Times count from {begin:.4g} s on." if begin else "",
+        labels=chart.labels,
+    )
+
+
+def _pack(column: Mapping[str, NDArray[Any]], end_s: float) -> tuple[float, dict[str, str]]:
+    """Unit of the times of bars [s], and their columns in it, in order of their lanes."""
+    unit = _FINEST * 10.0 ** max(0, int(np.ceil(np.log10(max(end_s, _FINEST) / _FINEST / _WIDEST))))
+    start = np.rint(column["start"] / unit)
+    whole = {**column, "start": start, "length": np.rint(column["end"] / unit) - start}
+    order = np.lexsort((start, column["lane"]))
+    return unit, {name: packed(whole[name][order]) for name in _COLUMNS}
 
 
 def _computing(actions: Actions) -> Columns:

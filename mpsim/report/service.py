@@ -10,6 +10,7 @@ from mpsim.plot.chart import Axis, Bars
 from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
 from mpsim.plot.step import memory_bars, parts_of
 from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, at, figure
+from mpsim.report.lanes import lives_of
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import ACCOUNT
 from mpsim.units import percent
@@ -91,6 +92,13 @@ def _spreads(result: ServiceResult) -> Iterator[Block]:
 def _batches(result: ServiceResult) -> Iterable[Block]:
     """How full the batches and the cache are."""
     return [batch_chart(result), cache_chart(result)]
+
+
+@SERVICE.add("lives", "Lives of requests", slow=True)
+def _lives(result: ServiceResult) -> Iterator[Block]:
+    """What requests around the one that waited longest went through: queue, prompt, transfer, tokens."""
+    if np.isfinite(result.served.last).any():
+        yield lives_of(result)
 
 
 @SERVICE.add("time", "Where the time goes")

@@ -163,6 +163,7 @@ class Timeline {
   }
 
   label(event) {
+    if (this.block.labels?.[event]) return this.block.labels[event];
     const axis = axisOf(event), words = DOCUMENT.palette.labels[axis] || axis.replace("_", " ");
     return event === axis ? (isAxis(axis) ? `${words}, hidden` : words) : `${words}, exposed`;
   }
@@ -260,7 +261,7 @@ class Timeline {
     const event = this.block.events[this.event[i]], unit = this.block.unit_s;
     const word = this.word[i] >= 0 ? ` ${this.block.words[this.word[i]]}` : "", layer = this.layer[i] >= 0 ? ` in layer ${this.layer[i]} of the stage` : "";
     const of = this.microbatch[i] >= 0 ? ` of microbatch ${this.microbatch[i]}` : "", chunk = this.chunks > 1 && this.chunk[i] >= 0 ? `, chunk ${this.chunk[i]}` : "";
-    this.told.textContent = `${this.block.names[this.lane[i]]}: ${event.replaceAll("_", " ")}${word}${of}${chunk}${layer}, ${format(this.length[i] * unit, "s")} from ${format(this.start[i] * unit, "s")} to ${format((this.start[i] + this.length[i]) * unit, "s")}`;
+    this.told.textContent = `${this.block.names[this.lane[i]]}: ${(this.block.labels?.[event] || event).replaceAll("_", " ")}${word}${of}${chunk}${layer}, ${format(this.length[i] * unit, "s")} from ${format(this.start[i] * unit, "s")} to ${format((this.start[i] + this.length[i]) * unit, "s")}`;
   }
 
   pressed(event) {

@@ -17,7 +17,7 @@ from mpsim.errors import ScenarioError
 from mpsim.report import LARGEST, document, page, page_of, report
 from mpsim.report.blocks import chart_of, plain
 from mpsim.report.choices import what_if
-from mpsim.report.lanes import lanes_of, packed
+from mpsim.report.lanes import lanes_of, lives_of, packed
 from mpsim.serving import make_service, run_service
 from mpsim.study.search import search
 
@@ -218,6 +218,21 @@ def test_lanes_end_where_the_step_ends(result):
     assert (start + length).max() == pytest.approx(result.timeline.step_time_s / 1e-9, abs=1)
     same = lane[1:] == lane[:-1]
     assert (start[1:] >= start[:-1])[same].all()
+
+
+def test_lives_begin_with_the_queue_and_end_with_the_last_token(service):
+    """Each request has a lane, whose bars follow each other without a gap from its arrival on and are called what a service does."""
+    lanes, served = lives_of(service), service.served
+    lane, start, length = (_column(lanes, name) for name in ("lane", "start", "length"))
+    assert sorted(set(lane)) == list(range(len(lanes.names)))
+    same = lane[1:] == lane[:-1]
+    assert (abs((start + length)[:-1] - start[1:])[same] <= 1).all()
+    requests = np.array([int(name) for name in lanes.names])
+    begins = np.array([start[lane == place].min() for place in range(len(requests))])
+    came = served.arrival[requests]
+    assert begins * lanes.unit_s == pytest.approx(came - came[0], abs=2 * lanes.unit_s)
+    seen = {lanes.labels[lanes.events[kind]] for kind in set(_column(lanes, "event").tolist())}
+    assert {"prefill", "decode"} <= seen <= {"queue", "prefill", "transfer", "decode"}
 
 
 def test_more_bars_than_fit_leave_out_transfers_then_ranks_and_say_so(result):
