@@ -5,7 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from mpsim.workload.builders import make_attention, make_gemm, moving, streaming
+from mpsim.workload.builders import (
+    STATISTIC_BYTES,
+    make_attention,
+    make_gemm,
+    moving,
+    streaming,
+)
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.experts import LatentAttention
 from mpsim.workload.lowering import Lowering
@@ -211,7 +217,8 @@ def attention_core(core: Core, lowering: Lowering, tokens: Tokens) -> list[Step]
 
     References
     ----------
-    Korthikanti et al. (2022), section 4.1: 5 a s^2 b saved bytes of the unfused core.
+    Korthikanti et al. (2022), section 4.1: 5 a s^2 b saved bytes of the unfused core. Hugging Face, transformers 5.23, models/llama/modeling_llama.py
+    eager_attention_forward, and Megatron-LM, fused_softmax.py forward_torch_softmax: in kernels of torch the softmax is float32, and its cast multiplies the values.
     """
     if lowering.fused_attention:
         return [_fused(core, lowering, tokens)]
@@ -257,10 +264,14 @@ def _unfused(core: Core, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
         )
 
     yield _products(core, lowering, tokens, Role.SCORES, _SCORES)
+    softmax = probabilities
     if not lowering.fused_softmax:
         yield kernel("scale", Role.SCALE)
         yield kernel("mask", Role.MASK)
-    yield kernel("softmax", Role.SOFTMAX, probabilities)
+        if lowering.activation_bytes < STATISTIC_BYTES:
+            # float32, and its cast where no dropout comes between that and the values
+            softmax = STATISTIC_BYTES * scores + (0.0 if core.dropout else probabilities)
+    yield kernel("softmax", Role.SOFTMAX, softmax)
     if core.dropout:  # what is left of the probabilities multiplies the values
         yield kernel("dropout", Role.ATTENTION_DROPOUT, probabilities, "attention_dropout")
     yield _products(core, lowering, tokens, Role.CONTEXT, _CONTEXT)

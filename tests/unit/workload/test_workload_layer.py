@@ -187,12 +187,18 @@ def test_score_kernels_move_four_and_five_bytes_forward_six_and_five_backward() 
 
 
 def test_unfused_softmax_is_three_kernels() -> None:
-    """Scale and mask become kernels of their own and save nothing more."""
+    """Scale and mask become kernels of their own and save nothing; the softmax is float32, 4 B a score, whose cast multiplies the values."""
     fused = expand(GPT, Lowering(fused_attention=False))
     three = expand(GPT, Lowering(fused_attention=False, fused_softmax=False))
     start = names(three.forward).index("scores")
     assert names(three.forward)[start + 1 : start + 4] == ["scale", "mask", "softmax"]
-    assert three.saved_bytes() == fused.saved_bytes()
+    assert three.saved_bytes() == fused.saved_bytes() + 4 * SCORES
+    dropped = change(dropout=0.1)
+    kept = [
+        expand(dropped, Lowering(fused_attention=False, fused_softmax=each))
+        for each in (True, False)
+    ]
+    assert kept[1].saved_bytes() == kept[0].saved_bytes() + 2 * SCORES
 
 
 def test_no_dropout_means_no_mask_and_no_dropout_kernel() -> None:
