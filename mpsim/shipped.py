@@ -79,7 +79,7 @@ class _Untyped(_Loader):  # type: ignore[misc] # which class depends on PyYAML's
     yaml_implicit_resolvers: ClassVar[dict[str, object]] = {}
 
 
-def _data(node: yaml.Node) -> object:
+def _data(node: yaml.Node) -> Any:
     """The value of a node of a file that ships with mpsim, which has no tag and repeats no key (tested)."""
     if isinstance(node, yaml.ScalarNode):
         return node.value if node.style else resolve(node.value)
@@ -89,6 +89,6 @@ def _data(node: yaml.Node) -> object:
     for key, value in node.value:
         if key.value != "<<":
             data[_data(key)] = _data(value)
-        elif isinstance(merged := _data(value), dict):
-            data = merged | data
+        else:  # one mapping: of several it fails
+            data = _data(value) | data
     return data

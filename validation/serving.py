@@ -5,24 +5,28 @@ Question: how far are TTFT, TPOT and throughput from what people measured, famil
 
 Run from the repository's root: python validation/serving.py (ten minutes). It rewrites validation/serving.md.
 python validation/serving.py --sample 8: at most so many rows of each engine, model and chip in each of six sets, printed with the share of the
-spread of errors that each column explains alone (a minute).
+spread of errors that each column explains alone (a minute). python validation/serving.py --left-out engine (or family, model, accelerator): the same rows, each
+predicted with the constants that rows of its own engine shaped refitted without them, or taken back (five minutes).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from bench import served_points, validate_files
-from bench.files import opened, predict_row
+from bench import validate_files
+from bench.files import opened
+from bench.inference import served_point
 from mpsim.calibrate.serving import on_machine
 from mpsim.errors import MpsimError
 from mpsim.formats.cells import read_rows
@@ -38,19 +42,19 @@ HEAD = """# Measured inference, predicted
 Every row of `validation/data/inference-runs.csv`, predicted from its configuration columns alone by serving its requests; error = predicted / measured - 1. How a row
 becomes a service, and what is assumed where it says nothing, is in `validation/bench/data/inference.yaml`; each assumption is listed with its prediction
 (`python validation/published.py --json`, key `assumed`). Products are priced as in training, other rates (`mpsim/serving/data/rates.yaml`) come from kernel tables; host times of engines
-(`mpsim/serving/catalog/engines.yaml`) the spread of popularity of experts and the rates of 4 bits were set on measured points: the last table leaves each family out.
+(`mpsim/serving/catalog/engines.yaml`) the spread of popularity of experts and the rates of 4 bits were set on measured points: the last tables leave each family, engine, model and chip out.
 Latencies are means unless named p99. Written by `python validation/serving.py`.
 """
-LEFT_OUT = """Each family's error as predicted (mean of static batches and offline runs, median of loops), and with the constants that were set in its view taken away: refitted on the rows of the other families that exercise them (time a step on TPOT, time to the
-first token on TTFT, by factors of 0.5 to 2), or, where no other family does, as literature, kernel tables or a sibling have them (`validation/serving_left_out.yaml`). At most 60 rows of a family, evenly
-spread, of static batches and offline runs complete ones; families without constants of their own are not in the table. The bar is 1.5 times: missed by what one family alone has shown, the host of
-vLLM of 2023 (splitwise-static) and two workstation boards (llmservingsim-refs, a trace each).
+LEFT_OUT = """Errors of a sample of rows (at most {most} of each engine, model and chip; of static batches and offline runs complete ones), as predicted and with every constant that rows of one {column} shaped
+refitted on the rows of the others by factors of 0.5 to 2, or, where no other shaped it, as literature, kernel tables or a sibling have it (`validation/serving_left_out.yaml`): each {column} left out in
+turn, then all together. Means and medians in percent; the bar of a family alone is 1.5 times.
 """
-MOST_ROWS = 60  # of a family, and
-REFIT_ROWS = 16  # of the others that a refit looks at
+PAGE_ROWS = 4  # of each engine, model and chip in the tables of the page
+REFIT_ROWS = 10  # that a refit looks at
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
-FIXED = ("static-batch", "offline-max")
-SETS: dict[str, tuple[Callable[[dict[str, str]], bool], tuple[str, ...]]] = {
+COLUMNS = ("family", "engine", "model", "accelerator")
+Row = dict[str, str]
+SETS: dict[str, tuple[Callable[[Row], bool], tuple[str, ...]]] = {
     "static": (
         lambda r: r["regime"] == "static-batch" and r["complete"] == "yes",
         ("tpot", "e2e", "throughput", "ttft"),
@@ -79,7 +83,27 @@ CAUSES = (
     "input_tokens",
     "output_tokens",
 )
-ORDER = ("tpot", "e2e", "throughput", "ttft")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampled:
+    """A row of a set that stands for so many of its engine, model and chip."""
+
+    group: str
+    point: ServedPoint
+    weight: float
+
+    @property
+    def row(self) -> Row:
+        """Its columns as the file has them, engines without their versions and ways to run."""
+        row = ROWS[self.point.id]
+        return {**row, "engine": row["engine"].split(maxsplit=1)[0]}
+
+
+Errors = dict[tuple[str, str], list[tuple[str, float, float]]]
+"""Row, signed error and weight, by set and quantity."""
+Values = Mapping[str, float]
+"""Constants by the name that `mpsim calibrate` writes."""
 
 
 def report(records: Sequence[Record]) -> str:
@@ -94,7 +118,9 @@ def report(records: Sequence[Record]) -> str:
         groups[record.family, kind, complete, quantity].append(record)
     lines = [HEAD, "\n## By family\n", *_table(groups)]
     lines += ["\n## Skipped\n", *_skipped(records)]
-    lines += ["\n## Each family left out\n", LEFT_OUT, *_left_out()]
+    points = sampled(PAGE_ROWS)
+    for column in COLUMNS:
+        lines += [f"\n## Each {column} left out\n", *left_out(points, column)]
     return "\n".join([*lines, ""])
 
 
@@ -124,123 +150,126 @@ def _skipped(records: Sequence[Record]) -> Iterable[str]:
         yield f"- {count} x {reason}"
 
 
-def _left_out() -> Iterable[str]:
-    """The table of errors with and without the constants of each family."""
-    declared = yaml.safe_load(DECLARED.read_text(encoding="utf-8"))["families"]
-    points = _points()
-    yield "| family | constants | without it | quantity | rows | error | left out | ratio |"
-    yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
-    for family, entry in declared.items():
-        mine = points[family]
-        refitted: dict[str, float] = {}
-        for name in entry.get("refit", ()):
-            others = [p for other in points if other != family for p in points[other]]
-            refitted |= _refit(name, [p for p in others if p.plan.engine.name == name])
-        values = {point.id: refitted | _values(entry, point.id) for point in mine}
-        before, after = (_errors(mine, given) for given in ({}, values))
-        for quantity in before:
-            fixed = ROWS[mine[0].id]["regime"] in FIXED
-            middle = statistics.fmean if fixed else statistics.median
-            error, without = (middle(e[quantity]) for e in (before, after))
-            cells = (entry["constants"], entry["without"], quantity, str(len(before[quantity])))
-            yield f"| {family} | {' | '.join(cells)} | {error:.1%} | {without:.1%} | {without / error:.2f} |"
+def sampled(most: int) -> list[Sampled]:
+    """Rows that can be served: at most so many of each engine, model and chip in each set."""
+    _, rows = opened(FILE)
+    by_id = {row.id: row for row in rows}
+    found: list[Sampled] = []
+    for name, (counts, _) in SETS.items():
+        groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for key, row in ROWS.items():
+            if row["trust"] != "low" and counts(row):
+                groups[row["engine"], row["model"], row["accelerator"]].append(key)
+        for members in groups.values():
+            step = max(1.0, len(members) / most)
+            chosen = [members[int(at * step)] for at in range(min(most, len(members)))]
+            for key in chosen:
+                with contextlib.suppress(MpsimError, ArithmeticError, ValueError):
+                    point = served_point(by_id[key])
+                    if point is not None and not point.plan.problems():
+                        found.append(Sampled(name, point, len(members) / len(chosen)))
+    return found
 
 
-def _points() -> dict[str, list[ServedPoint]]:
-    """Rows of every family that can be served."""
-    found, _ = served_points(FILE) or ([], [])
-    points: dict[str, list[ServedPoint]] = defaultdict(list)
-    for point in found:
-        row = ROWS[point.id]
-        fixed = row["regime"] in FIXED
-        if not point.plan.problems() and (row["complete"] == "yes" or not fixed):
-            points[ROWS[point.id]["family"]].append(point)
-    return {family: own[:: -(-len(own) // MOST_ROWS)] for family, own in points.items()}
+def left_out(points: Sequence[Sampled], column: str) -> Iterable[str]:
+    """Errors as predicted, and without what rows of the same `column` shaped: of each of its values, and of all."""
+    values: dict[str, Values] = {}
+    for name in sorted({point.row[column] for point in points}):
+        without = _without(points, column, name)
+        values |= {p.point.id: without(p) for p in points if p.row[column] == name}
+    of = {point.point.id: point.row[column] for point in points}
+    before = errors_of(points, {})
+    after = errors_of([p for p in points if values[p.point.id]], values)
+    yield LEFT_OUT.format(most=PAGE_ROWS, column=column)
+    yield f"| {column} | set | quantity | rows | mean | median | bias | left out: mean | median | bias |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for key, errors in before.items():
+        moved = {each[0]: each for each in after.get(key, ())}
+        pairs = [(each, moved.get(each[0], each)) for each in errors]
+        for name in [*sorted({of[row] for row in moved}), ""]:
+            own = [pair for pair in pairs if name in ("", of[pair[0][0]])]
+            cells = [_middles([pair[at] for pair in own]) for at in (0, 1)]
+            yield f"| {name or 'all'} | {' | '.join(key)} | {len(own)} | {' | '.join(cells)} |"
 
 
-def _values(entry: dict[str, Any], row: str) -> dict[str, float]:
-    """Declared constants that apply to a row."""
-    values: dict[str, float] = {}
-    for group in entry.get("values", ()):
-        where = group.get("where", {})
-        if all(re.fullmatch(pattern, ROWS[row][column]) for column, pattern in where.items()):
-            values |= {name: value for name, value in group.items() if name != "where"}
+def _without(points: Sequence[Sampled], column: str, value: str) -> Callable[[Sampled], Values]:
+    """The constants of a row had no row with a value in a column been there."""
+    declared = yaml.safe_load(DECLARED.read_text(encoding="utf-8"))
+    back: list[dict[str, Any]] = []  # what nothing else shaped
+    for entry in declared["constants"]:
+        shaping = [row for row in ROWS.values() if _fits(entry["shaped_by"], row)]
+        if all(row[column].startswith(value) for row in shaping):
+            back.append(entry)
+    refit, refitted = declared["refit"], dict[str, float]()
+    looked = [point for point in points if _fits(refit["shaped_by"], point.row)]
+    left = [point for point in looked if point.row[column] != value]
+    if left and len(left) < len(looked):
+        for entry in refit["constants"]:
+            refitted |= _refit(entry, left, refitted)
+
+    def values(point: Sampled) -> Values:
+        own = [entry for entry in back if _fits(entry.get("where", {}), point.row)]
+        taken = {name: number for entry in own for name, number in entry["without"].items()}
+        return {**(refitted if _fits(refit["where"], point.row) else {}), **taken}
+
     return values
 
 
-def _refit(name: str, others: Sequence[ServedPoint]) -> dict[str, float]:
-    """Times of an engine as the rows of other families have them: the factor with the least median error, one constant after the other."""
-    others = others[:: max(1, len(others) // REFIT_ROWS)]
-    values: dict[str, float] = {}
-    if not others:
-        return values
-    for field, quantity in (("step_time", "tpot"), ("first_token_time", "ttft")):
-        start = float(getattr(others[0].plan.engine, field))
-        key = f"serving.engines.{name}.{field}"
-        tried = {factor: values | {key: factor * start} for factor in FACTORS}
-        medians = {factor: _median(others, given, quantity) for factor, given in tried.items()}
-        values = tried[min(medians, key=lambda factor: (medians[factor], abs(factor - 1.0)))]
-    return values
+def _fits(patterns: Mapping[str, str], row: Row) -> bool:
+    """Whether a row's columns are as patterns say."""
+    return all(re.fullmatch(pattern, row[column]) for column, pattern in patterns.items())
 
 
-def _median(points: Sequence[ServedPoint], values: dict[str, float], quantity: str) -> float:
-    errors = _errors(points, {point.id: values for point in points})
-    rest = [error for kind in errors.values() for error in kind]
-    return statistics.median(errors.get(quantity) or rest)
+def _refit(entry: dict[str, Any], points: Sequence[Sampled], given: Values) -> dict[str, float]:
+    """Constants that are scaled together, by the factor with the least median error."""
+    points = [p for p in points if _fits(entry.get("where", {}), p.row)]
+    points = points[:: max(1, len(points) // REFIT_ROWS)]
+    tried: dict[float, dict[str, float]] = {}
+    medians: dict[float, float] = {}
+    for factor in FACTORS:
+        tried[factor] = {name: factor * value for name, value in entry["from"].items()}
+        values = {p.point.id: {**given, **tried[factor]} for p in points}
+        found = errors_of(points, values).items()
+        sizes = [abs(e[1]) for (_, name), each in found if name == entry["by"] for e in each]
+        medians[factor] = statistics.median(sizes) if sizes else 0.0
+    return tried[min(medians, key=lambda factor: (medians[factor], abs(factor - 1.0)))]
 
 
-def _errors(
-    points: Sequence[ServedPoint], values: dict[str, dict[str, float]]
-) -> dict[str, list[float]]:
-    """Sizes of errors by quantity: of a row the first in `ORDER` that was measured, and TTFT."""
-    errors: dict[str, list[float]] = defaultdict(list)
-    for point in points:
+def errors_of(points: Sequence[Sampled], values: Mapping[str, Values]) -> Errors:
+    """Errors with some constants of each row replaced."""
+    errors: Errors = defaultdict(list)
+    for each in points:
+        point, quantities = each.point, SETS[each.group][1]
         try:
             figures = measurable(on_machine(point.plan, values.get(point.id, {})))
         except MpsimError:
             continue
-        first = next(name for name in ORDER if name in point.measured)
-        for name in {first: None, "ttft": None}:
-            if name in point.measured:
-                errors[name].append(abs(figures[name] / point.measured[name] - 1))
+        measured = [name for name in quantities if name in point.measured]
+        static = each.group == "static"
+        for name in measured[:1] if static else measured:
+            error = figures[name] / point.measured[name] - 1.0
+            label = "first measured" if static else name
+            errors[each.group, label].append((point.id, error, each.weight))
     return errors
 
 
-def _loops(row: dict[str, str]) -> bool:
+def _loops(row: Row) -> bool:
     """Whether users of one pool send one request after another."""
     return (
         row["regime"] == "closed-loop" and row["disaggregated"] == "0" and row["complete"] != "no"
     )
 
 
-def sample(most: int) -> Iterable[str]:
-    """Errors of at most so many rows of each engine, model and chip, by set; groups weigh as their rows."""
-    kind, rows = opened(FILE)
-    by_id = {row.id: row for row in rows}
+def sample(points: Sequence[Sampled]) -> Iterable[str]:
+    """Errors by set; groups weigh as their rows."""
     yield "| set | quantity | rows | mean | median | bias | explained alone |"
     yield "| --- | --- | ---: | ---: | ---: | ---: | --- |"
-    for name, (counts, quantities) in SETS.items():
-        groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for key, row in ROWS.items():
-            if row["trust"] != "low" and counts(row):
-                groups[row["engine"], row["model"], row["accelerator"]].append(key)
-        errors: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
-        for members in groups.values():
-            step = max(1.0, len(members) / most)
-            chosen = [members[int(at * step)] for at in range(min(most, len(members)))]
-            for key in chosen:
-                found = {r.id.rsplit("#", 1)[1]: r for r in predict_row(kind, by_id[key])}
-                measured = [q for q in quantities if q in found and found[q].error is not None]
-                for quantity in measured[:1] if name == "static" else measured:
-                    label = "first measured" if name == "static" else quantity
-                    error = found[quantity].error or 0.0
-                    errors[label].append((key, error, len(members) / len(chosen)))
-        for label, each in errors.items():
-            yield f"| {name} | {label} | {len(each)} | {_cells(each)} |"
+    for key, each in errors_of(points, {}).items():
+        yield f"| {' | '.join(key)} | {len(each)} | {_middles(each)} | {_causes(each)} |"
 
 
-def _cells(errors: Sequence[tuple[str, float, float]]) -> str:
-    """Mean, median and bias, and the columns that explain most of the spread of logarithms of errors."""
+def _middles(errors: Sequence[tuple[str, float, float]]) -> str:
+    """Weighted mean, median and bias."""
     whole = sum(weight for _, _, weight in errors)
     mean = sum(abs(error) * weight for _, error, weight in errors) / whole
     bias = sum(error * weight for _, error, weight in errors) / whole
@@ -249,6 +278,11 @@ def _cells(errors: Sequence[tuple[str, float, float]]) -> str:
         below, median = below + weight, size
         if below >= whole / 2.0:
             break
+    return f"{mean:.1%} | {median:.1%} | {bias:+.1%}"
+
+
+def _causes(errors: Sequence[tuple[str, float, float]]) -> str:
+    """The columns that explain most of the spread of logarithms of errors."""
     logs = {key: math.log1p(error) for key, error, _ in errors}
     spread = statistics.pvariance(logs.values())
     shares: dict[str, float] = {}
@@ -259,16 +293,18 @@ def _cells(errors: Sequence[tuple[str, float, float]]) -> str:
         inside = sum(len(part) * statistics.pvariance(part) for part in parts.values())
         shares[column] = 1.0 - inside / (len(logs) * spread) if spread else 0.0
     most = sorted(shares, key=lambda column: -shares[column])[:4]
-    told = ", ".join(f"{column} {shares[column]:.0%}" for column in most)
-    return f"{mean:.1%} | {median:.1%} | {bias:+.1%} | {told}"
+    return ", ".join(f"{column} {shares[column]:.0%}" for column in most)
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--sample", type=int, help="rows of each engine, model and chip")
-    most = options.parse_args().sample
-    if most:
-        print("\n".join(sample(most)))
+    options.add_argument("--left-out", choices=COLUMNS, help="without each of these in turn")
+    chosen = options.parse_args()
+    if chosen.left_out:
+        print("\n".join(left_out(sampled(chosen.sample or PAGE_ROWS), chosen.left_out)))
+    elif chosen.sample:
+        print("\n".join(sample(sampled(chosen.sample))))
     else:
         text = report(validate_files([FILE]).records)
         (ROOT / "validation" / "serving.md").write_text(text, encoding="utf-8")

@@ -178,13 +178,11 @@ class KernelModel:
         rows: Floats,
         moved: Floats,
         groups: ArrayLike = 1.0,
-        *,
-        least_tile: float = 1.0,
     ) -> Floats:
         """Time of a product over other numbers of rows that moves so many bytes [s]; of experts `rows` is the mean of the `groups` that have any, and tiles are no larger than it needs."""
         shape = (rows, product.n, product.k, groups, moved)
         if product.kind is OperatorKind.GROUPED_GEMM:
-            return self._group_seconds(shape, ragged=True, least=least_tile)
+            return self._group_seconds(shape, ragged=True, smaller=True)
         return self._product_seconds(shape, *self._gemm[self._precision_of(product)])
 
     def work(self, operators: Sequence[Operator]) -> Work:
@@ -327,15 +325,12 @@ class KernelModel:
         result: Floats = times * np.where(ragged, 1.0, slower) * self._edges(operators)
         return result
 
-    def _group_seconds(
-        self, shape: _Shapes, *, ragged: ArrayLike, least: float | None = None
-    ) -> Floats:
-        """Time of grouped products; where tiles may have as few as `least` rows, of the smallest that holds the mean of rows."""
+    def _group_seconds(self, shape: _Shapes, *, ragged: ArrayLike, smaller: bool = False) -> Floats:
+        """Time of grouped products; where tiles may be smaller, of the smallest that holds the mean of rows."""
         largest, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
         peak, constants = self._gemm[self.precision]
         m, n, _, batch, _ = shape
-        rows = 2.0 ** np.ceil(np.log2(m))
-        tile = largest if least is None else np.clip(rows, least, largest)
+        tile = np.minimum(2.0 ** np.ceil(np.log2(m)), largest) if smaller else largest
         padding = group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors)
         return gemm_seconds(
             *shape, peak=peak, bandwidth=self._bandwidth, c=constants, padding=padding

@@ -361,7 +361,7 @@ class Products:
     ) -> None:
         chip = cluster.accelerator
         kernel = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
-        self._each_expert = rates.expert_each[kernel]
+        self._routing = rates.expert_latency[kernel], rates.expert_each[kernel]
         self._cast_time, self._clocks = cast_time, clocks
         self._chip = dataclasses.replace(chip, memory_bandwidth=rates.bandwidth)
         self._rates = rates
@@ -376,7 +376,8 @@ class Products:
         if product.module is Module.SHARED_EXPERTS:
             # they run beside the routed ones, whose launches hide theirs
             return np.maximum(0.0, seconds - kernel.row_seconds(product, _NONE, _NONE))
-        return seconds + self._cast(form, tokens * product.k)
+        seconds += self._cast(form, tokens * product.k)
+        return seconds + (self._cast_time if form.name == _BLOCKS else 0.0)
 
     def expert_seconds(self, experts: ExpertWork, tokens: Floats) -> Floats:
         """Permute, grouped products and combine of one layer for the tokens of the busiest rank [s]."""
@@ -384,14 +385,14 @@ class Products:
         rows, touched = experts.rows(tokens), experts.touched(tokens)
         permuted = _PERMUTES * _ACTIVATION * rows * experts.products[0].k
         seconds = np.zeros(len(tokens))
+        latency, each = self._routing
+        fixed: Floats | float = latency + each * experts.experts
         for product in experts.products:
             moved = touched * product.n * product.k * form.bytes
             moved = moved + _ACTIVATION * rows * (product.n + product.k)
-            seconds += kernel.row_seconds(
-                product, rows / touched, moved, touched, least_tile=self._rates.expert_tile
-            )
+            seconds += kernel.row_seconds(product, rows / touched, moved, touched)
+            fixed = fixed + self._cast(form, rows * product.k)
         stream = permuted / (self._rates.stream_bandwidth * self._rates.bandwidth)
-        fixed = self._rates.expert_latency + self._each_expert * experts.experts
         return seconds / _of(self._rates.expert_rate, form) + stream + fixed
 
     def _cast(self, form: Format, elements: Floats) -> Floats | float:
@@ -400,7 +401,6 @@ class Products:
             return 0.0
         rate = self._rates.stream_bandwidth * self._rates.bandwidth
         latency = self._rates.cast_latency[form.name]
-        latency += self._cast_time if form.name == _BLOCKS else 0.0
         return latency + elements * (_ACTIVATION + form.bytes) / rate
 
     def _kernel(self, form: Format) -> KernelModel:

@@ -40,10 +40,8 @@ class Rates:
         Of norms, rotary, activation: fixed time [s] and share of `bandwidth`.
     reduction_latency, reduction_share : float
         Of an engine's own all-reduces: fixed time [s] and share of the link.
-    expert_latency, expert_tile : float
-        Of the kernels that route, permute and combine [s]; rows of the smallest tile of the grouped ones.
-    expert_each : mapping of str to float
-        What each expert of a rank adds to that, by the kernel of the experts [s].
+    expert_latency, expert_each : mapping of str to float
+        Of the kernels that route, permute and combine, and what each expert of a rank adds, by the kernel of the experts [s].
     expert_kernel : str
         That kernel where the engine does not say.
     expert_spread : float
@@ -65,8 +63,7 @@ class Rates:
     stream_bandwidth: float
     reduction_latency: Seconds
     reduction_share: float
-    expert_latency: Seconds
-    expert_tile: float
+    expert_latency: Mapping[str, Seconds]
     expert_each: Mapping[str, Seconds]
     expert_kernel: str
     expert_spread: float
