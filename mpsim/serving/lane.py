@@ -52,9 +52,9 @@ class Lane:
         """Sequences that decode, tokens of their contexts together, and blocks held by requests."""
         decodes = context = used = 0
         for engine in self.engines:
-            decodes += engine.decodes
-            context += engine.context
-            used += engine.used
+            decodes += engine.decoding.decodes
+            context += engine.decoding.context
+            used += engine.cache.total - engine.cache.free
         return decodes, context, used
 
     @property
@@ -64,6 +64,8 @@ class Lane:
 
     def join(self) -> Engine:
         """The engine that a request joins."""
+        if len(self.engines) == 1:
+            return self.engines[0]
         return min(self.engines, key=lambda engine: engine.load)
 
     def holder(self, request: int) -> Engine:
@@ -74,17 +76,19 @@ class Lane:
         """Form its next iteration; None where nothing can run, or it went down as it waited to."""
         if self.down:
             return None
+        if len(self.engines) == 1:
+            return self.engines[0].next()
         formed = [(engine, engine.next()) for engine in self.engines]
-        if len(formed) == 1:
-            return formed[0][1]
         parts = [(engine, part) for engine, part in formed if part is not None]
         return Iteration(parts) if parts else None
 
     def finish(self, iteration: Iteration) -> tuple[list[int], list[int]]:
         """End an iteration; requests that gave their first token, and those that gave their last."""
+        if not iteration.parts:
+            return self.engines[0].finish(iteration)
         first: list[int] = []
         last: list[int] = []
-        for engine, part in iteration.parts or ((self.engines[0], iteration),):
+        for engine, part in iteration.parts:
             begun, ended = engine.finish(part)
             first += begun
             last += ended
@@ -92,6 +96,8 @@ class Lane:
 
     def steady(self) -> int:
         """How many decoding iterations can follow in which no engine has to decide anything."""
+        if len(self.engines) == 1:
+            return self.engines[0].steady()
         return min((engine.steady() for engine in self.engines if not engine.rests), default=0)
 
     def jump(self, steps: int) -> None:

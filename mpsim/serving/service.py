@@ -87,7 +87,7 @@ class Service:
             self._count, self._pages = requests.count, requests.pages()
             self._longest, self._unit = requests.longest_output, requests.unit
         load = plan.workload
-        self._plan, self._concurrency = plan, load.concurrency
+        self._plan, self._concurrency, self._routing = plan, load.concurrency, plan.routing
         self._until = np.inf if load.duration is None else load.duration
         self._outages = plan.outages
         self._fragile = bool(self._outages) or plan.autoscale is not None
@@ -330,10 +330,10 @@ class Service:
             lanes = [lane for lane in lanes if not (lane.down or lane.closed)]
             if not lanes:
                 return None
-        if self._plan.routing == "round-robin" or len(lanes) == 1:
+        if self._routing == "round-robin" or len(lanes) == 1:
             return lanes[turn % len(lanes)]
         loads = [lane.load for lane in lanes]
-        if self._plan.routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
+        if self._routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
             cached = [max(e.cache.cached(request) for e in lane.engines) for lane in lanes]
             units = self._hashes[request] if self._hashes else ()
             if 0 < len(units) <= 2 * max(cached):  # else nobody knows it
@@ -348,7 +348,7 @@ class Service:
             if self._alone:
                 return self._due[0] - self._env.now if self._due else np.inf
             return None
-        if not self._alone and self._plan.routing != "round-robin":
+        if not self._alone and self._routing != "round-robin":
             return None
         lanes = len(self._lanes[0])
         request = self._sent + (lane.number - self._sent) % lanes
