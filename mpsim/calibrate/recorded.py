@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.calibrate.calibrate import Calibrated, fit_machine
 from mpsim.calibrate.collectives import collective_points, group_of, kind_of
 from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry, nic_entry, sheet_entry
 from mpsim.calibrate.parts import Fit, Score, best_curve, is_wide, limit, outside_range, score
 from mpsim.calibrate.points import Point, kernel_points
-from mpsim.cost import CollectiveModel
+from mpsim.cost import CollectiveModel, KernelModel
 from mpsim.cost.curves import Curve, kernel_class
 from mpsim.cost.traffic import COLLECTIVES
 from mpsim.errors import CalibrationError
-from mpsim.explain import CLASSES, Account, Expected, account, is_log, log_step, read_ranks
+from mpsim.explain import Account, Expected, account, is_log, log_step, read_ranks
 from mpsim.formats.imported import collective_point, kernel_point
 from mpsim.formats.spans import Spans
-from mpsim.hardware import Cluster, Fitted, MeasuredCurve, link
+from mpsim.hardware import Cluster, Fitted, MeasuredCurve, link, machine_of
 from mpsim.measured.records import ELEMENT_BYTES, PRECISIONS, Measurement
 from mpsim.measured.sources import Source, measurement_of, read_source
 from mpsim.program import TICK
@@ -35,6 +35,7 @@ from mpsim.result import Result
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate_step
 from mpsim.units import Dimension, format_quantity, parse_quantity
+from mpsim.workload import OperatorKind
 
 __all__ = ["calibrate_recorded"]
 
@@ -94,20 +95,26 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
         for key, constant in fit.constants.items()
         if not is_wide(constant) and not outside_range(key, constant)
     }
+    asked = [point for point in free if point.precision == result.scenario.training_step.precision]
+    frame, moved, classes = _class_levels(frame, base, asked, kept)
+    kept |= moved
     if not kept and not levels and not lines:
         raise CalibrationError("nothing could be fitted: the recordings name no shape; profile with record_shapes=True")  # fmt: skip
     if any(key.startswith("libraries.") and key not in kept for key in fit.constants):
         # several of its constants make one line: the line itself is known
         kept = {key: constant for key, constant in kept.items() if not key.startswith("libraries.")}
         fit = dataclasses.replace(fit, collectives=tuple(_lines(many)))
-    found = Fit(kept, fit.kernels + tuple(line for line, _ in lines), fit.collectives + tuple(line for line, _ in levels), scores=(*fit.scores, *(of for _, of in (*lines, *levels))))  # fmt: skip
+    found = Fit(kept, fit.kernels + tuple(line for line, _ in lines), fit.collectives + tuple(line for line, _ in levels), scores=(*fit.scores, *classes, *(of for _, of in (*lines, *levels))))  # fmt: skip
     refused = sorted({*fit.constants, *base.constants} - set(kept))
     warnings = [f"not identified, left as known: {', '.join(refused)}"] if refused else []
     idle = sum(float(taken.of(part).mean()) for part in ("loader", "sync", "begin", "near", "long"))
     beside = f"{_time(float(taken.of('wait').mean()))} for the last rank and {_time(idle)} idle otherwise"
+    steps["the same without those"] = float(taken.steps.mean() - taken.of("wait").mean() - idle)
     warnings += [*waiting, f"the recorded step waits {beside}: no constant of a machine has that, see 'mpsim explain'"]  # fmt: skip
-    base = dataclasses.replace(base, framework=_habits(result, taken, base))
-    return _checked(result, frame, _over(base, found), steps, warnings)
+    fit = _over(base, found)
+    now = _simulated(result.scenario, document_of(frame, fit, ()))
+    fit = dataclasses.replace(fit, framework=_habits(now, taken, base))
+    return _checked(result, frame, fit, steps, warnings)
 
 
 def _over(base: Fit, found: Fit) -> Fit:
@@ -153,12 +160,12 @@ def _kernels(sources: Sequence[Source], more: Iterable[Measurement]) -> Iterator
         if row.family == "kernels":
             alike.setdefault(row.id.rpartition("/")[0], []).append(row)
     for rows in alike.values():
-        mean = float(np.mean(np.concatenate([row.samples for row in rows])))
-        yield dataclasses.replace(rows[0], seconds=((mean,),))
+        samples = np.concatenate([row.samples for row in rows])
+        yield dataclasses.replace(rows[0], seconds=((float(samples.mean()),) * len(samples),))
 
 
 def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
-    """The cost of a call on a host that computes: what operators take beside those that are named, and the small gaps between them."""
+    """The cost of a call on a host that computes: what operators and the small gaps between them take beside the kernels of the machine as it was fitted."""
     habits, expected, program = dict(base.framework), Expected.of(result), result.timeline.program
     if taken.device or "launch_cost" not in habits:
         return habits
@@ -167,10 +174,7 @@ def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
         kernels = program.templates[template]
         calls = np.array(kernels.names)[kernels.name_index] == "host launch"
         launches += float(kernels.duration[calls].sum()) * TICK / program.ranks
-    named = sum(taken.classes[kind].mean() for kind in CLASSES) - sum(
-        each.mean() for each in expected.classes.values()
-    )
-    more = taken.of("busy").mean() + taken.of("small").mean() - expected.compute.mean() - named
+    more = taken.of("busy").mean() + taken.of("small").mean() - expected.compute.mean()
     factor = max(1 / _MOST, 1 + float(more) / launches) if launches else 1.0
     return {**habits, "launch_cost": _scaled(habits["launch_cost"], Dimension.TIME, 1 / factor)}
 
@@ -210,7 +214,7 @@ def _collectives(ranks: Sequence[Spans], taken: Account, sources: Sequence[Sourc
     for (name, size, members, domains), times in wires.items():
         # a step is the sum of all its calls, of the late and of those that no clock resolves too
         if (mean := float(np.mean(times))) > 0 and members % domains == 0:
-            point = collective_point(name, size, [mean], ranks=members, domains=domains, place="steps")  # fmt: skip
+            point = collective_point(name, size, [mean] * len(times), ranks=members, domains=domains, place="steps")  # fmt: skip
             found.append(measurement_of(point))
         else:
             refused.add(f"{name} of {members} ranks: it ends before its last member starts, by these clocks")  # fmt: skip
@@ -256,14 +260,63 @@ def _lines(points: Sequence[Point]) -> Iterator[MeasuredCurve]:
 
 
 def _level_of(what: str, line: MeasuredCurve, points: Sequence[Point], sizes: Sequence[float]) -> tuple[MeasuredCurve, Score]:  # fmt: skip
-    """A curve moved to the median of what was measured; of several sizes every second one checks it."""
-    read = np.asarray(Curve(line.sizes, line.times).seconds(np.array(sizes)))
-    logs = np.log(np.array([point.seconds for point in points]) / read)
+    """A curve moved to what its calls took in sum; of several sizes every second one checks it."""
     held = [len(points) >= _FEWEST_SIZES and bool(n % 2) for n in range(len(points))]
-    level = math.exp(float(np.median(logs[~np.array(held)])))
     marked = [dataclasses.replace(point, held_out=out) for point, out in zip(points, held, strict=True)]  # fmt: skip
+    read = np.asarray(Curve(line.sizes, line.times).seconds(np.array(sizes)))
+    level = _in_sum(marked, read)
     moved = dataclasses.replace(line, times=tuple(float(f"{level * time:.6g}") for time in line.times))  # fmt: skip
     return moved, score(what, "level", marked, level * read)
+
+
+def _in_sum(points: Sequence[Point], predicted: NDArray[np.float64]) -> float:
+    """Ratio of what all calls took to what is predicted of them, without those that check it: a step is their sum."""
+    weights = np.array([0 if point.held_out else point.samples for point in points])
+    return float(weights @ [point.seconds for point in points] / (weights @ predicted))
+
+
+def _class_levels(frame: Frame, base: Fit, points: Sequence[Point], kept: Mapping[str, Fitted]) -> tuple[Frame, dict[str, Fitted], list[Score]]:  # fmt: skip
+    """Matrix products and attention of too few shapes for constants: all that is known of them, by the level at which their calls ran in sum."""
+    moved: dict[str, Fitted] = {}
+    scores = []
+    for kind, stem in ((OperatorKind.GEMM, "kernels.gemm."), (OperatorKind.ATTENTION, "kernels.attention_")):  # fmt: skip
+        mine = [point for point in points if point.operator and point.operator.kind is kind]
+        if not mine or any(key.startswith(stem) for key in kept):
+            continue
+        level, machine, constants = 1.0, frame, dict(moved)
+        for _ in range(_LEVELS):
+            chip = machine_of(document_of(machine, _over(base, Fit(constants)), ())).accelerator
+            kernel = "cudnn" if mine[0].backend == "cudnn" else "flash2"
+            model = KernelModel(chip, mine[0].precision, attention_kernel=kernel)
+            predicted = model.seconds([point.operator for point in mine if point.operator])
+            factor = _in_sum(mine, predicted)
+            level *= factor
+            machine, more = _slowed(machine, model, stem, factor)
+            constants |= more
+        if all(outside_range(key, constant) is None for key, constant in constants.items()):
+            frame, moved = machine, constants
+            what = f"{kind.value.replace('_', ' ')}, {mine[0].precision}: x{level:.2f} in time"
+            scores.append(score(what, "level", mine, predicted))
+    return frame, moved, scores
+
+
+def _slowed(frame: Frame, model: KernelModel, stem: str, factor: float) -> tuple[Frame, dict[str, Fitted]]:  # fmt: skip
+    """A class of kernels slower by a factor. The peak of a host that computes is a measurement itself, and moves; of a device its share does."""
+    found, products = {}, stem == "kernels.gemm."
+    moves = products and model.accelerator.family == "cpu"
+    if moves:
+        peaks = {name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in _rates(frame.accelerator).items()}  # fmt: skip
+        frame = dataclasses.replace(frame, accelerator={**frame.accelerator, "peak_flops": peaks})
+    for constant in model.provenance():
+        leaf = constant.name.rpartition(".")[2]
+        by = {"launch": factor, "chart_share": 1 / factor}.get(leaf)
+        if leaf.endswith(("burst_fraction", "sustained_fraction")):
+            by = 1.0 if moves else 1 / factor
+        if by is not None and constant.name.startswith(stem):
+            value = constant.value * by
+            head = stem if products else f"kernels.{constant.name.split('.')[1]}."
+            found[head + leaf] = Fitted(value, value, value, constant.unit)
+    return frame, found
 
 
 def _kernel_levels(base: Fit, points: Sequence[Point]) -> Iterator[tuple[MeasuredCurve, Score]]:
@@ -277,17 +330,20 @@ def _kernel_levels(base: Fit, points: Sequence[Point]) -> Iterator[tuple[Measure
 def _checked(result: Result, frame: Frame, fit: Fit, steps: Mapping[str, float], warnings: Sequence[str]) -> Calibrated:  # fmt: skip
     """The machine, with the steps that it was not fitted to beside those it predicts."""
     document = document_of(frame, fit, warnings)
-    after, before = _predicted(result.scenario, document), float(result.timeline.step_time_s)
+    after, before = (
+        _simulated(result.scenario, document).timeline.step_time_s,
+        float(result.timeline.step_time_s),
+    )
     told = [f"{what}: {_time(seconds)}; predicted {_time(before)} before ({before / seconds - 1:+.1%}), {_time(after)} now ({after / seconds - 1:+.1%})" for what, seconds in steps.items()]  # fmt: skip
     return Calibrated(document, fit, (*warnings, *told))
 
 
-def _predicted(scenario: Scenario, document: Entry) -> float:
-    """Step of the scenario on a machine [s]."""
+def _simulated(scenario: Scenario, document: Entry) -> Result:
+    """Step of the scenario on a machine."""
     cluster = scenario.hardware
     machine = {"machine": document, "nodes": cluster.nodes, "accelerators_per_node": cluster.node.accelerators}  # fmt: skip
     moved = Scenario.from_mapping({**scenario.ground.data, "cluster": machine})
-    return float(simulate_step(moved).timeline.step_time_s)
+    return simulate_step(moved)
 
 
 def _level(result: Result, frame: Frame, base: Fit, seconds: float) -> Calibrated:
@@ -301,7 +357,9 @@ def _level(result: Result, frame: Frame, base: Fit, seconds: float) -> Calibrate
         curves = tuple(dataclasses.replace(line, times=tuple(factor * time for time in line.times)) for line in base.kernels)  # fmt: skip
         frame = dataclasses.replace(frame, accelerator=chip)
         fit = dataclasses.replace(base, constants=moved, kernels=curves)
-        factor *= seconds / _predicted(result.scenario, document_of(frame, fit, ()))
+        factor *= (
+            seconds / _simulated(result.scenario, document_of(frame, fit, ())).timeline.step_time_s
+        )
     return _checked(result, frame, fit, {"steps of the log": seconds}, refused)
 
 

@@ -40,8 +40,13 @@ def calibrate(
         Path | None, option("--scenario FILE", "Scenario of the run that --from recorded.")
     ] = None,
     out: Annotated[
-        Path, option("--out -o", "The machine file to write.", callback=check_file)
-    ] = Path("machine.yaml"),
+        Path | None,
+        option(
+            "--out -o",
+            "The machine file to write; left out: a new machine.yaml.",
+            callback=check_file,
+        ),
+    ] = None,
     name: Annotated[
         str, typer.Option("--name", help="Name of the machine; left out: that of its device.")
     ] = "",
@@ -64,6 +69,9 @@ def calibrate(
         raise wrong("give measurements, or recordings with --from and their scenario with --scenario", "FILE")  # fmt: skip
     if recorded and (on or only):
         raise wrong("--on and --only are of measurements; a recording's machine is that of its scenario", "--from")  # fmt: skip
+    machine = out or Path("machine.yaml")
+    if out is None and check_file(machine) and machine.exists():
+        raise wrong(f"{machine} exists already; needed another file, or --out {machine} to write over it", "--out")  # fmt: skip
     try:
         if scenario is not None:
             calibrated = _from_recordings(reading.load(scenario), recorded or [], name)
@@ -71,8 +79,8 @@ def calibrate(
             calibrated = _fitted(files or [], wanted, name=name, on=on)
     except (CalibrationError, FormatError, HardwareError) as error:
         raise wrong(str(error), "--from" if recorded else "FILE") from error
-    calibrated.write(out)
-    wrote(out)
+    calibrated.write(machine)
+    wrote(machine)
     if plots is not None:
         _draw(calibrated, plots)
     if as_json:

@@ -46,7 +46,7 @@ ELSEWHERE = ("new", "explore", "measure")
 GEMM, CORE = "kernel gemm=512x512x512 --on h100-sxm", "kernel attention=2x4096x32x128 --on h100-sxm"
 SHORT = "kernel attention=1x64x32x128 --on h100-sxm"
 SUM, SWITCHES = "collective all_reduce='1 MiB' --on dgx-h100", "fabric dgx-h100 --nodes 64"
-RECORDED = "--scenario small.yaml --from rank0.json.gz"
+RECORDED = "--scenario small.yaml --from rank0.json.gz -o box.yaml"
 READING = {"sets": "--set training.micro_batch=2", "overrides": "--override wide"}
 CHECKPOINTS = {
     "interval": "--interval '40 min'",
@@ -74,7 +74,7 @@ BASES = {
     "validate": "measured.csv --scenario small.yaml",
     "explain": "small.yaml rank0.json.gz",
     "watch": "train.jsonl --scenario small.yaml",
-    "calibrate": "sums.csv --only system='OCI BM.GPU.H100.8' --on h100-sxm",
+    "calibrate": "sums.csv --only system='OCI BM.GPU.H100.8' --on h100-sxm -o box.yaml",
     "show": GEMM,
 }
 """A question to each command."""
@@ -160,7 +160,10 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "on": "--on h200-sxm",
         "only": "--only collective=all_gather",
         "name": "--name mine",
-        "recorded": ("--scenario small.yaml --from train.jsonl", "--from rank0.json.gz"),
+        "recorded": (
+            "--scenario small.yaml --from train.jsonl -o box.yaml",
+            "--from rank0.json.gz",
+        ),
         "scenario": (RECORDED, "--scenario a100.yaml"),
         "sets": (RECORDED, "--set cluster.preset=dgx-a100-80gb"),
         "overrides": (RECORDED, "--override older"),

@@ -304,6 +304,10 @@ def test_clocks_that_changed_are_warned_of(tmp_path, capsys, monkeypatch):
     code, printed = run(capsys, "calibrate", path)
     assert code == 0
     assert "clocks changed" in printed.err
+    before = Path("machine.yaml").read_bytes()
+    code, printed = run(capsys, "calibrate", path)  # what is there is written over by name only
+    assert (code, Path("machine.yaml").read_bytes()) == (2, before)
+    assert "--out machine.yaml" in printed.err
 
 
 def test_products_of_a_trace_alone_are_fitted_as_sustained(tmp_path):
