@@ -24,47 +24,27 @@ from mpsim.serving.running import Running
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules(EnginePreset):
-    """How an engine forms iterations: its own settings, and what drafts add.
-
-    Parameters
-    ----------
-    drafts : int
-        Tokens drafted for a sequence in an iteration; they count for the token budget.
-    gain : float
-        Tokens that a sequence gains in an iteration, in the mean: more than 1 with drafts.
-    window, window_share : int, float
-        Tokens that windowed layers keep of a sequence, and elements of a token in them over those in the others; 0 where all layers keep all.
-    state_blocks : int
-        Blocks that the states of a sequence take.
-    """
+    """How an engine forms iterations: its own settings, and what drafts add."""
 
     name: str = ""
+    # tokens drafted for a sequence in an iteration; they count for the token budget
     drafts: int = 0
+    # tokens that a sequence gains in an iteration, in the mean: more than 1 with drafts
     gain: float = 1.0
+    # window, window_share: tokens that windowed layers keep of a sequence, and elements of a token
+    # in them over those in the others; 0 where all layers keep all
     window: int = 0
     window_share: float = 0.0
-    state_blocks: int = 0
+    state_blocks: int = 0  # blocks that the states of a sequence take
 
 
 class Batch(NamedTuple):
-    """Work of an iteration, or of many that differ in their contexts.
+    """Work of an iteration, or of many that differ in their contexts."""
 
-    Parameters
-    ----------
-    decodes : int
-        Sequences that decode.
-    context : float or float64[N]
-        Tokens of their contexts together.
-    prompt_tokens : int
-        Tokens of prompts.
-    pairs : float
-        Pairs of query and key of their causal attention.
-    """
-
-    decodes: int
-    context: float | NDArray[np.float64]
-    prompt_tokens: int = 0
-    pairs: float = 0.0
+    decodes: int  # sequences that decode
+    context: float | NDArray[np.float64]  # tokens of their contexts together, float64[N] of many
+    prompt_tokens: int = 0  # tokens of prompts
+    pairs: float = 0.0  # pairs of query and key of their causal attention
 
 
 class Iteration:

@@ -28,20 +28,13 @@ _SLOPES = 24
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServiceBounds:
-    """No simulation of the plan is better.
+    """No simulation of the plan is better."""
 
-    Parameters
-    ----------
-    duration : float
-        From the first arrival to the last token [s].
-    busy : float
-        That the batches of the busiest pool work, each as long as the others [s]: no stream is served faster, however long it is.
-    ttft, tpot : float64[N]
-        Of each request [s].
-    """
-
-    duration: float
+    duration: float  # from the first arrival to the last token [s]
+    # that the batches of the busiest pool work, each as long as the others [s]: no stream is served
+    # faster, however long it is
     busy: float
+    # of each request, float64[N] [s]
     ttft: Floats
     tpot: Floats
 

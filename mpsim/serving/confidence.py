@@ -196,30 +196,16 @@ def steady_state(
 
 
 class Course(NamedTuple):
-    """A stream of requests as it went.
+    """A stream of requests as it went."""
 
-    Parameters
-    ----------
-    counted : int
-        Requests that count.
-    service, stay : float
-        Mean time in the service without the wait, and with it [s].
-    waits : float64[10]
-        Mean wait of each batch of requests [s].
-    inside : float64[120]
-        Requests in the service at times evenly spread from when it had filled up.
-    third : float
-        A third of that time [s]; 0 where it is too short to tell.
-    span : float
-        From the first arrival to the last [s].
-    """
-
-    counted: int
+    counted: int  # requests that count
+    # service, stay: mean time in the service without the wait, and with it [s]
     service: float = 0.0
-    waits: Floats = np.zeros(0)
+    waits: Floats = np.zeros(0)  # mean wait of each batch of requests, float64[10] [s]
+    # requests in the service at times evenly spread from when it had filled up, float64[120]
     inside: NDArray[Any] = np.zeros(0)
-    third: float = 0.0
-    span: float = 0.0
+    third: float = 0.0  # a third of that time [s]; 0 where it is too short to tell
+    span: float = 0.0  # from the first arrival to the last [s]
     stay: float = 0.0
 
 

@@ -39,27 +39,17 @@ _STREAM = 17  # of the seed: the requests are drawn from others
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServiceMemory:
-    """Memory of the fullest accelerator of an instance, by its use [B].
+    """Memory of the fullest accelerator of an instance, by its use [B]."""
 
-    Parameters
-    ----------
-    weights, activations, reserve : float
-        Of the model; of the largest iteration; of context, libraries and graphs.
-    cache : float
-        What is left for keys and values.
-    usable : float
-        Share of the memory that the engine may fill.
-    block_bytes : float
-        Of one block of cache on one accelerator.
-    """
-
+    # weights, activations, reserve: of the model; of the largest iteration; of context, libraries
+    # and graphs
     weights: float
     activations: float
     reserve: float
-    cache: float
-    usable: float
+    cache: float  # what is left for keys and values
+    usable: float  # share of the memory that the engine may fill
     capacity: float
-    block_bytes: float
+    block_bytes: float  # of one block of cache on one accelerator
 
     @property
     def blocks(self) -> int:

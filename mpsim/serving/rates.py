@@ -18,54 +18,39 @@ from mpsim.shipped import read_shipped
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Rates of one accelerator as kernels of serving reach them.
+    """Rates of one accelerator as kernels of serving reach them."""
 
-    Parameters
-    ----------
-    bandwidth : float
-        Of memory, from the datasheet [B/s].
-    peaks : mapping of str to float
-        Dense peak of each precision [FLOP/s].
-    cast_latency : mapping of str to float
-        Of the kernels that quantise what a product of narrow weights reads, by format of the weights [s].
-    product_rate, expert_rate : mapping of str to float
-        Of products and of grouped ones over `mpsim.cost.KernelModel`'s at the clocks of a short run, by format of the weights, ``*`` for the others.
-    attention_latency, latent_latency, attention_bandwidth, attention_compute : float
-        Of the decode kernel: fixed time, and that of latent attention [s], share of `bandwidth` at which it reads the cache, share of the bf16 peak.
-    attention_narrow : float
-        Rate of its products over that where the cache has 8 bits.
-    prompt_share : float
-        Share of the bf16 peak that attention of prompts reaches.
-    stream_latency, stream_bandwidth : float
-        Of norms, rotary, activation: fixed time [s] and share of `bandwidth`.
-    reduction_latency, reduction_share : float
-        Of an engine's own all-reduces: fixed time [s] and share of the link.
-    expert_latency, expert_each : mapping of str to float
-        Of the kernels that route, permute and combine, and what each expert of a rank adds, by the kernel of the experts [s].
-    expert_kernel : str
-        That kernel where the engine does not say.
-    expert_spread : float
-        Standard deviation of an expert's tokens over their mean where the model does not say.
-    """
-
-    bandwidth: float
-    peaks: Mapping[str, float]
+    bandwidth: float  # of memory, from the datasheet [B/s]
+    peaks: Mapping[str, float]  # dense peak of each precision [FLOP/s]
+    # of the kernels that quantise what a product reads, by the format of its narrow weights [s]
     cast_latency: Mapping[str, Seconds]
+    # product_rate, expert_rate: of products and of grouped ones over `mpsim.cost.KernelModel`'s at
+    # the clocks of a short run, by format of the weights, ``*`` for the others
     product_rate: Mapping[str, float]
     expert_rate: Mapping[str, float]
+    # attention_latency, latent_latency, attention_bandwidth, attention_compute: of the decode
+    # kernel: fixed time, and that of latent attention [s], share of `bandwidth` at which it reads
+    # the cache, share of the bf16 peak
     attention_latency: Seconds
     latent_latency: Seconds
     attention_bandwidth: float
     attention_compute: float
-    attention_narrow: float
-    prompt_share: float
+    attention_narrow: float  # rate of its products over that where the cache has 8 bits
+    prompt_share: float  # share of the bf16 peak that attention of prompts reaches
+    # stream_latency, stream_bandwidth: of norms, rotary, activation: fixed time [s] and share of
+    # `bandwidth`
     stream_latency: Seconds
     stream_bandwidth: float
+    # reduction_latency, reduction_share: of an engine's own all-reduces: fixed time [s] and share
+    # of the link
     reduction_latency: Seconds
     reduction_share: float
+    # expert_latency, expert_each: time of the kernels that route, permute and combine, and what each
+    # expert of a rank adds, by the kernel of the experts [s]
     expert_latency: Mapping[str, Seconds]
     expert_each: Mapping[str, Seconds]
-    expert_kernel: str
+    expert_kernel: str  # that kernel where the engine does not say
+    # standard deviation of an expert's tokens over their mean where the model does not say
     expert_spread: float
 
 

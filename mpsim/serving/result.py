@@ -178,17 +178,11 @@ def _serve_workload(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServedPoint:
-    """A service of which something was measured.
-
-    Parameters
-    ----------
-    measured : mapping of str to float
-        As `measurable` names them, in its units; all above 0.
-    """
+    """A service of which something was measured."""
 
     id: str
     plan: ServicePlan
-    measured: Mapping[str, float]
+    measured: Mapping[str, float]  # as `measurable` names them, in its units; all above 0
 
 
 def measurable(plan: ServicePlan) -> dict[str, float]:

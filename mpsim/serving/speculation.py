@@ -26,21 +26,12 @@ N_GRAM = "n-gram"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draft:
-    """Drafted tokens of every decoding sequence in each iteration.
+    """Drafted tokens of every decoding sequence in each iteration."""
 
-    Parameters
-    ----------
-    acceptance : tuple of float
-        Probability of each that it is right if those before it are.
-    work : RankWork, optional
-        One pass of the draft on a rank; None where drafting costs nothing.
-    weight_bytes : float
-        Weights on a rank that the draft adds [B].
-    """
-
-    acceptance: tuple[float, ...]
+    acceptance: tuple[float, ...]  # probability of each that it is right if those before it are
+    # one pass of the draft on a rank; None where drafting costs nothing
     work: RankWork | None = None
-    weight_bytes: float = 0.0
+    weight_bytes: float = 0.0  # weights on a rank that the draft adds [B]
 
     @property
     def tokens(self) -> int:

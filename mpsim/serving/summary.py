@@ -311,39 +311,23 @@ def summarise(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tally:
-    """Tally of the requests of a run, all kept or folded, from which the figures come.
+    """Tally of the requests of a run, all kept or folded, from which the figures come."""
 
-    Parameters
-    ----------
-    seconds : float
-        The part of the run that counts [s].
-    count, finished : int
-        Requests that count, and whose last token was given in it.
-    output, prompt, prompts : float
-        Tokens generated in it, of prompts that ended in it, and of all prompts.
-    spreads : mapping of str to values or Sketch
-        Latencies by name [s].
-    gaps : mapping of str to float, or None
-        Mean and percentiles of the gaps between tokens [s].
-    kept : int
-        Requests that count and kept every limit.
-    missed : mapping of str to int
-        Requests that count and missed a limit, by limit; empty without limits.
-    interval : tuple of float
-        Of the share that kept them.
-    """
-
-    seconds: float
+    seconds: float  # the part of the run that counts [s]
+    # count, finished: requests that count, and whose last token was given in it
     count: int
     finished: int
+    # output, prompt, prompts: tokens generated in it, of prompts that ended in it, and of all
+    # prompts
     output: float
     prompt: float
     prompts: float
-    spreads: Mapping[str, Floats | Sketch]
-    gaps: dict[str, float] | None
-    kept: int
+    spreads: Mapping[str, Floats | Sketch]  # latencies by name [s]
+    gaps: dict[str, float] | None  # mean and percentiles of the gaps between tokens [s]
+    kept: int  # requests that count and kept every limit
+    # requests that count and missed a limit, by limit; empty without limits
     missed: Mapping[str, int]
-    interval: tuple[float, float]
+    interval: tuple[float, float]  # of the share that kept them
     state: SteadyState
 
     @property
@@ -390,24 +374,14 @@ def _tally(plan: ServicePlan, requests: Requests, served: Served, until: float |
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Window:
-    """The part of a run that counts: from the end of the warm-up to `until`, or to its end.
+    """The part of a run that counts: from the end of the warm-up to `until`, or to its end."""
 
-    Parameters
-    ----------
-    begin, seconds : float
-        [s]
-    counted : bool[N]
-        Requests that came in it and were served.
-    finished : int
-        Requests whose last token was given in it.
-    output, prompt : float
-        Tokens generated in it, and tokens of the prompts that ended in it.
-    """
-
+    # when it begins, and how long it is [s]
     begin: float
     seconds: float
-    counted: NDArray[np.bool_]
-    finished: int
+    counted: NDArray[np.bool_]  # requests that came in it and were served, bool[N]
+    finished: int  # requests whose last token was given in it
+    # output, prompt: tokens generated in it, and tokens of the prompts that ended in it
     output: float
     prompt: float
 

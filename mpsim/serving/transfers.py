@@ -25,37 +25,20 @@ _OUT, _IN = 0, 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instance:
-    """Accelerators of one instance.
+    """Accelerators of one instance."""
 
-    Parameters
-    ----------
-    ranks : tuple of int
-        Their numbers in the cluster.
-    holders : int
-        How many of them hold cache of one request: fewer than all with attention data parallelism.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # their numbers in the cluster
+    # how many of them hold cache of one request: fewer than all with attention data parallelism
     holders: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CachePath:
-    """The way from one instance to another.
+    """The way from one instance to another."""
 
-    Parameters
-    ----------
-    uses : mapping of int to float
-        Link to what a flow takes of it per unit of its rate.
-    rate : float
-        Of a flow that nobody disturbs [B/s].
-    latency : float
-        [s].
-    """
-
-    uses: dict[int, float]
-    rate: float
-    latency: float
+    uses: dict[int, float]  # link to what a flow takes of it per unit of its rate
+    rate: float  # of a flow that nobody disturbs [B/s]
+    latency: float  # [s]
 
 
 class CacheNetwork:

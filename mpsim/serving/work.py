@@ -31,41 +31,23 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Format:
-    """How weights are stored and multiplied.
-
-    Parameters
-    ----------
-    bytes : float
-        Of a weight with its share of the scales [B].
-    compute : str
-        Precision whose matrix units do the product.
-    precision : str
-        Precision as `mpsim.cost.KernelModel` knows it; `compute` if empty.
-    """
+    """How weights are stored and multiplied."""
 
     name: str
-    bytes: float
-    compute: str
-    precision: str = ""
+    bytes: float  # of a weight with its share of the scales [B]
+    compute: str  # precision whose matrix units do the product
+    precision: str = ""  # precision as `mpsim.cost.KernelModel` knows it; `compute` if empty
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Linear:
-    """Matrices of one shape that all tokens of an iteration pass.
+    """Matrices of one shape that all tokens of an iteration pass."""
 
-    Parameters
-    ----------
-    product : Operator
-        One rank's product for a token.
-    layers : int
-        How many such matrices.
-    share : float
-        Tokens that pass it over those of the instance's iteration: below 1 with attention data parallelism.
-    """
-
-    product: Operator
-    layers: int
+    product: Operator  # one rank's product for a token
+    layers: int  # how many such matrices
     format: Format
+    # tokens that pass it over those of the instance's iteration: below 1 with attention data
+    # parallelism
     share: float = 1.0
 
     @property
@@ -76,28 +58,17 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExpertWork:
-    """Routed experts of equal layers.
-
-    Parameters
-    ----------
-    products : tuple of Operator
-        One rank's grouped products, their features divided by the tensor parallelism inside experts.
-    ep : int
-        Ranks that divide the experts among them.
-    imbalance : float
-        Tokens of the busiest rank over the mean.
-    spread : float
-        Standard deviation of an expert's tokens over their mean.
-    """
+    """Routed experts of equal layers."""
 
     layers: int
     experts: int
     top_k: int
+    # one rank's grouped products, their features divided by the tensor parallelism inside experts
     products: tuple[Operator, ...]
-    ep: int
+    ep: int  # ranks that divide the experts among them
     format: Format
-    imbalance: float = 1.0
-    spread: float = 0.0
+    imbalance: float = 1.0  # tokens of the busiest rank over the mean
+    spread: float = 0.0  # standard deviation of an expert's tokens over their mean
 
     @property
     def elements(self) -> float:
@@ -125,47 +96,33 @@ class ExpertWork:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of equal layers on one rank.
-
-    Parameters
-    ----------
-    heads, kv_heads : float
-        Query heads, and key-value heads whose cache is read.
-    key_width, value_width : int
-        Elements of a key and a value that a query head multiplies; of latent attention those of the prompt's, not absorbed.
-    read_width : float
-        Elements of cache a token that one decode reads: all key-value heads of the rank.
-    decode_width : float
-        Elements multiplied a query head and cached token in decoding (two FLOP each): absorbed for latent attention.
-    window : int
-        Tokens a query sees, 0 for all.
-    """
+    """Attention of equal layers on one rank."""
 
     layers: int
+    # heads, kv_heads: query heads, and key-value heads whose cache is read
     heads: float
     kv_heads: float
+    # key_width, value_width: elements of a key and a value that a query head multiplies; of latent
+    # attention those of the prompt's, not absorbed
     key_width: int
     value_width: int
+    # elements of cache a token that one decode reads: all key-value heads of the rank
     read_width: float
+    # elements multiplied a query head and cached token in decoding (two FLOP each): absorbed for
+    # latent attention
     decode_width: float
-    window: int = 0
+    window: int = 0  # tokens a query sees, 0 for all
     latent: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StateWork:
-    """State mixers of equal layers on one rank.
-
-    Parameters
-    ----------
-    held : float
-        State of a sequence in a layer, read and written for each of its tokens that decodes [B].
-    token_flops, token_bytes : float
-        Scan, convolution and norm of a token of a prompt in a layer [FLOP], [B].
-    """
+    """State mixers of equal layers on one rank."""
 
     layers: int
+    # state of a sequence in a layer, read and written for each of its tokens that decodes [B]
     held: float
+    # scan, convolution and norm of a token of a prompt in a layer [FLOP] and [B]
     token_flops: float
     token_bytes: float
 
