@@ -16,13 +16,7 @@ from mpsim.serving.lane import Lane
 
 
 class Autoscaler:
-    """Opens and closes instances, each a few batches.
-
-    Parameters
-    ----------
-    is_done : callable
-        Whether all requests have been served.
-    """
+    """Opens and closes instances, each a few batches, until `is_done`: all requests are served."""
 
     def __init__(
         self,

@@ -50,10 +50,7 @@ class Batch(NamedTuple):
 class Iteration:
     """Work of one iteration, and the requests whose first prompt token and whose last are in it.
 
-    Parameters
-    ----------
-    parts : sequence of (Engine, Iteration)
-        Iterations of engines that run together, whose sum it is.
+    Of engines that run together it is the sum of their `parts`.
     """
 
     __slots__ = ("context", "decodes", "done", "pairs", "parts", "prompt_tokens", "started")
@@ -81,23 +78,12 @@ class Iteration:
 class Engine:
     """Requests of one engine: waiting, with a prompt under way, decoding.
 
-    Parameters
-    ----------
-    prompt, output : sequence of int
-        Tokens of every request of the run, shared between engines.
-    hashes : sequence of tuples of int, optional
-        Leading units of every prompt, where prefixes are cached.
-    unit : int
-        Tokens of such a unit.
-    hands_over : bool
-        Whether computed prompts keep their blocks until `release`, for another engine to decode.
-    samples_first : bool
-        Whether requests that come with a computed prompt (`offered`) are still to be given their first token.
-    longest : int, optional
-        Largest of `output`, where it is known.
+    `prompt` and `output`: tokens of every request of the run, shared between engines. `hashes`:
+    leading units of every prompt, where prefixes are cached, of `unit` tokens each. `hands_over`:
+    computed prompts keep their blocks until `release`, for another engine to decode.
+    `samples_first`: requests that come with a computed prompt are still to be given their first
+    token. `longest`: largest of `output`, where it is known.
 
-    Notes
-    -----
     Requests that another engine computed the prompts of wait in `offered`; `accept` gives them
     blocks, and those whose keys and values have come decode from `land` on.
     """

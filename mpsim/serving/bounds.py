@@ -49,13 +49,7 @@ class ServiceBounds:
 
 
 def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
-    """Bounds of a plan that serves these requests.
-
-    Parameters
-    ----------
-    requests : Requests
-        All of them; in a closed loop their arrivals do not count.
-    """
+    """Bounds of a plan that serves these requests, whose arrivals do not count in a closed loop."""
     prompts = plan.prefill or plan
     tail, units = _computed(requests)
     ttft = _least_ttft(prompts, tail) * _fastest(prompts)
@@ -123,14 +117,8 @@ def _least_step(plan: ServicePlan, context: Floats) -> Floats:
 def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: float) -> float:
     """Seconds that the batches of a pool are busy together, at least.
 
-    Parameters
-    ----------
-    decoded : Requests, optional
-        Whose outputs it decodes.
-    tail : float64[N]
-        Tokens of the prompts that it computes.
-    units : float
-        Tokens of shared units that it computes once at least.
+    `decoded`: requests whose outputs it decodes. `tail`: tokens of the prompts that it computes,
+    float64[N]. `units`: tokens of shared units that it computes once at least.
     """
     prices, engine, rules = plan.prices, plan.engine, plan.rules
     pp, queries = prices.work.pp, 1 + rules.drafts

@@ -73,18 +73,12 @@ class _Values:
 
 
 def distribution(values: Floats | _Values | Sketch) -> dict[str, float | list[float] | None] | None:
-    """Mean and percentiles of a latency, each with an 80 % interval.
+    """Mean and percentiles of a latency, each with an 80 % interval: ``mean``, ``mean_interval``,
+    ``p50``, ``p50_interval`` and so on; None without values.
 
-    Parameters
-    ----------
-    values : float64[N] or Sketch
-        In the order of the requests; NaN where a request has none.
-
-    Returns
-    -------
-    dict, or None
-        ``mean``, ``mean_interval``, ``p50``, ``p50_interval`` and so on; None without values. The
-        interval of a percentile is None where the values are too few to have its ends among them, that of the mean of fewer than five.
+    `values` are in the order of the requests, float64[N], NaN where a request has none. The
+    interval of a percentile is None where the values are too few to have its ends among them, that
+    of the mean of fewer than five.
     """
     if isinstance(values, np.ndarray):
         finite = values[np.isfinite(values)]
@@ -160,18 +154,17 @@ def steady_state(
 ) -> SteadyState:
     """Whether figures are those of a steady state, and why not.
 
-    Parameters
-    ----------
-    arrival, queue, service : float64[N]
-        Arrival of each request that was served, in order, its wait, and its time without that [s].
-    since : float
-        Where the warm-up ends: those that came before count only as long as they are in the service [s].
+    `arrival`, `queue` and `service`: arrival of each request that was served, in order, its wait,
+    and its time without that, float64[N] [s]. `since`: where the warm-up ends; those that came
+    before count only as long as they are in the service [s].
 
     Notes
     -----
-    An open stream must come for ten times as long as a request takes. Neither its queue may grow from the first half of it to the second by more than three standard errors (of
-    batch means) and half the mean time of service; nor the number of requests in the service from the first third to the last, once it has filled up, by more than three standard
-    errors and a quarter of their mean. A closed loop must go round five times.
+    An open stream must come for ten times as long as a request takes. Neither its queue may grow
+    from the first half of it to the second by more than three standard errors (of batch means) and
+    half the mean time of service; nor the number of requests in the service from the first third to
+    the last, once it has filled up, by more than three standard errors and a quarter of their mean.
+    A closed loop must go round five times.
     """
     counted = arrival >= since
     count = int(counted.sum())
@@ -286,17 +279,8 @@ def setting_of(plan: ServicePlan) -> Setting:
 
 
 def intervals(setting: Setting, figures: Figures) -> Figures:
-    """Ranges that hold what would be measured.
-
-    Parameters
-    ----------
-    figures : mapping
-        With the predictions: ``ttft_s`` and other latencies by mean and percentiles, ``output_tokens_per_s``.
-
-    Returns
-    -------
-    dict
-        ``[low, high]`` of the mean of each latency, and of the throughput where the service decides it; ``level`` and ``basis``.
+    """Ranges that hold what would be measured: ``[low, high]`` of the mean of each latency that is
+    predicted, and of the throughput where the service decides it; ``level`` and ``basis``.
     """
     ranges: dict[str, Interval] = {}
     for name, figure in _LATENCIES.items():

@@ -108,13 +108,7 @@ def engine_names() -> tuple[str, ...]:
 
 
 def engine(name: str) -> EnginePreset:
-    """The engine called `name`.
-
-    Raises
-    ------
-    ScenarioError
-        If there is none of that name.
-    """
+    """The engine called `name`. ScenarioError if there is none."""
     entries = _entries()
     if name not in entries:
         raise ScenarioError(f"no serving engine {name[:60]!r}; {nearest(name, entries)}")
@@ -134,10 +128,7 @@ def calibrated(preset: EnginePreset, cluster: Cluster) -> EnginePreset:
 def override(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset:
     """An engine with some fields replaced, written as in a scenario: quantities with units.
 
-    Raises
-    ------
-    ScenarioError
-        With every field that does not exist or has a wrong value.
+    ScenarioError names every field that does not exist or has a wrong value.
     """
     usable = [
         field.name for field in dataclasses.fields(EnginePreset) if field.name not in _PROVENANCE

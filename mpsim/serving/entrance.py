@@ -46,10 +46,7 @@ class Passed(NamedTuple):
 class Entrance:
     """Batches of one instance, by their number: what each does, and what it has under way.
 
-    Parameters
-    ----------
-    stalled : sequence of dict
-        Of each pool, time for which its batches slept by reason [s].
+    `stalled`: time for which the batches of each pool slept, by reason [s].
     """
 
     def __init__(

@@ -9,12 +9,7 @@ from mpsim.units import Dimension, parse_quantity
 
 
 class Exchange:
-    """Dispatch and combine of one layer of experts.
-
-    Parameters
-    ----------
-    work : RankWork
-        Of one rank; its experts are divided among `ep` ranks.
+    """Dispatch and combine of one layer of experts, which are divided among `ep` ranks.
 
     Notes
     -----

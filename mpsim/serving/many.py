@@ -48,13 +48,7 @@ class Window(list[Item]):
 
 
 class Folded:
-    """Sums and sketches of a run.
-
-    Parameters
-    ----------
-    stream : Stream
-        Its requests, as far as they are known beforehand.
-    """
+    """Sums and sketches of a run, of whose `stream` nothing but its extent is known beforehand."""
 
     error: Final = GROWTH / 2.0
 

@@ -527,28 +527,17 @@ class ServicePlan:
         return None
 
     def requests(self, count: int | None = None) -> Requests:
-        """The stream of requests, if the service can hold it.
+        """The stream of requests, `count` of them whatever the workload says; see `draw_requests`.
 
-        Parameters
-        ----------
-        count : int, optional
-            How many, whatever the workload says; see `mpsim.serving.stream.draw_requests`.
-
-        Raises
-        ------
-        ScenarioError
-            If the service cannot hold its weights, or a request.
+        ScenarioError if the service cannot hold its weights, or a request.
         """
         drawn = draw_requests(self.workload, seed=self.seed, folder=self.folder, count=count)
         self.require(drawn)
         return drawn
 
     def require(self, requests: Requests | None = None) -> None:
-        """Refuse a service that cannot hold its weights or one request, and a prompt that fits no iteration.
-
-        Raises
-        ------
-        ScenarioError
+        """Refuse a service that cannot hold its weights or one request, and a prompt that fits no
+        iteration: a ScenarioError.
         """
         if problems := self.problems():
             raise ScenarioError(problems)

@@ -45,22 +45,15 @@ _BLOCKS = "fp8_block"  # whose inputs are quantised by a kernel of their own
 class IterationPrices:
     """Seconds of iterations of one instance.
 
-    Parameters
-    ----------
-    reductions : Reductions
-        All-reduces among the ranks of a stage.
-    kv_bytes : float
-        Of an element of cache [B].
-    send : tuple of float
-        Latency of a message to the next stage [s], and rate of such messages [B/s].
-    draft : Draft, optional
-        Tokens that each iteration drafts and verifies for every decoding sequence.
-    exchange : Exchange, optional
-        Dispatch and combine among ranks with requests of their own; without it they gather all tokens.
+    `reductions`: all-reduces among the ranks of a stage. `kv_bytes`: of an element of cache [B].
+    `send`: latency of a message to the next stage [s], and rate of such messages [B/s]. `draft`:
+    tokens that each iteration drafts and verifies for every decoding sequence. `exchange`: dispatch
+    and combine among ranks with requests of their own; without it they gather all tokens.
 
     Notes
     -----
-    Products take what `Products` says, tabulated once; decode attention ``t0 + max(bytes / (e BW), FLOPs / (c F))``; causal attention of prompts its FLOPs at a share of the peak.
+    Products take what `Products` says, tabulated once; decode attention ``t0 + max(bytes / (e BW),
+    FLOPs / (c F))``; causal attention of prompts its FLOPs at a share of the peak.
     """
 
     def __init__(
@@ -149,14 +142,8 @@ class IterationPrices:
         return self._joined(self.stage_seconds(batch), batch, prompts, sequences)
 
     def apart_seconds(self, loads: Sequence[Batch], prompts: int) -> Seconds:
-        """Time of one iteration of ranks that keep requests of their own and wait for the busiest in every layer.
-
-        Parameters
-        ----------
-        loads : sequence of Batch
-            Of each rank that has work.
-        prompts : int
-            Prompts that end with it on any rank.
+        """Time of one iteration of ranks that keep requests of their own and wait for the busiest in
+        every layer. `loads`: of each rank that has work. `prompts`: that end with it on any rank.
         """
         own = self.work.attention_dp
         whole = Batch(

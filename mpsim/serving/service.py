@@ -56,19 +56,12 @@ def _ring(call: simpy.Event, _: simpy.Event) -> None:
 class Service:
     """One run of a service.
 
-    Parameters
-    ----------
-    requests : Requests or Stream
-        All of them, or where they are drawn page by page.
-    folded : Folded, optional
-        What becomes of requests and iterations of a stream.
-    progress : callable, optional
-        Told requests that have ended, and all there are, now and then.
+    `requests`: all of them, or a stream of which they are drawn page by page. `folded`: what
+    becomes of requests and iterations of a stream. `progress`: told requests that have ended, and
+    all there are, now and then.
 
-    Notes
-    -----
-    From the last token of a request to the queue of the same user's next one in a closed loop is the way out and in again (`first_token_time`). An iteration that begins meanwhile
-    goes without it.
+    From the last token of a request to the queue of the same user's next one in a closed loop is
+    the way out and in again (`first_token_time`). An iteration that begins meanwhile goes without.
     """
 
     def __init__(

@@ -69,14 +69,9 @@ def draw_requests(
 ) -> Requests:
     """The requests of a workload; equal seeds give equal requests.
 
-    Parameters
-    ----------
-    folder : path
-        Where a trace's file is looked for.
-    count : int, optional
-        How many, whatever the workload says: a closed loop of a certain duration shows only in the run how many it sends.
-    first : int
-        Number of the first of them, where they are part of a stream.
+    `folder`: where a trace's file is looked for. `count`: how many, whatever the workload says: a
+    closed loop of a certain duration shows only in the run how many it sends. `first`: number of
+    the first of them, where they are part of a stream.
     """
     if workload.trace is not None:
         requests = read_trace(Path(folder) / workload.trace)

@@ -128,13 +128,7 @@ def _of_pool(served: Served, place: int) -> Mapping[str, Floats]:
 
 
 class RowSums:
-    """Sums over the iterations of a pool, some of which come at a time in the order of their ends.
-
-    Parameters
-    ----------
-    plan : ServicePlan
-        The pool.
-    """
+    """Sums over the iterations of a pool, some of which come at a time in the order of their ends."""
 
     def __init__(self, plan: ServicePlan) -> None:
         self._plan = plan

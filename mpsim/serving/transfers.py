@@ -100,14 +100,9 @@ def _fabric(
 
 
 class Transfers:
-    """Transfers under way.
+    """Transfers under way on links of such capacities [B/s].
 
-    Parameters
-    ----------
-    capacity : sequence of float
-        Of every link [B/s].
-    done : callable
-        Called with a transfer's number when its last byte has come.
+    `done`: called with a transfer's number when its last byte has come.
     """
 
     def __init__(

@@ -166,18 +166,10 @@ class RankWork:
     ) -> RankWork:
         """Divide a model among the ranks of an instance.
 
-        Parameters
-        ----------
-        tp, pp, ep, attention_dp : int
-            Tensor parallel ranks of a stage, stages, ranks that divide experts, ranks with requests of their own.
-        weights, wide : Format
-            Of the linear layers, and of what stays wide: output head, router, embedding.
-        wide_roles : frozenset of Role
-            Products of layers that stay wide.
-        imbalance : float
-            Tokens of the busiest expert rank over the mean.
-        spread : float
-            Standard deviation of an expert's tokens over their mean.
+        `weights` and `wide`: formats of the linear layers, and of what stays wide: output head,
+        router, embedding, and the products of layers in `wide_roles`. `imbalance`: tokens of the
+        busiest expert rank over the mean. `spread`: standard deviation of an expert's tokens over
+        their mean.
         """
         wide_roles |= {Role.ROUTER}
         attention_tp = max(1, tp // attention_dp)
