@@ -51,7 +51,7 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 
 autosummary_generate = False  # names are described on the page of their package
-autodoc_typehints = "none"  # numpydoc's sections name the types
+autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False

@@ -161,16 +161,8 @@ class MissingExtraError(MpsimError, ImportError):
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
-    """Say which known names are close to `name`.
-
-    Parameters
-    ----------
-    name : str
-        What was written.
-    known : iterable of str
-        What would have been accepted.
-    count : int
-        How many suggestions at most.
+    """Say which known names are close to `name`. `name`: what was written. `known`: what would have
+    been accepted. `count`: how many suggestions at most.
 
     Returns
     -------

@@ -114,12 +114,7 @@ _COUNTS: Mapping[str, float] = MappingProxyType({"k": 1e3, "m": 1e6, "b": 1e9, "
 
 
 def parse_count(value: object) -> float:
-    """Turn a count such as 300B, 15.6T or 1e12 into a float.
-
-    Raises
-    ------
-    UnitError
-        If it is no number above 0.
+    """Turn a count such as 300B, 15.6T or 1e12 into a float. UnitError if it is no number above 0.
 
     Examples
     --------
@@ -140,23 +135,14 @@ def parse_count(value: object) -> float:
 def parse_quantity(value: object, dimension: Dimension) -> float:
     """Turn what a person wrote into an SI float.
 
-    Parameters
-    ----------
-    value : object
-        A string such as ``"400 Gb/s"``. Bare numbers are refused, except zero.
-    dimension : Dimension
-        What is expected.
+    `value`: a string such as ``"400 Gb/s"``. Bare numbers are refused, except zero. `dimension`:
+    what is expected. UnitError if the number has no unit, an unknown or ambiguous unit, a unit of
+    another dimension, or is negative, infinite or not a number.
 
     Returns
     -------
     float
         The value in the SI unit of `dimension` [s, B, B/s, FLOP, FLOP/s, W, J or USD/h].
-
-    Raises
-    ------
-    UnitError
-        If the number has no unit, an unknown or ambiguous unit, a unit of another dimension, or is
-        negative, infinite or not a number.
 
     Examples
     --------
@@ -230,14 +216,8 @@ def _complaint(value: object, dimension: Dimension, why: str) -> str:
 def format_quantity(value: float, dimension: Dimension, *, digits: int = 4) -> str:
     """Write an SI float the way a person would.
 
-    Parameters
-    ----------
-    value : float
-        In the SI unit of `dimension`.
-    dimension : Dimension
-        What it measures; bytes are written in decimal units (GB), never binary.
-    digits : int
-        Significant digits.
+    `value`: in the SI unit of `dimension`. `dimension`: what it measures; bytes are written in
+    decimal units (GB), never binary. `digits`: significant digits.
 
     Examples
     --------
@@ -277,14 +257,8 @@ def price(dollars: float) -> str:
 
 
 def format_exact(value: float, dimension: Dimension) -> str:
-    """Write an SI float so that `parse_quantity` gives the same float back.
-
-    Parameters
-    ----------
-    value : float
-        In the SI unit of `dimension`, finite and at least 0.
-    dimension : Dimension
-        What it measures.
+    """Write an SI float so that `parse_quantity` gives the same float back. `value`: in the SI unit
+    of `dimension`, finite and at least 0. `dimension`: what it measures.
 
     Examples
     --------

@@ -158,9 +158,8 @@ def _read_habits(ledger: Ledger, stage: int) -> None:
     ledger.assume("framework.preset", preset, "DeepSpeed of 2024 on, by its stage")
     habits = framework(preset, {}).fields()
     for row, field in _habits(stage):
-        usual = getattr(habits[field], "value", habits[field])
-        value = _habit(ledger, row, usual)
-        if value not in (None, usual):
+        value = _habit(ledger, row, habits[field])
+        if value not in (None, habits[field]):
             ledger.put(row.name, row.to, f"{value:.0f} B" if row.kind == "elements" else value)
 
 
@@ -208,9 +207,7 @@ def _write_habits(scenario: Scenario, data: dict[str, object]) -> None:
     wanted = framework(chosen.preset, chosen.overrides).fields()
     usual = framework(table(DATA, _NAME)["presets"][str(stage)], {}).fields()
     for row, field in _habits(stage):
-        value = getattr(wanted[field], "value", wanted[field])
-        rest = getattr(usual[field], "value", usual[field])
-        word = _word(row, value, rest, scenario.training_step.precision)
+        word = _word(row, wanted[field], usual[field], scenario.training_step.precision)
         if word is not None:
             data[row.name] = word
 

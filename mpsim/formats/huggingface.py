@@ -31,6 +31,10 @@ _NEEDED = ("hidden", "layers", "heads", "vocab")
 _ROUTED = ("experts", "top_k", "width", "shared", "shared_width", "dense_first", "every")
 
 
+def _rules() -> Mapping[str, Any]:
+    return table(DATA, "huggingface")
+
+
 def _is_config(head: Head) -> bool:
     if not head.is_object or '"model_type"' not in head.text:
         return False
@@ -54,7 +58,7 @@ def _read_config(head: Head, options: Options) -> Imported:
     names = {key.removeprefix(reader.head).partition(".")[0] for key in ledger.values}
     versions = {"5": {"rope_parameters"}, "4": {"rope_theta", "torch_dtype", "rope_scaling"}}
     spelling = next((version for version, words in versions.items() if words & names), "4 or 5")
-    moves = re.compile(table(DATA, "huggingface")["moves"])
+    moves = re.compile(_rules()["moves"])
     return ledger.close(
         "hf",
         tool=f"Hugging Face transformers, {reader.kind}",
@@ -75,7 +79,7 @@ class _Reader:
     def read(self) -> None:
         """Put the model into the ledger, and say what became of every other key."""
         self._check_simulated()
-        known = table(DATA, "huggingface")["types"]
+        known = _rules()["types"]
         is_known = self.kind in known
         entry = known[self.kind if is_known else _GENERIC]
         entry = known[entry["like"]] if "like" in entry else entry
@@ -94,37 +98,29 @@ class _Reader:
 
     def _check_simulated(self) -> None:
         """Refuse what is no transformer, by name."""
-        data = table(DATA, "huggingface")
+        data = _rules()
         for rule in data["not_simulated"]:
             if re.fullmatch(rule["pattern"], self.kind):
-                self._not_simulated(f"model_type {shown(self.kind)} {rule['why']}")
+                self._not_simulated(rule["why"])
         section = self.data.get(self.head.rstrip("."), self.data) if self.head else self.data
         kinds = section.get("layer_types") or section.get("layers_block_type") or ()
-        odd = (
-            {word for word in kinds if word in data["layer_types"]["refused"]}
-            if _texts(kinds)
-            else ()
-        )
+        odd = set(kinds).intersection(data["layer_types"]["refused"]) if _texts(kinds) else ()
         if odd:
-            self._not_simulated(
-                f"model_type {shown(self.kind)} has layers of {', '.join(sorted(odd))}"
-            )
-        recurrent = [key for key in data["state_space_keys"] if section.get(key)]
+            self._not_simulated(f"has layers of {', '.join(sorted(odd))}")
+        recurrent = ", ".join(key for key in data["state_space_keys"] if section.get(key))
         if recurrent:
-            self._not_simulated(
-                f"model_type {shown(self.kind)} has state-space or linear attention layers ({', '.join(recurrent)})"
-            )
+            self._not_simulated(f"has state-space or linear attention layers ({recurrent})")
 
-    def _not_simulated(self, what: str) -> None:
+    def _not_simulated(self, why: str) -> None:
         raise FormatError(
-            f"{self.ledger.file}: {what}; this reader knows attention and MLPs or experts only, so a step of it would be wrong. Give layers with a state "
+            f"{self.ledger.file}: model_type {shown(self.kind)} {why}; this reader knows attention and MLPs or experts only, so a step of it would be wrong. Give layers with a state "
             "by hand (model.layer_pattern, model.state; presets such as qwen3-next-80b-a3b), or describe a transformer of the same size under model: if that is near enough"
         )
 
     def _check_complete(self) -> None:
         """A type that is not in the table is read as the most usual one where its sizes are there."""
         missing = [role for role in _NEEDED if self._key(role) is None]
-        known = table(DATA, "huggingface")["types"]
+        known = _rules()["types"]
         if missing:
             raise FormatError(
                 f"{self.ledger.file}: model_type {shown(self.kind)} is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
@@ -135,10 +131,8 @@ class _Reader:
 
     def _key(self, role: str) -> str | None:
         """The key of the file that states a quantity, refused where two state it differently."""
-        words = table(DATA, "huggingface")["spellings"].get(role, [role])
-        there = [
-            self.head + word for word in words if self.ledger.get(self.head + word) is not None
-        ]
+        words = _rules()["spellings"].get(role, [role])
+        there = [self.head + word for word in words if self.get(word) is not None]
         for word in words:
             if any(key.startswith(f"{self.head}{word}.") for key in self.ledger.values):
                 self.ledger.refuse(f"{self.head}{word}: got a mapping; needed a whole number")
@@ -152,7 +146,7 @@ class _Reader:
     ) -> tuple[int | None, tuple[str, ...]]:
         """A size and the keys that state it; the default of the class where none does."""
         key = self._key(role)
-        words = table(DATA, "huggingface")["spellings"].get(role, [role])
+        words = _rules()["spellings"].get(role, [role])
         if key is None:
             return default, ()
         return self.ledger.integer(key, least=least), tuple(self._there(*words))
@@ -167,12 +161,21 @@ class _Reader:
         """Keys of the section by these words, those that the file has."""
         return [key for word in words if (key := self.head + word) in self.ledger]
 
+    def get(self, key: str, default: object = None) -> Any:
+        return self.ledger.get(self.head + key, default)
+
+    def integer(self, key: str, *, least: int = 0) -> int | None:
+        return self.ledger.integer(self.head + key, least=least)
+
+    def switch(self, key: str) -> bool | None:
+        return self.ledger.switch(self.head + key)
+
     def flag(self, rule: Any) -> tuple[bool, tuple[str, ...]]:
         """Whether something is there: always, never, or as a key says."""
         if isinstance(rule, bool):
             return rule, ()
         ((name, default),) = rule.items()
-        value = self.ledger.switch(self.head + name)
+        value = self.switch(name)
         return (default if value is None else value), (self.head + name,)
 
     def _model(self, entry: Mapping[str, Any]) -> None:
@@ -262,13 +265,12 @@ class _Reader:
         why = "" if defaults.get("kv_heads") else "as many as heads"
         if "mla" in entry:
             value, keys, why = sizes["heads"], (), "latent attention has a key and a value a head"
-        elif entry.get("multi_query") or self.kind == "falcon":
-            many = self.ledger.switch(self.head + "multi_query")
-            new = self.ledger.switch(self.head + "new_decoder_architecture") or False
-            if (True if many is None else many) and not new:
-                value, keys, why = 1, (self.head + "multi_query",), "multi_query is the default"
-            elif not new:
-                value, keys, why = sizes["heads"], (self.head + "multi_query",), "as many as heads"
+        elif (entry.get("multi_query") or self.kind == "falcon") and not self.switch(
+            "new_decoder_architecture"
+        ):
+            one, keys = self.switch("multi_query") is not False, (self.head + "multi_query",)
+            value = 1 if one else sizes["heads"]
+            why = "multi_query is the default" if one else "as many as heads"
         if value is not None:
             sizes["kv_heads"] = value
             self._put("model.kv_heads", value, keys, why)
@@ -304,9 +306,8 @@ class _Reader:
         key = self._key("dropout")
         value = self.ledger.get(key) if key else defaults.get("dropout", 0.0)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-            self.ledger.refuse(
-                f"{self.ledger.place(key or 'dropout')}: got {shown(value)}; needed a probability"
-            )
+            place = self.ledger.place(key or "dropout")
+            self.ledger.refuse(f"{place}: got {shown(value)}; needed a probability")
             return
         self._put("model.dropout", float(value), [key] if key else ())
 
@@ -341,22 +342,20 @@ class _Reader:
 
     def _windowed(self, rule: Mapping[str, Any], layers: int) -> list[bool]:
         """Whether each layer has a window, as the file lists it or the class has it."""
-        words = table(DATA, "huggingface")["layer_types"]
-        listed = self.ledger.get(self.head + "layer_types")
+        words = _rules()["layer_types"]
+        listed = self.get("layer_types")
         if _texts(listed) and len(listed) != layers:
-            self.ledger.refuse(
-                f"{self.ledger.place(self.head + 'layer_types')}: lists {len(listed)} layers of {layers}"
-            )
+            place = self.ledger.place(self.head + "layer_types")
+            self.ledger.refuse(f"{place}: lists {len(listed)} layers of {layers}")
         if _texts(listed) and listed:
             return [word in words["window"] for word in listed]
-        if "of" in rule and isinstance(self.ledger.get(self.head + rule["of"]), list):
-            rotated = self.ledger.get(self.head + rule["of"])
-            if len(rotated) == layers:
-                return [bool(turned) for turned in rotated]
+        rotated = self.get(rule["of"]) if "of" in rule else None
+        if isinstance(rotated, list) and len(rotated) == layers:
+            return [bool(turned) for turned in rotated]
         every = rule.get("every", 0)
         for name in rule.get("pattern", ()):
-            every = self.ledger.integer(self.head + name) or every
-        first = self.ledger.integer(self.head + rule["from_layer"]) if "from_layer" in rule else 0
+            every = self.integer(name) or every
+        first = self.integer(rule["from_layer"]) if "from_layer" in rule else 0
         first = 28 if first is None else first  # the classes' own default of max_window_layers
         return [
             layer >= first and not (every and (layer + 1) % every == 0) for layer in range(layers)
@@ -369,27 +368,23 @@ class _Reader:
             least = 0 if role in ("shared", "shared_width", "dense_first") else 1
             values[role], keys[role] = self._value(role, rule.get(role), least=least)
         if "width_key" in rule:
-            own = self.ledger.integer(self.head + rule["width_key"], least=1)
+            own = self.integer(rule["width_key"], least=1)
             values["width"] = own or rule["width"]
             keys["width"] = (self.head + rule["width_key"],)
         if values["experts"] is None:
             return
         if values["top_k"] is None:
-            self.ledger.refuse(
-                f"{self.ledger.place(self.head + 'num_experts_per_tok')}: is null or absent, and the class has no default; give it"
-            )
+            place = self.ledger.place(self.head + "num_experts_per_tok")
+            self.ledger.refuse(f"{place}: is null or absent, and the class has no default; give it")
             return
         names = {"shared": "shared_experts", "shared_width": "shared_ffn_hidden"}
         for role in ("experts", "top_k", *names):
             name = names.get(role, role)
             if values[role]:
                 self._put(f"model.moe.{name}", values[role], keys[role])
-        self._put(
-            "model.moe.ffn_hidden",
-            values["width"] or sizes.get("ffn", sizes["hidden"]),
-            keys["width"],
-            "" if values["width"] else "as wide as ffn_hidden",
-        )
+        width = values["width"] or sizes.get("ffn", sizes["hidden"])
+        why = "" if values["width"] else "as wide as ffn_hidden"
+        self._put("model.moe.ffn_hidden", width, keys["width"], why)
         self._places(values, keys, sizes["layers"])
 
     def _places(
@@ -407,9 +402,9 @@ class _Reader:
         elif where == _every(1, dense, layers):
             every = 1
         else:
-            self.ledger.refuse(
-                f"experts stand in layers {[i for i, has in enumerate(where) if has][:8]}...: neither every n-th nor all after the first; not simulated"
-            )
+            some = [layer for layer, has in enumerate(where) if has][:8]
+            why = "neither every n-th nor all after the first; not simulated"
+            self.ledger.refuse(f"experts stand in layers {some}...: {why}")
             return
         if dense:
             self._put("model.moe.dense_layers", dense, source)
@@ -418,8 +413,8 @@ class _Reader:
 
     def _routed(self, values: Mapping[str, int | None], layers: int) -> list[bool]:
         """Whether each layer has experts, as the file lists them or counts."""
-        listed = self.ledger.get(self.head + "moe_layers")
-        only = self.ledger.get(self.head + "mlp_only_layers")
+        listed = self.get("moe_layers")
+        only = self.get("mlp_only_layers")
         where = _every(values["every"] or 1, values["dense_first"] or 0, layers)
         if isinstance(listed, list) and listed:
             where = [layer in listed for layer in range(layers)]
@@ -440,15 +435,13 @@ class _Reader:
     def _encoder(self, rule: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         """An encoder and a decoder, whose layers a scenario counts together."""
         encoder = sizes["layers"]
-        decoder = self.ledger.integer(self.head + rule["decoder_layers"], least=1) or encoder
+        decoder = self.integer(rule["decoder_layers"], least=1) or encoder
         keys = self._there(rule["layers"], rule["decoder_layers"])
         self._put("model.layers", encoder + decoder, keys)
         self._put("model.encoder_layers", encoder, keys[:1])
-        buckets = self.ledger.integer(self.head + rule["buckets"], least=1) or 32
+        buckets = self.integer(rule["buckets"], least=1) or 32
         self._put("model.max_positions", buckets, [self.head + rule["buckets"]])
-        gated = str(self.ledger.get(self.head + rule["gated"], rule["activation"])).startswith(
-            "gated"
-        )
+        gated = str(self.get(rule["gated"], rule["activation"])).startswith("gated")
         self._put("model.gated_mlp", gated, [self.head + rule["gated"]])
         self._put("model.bias", False, ())
         self._put("model.attention", "causal", ())
@@ -462,14 +455,8 @@ class _Reader:
         if is_known:  # of a class that is in no table the count would be a guess
             self.ledger.model_parameters = total + left_out
         if left_out and is_known:
-            self.ledger.note(
-                "model",
-                f"{left_out:+,} parameters of {self.kind} (norms, biases, gates) are not in the simulated model, of {total:,}",
-            )
-
-    def integer(self, key: str) -> int | None:
-        """A whole number of the section."""
-        return self.ledger.integer(self.head + key)
+            what = f"{left_out:+,} parameters of {self.kind} (norms, biases, gates)"
+            self.ledger.note("model", f"{what} are not in the simulated model, of {total:,}")
 
 
 def _texts(value: object) -> bool:
@@ -527,7 +514,7 @@ def _bias_difference(reader: _Reader, model: Transformer, entry: Mapping[str, An
 
 def _falcon_norms(reader: _Reader, model: Transformer) -> int:
     """Two norms a layer in the new decoder architecture, unless the file says one."""
-    new = reader.ledger.switch(reader.head + "new_decoder_architecture")
+    new = reader.switch("new_decoder_architecture")
     norms = reader.integer("num_ln_in_parallel_attn")
     both = (2 if norms is None else norms) == 2
     return model.layers * 2 * model.hidden if new and both else 0
@@ -544,8 +531,8 @@ def _word_projections(reader: _Reader, model: Transformer) -> int:
 
 def _opt_final_norm(reader: _Reader, model: Transformer) -> int:
     """Norms after attention and MLP leave none for the end."""
-    before = reader.ledger.switch(reader.head + "do_layer_norm_before")
-    removed = reader.ledger.switch(reader.head + "_remove_final_layer_norm")
+    before = reader.switch("do_layer_norm_before")
+    removed = reader.switch("_remove_final_layer_norm")
     return -2 * model.hidden if before is False or removed else 0
 
 

@@ -42,10 +42,6 @@ def _rows(scenario: Mapping[str, object]) -> Iterator[tuple[Key, str]]:
             yield row, row.to.removeprefix(_FRAMEWORK)
 
 
-def _plain(habits: Mapping[str, object]) -> dict[str, object]:
-    return {field: getattr(value, "value", value) for field, value in habits.items()}
-
-
 def _preset(given: Reading) -> str:
     """The preset of the era, or that of Megatron-FSDP, which shards all states."""
     fsdp = given.on("use-megatron-fsdp") and given.since("core_v0.14.0")
@@ -57,7 +53,7 @@ def read_habits(given: Reading) -> None:
     preset = _preset(given)
     stated = [] if preset == given.preset else ["use-megatron-fsdp"]
     given.put(stated, "framework.preset", preset, "the preset of the version")
-    usual = _plain(framework(preset, {}).fields())
+    usual = framework(preset, {}).fields()
     for change in _changes(given, usual):
         if usual[change.field] != change.value:
             given.put(change.names, f"{_FRAMEWORK}{change.field}", change.value, change.why)
@@ -182,7 +178,7 @@ def _missed(put: Writing, given: Mapping[str, object], wanted: Mapping[str, obje
     """Fields of the framework that a reader of these settings takes otherwise."""
     reading = put.reading(given)
     preset = _preset(reading)
-    usual = _plain(framework(preset, {}).fields())
+    usual = framework(preset, {}).fields()
     changes = {change.field: change.value for change in _changes(reading, usual)}
     found = framework(preset, changes).fields()
     return {field for field, value in wanted.items() if value != found[field]}

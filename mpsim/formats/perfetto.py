@@ -52,19 +52,10 @@ def write_trace(
 ) -> None:
     """Write a trace file.
 
-    Parameters
-    ----------
-    path : str or Path
-        Gzipped when it ends in ``.gz``.
-    detail : str
-        ``chunk``: one slice an action; ``kernel``: its kernels and collectives as well, which makes large files: choose `ranks`.
-    ranks : iterable of int, optional
-        Rank classes to include; the first `MOST_RANKS` when absent.
-
-    Raises
-    ------
-    ScenarioError
-        If `detail` or a rank is unknown.
+    `path`: gzipped when it ends in ``.gz``. `detail`: ``chunk``: one slice an action; ``kernel``:
+    its kernels and collectives as well, which makes large files: choose `ranks`. `ranks`: rank
+    classes to include; the first `MOST_RANKS` when absent. ScenarioError if `detail` or a rank is
+    unknown.
     """
     write_events(trace_events(timeline, detail=detail, ranks=ranks), path)
 
@@ -94,22 +85,14 @@ def trace_events(
 ) -> Iterator[Event]:
     """Yield the events of a trace: names, slices, flows, counters.
 
-    Parameters
-    ----------
-    detail, ranks
-        As in `write_trace`.
-    more : callable, optional
-        Further tracks and counters of a rank class. Queues of collectives inside actions (`INSIDE`) are left to it.
+    `detail` and `ranks`: as in `write_trace`. `more`: further tracks and counters of a rank class.
+    Queues of collectives inside actions (`INSIDE`) are left to it. ScenarioError if `detail` or a
+    rank is unknown.
 
     Yields
     ------
     dict
         One event; ``ts`` and ``dur`` in microseconds.
-
-    Raises
-    ------
-    ScenarioError
-        If `detail` or a rank is unknown.
     """
     if detail not in DETAILS:
         raise ScenarioError(f"got detail {detail!r}; needed one of {', '.join(DETAILS)}")

@@ -80,13 +80,7 @@ ALIASES: Final[Mapping[str, str]] = {
 
 
 def recognise(path: str | Path) -> Format:
-    """The format of a file.
-
-    Raises
-    ------
-    CalibrationError
-        If the file cannot be read, or nothing known wrote it.
-    """
+    """The format of a file. CalibrationError if the file cannot be read, or nothing known wrote it."""
     return _recognise(read_head(Path(path)))
 
 
@@ -221,25 +215,13 @@ def _recognise(head: Head) -> Format:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Writer:
-    """A format that is written.
+    """A format that is written."""
 
-    Parameters
-    ----------
-    name : str
-        As commands take it; an importer of the same name reads the file.
-    write : callable
-        The scenario in that format.
-    ending : str
-        Usual ending of its file; empty where it is a folder of files.
-    serves : bool
-        Whether it holds a service, not a training step.
-    """
-
-    name: str
+    name: str  # as commands take it; an importer of the same name reads the file
     title: str
-    write: Callable[[Scenario], Exported]
-    ending: str
-    serves: bool = False
+    write: Callable[[Scenario], Exported]  # the scenario in that format
+    ending: str  # usual ending of its file; empty where it is a folder of files
+    serves: bool = False  # whether it holds a service, not a training step
 
 
 WRITERS: Final = (
@@ -262,13 +244,7 @@ WRITERS: Final = (
 
 
 def writer(name: str) -> Writer:
-    """The format that a name means.
-
-    Raises
-    ------
-    FormatError
-        If there is none.
-    """
+    """The format that a name means. FormatError if there is none."""
     word = ALIASES.get(name.lower(), name.lower())
     found = next((item for item in WRITERS if item.name == word), None)
     if found is None:

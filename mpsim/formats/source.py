@@ -87,26 +87,15 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Format:
-    """A format that files of one tool have.
+    """A format that files of one tool have."""
 
-    Parameters
-    ----------
-    name : str
-        As commands take it.
-    gives : str
-        What reading gives: ``points``, ``scenario``, ``timeline``, or ``recording`` for the files of `mpsim measure`, which
-        `mpsim.measured` reads.
-    recognises : callable
-        Whether a file that begins like this has the format.
-    read : callable or None
-        Reader of the file; None for recordings of `mpsim measure`.
-    record : callable, optional
-        Reader of the whole step, where `read` gives the kernels it was made of as points.
-    """
-
-    name: str
+    name: str  # as commands take it
     title: str
+    # what reading gives: ``points``, ``scenario``, ``timeline``, or ``recording`` for the files of
+    # `mpsim measure`, which `mpsim.measured` reads
     gives: Literal["points", "scenario", "timeline", "recording"]
-    recognises: Callable[[Head], bool]
+    recognises: Callable[[Head], bool]  # whether a file that begins like this has the format
+    # reader of the file; None for recordings of `mpsim measure`
     read: Callable[[Head, Options], Imported | Points | Recorded] | None = None
+    # reader of the whole step, where `read` gives the kernels it was made of as points
     record: Callable[[Head, Options], Recorded] | None = None

@@ -46,19 +46,10 @@ def write_step_trace(
 ) -> None:
     """Write a trace file; equal results give equal bytes.
 
-    Parameters
-    ----------
-    path : str or Path
-        Gzipped when it ends in ``.gz``.
-    detail : str
-        ``chunk``: one slice an action and one a collective inside; ``kernel``: kernels as well, which makes large files: choose `ranks`.
-    ranks : iterable of int, optional
-        Rank classes to include; the first `mpsim.formats.perfetto.MOST_RANKS` when absent.
-
-    Raises
-    ------
-    ScenarioError
-        If `detail` or a rank is unknown.
+    `path`: gzipped when it ends in ``.gz``. `detail`: ``chunk``: one slice an action and one a
+    collective inside; ``kernel``: kernels as well, which makes large files: choose `ranks`.
+    `ranks`: rank classes to include; the first `mpsim.formats.perfetto.MOST_RANKS` when absent.
+    ScenarioError if `detail` or a rank is unknown.
     """
     tracks = _Tracks(result, perfetto.shown_ranks(result.timeline.program, ranks))
     perfetto.write_events(_events(tracks, detail), path, about=tracks.about)

@@ -349,7 +349,7 @@ class _Reader(Settings):
         if precision == "fp8_rowwise":
             changes |= dict.fromkeys(_ROWWISE, ("", False))
         for name, (key, value) in changes.items():
-            if getattr(habits[name], "value", habits[name]) != value:
+            if habits[name] != value:
                 why = "row-wise scales" if name in _ROWWISE else "torch.compile is off"
                 self.put(key, f"framework.{name}", value, why)
 

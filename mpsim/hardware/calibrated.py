@@ -12,76 +12,44 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fitted:
-    """One constant with its uncertainty.
-
-    Parameters
-    ----------
-    low, high : float
-        Between which it lies with a probability of 95 %.
-    unit : str
-        SI unit; ``1`` for a ratio.
-    """
+    """One constant with its uncertainty."""
 
     value: float
-    low: float
+    low: float  # low, high: between which it lies with a probability of 95 %
     high: float
-    unit: str
+    unit: str  # SI unit; ``1`` for a ratio
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """Seconds by bytes of one kind of work.
+    """Seconds by bytes of one kind of work."""
 
-    Parameters
-    ----------
-    kind : str
-        Of a kernel (``norm``), or a collective (``all_reduce``).
-    phase : str
-        Of a kernel: ``forward`` or ``input_gradient``; empty for a collective.
-    ranks, domains : int
-        Of a collective's group; 0 for a kernel.
-    sizes, times : tuple of float
-        [B], [s]; sizes rise.
-    """
-
-    kind: str
-    phase: str
-    ranks: int
+    kind: str  # of a kernel (``norm``), or a collective (``all_reduce``)
+    phase: str  # of a kernel: ``forward`` or ``input_gradient``; empty for a collective
+    ranks: int  # ranks, domains: of a collective's group; 0 for a kernel
     domains: int
-    sizes: tuple[float, ...]
+    sizes: tuple[float, ...]  # sizes, times: [B], [s]; sizes rise
     times: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Calibration:
-    """Everything `mpsim calibrate` found out about one machine.
+    """Everything `mpsim calibrate` found out about one machine."""
 
-    Parameters
-    ----------
-    name : str
-        Of the machine.
-    source, as_of : str
-        What was measured, with what, and when.
-    constants : mapping of str to Fitted
-        By dotted name: data file of the cost model, group, leaf (``kernels.gemm.bf16_sustained_fraction``).
-    kernels, collectives : tuple of MeasuredCurve
-        Where a form with constants does not hold.
-    library : str
-        Communication library that was measured; empty where none was.
-    framework : mapping
-        Fields of a framework that belong to this machine, such as the cost of a launch; a scenario's own fields win.
-    document : mapping
-        The file they were read from, as plain data.
-    """
-
-    name: str
-    source: str
+    name: str  # of the machine
+    source: str  # source, as_of: what was measured, with what, and when
     as_of: str
+    # by dotted name: data file of the cost model, group, leaf
+    # (``kernels.gemm.bf16_sustained_fraction``)
     constants: Mapping[str, Fitted]
+    # kernels, collectives: where a form with constants does not hold
     kernels: tuple[MeasuredCurve, ...]
     collectives: tuple[MeasuredCurve, ...]
-    library: str
+    library: str  # communication library that was measured; empty where none was
+    # fields of a framework that belong to this machine, such as the cost of a launch; a scenario's
+    # own fields win
     framework: Mapping[str, object]
+    # the file they were read from, as plain data
     document: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def under(self, prefix: str) -> Iterator[tuple[str, Fitted]]:

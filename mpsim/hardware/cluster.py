@@ -20,31 +20,20 @@ from mpsim.units import Dimension, format_quantity
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Sourced):
-    """Nodes of one kind joined by a fabric; accelerators are numbered node by node.
-
-    Parameters
-    ----------
-    nodes : int
-        At least 1.
-    max_nodes : int or None
-        Most nodes it can have (a pod, a machine that exists once).
-    calibration : Calibration or None
-        Constants and curves of its collectives, where they were measured on it.
-    placement : Placement or tuple of int
-        On which accelerator each rank runs; see `mpsim.hardware.placement`.
-    library : str
-        Communication library of the job; empty for the one that the accelerators' vendor ships.
-    """
+    """Nodes of one kind joined by a fabric; accelerators are numbered node by node."""
 
     name: str
     node: Node
-    nodes: int
+    nodes: int  # at least 1
     fabric: Fabric
-    max_nodes: int | None = None
+    max_nodes: int | None = None  # most nodes it can have (a pod, a machine that exists once)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
+    # constants and curves of its collectives, where they were measured on it
     calibration: Calibration | None = None
+    # on which accelerator each rank runs; see `mpsim.hardware.placement`
     placement: Placement | tuple[int, ...] = Placement.PACKED
+    # communication library of the job; empty for the one that the accelerators' vendor ships
     library: str = ""
 
     def __post_init__(self) -> None:

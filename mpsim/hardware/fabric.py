@@ -45,48 +45,30 @@ class Routing(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """The network between nodes.
-
-    Parameters
-    ----------
-    oversubscription : float
-        Rate a leaf offers its nodes over the rate it has towards the tier above, at least 1.
-    hop_latency : float
-        What one switch (or one neighbour of a torus) adds [s].
-    radix : int
-        Ports of a switch, each as fast as a NIC; 0 stands for a switch with as many as it takes.
-    axes : int
-        Dimensions, if it is a torus.
-    above : tuple of float
-        The same rate for spines, cores, ... towards the tier above them; 1 for those not given.
-    planes : int
-        Networks that the ports of every NIC are split over; a dual-plane fabric has 2.
-    shape : tuple of int
-        Lengths of the axes of a torus; empty for the most cube-like one.
-    widths : tuple of float
-        Relative bandwidth of the axes of a torus; empty for equal ones.
-    links : tuple of (str, str, float)
-        Of a graph: two vertices and the bandwidth between them in either direction [B/s]. Node i is the vertex ``node i``.
-    switch_price, cable_price : float or None
-        Of one switch, of one cable [USD].
-    switch_power_w : float or None
-        Of one switch [W].
-    """
+    """The network between nodes."""
 
     kind: FabricKind
+    # rate a leaf offers its nodes over the rate it has towards the tier above, at least 1
     oversubscription: float = 1.0
-    hop_latency: Seconds = 0.0
+    hop_latency: Seconds = 0.0  # what one switch (or one neighbour of a torus) adds [s]
+    # ports of a switch, each as fast as a NIC; 0 stands for a switch with as many as it takes
     radix: int = 0
-    axes: int = 3
+    axes: int = 3  # dimensions, if it is a torus
+    # the same rate for spines, cores, ... towards the tier above them; 1 for those not given
     above: tuple[float, ...] = ()
+    # networks that the ports of every NIC are split over; a dual-plane fabric has 2
     planes: int = 1
     routing: Routing = Routing.ECMP
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()  # lengths of the axes of a torus; empty for the most cube-like one
+    # relative bandwidth of the axes of a torus; empty for equal ones
     widths: tuple[float, ...] = ()
+    # of a graph: two vertices and the bandwidth between them in either direction [B/s]. Node i is
+    # the vertex ``node i``
     links: tuple[tuple[str, str, float], ...] = ()
+    # switch_price, cable_price: of one switch, of one cable [USD]
     switch_price: float | None = None
     cable_price: float | None = None
-    switch_power_w: float | None = None
+    switch_power_w: float | None = None  # of one switch [W]
 
     @property
     def has_rails(self) -> bool:

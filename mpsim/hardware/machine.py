@@ -122,13 +122,7 @@ def is_machine_path(name: str) -> bool:
 
 
 def read_machine(path: str | Path) -> Cluster:
-    """The cluster of a machine file.
-
-    Raises
-    ------
-    HardwareError
-        With every mistake found, each with its line.
-    """
+    """The cluster of a machine file. HardwareError with every mistake found, each with its line."""
     file = Path(path)
     stat = check_regular(file, needed="a machine file of 'mpsim calibrate'", error=HardwareError)
     return _read(file, stat.st_mtime_ns, stat.st_size)
@@ -146,12 +140,8 @@ def _read(file: Path, changed_ns: int, size: int) -> Cluster:
 
 
 def machine_of(data: Mapping[str, object], document: Document | None = None) -> Cluster:
-    """The cluster that the plain data of a machine file describe; mistakes have their places in `document`.
-
-    Raises
-    ------
-    HardwareError
-        With every mistake found.
+    """The cluster that the plain data of a machine file describe; mistakes have their places in
+    `document`. HardwareError with every mistake found.
     """
     origin = document or Document(data, {}, "cluster.machine")
     problems = list(origin.problems)

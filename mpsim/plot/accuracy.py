@@ -106,15 +106,11 @@ def residual_chart(
     errors: Iterable[NDArray[np.float64]],
     held_out: Iterable[NDArray[np.bool_]],
 ) -> Lines:
-    """How far each fitted and each held-out point is from its form: a line a series, a dot a fitted point, a ring one that was held out.
+    """How far each fitted and each held-out point is from its form: a line a series, a dot a fitted
+    point, a ring one that was held out.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Of the series.
-    errors : iterable of float64[P]
-        ``fitted / measured - 1``.
-    held_out : iterable of bool[P]
+    `names`: of the series. `errors` (iterable of float64[P]): ``fitted / measured - 1``. `held_out`
+    (iterable of bool[P]).
     """
     ends = -0.5, len(names) - 0.5
     series = [Series("", [end * _BAND] * 2, ends, "other", line="--", width=0.8) for end in (-1, 1)]

@@ -34,25 +34,16 @@ _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and mar
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Kind of the numbers along an axis.
-
-    Parameters
-    ----------
-    unit : str
-        ``s``, ``B``, ``share``, ``FLOP/s`` and the like are written with the prefix that suits; any other word as it is.
-    log : int
-        Base of a logarithmic scale; 0 for a linear one.
-    limits : tuple of float, optional
-        First and last number shown; either may be None.
-    ticks : sequence of (float, str), optional
-        The only marks there are.
-    """
+    """Kind of the numbers along an axis."""
 
     name: str = ""
+    # ``s``, ``B``, ``share``, ``FLOP/s`` and the like are written with the prefix that suits; any
+    # other word as it is
     unit: str = ""
-    log: int = 0
+    log: int = 0  # base of a logarithmic scale; 0 for a linear one
+    # first and last number shown; either may be None
     limits: tuple[float | None, float | None] = (None, None)
-    ticks: Sequence[tuple[float, str]] = ()
+    ticks: Sequence[tuple[float, str]] = ()  # the only marks there are
 
     def label(self, word: str) -> str:
         """The name with the unit that it is read in."""
@@ -95,25 +86,13 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """The parts that every chart has.
-
-    Parameters
-    ----------
-    title : str
-        What is shown, and perhaps a headline in a second line.
-    alt : str
-        What there is to see, in a sentence.
-    notes : sequence of str
-        Lines under the chart.
-    size : tuple of float
-        Of a picture that suits the numbers [inch].
-    """
+    """The parts that every chart has."""
 
     block: ClassVar[str]
-    title: str = ""
-    alt: str = ""
-    notes: Sequence[str] = ()
-    size: tuple[float, float] = (8.0, 4.2)
+    title: str = ""  # what is shown, and perhaps a headline in a second line
+    alt: str = ""  # what there is to see, in a sentence
+    notes: Sequence[str] = ()  # lines under the chart
+    size: tuple[float, float] = (8.0, 4.2)  # of a picture that suits the numbers [inch]
 
     def titled(self, title: str) -> Self:
         """The same chart with another title."""
@@ -136,58 +115,33 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """One part of every bar, with a value for each.
-
-    Parameters
-    ----------
-    colour : str
-        A word of `mpsim.plot.palette.colour_of`; empty for the next of its series.
-    """
+    """One part of every bar, with a value for each."""
 
     name: str
     values: Numbers
-    colour: str = ""
+    colour: str = ""  # a word of `mpsim.plot.palette.colour_of`; empty for the next of its series
     hatched: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bars(Chart):
-    """Bars cut into parts, or with `beside` one bar a part.
-
-    Parameters
-    ----------
-    names : sequence of str
-        One a bar, from top to bottom or from left to right.
-    value : Axis
-        What the lengths are.
-    across : str
-        What the names are.
-    upright : bool
-        Whether a picture has columns; the page always has rows.
-    written : str
-        ``share`` writes into wide parts how much of their bar they are, ``total`` over each bar what it sums to.
-    joined : bool
-        Whether thin lines join equal parts of neighbours.
-    line : Series or None
-        Over columns, its x their places.
-
-    Raises
-    ------
-    ScenarioError
-        If a part has not one value for each name.
+    """Bars cut into parts, or with `beside` one bar a part. ScenarioError if a part has not one
+    value for each name.
     """
 
     block: ClassVar[str] = "bars"
-    names: Sequence[str]
+    names: Sequence[str]  # one a bar, from top to bottom or from left to right
     parts: Sequence[Part]
-    value: Axis
-    across: str = ""
-    upright: bool = False
+    value: Axis  # what the lengths are
+    across: str = ""  # what the names are
+    upright: bool = False  # whether a picture has columns; the page always has rows
     beside: bool = False
+    # ``share`` writes into wide parts how much of their bar they are, ``total`` over each bar what
+    # it sums to
     written: str = ""
-    joined: bool = False
+    joined: bool = False  # whether thin lines join equal parts of neighbours
     limits: Sequence[Limit] = ()
-    line: Series | None = None
+    line: Series | None = None  # over columns, its x their places
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -230,63 +184,28 @@ class Bars(Chart):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Series:
-    """Points along a chart, joined by a line or marked one by one.
+    """Points along a chart, joined by a line or marked one by one."""
 
-    Parameters
-    ----------
-    name : str
-        Of the legend; empty for none.
-    colour : str
-        As of a Part.
-    line : str
-        ``-``, ``--``, ``:`` or ``-.``; empty for none.
-    mark : str
-        One of matplotlib's; empty for none.
-    step : bool
-        Whether a value stays until the next.
-    width : float
-        Of the line [point].
-    hollow : sequence of bool
-        Which marks are not filled.
-    size : float or sequence of float
-        Of marks [point].
-    labels : sequence of str
-        What each point is.
-    written : mapping of int to str
-        What stands beside points, by their place.
-    errors : sequence of (float, float)
-        Ends of the range of each point.
-    alpha : float
-        How little marks let through, in [0, 1].
-    """
-
-    name: str
+    name: str  # of the legend; empty for none
     x: Numbers
     y: Numbers
-    colour: str = ""
-    line: str = "-"
-    mark: str = ""
-    step: bool = False
-    width: float = 1.4
-    hollow: Sequence[bool] | NDArray[np.bool_] = ()
-    size: float | Numbers = 5.0
-    labels: Sequence[str] = ()
+    colour: str = ""  # as of a Part
+    line: str = "-"  # ``-``, ``--``, ``:`` or ``-.``; empty for none
+    mark: str = ""  # one of matplotlib's; empty for none
+    step: bool = False  # whether a value stays until the next
+    width: float = 1.4  # of the line [point]
+    hollow: Sequence[bool] | NDArray[np.bool_] = ()  # which marks are not filled
+    size: float | Numbers = 5.0  # of marks [point]
+    labels: Sequence[str] = ()  # what each point is
+    # what stands beside points, by their place
     written: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    errors: Sequence[tuple[float, float]] = ()
-    alpha: float = 1.0
+    errors: Sequence[tuple[float, float]] = ()  # ends of the range of each point
+    alpha: float = 1.0  # how little marks let through, in [0, 1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lines(Chart):
-    """Lines and scattered points over two axes; stacked areas where they are parts of a whole.
-
-    Parameters
-    ----------
-    bands : sequence of (float, float)
-        Ranges of y that are shaded; of a chart whose axes are both logarithmic, factors of x.
-    grid : str
-        ``x``, ``y``, ``both`` or nothing.
-    """
+    """Lines and scattered points over two axes; stacked areas where they are parts of a whole."""
 
     block: ClassVar[str] = "lines"
     series: Sequence[Series]
@@ -294,8 +213,9 @@ class Lines(Chart):
     y: Axis
     limits: Sequence[Limit] = ()
     stacked: bool = False
+    # ranges of y that are shaded; of a chart whose axes are both logarithmic, factors of x
     bands: Sequence[tuple[float, float]] = ()
-    grid: str = "both"
+    grid: str = "both"  # ``x``, ``y``, ``both`` or nothing
 
     @property
     def readings(self) -> tuple[Reading, Reading]:
@@ -313,40 +233,22 @@ class Lines(Chart):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Heat(Chart):
-    """A grid of cells, coloured by how much there is.
-
-    Parameters
-    ----------
-    names : sequence of str
-        One a row, from top to bottom.
-    edges : sequence of float
-        Of the columns; one more than there are.
-    values : sequence of sequence of float
-        By row and column.
-    x, z : Axis
-        What the columns and the cells are; with ``z.log`` small values are told apart, from its first limit on.
-    columns : sequence of str
-        Names of the columns where they are no numbers.
-    groups : sequence of str
-        Group of each row; rows of one follow each other, and a line parts groups.
-    across : str
-        What the rows are.
-
-    Raises
-    ------
-    ScenarioError
-        If there are not as many values as names and edges ask for.
+    """A grid of cells, coloured by how much there is. ScenarioError if there are not as many values
+    as names and edges ask for.
     """
 
     block: ClassVar[str] = "heat"
-    names: Sequence[str]
-    edges: Numbers
-    values: Sequence[Numbers] | Floats
+    names: Sequence[str]  # one a row, from top to bottom
+    edges: Numbers  # of the columns; one more than there are
+    values: Sequence[Numbers] | Floats  # by row and column
+    # x, z: what the columns and the cells are; with ``z.log`` small values are told apart, from its
+    # first limit on
     x: Axis
     z: Axis
-    columns: Sequence[str] = ()
+    columns: Sequence[str] = ()  # names of the columns where they are no numbers
+    # group of each row; rows of one follow each other, and a line parts groups
     groups: Sequence[str] = ()
-    across: str = ""
+    across: str = ""  # what the rows are
 
     def __post_init__(self) -> None:
         shape = np.asarray(self.values).shape
@@ -358,23 +260,13 @@ class Heat(Chart):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Panels(Chart):
-    """Several charts in a grid.
-
-    Parameters
-    ----------
-    charts : sequence of Chart
-        Row by row, each under its title.
-    ratios : sequence of float
-        Heights of the rows; equal when left out.
-    same : bool
-        Whether all have the axes, and the legend, of the first.
-    """
+    """Several charts in a grid."""
 
     block: ClassVar[str] = "panels"
-    charts: Sequence[Chart]
+    charts: Sequence[Chart]  # row by row, each under its title
     columns: int = 1
-    ratios: Sequence[float] = ()
-    same: bool = False
+    ratios: Sequence[float] = ()  # heights of the rows; equal when left out
+    same: bool = False  # whether all have the axes, and the legend, of the first
 
 
 def _largest(columns: Sequence[Numbers]) -> float:

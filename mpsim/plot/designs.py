@@ -15,13 +15,7 @@ _COLUMNS = 3
 
 
 def design_chart(design: Design) -> Panels:
-    """The charts of a design side by side.
-
-    Raises
-    ------
-    ScenarioError
-        If no cluster is possible.
-    """
+    """The charts of a design side by side. ScenarioError if no cluster is possible."""
     charts = design_charts(design.to_json())
     if not charts:
         raise ScenarioError("no cluster keeps every bound: nothing to draw")

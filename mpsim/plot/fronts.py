@@ -46,12 +46,8 @@ def _names(points: Sequence[Point]) -> dict[int, str]:
 
 
 def search_chart(search: Search) -> Lines:
-    """Simulated layouts by step time and memory, up to 2.5 times the shortest step: the best ones, and those that no other beats in both.
-
-    Raises
-    ------
-    ScenarioError
-        If no layout was simulated.
+    """Simulated layouts by step time and memory, up to 2.5 times the shortest step: the best ones,
+    and those that no other beats in both. ScenarioError if no layout was simulated.
     """
     return layouts_chart(
         *(
@@ -119,12 +115,8 @@ def _lettered(memory: Sequence[float]) -> list[int]:
 
 
 def service_front_chart(search: ServiceSearch) -> Lines:
-    """Output tokens/s of a user against those of an accelerator, and the services that no other beats in both.
-
-    Raises
-    ------
-    ScenarioError
-        If nothing was simulated.
+    """Output tokens/s of a user against those of an accelerator, and the services that no other
+    beats in both. ScenarioError if nothing was simulated.
     """
 
     def points(rows: Iterable[FoundService]) -> list[Point]:
@@ -164,12 +156,8 @@ def services_chart(groups: Mapping[str, Sequence[Point]], front: Sequence[Point]
 
 
 def plan_chart(plans: Plans) -> Lines:
-    """Plans that have a price by their days and dollars, the front of those that no other beats in both, and the deadline.
-
-    Raises
-    ------
-    ScenarioError
-        If no plan has a price.
+    """Plans that have a price by their days and dollars, the front of those that no other beats in
+    both, and the deadline. ScenarioError if no plan has a price.
     """
 
     def points(rows: Iterable[Training]) -> list[Point]:
@@ -201,19 +189,12 @@ def plan_chart(plans: Plans) -> Lines:
 
 
 def schedules_chart(choices: Sequence[ScheduleChoice], *, memory: float | None = None) -> Lines:
-    """Bubble of each schedule against the activations that it holds, and a line through those that no other beats in both.
+    """Bubble of each schedule against the activations that it holds, and a line through those that
+    no other beats in both.
 
     Hollow marks do not fit the memory that was given; the shape tells copies of the weights.
-
-    Parameters
-    ----------
-    memory : float, optional
-        Activations that fit, of a rank's share of the model, as the comparison had it.
-
-    Raises
-    ------
-    ScenarioError
-        If no schedule could be built.
+    `memory`: activations that fit, of a rank's share of the model, as the comparison had it.
+    ScenarioError if no schedule could be built.
     """
     groups: dict[tuple[int, bool], list[Point]] = {}
     for choice in choices:

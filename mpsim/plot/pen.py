@@ -52,13 +52,7 @@ class Display:
         self.chart = chart
 
     def plot(self, ax: Axes | None = None) -> Self:
-        """Draw.
-
-        Parameters
-        ----------
-        ax : Axes, optional
-            Where, without a title; left out, a figure of a size that suits the numbers.
-        """
+        """Draw. `ax`: where, without a title; left out, a figure of a size that suits the numbers."""
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
@@ -78,15 +72,8 @@ class Display:
     def save(self, path: str | Path) -> Path:
         """Write the picture, drawn first if it was not; the same numbers give the same bytes.
 
-        Parameters
-        ----------
-        path : str or Path
-            The suffix chooses the format: ``.png``, ``.svg``, ``.pdf``.
-
-        Raises
-        ------
-        ScenarioError
-            If it is another.
+        `path`: the suffix chooses the format: ``.png``, ``.svg``, ``.pdf``. ScenarioError if it is
+        another.
         """
         path = Path(path)
         if path.suffix.lower() not in FORMATS:

@@ -45,16 +45,8 @@ def answer_chart(
 ) -> Bars:
     """Variants side by side, and under them the sentence that follows from the numbers.
 
-    Parameters
-    ----------
-    labels : sequence of str
-        Of variants [V].
-    series : mapping of str to sequence of float
-        Name to one value a variant; one series without a name has no legend.
-    ylabel, xlabel : str
-        With units.
-    answer : str
-        One sentence.
+    `labels`: of variants [V]. `series`: name to one value a variant; one series without a name has
+    no legend. `ylabel` and `xlabel`: with units. `answer`: one sentence.
     """
     colours = ("forward", "backward", "weight_gradient", "recompute")
     few = len(labels) * len(series) <= 12
@@ -76,14 +68,11 @@ def answer_chart(
 
 
 def comparison_chart(*comparisons: Comparison, names: Sequence[str] = ()) -> Bars:
-    """Parts of the times of results, each set against the same first one, in the order of the palette, equal parts joined.
+    """Parts of the times of results, each set against the same first one, in the order of the
+    palette, equal parts joined.
 
-    Parameters
-    ----------
-    *comparisons : Comparison
-        Of one result with each of the others.
-    names : sequence of str
-        Of the results; left out, those of the scenarios.
+    `comparisons`: of one result with each of the others. `names`: of the results; left out, those
+    of the scenarios.
     """
     others = [{part.name: part for part in comparison.parts} for comparison in comparisons]
     order = list(EVENTS)
@@ -137,22 +126,14 @@ def sensitivity_chart(sensitivity: Sensitivity) -> Bars:
 def sweep_chart(
     sweep: Sweep, *, metric: str = "tokens_per_s_per_accelerator", key: str | None = None
 ) -> Chart:
-    """A metric of a sweep against one key: a line for every value of another, and panels for the values of two more.
+    """A metric of a sweep against one key: a line for every value of another, and panels for the
+    values of two more.
 
-    Of the other keys the one with most values tells lines apart, the next two panels: columns, then rows. Of all further keys every
-    point shows the best value, of those that fit into memory if any does.
-
-    Parameters
-    ----------
-    metric : str
-        Of `mpsim.study.figures`; after a dot one of a mapping, such as ``ttft_s.p99``.
-    key : str, optional
-        Key of the horizontal axis; left out, the first that was varied.
-
-    Raises
-    ------
-    ScenarioError
-        If the key was not varied, or the metric is unknown.
+    Of the other keys the one with most values tells lines apart, the next two panels: columns, then
+    rows. Of all further keys every point shows the best value, of those that fit into memory if any
+    does. `metric`: of `mpsim.study.figures`; after a dot one of a mapping, such as ``ttft_s.p99``.
+    `key`: key of the horizontal axis; left out, the first that was varied. ScenarioError if the key
+    was not varied, or the metric is unknown.
     """
     key = sweep.keys[0] if key is None else key
     if key not in sweep.keys:
@@ -248,18 +229,13 @@ def line_chart(
     *,
     metric: str = "tokens_per_s_per_accelerator",
 ) -> Lines:
-    """A metric against the values of one key, in the order given; hollow marks do not fit into memory.
+    """A metric against the values of one key, in the order given; hollow marks do not fit into
+    memory.
 
-    Parameters
-    ----------
-    choices : sequence of str
-        Values of the key.
-    lines : mapping of str to float64[X]
-        Name of each line to the metric in SI units; NaN where there is nothing to draw.
-    usable : mapping of str to bool[X], optional
-        Which points fit; left out, all do.
-    metric : str
-        Of `mpsim.study.figures`; after a dot one of a mapping, such as ``ttft_s.p99``.
+    `choices`: values of the key. `lines` (mapping of str to float64[X]): name of each line to the
+    metric in SI units; NaN where there is nothing to draw. `usable` (mapping of str to bool[X],
+    optional): which points fit; left out, all do. `metric`: of `mpsim.study.figures`; after a dot
+    one of a mapping, such as ``ttft_s.p99``.
     """
     axis = _axis_of(metric)
     hollow = {name: ~fits & np.isfinite(lines[name]) for name, fits in (usable or {}).items()}
@@ -289,12 +265,8 @@ def line_chart(
 
 
 def scaling_chart(scale: Scale) -> Panels:
-    """Throughput against accelerators beside the straight line, and the parts of the step at each size with the efficiency as a line.
-
-    Raises
-    ------
-    ScenarioError
-        If no size could run.
+    """Throughput against accelerators beside the straight line, and the parts of the step at each
+    size with the efficiency as a line. ScenarioError if no size could run.
     """
     lines: list[Series] = []
     bars: list[Chart] = []

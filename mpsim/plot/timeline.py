@@ -40,24 +40,13 @@ _ROW_INCHES, _LANE_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 0.14, 12.0, 13
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Actions:
-    """Bars of a timeline: actions, or what is communicated.
+    """Bars of a timeline: actions, or what is communicated."""
 
-    Parameters
-    ----------
-    rank : int64[N]
-    start, end : float64[N]
-        In the unit of the picture.
-    event : int64[N]
-        Index into `mpsim.plot.palette.EVENTS`.
-    chunk, microbatch : int64[N]
-        -1 where there is none.
-    """
-
-    rank: NDArray[np.int64]
-    start: NDArray[np.float64]
+    rank: NDArray[np.int64]  # int64[N]
+    start: NDArray[np.float64]  # start, end: float64[N], in the unit of the picture
     end: NDArray[np.float64]
-    event: NDArray[np.int64]
-    chunk: NDArray[np.int64]
+    event: NDArray[np.int64]  # int64[N], index into `mpsim.plot.palette.EVENTS`
+    chunk: NDArray[np.int64]  # chunk, microbatch: int64[N], -1 where there is none
     microbatch: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -95,37 +84,25 @@ class Lanes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline(Chart):
-    """Ranks by time, coloured by kind of event, shaded by chunk, numbered by microbatch where it fits.
-
-    Parameters
-    ----------
-    names : sequence of str
-        One a row, from top to bottom.
-    actions, communication : Actions
-        Drawn in the upper and, if there is any, the lower part of each row.
-    unit : str
-        Of time, as the axis says it.
-    across : str
-        Word for a row.
-    labels : mapping of str to str
-        What the legend calls kinds of event, where it is not the palette's own words.
-    lanes : Lanes or None
-        Communication inside actions and between them, drawn instead of `communication`.
-    window : tuple of float, optional
-        Part of the time axis to draw, in `unit`; all of it when left out.
-    shaded : mapping of str to float64[n, 2]
-        Spans of time that are shaded behind the rows, by what the legend says of them, in `unit`.
+    """Ranks by time, coloured by kind of event, shaded by chunk, numbered by microbatch where it
+    fits.
     """
 
     block: ClassVar[str] = "timeline"
-    names: Sequence[str]
+    names: Sequence[str]  # one a row, from top to bottom
+    # actions, communication: drawn in the upper and, if there is any, the lower part of each row
     actions: Actions
     communication: Actions
-    unit: str = "s"
-    across: str = "rank"
+    unit: str = "s"  # of time, as the axis says it
+    across: str = "rank"  # word for a row
+    # what the legend calls kinds of event, where it is not the palette's own words
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # communication inside actions and between them, drawn instead of `communication`
     lanes: Lanes | None = None
+    # part of the time axis to draw, in `unit`; all of it when left out
     window: tuple[float, float] | None = None
+    # mapping of str to float64[n, 2], spans of time that are shaded behind the rows, by what the
+    # legend says of them, in `unit`
     shaded: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
 
 
@@ -139,22 +116,14 @@ def timeline_chart(
     unit: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Timeline:
-    """The actions of a result, and what ranks communicate inside them and between them; or the bars of a timeline.
+    """The actions of a result, and what ranks communicate inside them and between them; or the bars
+    of a timeline.
 
-    Parameters
-    ----------
-    communication : bool
-        Whether to draw what is communicated under the actions; of a timeline sends (at the sender) and collectives.
-    ranks : sequence of int, optional
-        Rank classes from top to bottom; all when left out.
-    window : tuple of float, optional
-        Part of the time to draw, in `unit` or seconds.
-    tick : float
-        Length of a tick in `unit`; in seconds when `unit` is left out.
-    unit : str, optional
-        Left out: s, ms, us or ns, whichever suits the length.
-    labels : mapping of str to str, optional
-        Words of the legend for kinds of event.
+    `communication`: whether to draw what is communicated under the actions; of a timeline sends (at
+    the sender) and collectives. `ranks`: rank classes from top to bottom; all when left out.
+    `window`: part of the time to draw, in `unit` or seconds. `tick`: length of a tick in `unit`; in
+    seconds when `unit` is left out. `unit`: left out: s, ms, us or ns, whichever suits the length.
+    `labels`: words of the legend for kinds of event.
     """
     times = source.timeline if isinstance(source, Result) else source
     program = times.program

@@ -44,14 +44,8 @@ _DARK: Mapping[str, str] = {
 
 
 def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
-    """One result as a part of a document.
-
-    Parameters
-    ----------
-    whole : bool
-        False leaves out what takes longer to work out than a slider may wait.
-    number : int
-        Its place among the parts.
+    """One result as a part of a document. `whole`: false leaves out what takes longer to work out
+    than a slider may wait. `number`: its place among the parts.
     """
     sections = (
         SERVICE.of(result, whole=whole)
@@ -147,16 +141,8 @@ def document(
 ) -> Page:
     """The whole of a page as plain data.
 
-    Parameters
-    ----------
-    parts : sequence of mapping
-        Of `page_of`.
-    title : str
-        Left out: the names of the parts.
-    shared : sequence of Section
-        Sections about all parts together, shown before them.
-    **more
-        Further keys, which must be plain data.
+    `parts`: of `page_of`. `title`: left out: the names of the parts. `shared`: sections about all
+    parts together, shown before them. `**more`: further keys, which must be plain data.
     """
     names = dict.fromkeys(str(part["title"]) for part in parts)
     return {

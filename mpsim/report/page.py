@@ -28,22 +28,14 @@ _SCRIPTS = ("format.js", "charts.js", "timeline.js", "choices.js", "explore.js",
 def page(document: Figures, *, live: bool = False) -> str:
     """The page of a document.
 
-    Parameters
-    ----------
-    document : mapping
-        Plain data, see `mpsim.report.document`.
-    live : bool
-        Whether it is served by the explorer and may ask that server; a file may ask nobody.
+    `document`: plain data, see `mpsim.report.document`. `live`: whether it is served by the
+    explorer and may ask that server; a file may ask nobody. ScenarioError if it is larger than
+    `LARGEST`.
 
     Returns
     -------
     str
         HTML.
-
-    Raises
-    ------
-    ScenarioError
-        If it is larger than `LARGEST`.
     """
     script = _script()
     parts, shared = document["parts"], document["shared"]

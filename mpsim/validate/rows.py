@@ -361,12 +361,8 @@ class ServedRows(NamedTuple):
 
 
 def served_points(path: str | Path, *, only: Mapping[str, str] | None = None) -> ServedRows | None:
-    """Measured services of a table as points for a fit; None where it holds something else.
-
-    Parameters
-    ----------
-    only : mapping of str to str, optional
-        Value that a column must have.
+    """Measured services of a table as points for a fit; None where it holds something else. `only`:
+    value that a column must have.
     """
     try:
         table = read_table(path)

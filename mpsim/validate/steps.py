@@ -46,36 +46,25 @@ _HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepComparison:
-    """One measured step and its prediction.
-
-    Parameters
-    ----------
-    measured, predicted : float or None
-        [s]; the prediction is None where there is none.
-    noise : float
-        Relative spread of the measured steps.
-    others : float
-        Share of the host that other processes used meanwhile.
-    measured_parts, predicted_parts : mapping of str to float
-        By `PARTS`, mean over ranks [s]; empty where the actions were not recorded.
-    same_order : bool or None
-        Whether torch ran the actions of every rank in our order; None without a pipeline.
-    measured_memory, predicted_memory : float
-        Peak of the fullest rank, as torch's allocator counts it [B]; 0 where it is not known.
-    """
+    """One measured step and its prediction."""
 
     id: str
     family: str
     title: str
-    measured: float
+    measured: float  # measured, predicted: [s]; the prediction is None where there is none
     predicted: float | None = None
-    noise: float
+    noise: float  # relative spread of the measured steps
     samples: int
-    others: float
+    others: float  # share of the host that other processes used meanwhile
+    # measured_parts, predicted_parts: by `PARTS`, mean over ranks [s]; empty where the actions were
+    # not recorded
     measured_parts: Mapping[str, float]
     predicted_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # whether torch ran the actions of every rank in our order; None without a pipeline
     same_order: bool | None = None
     first_difference: str = ""
+    # measured_memory, predicted_memory: peak of the fullest rank, as torch's allocator counts it
+    # [B]; 0 where it is not known
     measured_memory: float
     predicted_memory: float = 0.0
     measured_slices: tuple[Slice, ...]
@@ -138,20 +127,14 @@ class StepComparison:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Shown):
-    """Every measured step of some files.
-
-    Parameters
-    ----------
-    drift : float
-        How far the same kernel was apart at the start and the end of the quietest file.
-    others : float
-        Share of the host that other processes used while the machine was calibrated.
-    """
+    """Every measured step of some files."""
 
     machine: str
     steps: tuple[StepComparison, ...]
     warnings: tuple[str, ...]
+    # how far the same kernel was apart at the start and the end of the quietest file
     drift: float = 0.0
+    # share of the host that other processes used while the machine was calibrated
     others: float = 0.0
 
     def sheet(self) -> Sheet:
@@ -278,17 +261,9 @@ def compare_runs(
 ) -> Comparison:
     """Predict every measured step of some files on a calibrated machine.
 
-    Parameters
-    ----------
-    files : iterable of str or Path
-        Written by `mpsim measure`; of a step that is in several the fastest counts.
-    progress : callable, optional
-        Called with steps done and steps in all.
-
-    Raises
-    ------
-    CalibrationError
-        If a file cannot be read, holds no step, or was measured on another machine.
+    `files`: written by `mpsim measure`; of a step that is in several the fastest counts.
+    `progress`: called with steps done and steps in all. CalibrationError if a file cannot be read,
+    holds no step, or was measured on another machine.
     """
     read = [read_measured(path) for path in files]
     for recording in read:
