@@ -127,7 +127,6 @@ def calibrated(preset: EnginePreset, cluster: Cluster) -> EnginePreset:
 
 def override(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset:
     """An engine with some fields replaced, written as in a scenario: quantities with units.
-
     ScenarioError names every field that does not exist or has a wrong value.
     """
     usable = [

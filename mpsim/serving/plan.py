@@ -71,23 +71,7 @@ _INSTANCES = ("tp", "cp", "ep", "pp", "dp")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServicePlan:
-    """Everything about a service resolved, nothing timed.
-
-    Parameters
-    ----------
-    weights, kv : str
-        Formats of weights and cache.
-    given_blocks : int, optional
-        Blocks of cache of each instance; what fits by default.
-    prefill : ServicePlan, optional
-        The pool that computes prompts where it is another: this one then decodes.
-    samples_first : bool
-        Whether, with a pool of prompts, this one gives first tokens.
-    key : str
-        Where its layout stands in the scenario.
-    folder : str
-        Where the file of a trace is looked for.
-    """
+    """Everything about a service resolved, nothing timed."""
 
     name: str
     model: Transformer
@@ -100,18 +84,20 @@ class ServicePlan:
     ep: int = 1
     attention_dp: int = 1
     replicas: int = 1
+    # weights, kv: formats of weights and cache
     weights: str = "bf16"
     kv: str = "bf16"
     routing: str = "round-robin"
-    given_blocks: int | None = None
+    given_blocks: int | None = None  # blocks of cache of each instance; what fits by default
+    # the pool that computes prompts where it is another: this one then decodes
     prefill: ServicePlan | None = None
     speculation: Speculation | None = None
     autoscale: Autoscale | None = None
-    samples_first: bool = False
+    samples_first: bool = False  # whether, with a pool of prompts, this one gives first tokens
     variation: Variation | None = None
-    key: str = "serving"
+    key: str = "serving"  # where its layout stands in the scenario
     seed: int = 0
-    folder: str = "."
+    folder: str = "."  # where the file of a trace is looked for
 
     def __repr__(self) -> str:
         layout = f"tp {self.tp} pp {self.pp} ep {self.ep}, {self.replicas} replicas"

@@ -15,13 +15,7 @@ from mpsim.serving.plan import ServicePlan
 
 
 def make_service(scenario: Scenario) -> ServicePlan:
-    """Resolve a scenario that serves.
-
-    Raises
-    ------
-    ScenarioError
-        With every problem found, located in the scenario's file.
-    """
+    """Resolve a scenario that serves. ScenarioError has every problem found, located in its file."""
     if problems := check(scenario):
         raise ScenarioError(problems)
     refuse_large_scenario(scenario)

@@ -17,25 +17,17 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """A stream of requests, in order of arrival.
+    """A stream of requests, in order of arrival."""
 
-    Parameters
-    ----------
-    arrival : float64[N]
-        Since the start of the run [s]. In a closed loop, where a user sends the next request when the last one has ended, they do not count.
-    prompt, output : int64[N]
-        Tokens of the prompt, and tokens to generate, at least 1 each.
-    hashes : tuple of N tuples of int, optional
-        Leading units of each prompt: equal numbers stand for equal tokens after equal tokens.
-    unit : int
-        Tokens of such a unit.
-    """
-
+    # since the start of the run [s]; in a closed loop, where a user sends the next request when the
+    # last one has ended, they do not count
     arrival: NDArray[np.float64]
+    # prompt, output: tokens of the prompt, and tokens to generate, at least 1 each
     prompt: NDArray[np.int64]
     output: NDArray[np.int64]
+    # leading units of each prompt: equal numbers stand for equal tokens after equal tokens
     hashes: tuple[tuple[int, ...], ...] | None = None
-    unit: int = 512
+    unit: int = 512  # tokens of such a unit
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -68,50 +60,35 @@ class Requests:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """When every request was served, and every iteration ran.
+    """When every request was served, and every iteration ran."""
 
-    Parameters
-    ----------
-    arrival, started, first, last : float64[N]
-        Arrival, start of the first iteration that took part of its prompt, end of those that gave its first and its last token [s]. NaN where a closed loop ended before.
-    steps : mapping of str to float64[S]
-        ``start``, ``seconds`` (of all of a jump), ``count``, ``decodes``, ``context``, ``prompt_tokens``, ``used`` (blocks of cache), ``engine``,
-        ``span`` (to the end of the last; more than ``seconds`` where a batch waited for the first stage between iterations).
-    preemptions, hit_tokens : int
-        Requests that were preempted, prompt tokens that the prefix cache had.
-    engines : int
-        Batches that run beside each other: replicas times pipeline stages.
-    end : float
-        End of the last iteration [s].
-    pools : tuple of int
-        Of these batches, those of each pool; prompts first where they have one.
-    stalled : tuple of mappings of str to float
-        For each pool: time in which its batches had requests but no ``cache`` for them, or waited for a ``transfer``, their sum [s].
-    transfers : mapping of str to float64[T]
-        ``request``, ``source`` and ``target`` (batches), ``start``, ``end``, ``bytes``.
-    moved : int
-        Requests that an instance lost to an outage, each time.
-    running : tuple of (int, float, float)
-        With autoscaling, each instance and from when to when it ran [s].
-    starts : int
-        Instances that were started.
-    """
-
+    # arrival, started, first, last: arrival, start of the first iteration that took part of its
+    # prompt, end of those that gave its first and its last token, float64[N] [s]; NaN where a
+    # closed loop ended before
     arrival: Floats
     started: Floats
     first: Floats
     last: Floats
+    # ``start``, ``seconds`` (of all of a jump), ``count``, ``decodes``, ``context``,
+    # ``prompt_tokens``, ``used`` (blocks of cache), ``engine``, ``span`` (to the end of the last;
+    # more than ``seconds`` where a batch waited for the first stage between iterations): float64[S]
     steps: Mapping[str, Floats]
+    # preemptions, hit_tokens: requests that were preempted, prompt tokens that the prefix cache had
     preemptions: int = 0
     hit_tokens: int = 0
-    engines: int = 1
-    end: float = math.inf
+    engines: int = 1  # batches that run beside each other: replicas times pipeline stages
+    end: float = math.inf  # end of the last iteration [s]
+    # of these batches, those of each pool; prompts first where they have one
     pools: tuple[int, ...] = (1,)
+    # for each pool: time in which its batches had requests but no ``cache`` for them, or waited for
+    # a ``transfer``, their sum [s]
     stalled: tuple[Mapping[str, float], ...] = ()
+    # ``request``, ``source`` and ``target`` (batches), ``start``, ``end``, ``bytes``: float64[T]
     transfers: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
-    moved: int = 0
+    moved: int = 0  # requests that an instance lost to an outage, each time
+    # with autoscaling, each instance and from when to when it ran [s]
     running: tuple[tuple[int, float, float], ...] = ()
-    starts: int = 0
+    starts: int = 0  # instances that were started
 
     def first_requests(self, count: int) -> Served:
         """The same run with the first so many requests: the others were never sent."""

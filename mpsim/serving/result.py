@@ -124,12 +124,8 @@ class ServiceResult(JobResult):
 def run_service(
     scenario: Scenario, plan: ServicePlan, *, progress: Progress = lambda *_: None
 ) -> ServiceResult:
-    """Serve the requests of a plan's workload.
-
-    Raises
-    ------
-    ScenarioError
-        If the service cannot hold its weights, or a request.
+    """Serve the requests of a plan's workload. ScenarioError if the service cannot hold its weights,
+    or a request.
     """
     if is_long(plan.workload) and plan.prefill is None:
         stream = Stream(plan.workload, plan.seed)
@@ -149,12 +145,8 @@ def run_service(
 
 
 def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) -> ServiceResult:
-    """Serve requests that were drawn before, as studies of many plans do.
-
-    Raises
-    ------
-    ScenarioError
-        If the service cannot hold its weights, or a request.
+    """Serve requests that were drawn before, as studies of many plans do. ScenarioError if the
+    service cannot hold its weights, or a request.
     """
     plan.require(requests)
     return ServiceResult(scenario, plan, requests, Service(requests, plan).run())
@@ -189,11 +181,7 @@ def measurable(plan: ServicePlan) -> dict[str, float]:
     """Serve the requests of a plan as `run_service` does: ``ttft``, ``tpot``, ``e2e``, their means and ``_p99`` [s], ``throughput`` [output tokens/s].
 
     Of a static batch E2E is the time until all of it has ended: such tables print it so.
-
-    Raises
-    ------
-    ScenarioError
-        If the service cannot hold its weights, or a request.
+    ScenarioError if the service cannot hold its weights, or a request.
     """
     requests, served = _serve_workload(plan, plan.requests())
     window = window_of(plan, requests, served)

@@ -55,22 +55,13 @@ _FORMATS = {
 
 
 def read_trace(path: Path) -> Requests:
-    """Requests of a file.
+    """Requests of a file: CSV with the columns of Azure's (``TIMESTAMP``, ``ContextTokens``,
+    ``GeneratedTokens``), BurstGPT's (``Timestamp``, ``Request tokens``, ``Response tokens``) or
+    plain ones (``arrival_s``, ``input_tokens``, ``output_tokens``); or Mooncake's JSONL
+    (``timestamp`` [ms], ``input_length``, ``output_length``, ``hash_ids``).
 
-    Parameters
-    ----------
-    path : Path
-        CSV with the columns of Azure's (``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``), BurstGPT's (``Timestamp``, ``Request tokens``, ``Response tokens``)
-        or plain ones (``arrival_s``, ``input_tokens``, ``output_tokens``); or Mooncake's JSONL (``timestamp`` [ms], ``input_length``, ``output_length``, ``hash_ids``).
-
-    Raises
-    ------
-    ScenarioError
-        With every malformed line, the order of arrivals included.
-
-    Notes
-    -----
-    Requests without a response (failed ones of BurstGPT) are left out. Arrivals count from the first.
+    ScenarioError names every malformed line, the order of arrivals included. Requests without a
+    response (failed ones of BurstGPT) are left out. Arrivals count from the first.
     """
     if not path.exists():
         missing = f"no file {path.name!r} of requests; needed one relative to the scenario"
