@@ -92,10 +92,13 @@ def test_another_choice_never_worsens_the_front() -> None:
     assert covers(more, usual())
 
 
-def test_dearer_parts_of_the_same_figures_never_enter() -> None:
-    """Of clusters that differ in a price alone the cheaper one leads."""
-    answer = study({"choices": {"cluster.nodes": [2], "cluster.fabric.cable_price": [1500, 3000]}})
+def test_dearer_parts_of_the_same_figures_never_enter(tmp_path: Path) -> None:
+    """Of clusters that differ in a price alone the cheaper one leads, and one search is for both."""
+    journal = tmp_path / "journal.jsonl"
+    choices = {"cluster.nodes": [2], "cluster.fabric.cable_price": [1500, 3000]}
+    answer = study({"choices": choices}, resume=journal)
     assert [row.values["cluster.fabric.cable_price"] for row in answer.front] == [1500]
+    assert len(journal.read_text().splitlines()) == 1
 
 
 def test_processes_and_a_journal_change_no_byte(tmp_path: Path) -> None:
@@ -106,13 +109,38 @@ def test_processes_and_a_journal_change_no_byte(tmp_path: Path) -> None:
     assert [json.dumps(answer.to_json()) for answer in answers] == [expected, expected]
 
 
-def test_what_is_hopeless_at_its_peak_is_not_searched() -> None:
-    """A cluster that costs more at the peak of its accelerators than another one does in truth is ruled out, and the front is that without."""
+def test_what_is_hopeless_at_its_best_is_not_searched_and_changes_no_byte() -> None:
+    """A cluster that costs more at the best rate of its accelerators than another one does in truth is ruled out; looked at all the same it changes nothing but its own row."""
     chips = {"cluster.accelerator": ["h100-sxm", "l4"], "cluster.nodes": [1, 2]}
-    answer = study({"choices": chips, "prices": {"l4": 1e6}})
-    assert answer.ruled_out == 1
-    alone = study({"choices": {**chips, "cluster.accelerator": ["h100-sxm"]}})
-    assert points(answer) == points(alone)
+    changes = {"choices": chips, "prices": {"l4": 50_000}}
+    answers = [study(changes, prune=prune) for prune in (True, False)]
+    plain = [answer.to_json() for answer in answers]
+    rows = [data.pop("rows") for data in plain]
+    assert [data.pop("ruled_out") for data in plain] == [2, 0]
+    assert json.dumps(plain[0]) == json.dumps(plain[1])
+    differ = [(a["values"], a["jobs"]) for a, b in zip(*rows, strict=True) if a != b]
+    wanted = [{"cluster.accelerator": "l4", "cluster.nodes": nodes} for nodes in (1, 2)]
+    assert differ == [(values, {}) for values in wanted]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": {"preset": "mixtral-8x7b", "layers": 2}},
+        {"training": {"method": "lora"}},
+        {"training": {"precision": "fp8"}, "framework": "megatron-core-2025"},
+    ],
+    ids=["dense", "experts", "lora", "fp8"],
+)
+def test_no_training_takes_less_than_its_bound(changes: dict[str, Any]) -> None:
+    """What is known before a search is below what the best layout takes, in days and in cost."""
+    data = {**copy.deepcopy(DATA), **changes}
+    data["training"] = {**DATA["training"], **changes.get("training", {})}
+    (option, *_) = design(Scenario.from_mapping(data), upgrades=False).possible
+    assert option.days is not None
+    assert 0.05 * option.days < option.least_days < option.days
+    assert option.least_cost < option.cost
 
 
 MOVED: dict[str, tuple[dict[str, Any], str]] = {

@@ -82,7 +82,7 @@ def flips_of(answer: Design) -> tuple[Flip, ...]:
     Costs are linear in each price: with the parts c_i of the chosen one and r_i of another, sum c + (f - 1) c_i = sum r + (f - 1) r_i.
     """
     flips: dict[str, Flip] = {}
-    for best, other in itertools.product(answer.ranking[:1], answer.ranking[1:]):
+    for best, other in itertools.product(answer.rivals[:1], answer.rivals[1:]):
         own = Flip("time of the chosen", answer.score(other) / answer.score(best), other.name)
         for flip in (own, *(_prices(best, other) if answer.by == "cost" else ())):
             flips[flip.name] = min(flips.get(flip.name, flip), flip, key=_far)
@@ -107,7 +107,8 @@ def rests_on(explorer: Explorer, best: Option) -> tuple[str, ...]:
     name, entry = next(((n, e) for n, e in best.entries.items() if "days" in e), ("", {}))
     if not entry:
         return ()
-    result = simulate_step(explorer.on(name, best.values).with_values(entry["layout"]))
+    machine = explorer.machine(best.values)
+    result = simulate_step(explorer.on(name, best.values, machine).with_values(entry["layout"]))
     sizes = {row.name: row.elasticity for row in measure_sensitivity(result).rows}
     told = []
     for constant in result.summary["calibration"]["constants"]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
+from mpsim.cost import KernelModel
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario, load
@@ -27,7 +28,10 @@ __all__ = ["Explorer", "Values", "explore", "jobs_of"]
 
 Values = Mapping[str, object]
 _DAY = 86400.0
-_PASSES = 6.0  # FLOPs of a training a token and parameter: two forward, four backward
+_FORWARD, _PASSES = 2.0, 6.0  # FLOPs a token and parameter: of a forward, and with its backward
+_PRICES = ("cluster.price_per_hour", "cluster.fabric.switch_price", "cluster.fabric.cable_price")
+"""Keys that change no job: points that differ in them alone share what their jobs do."""
+_TOGETHER = 64  # points that share a search: what a kill can cost, and a process computes at a time
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -59,14 +63,15 @@ class Explorer:
         laid = {"parallelism.dp": None, **values}
         return self.scenario.with_values(laid, checked=False).hardware
 
-    def on(self, name: str, values: Values) -> Scenario:
-        """A job on the cluster of a point, with its share of the nodes; its layout is not looked at."""
-        share, nodes = self.spec.jobs[name].share, self.machine(values).nodes
+    def on(self, name: str, values: Values, machine: Cluster) -> Scenario:
+        """A job on the cluster of a point, with its share of the nodes; its layout and what parts cost are not looked at."""
+        share, nodes = self.spec.jobs[name].share, machine.nodes
         own = math.floor(share * nodes + 1e-9)
         if own < 1:
             message = f"{name}: {share:g} of {nodes} nodes is less than one"
             raise ScenarioError(f"{message}; needed a larger share, or more nodes")
-        laid = {"parallelism.dp": None, **values, "cluster.nodes": own}
+        parts = {key: value for key, value in values.items() if key not in _PRICES}
+        laid = {"parallelism.dp": None, **parts, "cluster.nodes": own}
         return self.jobs[name].with_values(laid, checked=False)
 
     @property
@@ -76,31 +81,43 @@ class Explorer:
         pue = None if place.pue is None else str(place.pue)
         return Assumptions(facility=Facility.of(pue=pue, region=place.region))
 
-    def least_days(self, values: Values) -> float:
-        """Days that the trainings of a point take at least: their matrix products of weights at the peak of the accelerators; 0 for services."""
+    def least_days(self, built: Mapping[str, Scenario]) -> float:
+        """Days that trainings take at least: their products of weights as fast as the largest on such accelerators; 0 for services."""
         least = 0.0
-        for name, job in self.spec.jobs.items():
-            scenario = self.on(name, values)
-            model, step = scenario.transformer, scenario.training
-            # with an encoder not every token meets every weight; what experts drop nobody knows
-            if step is None or job.tokens is None or model.decoder_length or model.moe is not None:
+        for name, scenario in built.items():
+            model, step, tokens = (
+                scenario.transformer,
+                scenario.training,
+                self.spec.jobs[name].tokens,
+            )
+            # with an encoder or a tower not every token meets every weight; what experts drop nobody knows
+            if step is None or tokens is None or model.decoder_length or model.vision is not None:
                 continue
-            peak = scenario.hardware.accelerator.peak(step.precision) * scenario.world_size
-            least = max(least, _PASSES * model.active_parameters() * job.tokens / peak / _DAY)
+            if model.moe is not None and model.moe.capacity_factor:
+                continue
+            chip = scenario.hardware.accelerator
+            kernels = KernelModel(chip, step.precision)
+            own = chip.peak(step.precision) * kernels.peak_fraction(step.precision)
+            rate = max(own, kernels.wide_rate) * scenario.world_size
+            passes = _PASSES if step.tuning.trains_all else _FORWARD
+            least = max(least, passes * model.active_parameters() * tokens / rate / _DAY)
         return least
 
     def group(self, values: Values) -> tuple[object, ...]:
-        """Values that are not of the network between nodes, comparable: points that share them share a search."""
+        """Values that are neither prices nor of the network between nodes, comparable: points that share them share a search."""
         return tuple(
             (key, str(value))
             for key, value in values.items()
-            if not any(f"{key}.".startswith(f"{link}.") for link in LINKS)
+            if key not in _PRICES and not any(f"{key}.".startswith(f"{link}.") for link in LINKS)
         )
 
     def entries(self, points: Sequence[Values]) -> list[dict[str, Entry]]:
         """Entry of each job on each point, for its best layout; jobs that cannot run have an ``error``."""
+        machines = [self.machine(point) for point in points]
         built = {
-            (at, job): self.on(job, point) for at, point in enumerate(points) for job in self.jobs
+            (at, job): self.on(job, point, machines[at])
+            for at, point in enumerate(points)
+            for job in self.jobs
         }
         names = {
             key: name_of(
@@ -110,16 +127,24 @@ class Explorer:
             for key, scenario in built.items()
         }
         groups: dict[tuple[object, ...], list[tuple[int, str]]] = {}
-        for (at, job), name in names.items():
+        first: dict[str, tuple[int, str]] = {}
+        for key, name in names.items():
+            first.setdefault(name, key)
+        for name, (at, job) in first.items():
             if name not in self.journal:
                 groups.setdefault((job, *self.group(points[at])), []).append((at, job))
         self.report(len(points) - len({at for group in groups.values() for at, _ in group}))
-        tasks = [
-            ([built[key] for key in group], self.spec.jobs[group[0][1]], self.assumed, self.budget)
+        chunks = [
+            group[start : start + _TOGETHER]
             for group in groups.values()
+            for start in range(0, len(group), _TOGETHER)
+        ]
+        tasks = [
+            ([built[key] for key in chunk], self.spec.jobs[chunk[0][1]], self.assumed, self.budget)
+            for chunk in chunks
         ]
         found = computed(self.pool, explore, tasks)
-        for group, entries in zip(groups.values(), found, strict=True):
+        for group, entries in zip(chunks, found, strict=True):
             for key, entry in zip(group, entries, strict=True):
                 self.journal.add(names[key], entry)
             self.journal.flush()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
@@ -44,6 +45,8 @@ class Option:
         Bounds that it misses, and how many times over.
     reason : str
         Why it is no design; empty where it is one.
+    least_days : float
+        What its trainings take at least, known before any search; 0 where nothing is.
     """
 
     values: Values
@@ -53,6 +56,18 @@ class Option:
     racks: int | None = None
     over: Mapping[str, float] = dataclasses.field(default_factory=dict)
     reason: str = ""
+    least_days: float = 0.0
+
+    @property
+    def least_cost(self) -> float:
+        """Cost of its trainings at least, power not counted [USD]; of services alone an hour of it [USD/h]."""
+        bought = math.fsum(self.bill.hourly(0.0).values())
+        return bought * (self.least_days * _DAY_HOURS if self.least_days else 1.0)
+
+    def is_hopeless(self, front: Sequence[Option]) -> bool:
+        """Whether one of a front is as fast and as cheap as this can be at best."""
+        days, cost = self.least_days, self.least_cost
+        return days > 0 and any(row.slowness <= days and row.cost <= cost for row in front)
 
     @property
     def name(self) -> str:
@@ -165,7 +180,7 @@ class Flip(NamedTuple):
     instead: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)  # no slots: the front is kept
 class Design(Shown, Tabular):
     """Answer of a design study.
 
@@ -174,7 +189,7 @@ class Design(Shown, Tabular):
     options : tuple of Option
         Every cluster that was looked at, in the order of the choices.
     ruled_out : int
-        Clusters that no search looked at: even at the peak of their accelerators another one is faster and cheaper.
+        Clusters that no search looked at: even at the best rate of their accelerators another one is faster and cheaper.
     upgrades, flips : tuple
         Of the chosen one.
     rests : tuple of str
@@ -191,12 +206,12 @@ class Design(Shown, Tabular):
     remarks: tuple[str, ...] = ()
     interrupted: bool = False
 
-    @property
+    @functools.cached_property
     def possible(self) -> tuple[Option, ...]:
         """Options that can run and keep every bound."""
         return tuple(row for row in self.options if not row.reason and not row.over and row.entries)
 
-    @property
+    @functools.cached_property
     def front(self) -> tuple[Option, ...]:
         """Options that no other beats in cost and in days, or in requests/s, at once; the cheapest first."""
         return front_of(self.possible, lambda row: (row.cost, row.slowness))
@@ -208,10 +223,16 @@ class Design(Shown, Tabular):
         asked = any(job.deadline or job.rate for job in self.spec.jobs.values())
         return "days" if limits and not asked else "cost"
 
-    @property
+    @functools.cached_property
     def ranking(self) -> list[Option]:
         """Possible options, the best first."""
         return sorted(self.possible, key=self.score)
+
+    @functools.cached_property
+    def rivals(self) -> list[Option]:
+        """Possible options that are not hopeless, the best first: those that are not depend on what was looked at."""
+        ranking, front = self.ranking, self.front
+        return [*ranking[:1], *(row for row in ranking[1:] if not row.is_hopeless(front))]
 
     def score(self, option: Option) -> float:
         """Figure of which the best has least."""
@@ -238,14 +259,14 @@ class Design(Shown, Tabular):
 
     @property
     def odds(self) -> float | None:
-        """Odds that the chosen one is the best of all that are possible; None where those over another are not known.
+        """Odds that the chosen one is the best of its rivals; None where those over another are not known.
 
         Notes
         -----
         Errors of differences to the chosen one share its own error, half of their variance: P = E over z of prod_j Phi((d_j - z) sqrt 2), where d_j
         is the lead over j in halves of its sigma; the mean is over equally likely z.
         """
-        ranking, normal, half = self.ranking, NormalDist(), math.sqrt(0.5)
+        ranking, normal, half = self.rivals, NormalDist(), math.sqrt(0.5)
         known = [lead for row in ranking[1:] if (lead := self.lead(ranking[0], row)) is not None]
         if not known or len(known) < len(ranking) - 1:
             return None

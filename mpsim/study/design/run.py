@@ -1,4 +1,4 @@
-"""A design study: clusters beyond a bound or beaten at the peak of their accelerators are ruled out, the others get the best layout of each job."""
+"""A design study: clusters beyond a bound, or beaten even at the best rate of their accelerators, are ruled out, the others get the best layout of each job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mpsim.study.rows import reason_of
 __all__ = ["design"]
 
 _WAVE = 64  # searches at most between two looks at what is ruled out; fewer at first
-_DAY, _HOURS = 86400.0, 24.0
+_DAY = 86400.0
 
 
 def design(
@@ -36,6 +36,7 @@ def design(
     resume: str | Path | None = None,
     search: float | None = None,
     upgrades: bool = True,
+    prune: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Design:
     """Choose a cluster for the work of the scenario's ``design:`` section.
@@ -48,6 +49,8 @@ def design(
         Seconds that the search for a layout may take on one kind of cluster; left out, as long as it takes.
     upgrades : bool
         Whether to look at changes to the chosen cluster.
+    prune : bool
+        Whether clusters are ruled out that are beaten even by what they cost and take at least; the answer is the same without.
     progress : callable, optional
         Called with (clusters done, clusters in all).
 
@@ -90,7 +93,7 @@ def design(
         ):
             explorer.pool, explorer.report = pool, report
             report(0)
-            waves = _looked(explorer, answer)
+            waves = _looked(explorer, answer, prune=prune)
             while (looked := next(waves, None)) is not None:
                 answer = looked  # an interrupt leaves the waves before it
             if upgrades and (best := answer.best) is not None:
@@ -116,10 +119,15 @@ def _unlooked(explorer: Explorer, points: Sequence[Values]) -> Iterator[Option]:
         option = Option(values=values)
         try:
             machine = explorer.machine(values)
-            count = sum(explorer.on(job, values).world_size for job in explorer.jobs)
-            bill, racks = bill_of(machine, values, spec), _racks(machine, spec.bounds)
-            option = Option(values=values, bill=bill, accelerators=count, racks=racks)
-            late = _late(explorer.least_days(values), spec)
+            built = {job: explorer.on(job, values, machine) for job in explorer.jobs}
+            option = Option(
+                values=values,
+                bill=bill_of(machine, values, spec),
+                accelerators=sum(scenario.world_size for scenario in built.values()),
+                racks=_racks(machine, spec.bounds),
+                least_days=explorer.least_days(built),
+            )
+            late = _late(option.least_days, spec)
             yield dataclasses.replace(option, over=_over(option, spec) | late)
         except MpsimError as error:
             yield dataclasses.replace(option, reason=reason_of(error))
@@ -182,20 +190,16 @@ def _refuse(scenario: Scenario, spec: DesignChoice, options: Sequence[Option]) -
         raise ScenarioError(scenario.locate(problems))
 
 
-def _looked(explorer: Explorer, answer: Design) -> Iterator[Design]:
+def _looked(explorer: Explorer, answer: Design, *, prune: bool) -> Iterator[Design]:
     """The answer after each wave of clusters, the most promising by what they cost at least first."""
     options = list(answer.options)
-    least = {
-        place: explorer.least_days(row.values)
-        for place, row in enumerate(options)
-        if not row.reason and not row.over
-    }
-    waiting = sorted(least, key=lambda place: (_floor(options[place], least[place]), place))
+    waiting = [place for place, row in enumerate(options) if not row.reason and not row.over]
+    waiting.sort(key=lambda place: (options[place].least_cost, place))
     explorer.report(len(options) - len(waiting))
     ruled_out, size = 0, 1
     while waiting:
-        front = [(row.cost, row.slowness) for row in answer.front]
-        hopeless = {place for place in waiting if _beaten(options[place], least[place], front)}
+        front = answer.front if prune else ()
+        hopeless = {place for place in waiting if options[place].is_hopeless(front)}
         ruled_out += len(hopeless)
         explorer.report(len(hopeless))
         waiting = [place for place in waiting if place not in hopeless]
@@ -212,21 +216,11 @@ def _looked(explorer: Explorer, answer: Design) -> Iterator[Design]:
         yield answer
 
 
-def _floor(option: Option, days: float) -> float:
-    return option.hourly * (days * _HOURS if days else 1.0)
-
-
 def _late(days: float, spec: DesignChoice) -> dict[str, float]:
     """The deadline that a training which takes at least so many days misses, and how many times over."""
     (name, job), *others = spec.jobs.items()
     late = days * _DAY / job.deadline if job.deadline is not None and not others else 0.0
     return {f"deadline of {name}": late} if late > 1.0 else {}
-
-
-def _beaten(option: Option, days: float, front: Sequence[tuple[float, float]]) -> bool:
-    """Whether one of the front is as fast and as cheap as a cluster that takes at least so many days."""
-    floor = _floor(option, days)
-    return days > 0 and any(cost <= floor and slowness <= days for cost, slowness in front)
 
 
 def _with(option: Option, entries: Mapping[str, Entry], spec: DesignChoice) -> Option:

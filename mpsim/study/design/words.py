@@ -106,7 +106,7 @@ def _left(design: Design) -> str:
     words = [f"{plural(looked, 'cluster')}: {len(design.possible)} possible"]
     words += [f"{over} over a bound"] * bool(over) + [f"{wrong} cannot run the work"] * bool(wrong)
     if design.ruled_out:
-        words.append(f"{design.ruled_out} ruled out at the peak of their accelerators")
+        words.append(f"{design.ruled_out} ruled out at the best rate of their accelerators")
     return ", ".join(words)
 
 

@@ -1,12 +1,13 @@
 """One search for clusters that differ in their links alone: the layouts of the search on the best links of all are timed again on each of them.
 
-No step is shorter on thinner links: what a layout takes, or is bounded by, on the best of all links bounds it on every other. So layouts are timed in
-the order of those bounds until none that is left can beat the best, as in the search itself, and the answer is that of a search on each cluster.
+No step is shorter on thinner links: what a layout takes, or is bounded by, on the best of all links bounds it on every other. So layouts are bounded anew and
+timed in the order of those bounds until none that is left can beat the best, as in the search itself, and the answer is that of a search on each cluster.
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -26,7 +27,6 @@ __all__ = ["LINKS", "Best", "best_layouts"]
 
 LINKS = ("cluster.nics_per_node", "cluster.nic", "cluster.fabric")
 """Keys of the network between nodes."""
-_BATCH = 8  # layouts timed between two looks at the bound of the next
 
 
 class Best(NamedTuple):
@@ -104,20 +104,30 @@ def _timed(scenario: Scenario, known: _Known) -> Best:
     """The best of known layouts on the cluster of a scenario."""
     if not known.layouts:
         raise ScenarioError(known.nothing)
-    best, values = math.inf, known.layouts[0][1].layout.values()
+    values = known.layouts[0][1].layout.values()
     plan = resolve(scenario.with_values(values))
     whole = None if has_parts(scenario) else scenario.hardware
     bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario), whole)
-    timer, step = Timer(bounder, scenario), math.inf
-    for start in range(0, len(known.layouts), _BATCH):
-        part = [pair for pair in known.layouts[start : start + _BATCH] if pair[0] <= best]
-        if not part:
-            break
-        took = seconds_of(timer, [candidate.layout for _, candidate in part])
-        for (_, candidate), seconds in zip(part, took, strict=True):
-            if seconds is not None and (ranked := ranked_by(seconds, candidate.odds)) < best:
-                best, step, values = ranked, seconds, candidate.layout.values()
-    if best == math.inf:
+    timer, best, step = Timer(bounder, scenario), (math.inf, math.inf, ""), math.inf
+    # what is known holds for any links: bounded on these before it is timed, the most promising first
+    waiting = [(least, place, False) for place, (least, _) in enumerate(known.layouts)]
+    while waiting and waiting[0][0] <= best[0]:
+        least, place, is_bounded = heapq.heappop(waiting)
+        candidate = known.layouts[place][1]
+        if not is_bounded:
+            bound = float(bounder.bound([candidate.layout]).bound[0])
+            entry = max(least, ranked_by(bound, candidate.odds)), place, True
+            heapq.heappush(waiting, entry)
+            continue
+        (seconds,) = seconds_of(timer, [candidate.layout])
+        if seconds is None:
+            continue
+        # of equal ones the leanest, then by name, whatever else was looked at
+        mine = candidate.layout.values()
+        ranked = ranked_by(seconds, candidate.odds), candidate.memory, str(mine)
+        if ranked < best:
+            best, step, values = ranked, seconds, mine
+    if step == math.inf:
         raise ScenarioError(f"{scenario.name}: every layout that fits would deadlock")
     return Best(values, step, known.whole)
 
