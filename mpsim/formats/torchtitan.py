@@ -29,6 +29,7 @@ from mpsim.workload import model
 
 _NAME: Final = "torchtitan"
 _USUAL: Final = "torchtitan-2025-12"
+_LOSS: Final = "framework.loss"
 _SECTIONS: Final = ("parallelism", "training", "experimental", "compile", "float8", "quantize.linear.float8")  # fmt: skip
 _WRITTEN: Final = ("model", "training", "parallelism", "experimental", "activation_checkpoint", "compile", "float8")  # fmt: skip
 _V_SHAPED: Final = ("zb-v", "dualpipe-v")
@@ -335,10 +336,11 @@ class _Reader(Settings):
         preset = next(preset for preset, era in _rules()["eras"] if era == self.era)
         self.ledger.assume("framework.preset", preset, "the preset of the spelling")
         habits = framework(preset, {}).fields()
-        compiled = self.first("compile", "enable")
         changes: dict[str, tuple[str, Any]] = {}
         if not self.on("compile", "enable"):
-            changes = {name: (compiled, value) for name, value in uncompiled(preset).items()}
+            self.put(self.first("compile", "enable"), "framework.compile", False)
+        elif "loss" not in self.ledger.get(parts := keys_to(_NAME, _LOSS)[0].name, ["loss"]):
+            self.put(parts, _LOSS, "eager")
         precision = str(self.ledger.scenario.get("training.precision", ""))
         for word, to, value, counts in (
             ("enable_async_tensor_parallel", "tensor_overlap", "micro-pipeline", self.mesh["tp"] > 1),
@@ -350,8 +352,7 @@ class _Reader(Settings):
             changes |= dict.fromkeys(_ROWWISE, ("", False))
         for name, (key, value) in changes.items():
             if habits[name] != value:
-                why = "row-wise scales" if name in _ROWWISE else "torch.compile is off"
-                self.put(key, f"framework.{name}", value, why)
+                self.put(key, f"framework.{name}", value, "row-wise scales")
 
 
 _ENDS: Final = {

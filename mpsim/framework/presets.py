@@ -134,7 +134,9 @@ def framework(
     switched = {False: fields.pop(_UNCOMPILED, None), True: fields.pop(_COMPILED, None)}
     if _COMPILE in wanted:
         compiles, switches = wanted.pop(_COMPILE), any(map(bool, switched.values()))
-        if not isinstance(compiles, bool) or not switches:
+        # a stack of other kernels is not compiled; one that is nothing else has an empty entry
+        eager = compiles is False and switched[True] is None
+        if not isinstance(compiles, bool) or not (switches or eager):
             needed = "true or false" if switches else f"a stack of torch, which {preset} is not"
             problem = Problem(f"got {shown(compiles)}; needed {needed}", f"{key}.compile")
             raise ScenarioError([problem])

@@ -55,7 +55,23 @@ def test_torchtitan_of_2024(given):
     assert scenario["training"]["micro_batch"] == 2
     assert scenario["training"]["global_batch"] == 8 * 8
     assert scenario["parallelism"]["tp"] == 8
-    assert scenario["framework"]["layer_launches_forward"] == 45
+    assert scenario["framework"]["compile"] is False
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"enable": True}, {}),
+        ({"enable": True, "components": ["model", "loss"]}, {}),
+        ({"enable": True, "components": ["model"]}, {"loss": "eager"}),
+        ({"enable": False}, {"compile": False}),
+    ],
+)
+def test_torchtitan_compiles_what_its_table_names(given, table, words):
+    """A compiled loss is the preset's, one that is not named is eager; without torch.compile the word is that of a scenario."""
+    text = json.dumps({**TITAN_2026, "compile": table})
+    framework = given("torchtitan", text, cluster="dgx-h100").scenario["framework"]
+    assert {key: framework[key] for key in ("compile", "loss") if key in framework} == words
 
 
 def test_torchtitan_of_2026(given):
