@@ -96,7 +96,7 @@ def _batches(result: ServiceResult) -> Iterable[Block]:
 
 @SERVICE.add("lives", "Lives of requests", slow=True)
 def _lives(result: ServiceResult) -> Iterator[Block]:
-    """What requests around the one that waited longest went through: queue, prompt, transfer, tokens."""
+    """Requests around the one that waited longest pass queue, prompt, transfer and tokens."""
     if np.isfinite(result.served.last).any():
         yield lives_of(result)
 
