@@ -32,7 +32,7 @@ def sections(annotation):
 def known_keys():
     """Dotted keys that a scenario may have."""
     names = {f"framework.{field}" for field in framework("megatron-lm", {}).fields()}
-    names |= {"framework.preset"}
+    names |= {f"framework.{word}" for word in ("preset", "compile", "loss")}
     names |= {f"serving.engine.{field.name}" for field in dataclasses.fields(EnginePreset)}
     stack = [("", Scenario)]
     while stack:
