@@ -41,8 +41,7 @@ class ServiceResult(JobResult):
     plan: ServicePlan
     requests: Requests
     served: Served
-    until: float | None = None
-    """Requests that came later count for no figure [s]."""
+    until: float | None = None  # requests that came later count for no figure [s]
     folded: Folded | None = None
     """Sums and sketches of a stream of which neither requests nor iterations were kept."""
 

@@ -143,11 +143,10 @@ class RankWork:
     attention_dp: int
     dense_layers: int
     expert_layers: int
-    weight_bytes: float
-    """Of one rank of the fullest stage [B]."""
+    weight_bytes: float  # of one rank of the fullest stage [B]
     state: StateWork | None
+    # elements of cache that a token takes on one rank of the fullest stage, windows apart
     cache_elements: float
-    """Elements of cache that a token takes on one rank of the fullest stage, windows apart."""
 
     @classmethod
     def of(
