@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -426,35 +426,33 @@ class ServicePlan:
             own |= {"drafts": self.draft.tokens, "gain": self.draft.gain}
         return BatchRules(**own)
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> Iterator[Problem]:
         """Mistakes that only the whole plan shows: weights that do not fit, no cache for one request."""
-        found: list[Problem] = [] if self.prefill is None else self.prefill.problems()
-        memory = self.memory
-        giga = 1e9
+        memory, behind = self.memory, self.prefill
+        if behind is not None:
+            yield from behind.problems()
         if self.given_blocks is None and memory.blocks == 0:
-            need = (memory.weights + memory.activations + memory.reserve) / giga
-            found.append(
-                Problem(
-                    f"got {memory.weights / giga:.1f} GB of weights, {memory.activations / giga:.1f} GB of activations and {memory.reserve / giga:.1f} GB of reserve: {need:.1f} GB of "
-                    f"{memory.usable / giga:.1f} GB usable on each of {self.tp * self.pp} {self.cluster.accelerator.name}, which leaves no cache; "
-                    f"{self._changes_that_fit() or f'raise tp or pp, or take narrower weights than {self.weights}'}",
-                    key=self.key,
-                )
+            fixed = memory.weights, memory.activations, memory.reserve
+            weights, activations, reserve, need, usable = (
+                f"{size / 1e9:.1f} GB" for size in (*fixed, sum(fixed), memory.usable)
             )
-        if problem := self._wrong_draft():
-            found.append(problem)
+            other = f"raise tp or pp, or take narrower weights than {self.weights}"
+            yield Problem(
+                f"got {weights} of weights, {activations} of activations and {reserve} of reserve: "
+                f"{need} of {usable} usable on each of {self.tp * self.pp} "
+                f"{self.cluster.accelerator.name}, which leaves no cache; "
+                f"{self._changes_that_fit() or other}",
+                key=self.key,
+            )
+        if message := self._wrong_draft():
+            yield Problem(message, key="serving.speculation.draft")
         moe, copies = self.model.moe, self.engine.redundant_experts
         if moe is not None and self.engine.eplb and (moe.experts + copies) % self.ep:
             message = f"got {copies}; needed a number that {moe.experts} experts and it divide by ep {self.ep}, such as {-moe.experts % self.ep}"
-            found.append(Problem(message, key=f"{self.key}.engine.redundant_experts"))
-        if self.prefill is not None and self.prefill.engine.block != self.engine.block:
-            found.append(
-                Problem(
-                    f"got blocks of {self.engine.block} tokens, and of {self.prefill.engine.block} in prefill; needed the same: give block to both engines",
-                    key=self.key,
-                )
-            )
-        return found
+            yield Problem(message, key=f"{self.key}.engine.redundant_experts")
+        if behind is not None and behind.engine.block != self.engine.block:
+            message = f"got blocks of {self.engine.block} tokens, and of {behind.engine.block} in prefill; needed the same: give block to both engines"
+            yield Problem(message, key=self.key)
 
     def _changes_that_fit(self) -> str:
         """The nearest change of each key alone that leaves room for a request of the workload's mean length."""
@@ -488,29 +486,19 @@ class ServicePlan:
                     break
         return f"it would fit with {' or '.join(fitting)}" if fitting else ""
 
-    def _wrong_draft(self) -> Problem | None:
-        """Say why a draft model cannot draft for this one; None where it can."""
-        choice, key = self.speculation, "serving.speculation.draft"
-        if choice is None or choice.draft in (HEADS, N_GRAM):
-            return None
-        if choice.draft not in model_names(aliases=True):
-            return Problem(
-                f"no model {choice.draft!r}; {nearest(choice.draft, (HEADS, N_GRAM, *model_names(aliases=True)))}",
-                key=key,
-            )
-        draft = find_model(choice.draft)
+    def _wrong_draft(self) -> str:
+        """Say why a draft model cannot draft for this one; nothing where it can."""
+        name = HEADS if self.speculation is None else self.speculation.draft
+        if name in (HEADS, N_GRAM):
+            return ""
+        if name not in (known := (HEADS, N_GRAM, *model_names(aliases=True))):
+            return f"no model {name!r}; {nearest(name, known)}"
+        draft, inside = find_model(name), max(1, self.tp // self.attention_dp)
         if draft.vocab != self.model.vocab:
-            return Problem(
-                f"got {choice.draft} with a vocabulary of {draft.vocab:,}; needed the {self.model.vocab:,} tokens of {self.model.name}, or mtp, or n-gram",
-                key=key,
-            )
-        inside = max(1, self.tp // self.attention_dp)
+            return f"got {name} with a vocabulary of {draft.vocab:,}; needed the {self.model.vocab:,} tokens of {self.model.name}, or mtp, or n-gram"
         if draft.heads % inside:
-            return Problem(
-                f"got {choice.draft} with {draft.heads} heads, which {inside} ranks do not divide; lower tp, or take another draft",
-                key=key,
-            )
-        return None
+            return f"got {name} with {draft.heads} heads, which {inside} ranks do not divide; lower tp, or take another draft"
+        return ""
 
     def requests(self, count: int | None = None) -> Requests:
         """The stream of requests, `count` of them whatever the workload says; see `draw_requests`.
@@ -525,7 +513,7 @@ class ServicePlan:
         """Refuse a service that cannot hold its weights or one request, and a prompt that fits no
         iteration: a ScenarioError.
         """
-        if problems := self.problems():
+        if problems := [*self.problems()]:
             raise ScenarioError(problems)
         engine = (self.prefill or self).engine
         longest = 0 if requests is None else int(requests.prompt.max(initial=0))
