@@ -21,8 +21,8 @@ _LINES: Final = (1.5, 10.0, 30.0, 60.0)
 _KNOWN: Final = 0.1
 """Share of the work that has to be done before its rate says how long the rest takes."""
 _PARTS, _STEADY = 4, 2.0
-"""Parts of what is done that have to take about as long each, the longest over the shortest: then the rate is known."""
-_FEWEST, _MARKS = 2 * _PARTS, 256  # pieces that are remembered
+"""Parts of what is done, of two pieces at least, that have to take about as long each, the longest over the shortest: then the rate is known."""
+_MARKS = 256  # pieces that are remembered
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,11 +58,12 @@ class _Work:
         # layouts that fit take far longer to bound than those that do not, and nobody knows beforehand where they stand
         if self.phase or not self.total or not _KNOWN <= self.done / self.total < 1:
             return None
-        if len(self._marks) < _FEWEST:
+        parts = min(_PARTS, len(self._marks) // 2)
+        if parts < 2:
             return None
         first, now = self._marks[0], self.clock()
         fresh = self.done - first[0]
-        ends = [first[0] + fresh * part / _PARTS for part in range(1, _PARTS)]
+        ends = [first[0] + fresh * part / parts for part in range(1, parts)]
         times = [self._marks[bisect.bisect_left(self._marks, (end, 0.0))][1] for end in ends]
         took = [b - a for a, b in itertools.pairwise([first[1], *times, now])]
         if max(took) > _STEADY * min(took):

@@ -41,6 +41,17 @@ def test_time_left_is_within_a_factor_of_two_after_a_tenth() -> None:
     assert [round(ratio or 0.0, 6) for ratio in left_of([1.0] * 100)[9:99]] == [1.0] * 90
 
 
+def test_a_few_large_pieces_say_as_much() -> None:
+    """Sixteen groups of clusters that take about as long each: after four of them the time left is told, and right."""
+    for seed in range(50):
+        draw = random.Random(seed)
+        told = left_of([draw.lognormvariate(0.0, 0.3) for _ in range(16)])
+        assert told[:3] == [None] * 3
+        right = [ratio for ratio in told[3:15] if ratio is not None]
+        assert len(right) >= 5
+        assert all(0.5 <= ratio <= 2.0 for ratio in right)
+
+
 def test_nothing_is_foreseen_while_the_rate_is_not_steady() -> None:
     """Rows of a sweep that get ten times as slow, and one that does not end."""
     slower = left_of([0.1] * 30 + [0.3] * 30 + [1.0] * 60)
