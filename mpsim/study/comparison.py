@@ -30,8 +30,6 @@ from mpsim.units import percent
 if TYPE_CHECKING:
     from mpsim.serving import ServiceResult
 
-__all__ = ["Comparison", "Difference", "compare", "needed_keys"]
-
 _UNSAID = (
     "schema",
     "name",

@@ -25,17 +25,6 @@ from mpsim.program.unfold import Unfolding
 from mpsim.simulate import Prepared
 from mpsim.training.vocabulary import PIPELINE, Kind
 
-__all__ = [
-    "COMPUTE",
-    "QUANTILES",
-    "VALUES",
-    "Steps",
-    "factors",
-    "folded_actions",
-    "peers_of",
-    "sigma_of",
-]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -81,14 +70,9 @@ def folded_actions(program: Program) -> Program:
 class Steps:
     """Runs of one step.
 
-    Parameters
-    ----------
-    prepared : Prepared
-        It shares links or devices (`Prepared.replays` is false).
-    replicas : int
-        How many data-parallel copies of each rank class there are.
-    touched : iterable of int, optional
-        Copies that differ from the others, which stay together; all by default.
+    `prepared`: it shares links or devices (`Prepared.replays` is false). `replicas`: how many
+    data-parallel copies of each rank class there are. `touched`: copies that differ from the
+    others, which stay together; all by default.
 
     Attributes
     ----------
@@ -141,12 +125,8 @@ class Steps:
     def timeline(self, scale: Floats, narrow: Floats | None = None) -> Timeline:
         """Simulate one step.
 
-        Parameters
-        ----------
-        scale : float64[X]
-            How many times longer each row takes alone: its latency and its transfer.
-        narrow : float64[L], optional
-            How many times narrower each link is.
+        `scale` (float64[X]): how many times longer each row takes alone: its latency and its
+        transfer. `narrow` (float64[L], optional): how many times narrower each link is.
         """
         links, devices = self.links, self._devices
         duration = np.rint(self.program.duration * scale)

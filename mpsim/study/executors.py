@@ -29,8 +29,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from mpsim.errors import MissingExtraError, MpsimError, ScenarioError
 
-__all__ = ["computed", "dask_cluster", "executor_for", "finished", "local_processes"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
@@ -45,16 +43,8 @@ _MEND = "what was finished is kept with --resume: run it again"
 def executor_for(
     jobs: int, tasks: int, *, executor: Executor | None = None, cluster: str | None = None
 ) -> Iterator[Executor | None]:
-    """The executor for so many tasks; None where this process does it alone.
-
-    Parameters
-    ----------
-    jobs : int
-        Local processes.
-    executor : Executor, optional
-        Taken as it is, and left open.
-    cluster : str, optional
-        Address of a dask scheduler.
+    """The executor for so many tasks; None where this process does it alone. `jobs`: local
+    processes. `executor`: taken as it is, and left open. `cluster`: address of a dask scheduler.
     """
     if executor is not None and cluster is not None:
         raise ScenarioError("got both an executor and a cluster; give one of them")
@@ -132,17 +122,8 @@ def _interrupts_blocked() -> Iterator[None]:
 def dask_cluster(address: str) -> Iterator[Executor]:
     """Workers of a dask scheduler; what a lost worker was computing is given to another.
 
-    Parameters
-    ----------
-    address : str
-        Such as ``tcp://scheduler:8786``.
-
-    Raises
-    ------
-    MissingExtraError
-        If dask.distributed is not installed.
-    ScenarioError
-        If the address is none, or nobody answers there.
+    `address`: such as ``tcp://scheduler:8786``. MissingExtraError if dask.distributed is not
+    installed; ScenarioError if the address is none, or nobody answers there.
     """
     if not address.startswith(_SCHEMES):
         raise ScenarioError(f"got cluster {address!r}; needed an address such as tcp://host:8786")
@@ -192,12 +173,8 @@ class _Remote(Executor):
 
 
 def finished(waiting: Iterable[Future[T]], pool: Executor) -> Iterator[Future[T]]:
-    """Futures as they end, as `concurrent.futures.as_completed` gives them; none is waited for whose workers are gone.
-
-    Raises
-    ------
-    MpsimError
-        If the workers went away, or nobody has come for long.
+    """Futures as they end, as `concurrent.futures.as_completed` gives them; none is waited for
+    whose workers are gone. MpsimError if the workers went away, or nobody has come for long.
     """
     left = set(waiting)
     while left:

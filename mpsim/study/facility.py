@@ -18,8 +18,6 @@ from mpsim.scenario.fields import PriceRate
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["OFFERS", "Facility", "Rate", "check_rates", "rate_of", "read_rates"]
-
 OFFERS = ("on-demand", "spot", "reserved-1y", "reserved-3y", "block")
 """Kinds of offers: by the hour, withdrawn at any time, committed for one or three years, a block of days."""
 _PACKAGE = "mpsim.study.data"
@@ -28,63 +26,32 @@ _MOST = 1e9  # kg of carbon a kWh, or PUE: more is a slip
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rate:
-    """Price of one accelerator for an hour.
+    """Price of one accelerator for an hour."""
 
-    Parameters
-    ----------
-    usd_per_hour : float
-        Median of the offers.
-    low, high : float
-        Range of the offers.
-    offer : str
-        One of `OFFERS`, or ``scenario`` or ``file`` where a user says it.
-    source : str
-        Providers and dates, or the file.
-    beside : str
-        Words on what was asked for or stated and does not count; empty where nothing was.
-    """
-
-    usd_per_hour: float
-    low: float
+    usd_per_hour: float  # median of the offers
+    low: float  # low, high: range of the offers
     high: float
-    offer: str
-    source: str
+    offer: str  # one of `OFFERS`, or ``scenario`` or ``file`` where a user says it
+    source: str  # providers and dates, or the file
+    # words on what was asked for or stated and does not count; empty where nothing was
     beside: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facility:
-    """The room around the accelerators.
+    """The room around the accelerators."""
 
-    Parameters
-    ----------
-    pue : float
-        PUE of the site: energy of the facility over that of its computers, a yearly mean.
-    carbon : float
-        Of the grid, its location-based mean [kgCO2e/kWh].
-    words : str
-        Which of them were assumed.
-    """
-
-    pue: float
-    carbon: float
-    words: str
+    pue: float  # PUE of the site: energy of the facility over that of its computers, a yearly mean
+    carbon: float  # of the grid, its location-based mean [kgCO2e/kWh]
+    words: str  # which of them were assumed
 
     @classmethod
     def of(cls, *, pue: str | None = None, region: str | None = None) -> Facility:
         """The facility of an operator and a region.
 
-        Parameters
-        ----------
-        pue : str, optional
-            A number of at least 1, or an operator of ``meter.yaml``.
-        region : str, optional
-            A region or a country of ``facility.yaml``, or a number [kgCO2e/kWh].
-
-        Raises
-        ------
-        ScenarioError
-            For an unknown name or a number out of range.
+        `pue`: a number of at least 1, or an operator of ``meter.yaml``. `region`: a region or a
+        country of ``facility.yaml``, or a number [kgCO2e/kWh]. ScenarioError for an unknown name or
+        a number out of range.
         """
         effectiveness, operator = _choice("pue", pue, meter_constants()["pue"], least=1.0)
         carbon, place = _choice(
@@ -97,12 +64,8 @@ class Facility:
         )
 
     def energy(self, parts: Mapping[str, float]) -> float:
-        """Energy at the meter [J].
-
-        Parameters
-        ----------
-        parts : mapping of str to float
-            ``meter_parts_j`` of a summary; what the summary assumed of the facility is replaced by this one's PUE.
+        """Energy at the meter [J]. `parts`: ``meter_parts_j`` of a summary; what the summary
+        assumed of the facility is replaced by this one's PUE.
         """
         inside = math.fsum(energy for name, energy in parts.items() if name != "facility")
         return inside * self.pue
@@ -131,24 +94,13 @@ def _choice(key: str, given: str | None, known: Figures, *, least: float) -> tup
 def rate_of(
     cluster: Cluster, *, offer: str = "on-demand", rates: Mapping[str, float] | None = None
 ) -> Rate | None:
-    """Price of an accelerator of a cluster.
-
-    Parameters
-    ----------
-    offer : str
-        One of `OFFERS`.
-    rates : mapping of str to float, optional
-        A user's own, by accelerator [USD/h]; they win.
+    """Price of an accelerator of a cluster. `offer`: one of `OFFERS`. `rates`: a user's own, by
+    accelerator [USD/h]; they win. ScenarioError for an unknown kind of offer.
 
     Returns
     -------
     Rate or None
         None where nobody publishes one.
-
-    Raises
-    ------
-    ScenarioError
-        For an unknown kind of offer.
     """
     if offer not in OFFERS:
         raise ScenarioError(f"offer: got {offer!r}; {nearest(offer, OFFERS)}")
@@ -186,11 +138,7 @@ def _passed_over(winner: str, stated: float | None) -> str:
 
 def check_rates(rates: Mapping[str, float], used: Iterable[str]) -> None:
     """Refuse a user's prices of accelerators that do not exist, or of none that is `used`.
-
-    Raises
-    ------
-    ScenarioError
-        With every name that is wrong.
+    ScenarioError with every name that is wrong.
     """
     chips = dict.fromkeys(used)
     known = [*chips, *accelerator_names()]
@@ -216,12 +164,8 @@ def _told(offers: list[dict[str, Any]]) -> str:
 
 
 def read_rates(path: str | Path) -> dict[str, float]:
-    """Read a user's prices: a YAML mapping of accelerator to USD/h.
-
-    Raises
-    ------
-    ScenarioError
-        With the line of every value that is no price.
+    """Read a user's prices: a YAML mapping of accelerator to USD/h. ScenarioError with the line of
+    every value that is no price.
     """
     document = read_document(Path(path))
     problems, rates = list(document.problems), {}

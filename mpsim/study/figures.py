@@ -7,18 +7,6 @@ from typing import Final
 
 from mpsim.units import Dimension, format_quantity, percent, price
 
-__all__ = [
-    "FIGURES",
-    "PLAN_FIGURES",
-    "SERVICE_FIGURES",
-    "figure_text",
-    "part_text",
-    "share_text",
-    "title_of",
-    "unit_of",
-    "warned",
-]
-
 _SHARE, _COUNT, _PRICE = "share", "count", "USD"
 _USUAL: Final = 4  # digits of a figure; counts have another
 FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = {

@@ -12,29 +12,18 @@ from mpsim.simulate import resolve, simulate_step
 from mpsim.training.memory import account_memory
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["Change", "changes_that_fit"]
-
 _MOST = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """A change after which the scenario fits.
+    """A change after which the scenario fits."""
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        New value by dotted key.
-    total, odds : float
-        What the fullest rank then needs [B], and the odds that a measured peak would fit.
-    step_time_s : float
-        Of the changed scenario [s].
-    """
-
-    values: Mapping[str, object]
+    values: Mapping[str, object]  # new value by dotted key
+    # total, odds: what the fullest rank then needs [B], and the odds that a measured peak would fit
     total: float
     odds: float
-    step_time_s: float
+    step_time_s: float  # of the changed scenario [s]
 
     def __str__(self) -> str:
         spelled = ", ".join(f"{key} {_spelled(value)}" for key, value in self.values.items())

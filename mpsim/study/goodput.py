@@ -32,8 +32,6 @@ from mpsim.study.reliability import (
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["PARTS", "Goodput", "simulate_goodput"]
-
 PARTS = ("progress", "checkpoints", "lost work", "restarts", "waiting for nodes")
 _PROGRESS, _CHECKPOINTS, _LOST, _RESTARTS, _WAITING = range(len(PARTS))
 _DAY = 86400.0

@@ -20,8 +20,6 @@ from mpsim.errors import ScenarioError
 from mpsim.inputs import open_regular, read_lines
 from mpsim.stamp import stamp
 
-__all__ = ["Entry", "Journal", "name_of"]
-
 Entry: TypeAlias = dict[str, Any]
 """What stands in a line of a journal: data of whoever wrote it."""
 
@@ -39,14 +37,9 @@ def name_of(*parts: object) -> str:
 class Journal:
     """Entries by name, in memory as the lines they are on disk, and with a path there too.
 
-    Parameters
-    ----------
-    path : str or Path, optional
-        File to read and to append to; None keeps everything in memory only.
-    what : str
-        An entry in words, for the refusal of a file of something else.
-    chunk : int
-        Entries between two times that the disk is waited for.
+    `path`: file to read and to append to; None keeps everything in memory only. `what`: an entry in
+    words, for the refusal of a file of something else. `chunk`: entries between two times that the
+    disk is waited for. ScenarioError if the file is not a journal.
 
     Attributes
     ----------
@@ -54,11 +47,6 @@ class Journal:
         Entries read that another mpsim wrote, or this one with other constants; their names match nothing.
     damaged : int
         Lines read that their checksum does not hold.
-
-    Raises
-    ------
-    ScenarioError
-        If the file is not a journal.
     """
 
     def __init__(
@@ -102,12 +90,8 @@ class Journal:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Keep other processes from writing to the same file; what is not on disk yet is at the end.
-
-        Raises
-        ------
-        ScenarioError
-            If another process writes to it, or has since it was read.
+        """Keep other processes from writing to the same file; what is not on disk yet is at the
+        end. ScenarioError if another process writes to it, or has since it was read.
         """
         if self._path is None:
             yield

@@ -16,29 +16,18 @@ from mpsim.study.comparison import Difference
 from mpsim.study.figures import figure_text, part_text
 from mpsim.units import percent
 
-__all__ = ["ActionPair", "RecordedComparison", "compare_recorded"]
-
 _LETTERS = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ActionPair:
-    """One action of a pipeline, simulated and recorded.
+    """One action of a pipeline, simulated and recorded."""
 
-    Parameters
-    ----------
-    rank : int
-        Rank class of the simulated step.
-    action : str
-        Such as ``2B0``.
-    recorded_start_s, recorded_s : float
-        Start since the step began, and duration [s].
-    """
-
-    rank: int
-    action: str
+    rank: int  # rank class of the simulated step
+    action: str  # such as ``2B0``
     simulated_start_s: float
     simulated_s: float
+    # recorded_start_s, recorded_s: start since the step began, and duration [s]
     recorded_start_s: float
     recorded_s: float
 
@@ -54,33 +43,20 @@ class KindPair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class RecordedComparison:
-    """A recorded step against a simulated one.
-
-    Parameters
-    ----------
-    recording : str
-        What recorded it.
-    step : Difference
-        Step times, simulated first [s].
-    parts : tuple of Difference
-        Mean time over ranks by part, the largest difference first [s].
-    actions : tuple of ActionPair
-        Actions that both have, by rank and simulated start; empty where either has none.
-    same_order : tuple of (str, bool)
-        Whether each recorded rank took its actions in the simulated order, by its name; empty without actions.
-    offsets_s : tuple of float
-        What was taken from the clocks of the ranks [s].
-    """
+    """A recorded step against a simulated one."""
 
     scenario: str
-    recording: str
-    step: Difference
-    parts: tuple[Difference, ...]
+    recording: str  # what recorded it
+    step: Difference  # step times, simulated first [s]
+    parts: tuple[Difference, ...]  # mean time over ranks by part, the largest difference first [s]
+    # actions that both have, by rank and simulated start; empty where either has none
     actions: tuple[ActionPair, ...]
+    # whether each recorded rank took its actions in the simulated order, by its name; empty without
+    # actions
     same_order: tuple[tuple[str, bool], ...]
     simulated: Timeline
     recorded: Timeline
-    offsets_s: tuple[float, ...]
+    offsets_s: tuple[float, ...]  # what was taken from the clocks of the ranks [s]
 
     @property
     def explanation(self) -> str:
@@ -128,12 +104,7 @@ class RecordedComparison:
 
 
 def compare_recorded(result: Result, recorded: RecordedStep) -> RecordedComparison:
-    """Set a recorded step beside a simulated one.
-
-    Parameters
-    ----------
-    result : Result
-        Of the scenario that was recorded.
+    """Set a recorded step beside a simulated one. `result`: of the scenario that was recorded.
 
     Notes
     -----

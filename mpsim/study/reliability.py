@@ -11,16 +11,6 @@ from mpsim.hardware import Cluster
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
-__all__ = [
-    "Checkpoint",
-    "Reliability",
-    "constants",
-    "daly_interval",
-    "expected_share",
-    "usual_interval",
-    "young_interval",
-]
-
 _HOUR = 3600.0
 _HARDWARE = ("accelerator", "nic", "link", "host")
 
@@ -203,12 +193,8 @@ def usual_interval(checkpoint: Checkpoint, mean_time_between: float) -> float:
 
 
 def expected_share(reliability: Reliability, checkpoint: Checkpoint, interval: float) -> float:
-    """Share of time that is progress, in the long run and with a node always at hand.
-
-    Parameters
-    ----------
-    interval : float
-        Work between checkpoints [s].
+    """Share of time that is progress, in the long run and with a node always at hand. `interval`:
+    work between checkpoints [s].
 
     Notes
     -----

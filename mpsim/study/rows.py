@@ -22,19 +22,6 @@ from mpsim.study.ties import tie
 from mpsim.table import plural
 from mpsim.units import percent
 
-__all__ = [
-    "COLUMNS",
-    "SERVICE_COLUMNS",
-    "Lazy",
-    "Row",
-    "StoredRows",
-    "Sweep",
-    "column_of",
-    "figure_of",
-    "reason_of",
-    "write_csv",
-]
-
 _AT_METER = "meter_energy_j_per_token"
 COLUMNS = (
     "accelerators",
@@ -310,14 +297,8 @@ def reason_of(error: MpsimError) -> str:
 
 
 def write_csv(table: Sequence[Mapping[str, object]], path: str | Path | None = None) -> str:
-    """Write rows of equal columns as CSV; return the text.
-
-    Parameters
-    ----------
-    table : sequence of mapping
-        The first row names the columns.
-    path : str or Path, optional
-        Where to write it; left out: nowhere.
+    """Write rows of equal columns as CSV; return the text. `table`: the first row names the
+    columns. `path`: where to write it; left out: nowhere.
     """
     buffer = io.StringIO()
     columns = [*table[0], "mpsim"] if table else []

@@ -14,8 +14,6 @@ from mpsim.simulate import simulate_step
 from mpsim.study.figures import warned
 from mpsim.units import percent
 
-__all__ = ["MODES", "Scale", "Scaled", "doublings", "scale"]
-
 _FIGURES = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")
 _BESIDE = ("hfu", "peak_memory_bytes", "fits_memory", "interval")
 _GROWN = 3  # parts that are told

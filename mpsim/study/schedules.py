@@ -17,17 +17,6 @@ from mpsim.table import plural
 from mpsim.training import from_orders
 from mpsim.units import percent
 
-__all__ = [
-    "ScheduleChoice",
-    "SynthesisedSchedule",
-    "TimedSchedule",
-    "Times",
-    "compare_schedules",
-    "named_orders",
-    "synthesise_schedule",
-    "time_schedule",
-]
-
 Number = int | float | Fraction
 
 _COMPARED_CHUNKS = 2  # virtual stages of schedules that can have any number of them
@@ -35,20 +24,14 @@ _COMPARED_CHUNKS = 2  # virtual stages of schedules that can have any number of 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Times:
-    """Times of the actions of one chunk, exact, in any one unit.
+    """Times of the actions of one chunk, exact, in any one unit."""
 
-    Parameters
-    ----------
-    forward, backward, weight : Fraction
-        Of a forward, an input gradient and a weight gradient; a full backward takes the last two.
-    send : Fraction
-        Of a message between ranks.
-    """
-
+    # forward, backward, weight: of a forward, an input gradient and a weight gradient; a full
+    # backward takes the last two
     forward: Fraction
     backward: Fraction
     weight: Fraction
-    send: Fraction = Fraction(0)
+    send: Fraction = Fraction(0)  # of a message between ranks
 
     @classmethod
     def of(cls, forward: Number, backward: Number, weight: Number, send: Number = 0) -> Times:
@@ -134,19 +117,8 @@ class TimedSchedule:
 
 
 def time_schedule(orders: Orders, times: Times, *, overlap: str = "late-send") -> TimedSchedule:
-    """Run orders with given times.
-
-    Parameters
-    ----------
-    times : Times
-        Of one chunk.
-    overlap : str
-        How fused blocks run; see `mpsim.training.from_orders`.
-
-    Raises
-    ------
-    ScheduleError
-        If actions wait for each other.
+    """Run orders with given times. `times`: of one chunk. `overlap`: how fused blocks run; see
+    `mpsim.training.from_orders`. ScheduleError if actions wait for each other.
     """
     scale = times.scale
     forward, backward, weight, send = times.ticks
@@ -172,18 +144,11 @@ def named_orders(
     memory: float | None = None,
     **given: int,
 ) -> Orders:
-    """Orders of a schedule by name; those that are searched are searched for `times` and, where they can, `memory`.
+    """Orders of a schedule by name; those that are searched are searched for `times` and, where
+    they can, `memory`.
 
-    Parameters
-    ----------
-    virtual_stages : int, optional
-        What the schedule has when absent.
-    times : Times
-        Of one chunk.
-    memory : float, optional
-        Chunks whose activations fit on a rank.
-    **given : int
-        Options of that schedule alone.
+    `virtual_stages`: what the schedule has when absent. `times`: of one chunk. `memory`: chunks
+    whose activations fit on a rank. `**given`: options of that schedule alone.
     """
     known = () if name.endswith(".csv") else schedule(name).options
     wanted: dict[str, object] = {
@@ -242,18 +207,11 @@ def schedule_times(
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SynthesisedSchedule:
-    """Orders the synthesiser found, and how good they are.
+    """Orders the synthesiser found, and how good they are."""
 
-    Parameters
-    ----------
-    best : Synthesis
-        Best order on a loop or, with two chunks a rank, on a V [unit of the times].
-    faster : ScheduleChoice, optional
-        Fastest known schedule for the same work and memory that takes less: with other chunks, two copies of the weights or
-        microbatches in parts.
-    """
-
-    best: Synthesis
+    best: Synthesis  # best order on a loop or, with two chunks a rank, on a V [unit of the times]
+    # fastest known schedule for the same work and memory that takes less: with other chunks, two
+    # copies of the weights or microbatches in parts
     faster: ScheduleChoice | None
 
     def to_json(self) -> dict[str, object]:
@@ -302,18 +260,11 @@ def synthesise_schedule(
     memory: float | None = None,
     **options: int,
 ) -> SynthesisedSchedule:
-    """Find an order that is never worse than the best known one with as many chunks, and say what beats it with others.
+    """Find an order that is never worse than the best known one with as many chunks, and say what
+    beats it with others.
 
-    Parameters
-    ----------
-    times : Times
-        Of one chunk.
-    virtual_stages : int, optional
-        Chunks a rank; 1 when absent.
-    memory : float, optional
-        Chunks whose activations fit on a rank.
-    **options : int
-        ``budget`` (evaluations) and ``seed`` of the search.
+    `times`: of one chunk. `virtual_stages`: chunks a rank; 1 when absent. `memory`: chunks whose
+    activations fit on a rank. `**options`: ``budget`` (evaluations) and ``seed`` of the search.
     """
     if unknown := [key for key in options if key not in ("budget", "seed")]:
         raise ScheduleError(
@@ -377,16 +328,11 @@ def _synthesise(
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ScheduleChoice:
-    """One schedule of a comparison; `timed` is None where `reason` says why it cannot be used.
-
-    Parameters
-    ----------
-    activations : float
-        Most that any rank holds, until W, in activations of a whole rank's share of the model.
-    """
+    """One schedule of a comparison; `timed` is None where `reason` says why it cannot be used."""
 
     name: str
     timed: TimedSchedule | None
+    # most that any rank holds, until W, in activations of a whole rank's share of the model
     activations: float = 0.0
     weight_copies: int = 1
     reason: str = ""
@@ -419,14 +365,9 @@ def compare_schedules(
 ) -> list[ScheduleChoice]:
     """Run every schedule on the same work.
 
-    Parameters
-    ----------
-    times : Times
-        Of a rank's whole share of the model; schedules with several chunks a rank get them divided.
-    memory : float, optional
-        Activations of such a share that fit on a rank.
-    names : iterable of str, optional
-        All that train, when absent.
+    `times`: of a rank's whole share of the model; schedules with several chunks a rank get them
+    divided. `memory`: activations of such a share that fit on a rank. `names`: all that train, when
+    absent.
 
     Returns
     -------

@@ -34,31 +34,18 @@ from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Operator, OperatorKind
 
-__all__ = ["Elasticity", "Parameter", "Sensitivity", "measure_sensitivity", "parameters"]
-
 T = TypeVar("T")
 _NEXT_TO_NOTHING = 1.0  # one byte: what is left is latency
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parameter:
-    """Something of the hardware or of the software that has a size.
+    """Something of the hardware or of the software that has a size."""
 
-    Parameters
-    ----------
-    name : str
-        Such as ``scale_up.bandwidth``.
-    kind : str
-        ``hardware`` or ``software``.
-    value : str
-        With unit; empty where it is no single number.
-    scaled : callable
-        Factor to the costs of the plan with this parameter times the factor.
-    """
-
-    name: str
-    kind: str
-    value: str
+    name: str  # such as ``scale_up.bandwidth``
+    kind: str  # ``hardware`` or ``software``
+    value: str  # with unit; empty where it is no single number
+    # factor to the costs of the plan with this parameter times the factor
     scaled: Callable[[float], PlanCosts]
 
 
@@ -209,10 +196,7 @@ def _delayed(plan: Plan, crosses: int, factor: float) -> PlanCosts:
 class _Later:
     """A `CollectiveModel` whose collectives and messages take a share of their latency longer.
 
-    Parameters
-    ----------
-    share : sequence of float
-        For what stays in a scale-up domain, and for what leaves it; below 0 it comes sooner.
+    `share`: for what stays in a scale-up domain, and for what leaves it; below 0 it comes sooner.
     """
 
     def __init__(self, model: CollectiveModel, share: Sequence[float]) -> None:
@@ -257,27 +241,16 @@ _STEP = 0.01  # one per cent each way: well above rounding to ticks, well below 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Elasticity:
-    """Elasticity of the step time in one parameter.
+    """Elasticity of the step time in one parameter."""
 
-    Parameters
-    ----------
-    name : str
-        Such as ``nic.bandwidth``.
-    kind : str
-        ``hardware`` or ``software``.
-    value : str
-        With unit; empty where it is no single number.
-    less_s, more_s : float
-        Step time with the parameter a little smaller and a little larger [s].
-    elasticity : float
-        Per cent by which the step gets longer for one per cent more of the parameter; below 0 for what helps.
-    """
-
-    name: str
-    kind: str
-    value: str
+    name: str  # such as ``nic.bandwidth``
+    kind: str  # ``hardware`` or ``software``
+    value: str  # with unit; empty where it is no single number
+    # less_s, more_s: step time with the parameter a little smaller and a little larger [s]
     less_s: float
     more_s: float
+    # per cent by which the step gets longer for one per cent more of the parameter; below 0 for
+    # what helps
     elasticity: float
 
 

@@ -12,8 +12,6 @@ import numpy as np
 from mpsim.result.residuals import HALF_WIDTH, LEVEL, Setting, chosen_of
 from mpsim.training.intervals import residuals_of
 
-__all__ = ["Ratio", "front_of", "ratio_between", "ratio_of", "selection", "tie"]
-
 _DRAWS: Final = 2000
 T = TypeVar("T")
 
@@ -53,14 +51,8 @@ class Ratio:
 def ratio_of(
     a: Mapping[str, object], b: Mapping[str, object], figure: str = "step_time_s"
 ) -> Ratio | None:
-    """The ratio of two step times, or of two rates.
-
-    Parameters
-    ----------
-    a, b : mapping
-        Results in the shape of ``mpsim run --json``.
-    figure : str
-        ``step_time_s``, or a rate such as ``tokens_per_s_per_accelerator``.
+    """The ratio of two step times, or of two rates. `a` and `b`: results in the shape of ``mpsim
+    run --json``. `figure`: ``step_time_s``, or a rate such as ``tokens_per_s_per_accelerator``.
 
     Returns
     -------
@@ -97,14 +89,10 @@ def tie(best: Mapping[str, object], other: Mapping[str, object]) -> bool:
 
 
 def selection(settings: Sequence[Setting], logs: Sequence[float]) -> float:
-    """How much longer, in ln of time, the shortest of several predictions will take because it was chosen as the shortest.
+    """How much longer, in ln of time, the shortest of several predictions will take because it was
+    chosen as the shortest.
 
-    Parameters
-    ----------
-    settings : sequence of Setting
-        Of one model, machine and software.
-    logs : sequence of float
-        ln of each prediction.
+    `settings`: of one model, machine and software. `logs`: ln of each prediction.
 
     Notes
     -----

@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
-__all__ = ["Hours", "Known", "known_trainings"]
-
 Hours = str
 """What the hours of a training contain: ``computing`` (its steps alone) or ``allocation`` (failures, restarts and lost work as well)."""
 
@@ -20,21 +18,13 @@ _MEDIAN: Final = 0.5 - 1e-9  # share of the weight
 
 
 class Known(NamedTuple):
-    """Trainings whose hours were published, against their plans.
-
-    Parameters
-    ----------
-    low, high : float
-        Ends of the 80 % interval of measured over planned hours.
-    error, bias : float
-        Mean absolute and mean error of the plans.
-    """
+    """Trainings whose hours were published, against their plans."""
 
     trainings: int
     developers: int
-    low: float
+    low: float  # low, high: ends of the 80 % interval of measured over planned hours
     high: float
-    error: float
+    error: float  # error, bias: mean absolute and mean error of the plans
     bias: float
 
 

@@ -44,8 +44,6 @@ from mpsim.study.draws import (
 from mpsim.study.figures import part_text
 from mpsim.table import plural
 
-__all__ = ["Percentile", "VariedSteps", "simulate_variation"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -59,45 +57,27 @@ _EXPERTS = "experts"  # how the names of their kernels begin
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Percentile:
-    """A percentile of the step time with its confidence interval.
-
-    Parameters
-    ----------
-    seconds : float
-        Of the sample [s].
-    low_s, high_s : float or None
-        Between these the percentile of all steps lies with 95 % confidence [s]; None where the sample is too small to say.
-    """
+    """A percentile of the step time with its confidence interval."""
 
     percent: float
-    seconds: float
+    seconds: float  # of the sample [s]
+    # low_s, high_s: between these the percentile of all steps lies with 95 % confidence [s]; None
+    # where the sample is too small to say
     low_s: float | None
     high_s: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class VariedSteps(Shown):
-    """Step times that vary, and who is to blame for waiting in the first of them.
-
-    Parameters
-    ----------
-    undisturbed_s : float
-        Step time of a machine without variation [s].
-    step_times_s : float64[K]
-        One a sample, in the order drawn [s].
-    blame : Blame
-        Of the first sample.
-    timeline : Timeline
-        Of the first sample.
-    """
+    """Step times that vary, and who is to blame for waiting in the first of them."""
 
     scenario: str
     variation: Variation
     seed: int
-    undisturbed_s: float
-    step_times_s: Floats
-    blame: Blame
-    timeline: Timeline
+    undisturbed_s: float  # step time of a machine without variation [s]
+    step_times_s: Floats  # float64[K], one a sample, in the order drawn [s]
+    blame: Blame  # of the first sample
+    timeline: Timeline  # of the first sample
 
     @property
     def mean_s(self) -> float:
@@ -213,21 +193,14 @@ def simulate_variation(
 
 
 class _Draw(NamedTuple):
-    """One step on one machine.
+    """One step on one machine."""
 
-    Parameters
-    ----------
-    slow, thin : float64[R]
-        How many times longer the kernels of each rank class take, and what it sends over NICs.
-    jitter : float64[N]
-        How many times longer each action, message and collective takes.
-    load : float64[N]
-        What the experts of each action have to do, of what they have on average.
-    """
-
+    # slow, thin: float64[R], how many times longer the kernels of each rank class take, and what it
+    # sends over NICs
     slow: Floats
     thin: Floats
-    jitter: Floats
+    jitter: Floats  # float64[N], how many times longer each action, message and collective takes
+    # float64[N], what the experts of each action have to do, of what they have on average
     load: Floats
 
 

@@ -12,8 +12,6 @@ from mpsim.scenario.design import DesignChoice
 from mpsim.shipped import read_shipped
 from mpsim.study.facility import rate_of
 
-__all__ = ["Bill", "bill_of"]
-
 _COUNTED = (
     *("preset", "accelerator", "accelerator.preset", "nodes", "accelerators_per_node"),
     *("placement", "library", "name", "price_per_hour", "node_power"),
@@ -29,21 +27,11 @@ Item = tuple[float, float | None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bill:
-    """Cost of a cluster.
+    """Cost of a cluster."""
 
-    Parameters
-    ----------
-    items : mapping of str to Item
-        By part.
-    life_h : float
-        Hours over which what was bought is paid off; 0 where it is rented.
-    tariff : float
-        Of electricity [USD/kWh]; 0 where it is in the rent.
-    """
-
-    items: Mapping[str, Item] = dataclasses.field(default_factory=dict)
-    life_h: float = 0.0
-    tariff: float = 0.0
+    items: Mapping[str, Item] = dataclasses.field(default_factory=dict)  # by part
+    life_h: float = 0.0  # hours over which what was bought is paid off; 0 where it is rented
+    tariff: float = 0.0  # of electricity [USD/kWh]; 0 where it is in the rent
 
     @property
     def missing(self) -> tuple[str, ...]:

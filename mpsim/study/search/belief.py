@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from mpsim.result.residuals import HALF_WIDTH, Setting, chosen_of, residuals
 from mpsim.training.intervals import residuals_of
 
-__all__ = ["SLOPES", "Belief", "Ran"]
-
 Floats = NDArray[np.float64]
 
 SLOPES: Mapping[str, tuple[str, float]] = {
@@ -42,44 +40,22 @@ _FEWEST = 50.0  # effective draws: fewer say that the prior had no room for what
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ran:
-    """A layout that was launched, and what became of it.
+    """A layout that was launched, and what became of it."""
 
-    Parameters
-    ----------
-    place : int
-        Of the layout.
-    seconds : float or None
-        Measured step; None where it ran out of memory [s].
-    memory : float or None
-        Measured peak; None where nobody told [B].
-    """
-
-    place: int
-    seconds: float | None
-    memory: float | None = None
+    place: int  # of the layout
+    seconds: float | None  # measured step; None where it ran out of memory [s]
+    memory: float | None = None  # measured peak; None where nobody told [B]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: draws are kept
 class Belief:
-    """Joint distribution of the times and the fits of layouts.
+    """Joint distribution of the times and the fits of layouts."""
 
-    Parameters
-    ----------
-    settings : sequence of Setting
-        Of the layouts, which share model, machine and software.
-    seconds, memory : float64[L]
-        Predicted [s] [B].
-    room : float
-        Memory of an accelerator [B].
-    ran : tuple of Ran
-        What was launched.
-    """
-
-    settings: Sequence[Setting]
-    seconds: Floats
+    settings: Sequence[Setting]  # of the layouts, which share model, machine and software
+    seconds: Floats  # seconds, memory: float64[L], predicted [s] [B]
     memory: Floats
-    room: float
-    ran: tuple[Ran, ...] = ()
+    room: float  # memory of an accelerator [B]
+    ran: tuple[Ran, ...] = ()  # what was launched
 
     def after(self, *ran: Ran) -> Belief:
         """The belief once these ran too."""

@@ -26,8 +26,6 @@ from mpsim.study.journal import Entry, Journal, name_of
 from mpsim.study.search.given import Clock, defaults
 from mpsim.study.search.queue import Queue, Waiting
 
-__all__ = ["Bounded", "BranchAndBound", "Labels", "Progress", "Space"]
-
 Progress = Callable[[str, int, int], None]
 """Called with (what is done, how many are done, how many there are; 0 where that is not known)."""
 
@@ -54,28 +52,17 @@ Labels = Callable[[C], Iterable[object]]
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Space(ABC, Generic[C]):
-    """A space that is searched.
-
-    Parameters
-    ----------
-    counts : Counter of str
-        What became of what was looked at, by reason; the machine adds what it simulated and left.
-    keys : tuple of str
-        Keys of a scenario that are searched beside the layout.
-    a_turn : float
-        How many are bounded between two turns of simulating the best of them.
-    a_batch : int
-        How many are simulated between two looks at the clock.
-    prunes : bool
-        Whether a bound rules candidates out.
-    """
+    """A space that is searched."""
 
     clock: Clock
+    # what became of what was looked at, by reason; the machine adds what it simulated and left
     counts: Counter[str] = dataclasses.field(default_factory=Counter, init=False)
+    # keys of a scenario that are searched beside the layout
     keys: tuple[str, ...] = dataclasses.field(default=(), init=False)
+    # how many are bounded between two turns of simulating the best of them
     a_turn: float = math.inf
-    a_batch: int = 1
-    prunes: bool = True
+    a_batch: int = 1  # how many are simulated between two looks at the clock
+    prunes: bool = True  # whether a bound rules candidates out
 
     @property
     @abstractmethod
@@ -122,16 +109,8 @@ class Space(ABC, Generic[C]):
 
 
 class BranchAndBound(Generic[C]):
-    """One search.
-
-    Parameters
-    ----------
-    top : int
-        How many of the best are wanted.
-    journal : Journal
-        Candidates in it are not simulated again.
-    report : callable, optional
-        See `Progress`.
+    """One search. `top`: how many of the best are wanted. `journal`: candidates in it are not
+    simulated again. `report`: see `Progress`.
     """
 
     def __init__(

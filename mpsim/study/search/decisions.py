@@ -10,8 +10,6 @@ from mpsim.study.search.found import Found
 from mpsim.study.search.further import FURTHER
 from mpsim.study.search.layouts import AXES
 
-__all__ = ["Decision", "choices", "decisions_of", "turned"]
-
 _SPLIT: Final = AXES["layers_per_stage"]
 _OF_PIPELINES: Final = (AXES["schedule"], AXES["virtual_stages"], _SPLIT)
 _OF_OTHERS: Final = (AXES["virtual_stages"], AXES["modules"])
@@ -21,27 +19,13 @@ _KEYS: Final = tuple(dict.fromkeys((*AXES.values(), *FURTHER.values())))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """One choice of the best layout, and the best layout that chooses otherwise.
+    """One choice of the best layout, and the best layout that chooses otherwise."""
 
-    Parameters
-    ----------
-    key : str
-        Dotted key of a scenario.
-    value : str
-        Chosen; of ``parallelism.layers_per_stage`` *balanced*.
-    without : Found or None
-        The best layout with another value, all else free; None where none fits.
-    cost_s : float or None
-        Time by which its step is longer, launches that die counted [s].
-    proved : bool
-        Whether everything that could cost less was simulated or ruled out.
-    """
-
-    key: str
-    value: str
-    without: Found | None
-    cost_s: float | None
-    proved: bool
+    key: str  # dotted key of a scenario
+    value: str  # chosen; of ``parallelism.layers_per_stage`` *balanced*
+    without: Found | None  # the best layout with another value, all else free; None where none fits
+    cost_s: float | None  # time by which its step is longer, launches that die counted [s]
+    proved: bool  # whether everything that could cost less was simulated or ruled out
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -83,18 +67,12 @@ def decisions_of(
     keys: Sequence[str],
     proved: bool,
 ) -> tuple[Decision, ...]:
-    """Decisions of the best layout, those without an alternative that fits first, then by their cost.
+    """Decisions of the best layout, those without an alternative that fits first, then by their
+    cost.
 
-    Parameters
-    ----------
-    rows : sequence of Found
-        Simulated layouts, the best first.
-    legal : mapping of str to set of str
-        Values of each key that legal layouts have, whether they fit or not.
-    keys : sequence of str
-        Further keys of a scenario that were searched; alternatives share their values.
-    proved : bool
-        Whether no layout that was not simulated may cost less.
+    `rows`: simulated layouts, the best first. `legal`: values of each key that legal layouts have,
+    whether they fit or not. `keys`: further keys of a scenario that were searched; alternatives
+    share their values. `proved`: whether no layout that was not simulated may cost less.
     """
     if not rows:
         return ()

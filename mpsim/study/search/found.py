@@ -16,9 +16,6 @@ from mpsim.study.ties import ratio_between, selection
 from mpsim.training.intervals import residuals_of
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["SHORT", "Found", "Line", "expected", "folded", "name_of_layout", "runs", "tie"]
-
-
 SHORT: Mapping[str, str] = {
     "layers_per_stage": "layers",
     "virtual_stages": "v",
@@ -46,39 +43,21 @@ _USUAL: Mapping[str, object] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Found:
-    """One simulated layout.
+    """One simulated layout."""
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        By dotted key, as `Scenario.with_values` takes them.
-    step_time_s : float
-        Simulated [s].
-    bound_s : float
-        What was known before: no step is shorter [s].
-    memory_bytes : float
-        Of the fullest rank [B].
-    tokens : int
-        Of a step.
-    price_per_hour : float or None
-        Of all accelerators [USD/h]; None without a price.
-    summary : mapping, or None
-        The whole result in the shape of ``mpsim run --json``, for the best ones.
-    setting : Setting or None
-        What the residuals of its figures depend on: model, machine and software, which its layout does not change.
-    fits_probability : float or None
-        Odds that its measured peak would fit; None where nothing is known of the setting.
-    """
-
-    values: Mapping[str, object]
-    step_time_s: float
-    bound_s: float
-    memory_bytes: float
+    values: Mapping[str, object]  # by dotted key, as `Scenario.with_values` takes them
+    step_time_s: float  # simulated [s]
+    bound_s: float  # what was known before: no step is shorter [s]
+    memory_bytes: float  # of the fullest rank [B]
     accelerators: int
-    tokens: int
-    price_per_hour: float | None
+    tokens: int  # of a step
+    price_per_hour: float | None  # of all accelerators [USD/h]; None without a price
+    # the whole result in the shape of ``mpsim run --json``, for the best ones
     summary: Mapping[str, object] | None = None
+    # what the residuals of its figures depend on: model, machine and software, which its layout
+    # does not change
     setting: Setting | None = None
+    # odds that its measured peak would fit; None where nothing is known of the setting
     fits_probability: float | None = None
 
     @property
@@ -173,19 +152,11 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """A layout with its twins.
+    """A layout with its twins."""
 
-    Parameters
-    ----------
-    rank : int
-        Of the layout, from 1.
-    twins : tuple of Found
-        Layouts of the same degrees whose time cannot be told from its own.
-    """
-
-    rank: int
+    rank: int  # of the layout, from 1
     row: Found
-    twins: tuple[Found, ...]
+    twins: tuple[Found, ...]  # layouts of the same degrees whose time cannot be told from its own
 
     @property
     def varies(self) -> dict[str, tuple[object, ...]]:

@@ -13,8 +13,6 @@ from mpsim.scenario.checks.memory import legal_modules
 from mpsim.study.search.given import defaults
 from mpsim.study.search.layouts import Layouts
 
-__all__ = ["FURTHER", "further", "pipelines"]
-
 FURTHER: Final[Mapping[str, str]] = {
     "order": "parallelism.order",
     "recompute-modules": "training.recompute_modules",
@@ -28,17 +26,8 @@ _ALL = "all"
 
 
 def further(scenario: Scenario, words: Sequence[str]) -> dict[str, list[object]]:
-    """Values by key that words add to a search, as far as the scenario can have them; its own values come first.
-
-    Parameters
-    ----------
-    words : sequence of str
-        Of `FURTHER`, or ``all``.
-
-    Raises
-    ------
-    ScenarioError
-        For another word.
+    """Values by key that words add to a search, as far as the scenario can have them; its own
+    values come first. `words`: of `FURTHER`, or ``all``. ScenarioError for another word.
     """
     for word in words:
         if word not in FURTHER and word != _ALL:

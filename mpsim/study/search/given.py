@@ -15,16 +15,6 @@ from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.shipped import read_shipped
 
-__all__ = [
-    "Clock",
-    "Limits",
-    "defaults",
-    "nameplate_power",
-    "price_of",
-    "ranked_by",
-    "split_axes",
-]
-
 
 @remembered(8)
 def defaults(section: str) -> Figures:
@@ -35,12 +25,8 @@ def defaults(section: str) -> Figures:
 
 
 def ranked_by(seconds: float, odds: float | None) -> float:
-    """Seconds that layouts are ranked by: those of a step, and its part of the launches that die before one runs [s].
-
-    Parameters
-    ----------
-    odds : float or None
-        Of fitting into memory, P; None counts as sure.
+    """Seconds that layouts are ranked by: those of a step, and its part of the launches that die
+    before one runs [s]. `odds`: of fitting into memory, P; None counts as sure.
 
     Notes
     -----
@@ -62,11 +48,7 @@ class Split(NamedTuple):
 
 def split_axes(over: Mapping[str, Sequence[object]], axes: Mapping[str, str]) -> Split:
     """Divide values by dotted key into those of the axes, whose keys are given, and the others.
-
-    Raises
-    ------
-    ScenarioError
-        For a key without values.
+    ScenarioError for a key without values.
     """
     names = {key: axis for axis, key in axes.items()}
     split = Split({}, {})

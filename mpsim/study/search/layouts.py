@@ -21,8 +21,6 @@ from mpsim.scenario.balance import balanced_stages, stage_loads, work_of
 from mpsim.schedule import schedule
 from mpsim.study.search.given import defaults
 
-__all__ = ["ALWAYS_SAID", "AXES", "DEPENDS", "Frame", "Layout", "Layouts"]
-
 Values: TypeAlias = Mapping[str, Any]
 """Value of each axis, of whatever type the key of a scenario has."""
 Check = Callable[[Scenario], list[Problem]]
@@ -102,26 +100,18 @@ _CHECKS: Final[Mapping[str, Check]] = {check.__name__: check for check in checks
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
-    """Degrees and schedule: layouts of one frame share their mesh and their stages.
-
-    Parameters
-    ----------
-    virtual_stages : int or None
-        None where the schedule has a number of its own.
-    layers_per_stage : tuple of int or None
-        None where layers are divided as the scenario says, or else evenly.
-    order : str or None
-        Axes in the order they are laid on accelerators; None for that of the scenario.
-    """
+    """Degrees and schedule: layouts of one frame share their mesh and their stages."""
 
     tp: int
     cp: int
     pp: int
     ep: int
     schedule: str
-    virtual_stages: int | None
+    virtual_stages: int | None  # None where the schedule has a number of its own
+    # None where layers are divided as the scenario says, or else evenly
     layers_per_stage: tuple[int, ...] | None
     dp: int
+    # axes in the order they are laid on accelerators; None for that of the scenario
     order: str | None = None
 
     @property
@@ -132,26 +122,18 @@ class Frame:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """One way to lay a model on a cluster.
-
-    Parameters
-    ----------
-    modules : tuple of str or None
-        That selective recomputation runs again; None for those of the scenario, or else the usual ones.
-    offload : str or None
-        What the host keeps; None for what the scenario says.
-    cleared : tuple of str
-        Keys of the scenario that belong to another recomputation.
-    """
+    """One way to lay a model on a cluster."""
 
     frame: Frame
     micro_batch: int
     sequence_parallel: bool
     zero: int
     recompute: str
+    # that selective recomputation runs again; None for those of the scenario, or else the usual
+    # ones
     modules: tuple[str, ...] | None = None
-    offload: str | None = None
-    cleared: tuple[str, ...] = ()
+    offload: str | None = None  # what the host keeps; None for what the scenario says
+    cleared: tuple[str, ...] = ()  # keys of the scenario that belong to another recomputation
 
     @property
     def again(self) -> tuple[str, tuple[str, ...] | None]:
@@ -189,14 +171,8 @@ class Layout:
 
 
 class Layouts:
-    """Legal layouts of one scenario.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        Its model, cluster, batch and framework; its own layout counts for nothing.
-    given : mapping of str to sequence
-        Values of axes, instead of the usual ones.
+    """Legal layouts of one scenario. `scenario`: its model, cluster, batch and framework; its own
+    layout counts for nothing. `given`: values of axes, instead of the usual ones.
     """
 
     def __init__(self, scenario: Scenario, given: Mapping[str, Sequence[object]]) -> None:

@@ -21,8 +21,6 @@ from mpsim.study.ties import front_of
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["OBJECTIVES", "REASONS", "Outcome", "Search", "shown"]
-
 OBJECTIVES = ("time", "cost")
 """What the best layout has least of: seconds, or US dollars, a token, launches that die counted (`ranked_by`)."""
 
@@ -58,30 +56,18 @@ P = TypeVar("P")
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Outcome(Shown, Tabular, Generic[R]):
-    """Outcome of a search.
-
-    Parameters
-    ----------
-    objective : str
-        What the rows are ranked by.
-    rows : tuple
-        Everything simulated, the best first; the first `top` are the best of all if `complete`.
-    counts : mapping of str to int
-        What became of everything that was looked at, by reason.
-    complete : bool
-        Whether everything was simulated or ruled out, so that nothing else can be among the best.
-    remarks : tuple of str
-        Entries of a resumed file that were simulated again, and why.
-    """
+    """Outcome of a search."""
 
     scenario: str
-    objective: str
+    objective: str  # what the rows are ranked by
     top: int
+    # everything simulated, the best first; the first `top` are the best of all if `complete`
     rows: tuple[R, ...]
-    counts: Mapping[str, int]
+    counts: Mapping[str, int]  # what became of everything that was looked at, by reason
+    # whether everything was simulated or ruled out, so that nothing else can be among the best
     complete: bool
     interrupted: bool = False
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # entries of a resumed file that were simulated again, and why
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -128,23 +114,14 @@ class Outcome(Shown, Tabular, Generic[R]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Own:
-    """Result of the scenario's own layout.
+    """Result of the scenario's own layout."""
 
-    Parameters
-    ----------
-    step_time_s : float or None
-        Its step [s]; None where it cannot run, or nobody asked before an interrupt.
-    reason : str
-        Why it cannot be used; empty where it can.
-    objective : float or None
-        Its seconds, or dollars, a token.
-    rival : Found or None
-        The best layout of the same machine, as the keys searched beside the layout make it; None where it was not searched.
-    """
-
+    # its step [s]; None where it cannot run, or nobody asked before an interrupt
     step_time_s: float | None = None
-    reason: str = ""
-    objective: float | None = None
+    reason: str = ""  # why it cannot be used; empty where it can
+    objective: float | None = None  # its seconds, or dollars, a token
+    # the best layout of the same machine, as the keys searched beside the layout make it; None
+    # where it was not searched
     rival: Found | None = None
 
 

@@ -20,8 +20,6 @@ import numpy as np
 
 from mpsim.study.search.given import defaults
 
-__all__ = ["Look", "Queue", "Waiting"]
-
 Family = tuple[object, ...]
 Look = Callable[["Waiting", Sequence[Any]], float]
 _MISSES: Final = 2.0  # a family in which nothing fits counts as so many times the slowest that does
@@ -31,12 +29,8 @@ _RIDGE: Final = 0.1  # of an effect, against one observation of its family
 class Waiting:
     """A frame of what is searched: it waits to be bounded, in parts one after the other.
 
-    Parameters
-    ----------
-    family : tuple
-        Frames of one family are alike: the first of them says how promising all are.
-    parts : sequence of sequence
-        In the order in which they are looked at.
+    `family`: frames of one family are alike: the first of them says how promising all are. `parts`:
+    in the order in which they are looked at.
     """
 
     def __init__(self, family: Family, parts: Sequence[Sequence[Any]]) -> None:

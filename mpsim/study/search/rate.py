@@ -22,18 +22,6 @@ from mpsim.serving.stream import draw_requests
 from mpsim.serving.summary import latencies
 from mpsim.study.search.given import defaults
 
-__all__ = [
-    "Judge",
-    "Rate",
-    "Streams",
-    "bounded_rate",
-    "confirmed_rate",
-    "fewest",
-    "has_stream",
-    "require_stream",
-    "saturation",
-]
-
 _BELOW = 0.7  # of what a service can serve at most, where the search begins
 _LEAST = 1.0 / 4096  # of that, below which nothing is tried
 _FILLING = 3.0  # times in the service that a stream takes to fill it
@@ -50,24 +38,14 @@ _STEP = 1.12  # of the first look beside a guess
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rate:
-    """Largest rate within limits, as far as it is known.
+    """Largest rate within limits, as far as it is known."""
 
-    Parameters
-    ----------
-    rate : float
-        Largest one that kept the limits, or on a short stream did not surely miss them [1/s]; 0 if none did.
-    above : float
-        Smallest one that did not, or that no service can reach [1/s].
-    summary : mapping of str to object
-        Of the service at `rate`; at `above` if none kept them.
-    confirmed : bool
-        Whether `rate` is kept, and `above` is not, by long streams.
-    """
-
+    # largest one that kept the limits, or on a short stream did not surely miss them [1/s]; 0 if
+    # none did
     rate: float
-    above: float
-    summary: Figures
-    confirmed: bool = True
+    above: float  # smallest one that did not, or that no service can reach [1/s]
+    summary: Figures  # of the service at `rate`; at `above` if none kept them
+    confirmed: bool = True  # whether `rate` is kept, and `above` is not, by long streams
 
 
 def has_stream(workload: Workload, slo: ServiceLevel) -> bool:
@@ -200,14 +178,8 @@ def bounded_rate(
 ) -> Rate:
     """Bound the largest rate by short streams.
 
-    Parameters
-    ----------
-    most : float
-        No service is faster [1/s].
-    share : float
-        Of that, where to look first.
-    at_least : float
-        A service that misses the limits at this rate is looked at no further [1/s].
+    `most`: no service is faster [1/s]. `share`: of that, where to look first. `at_least`: a service
+    that misses the limits at this rate is looked at no further [1/s].
     """
     low, high, step = 0.0, most, _STEP
     refused = False  # whether `high` was tried: `most` itself may be
@@ -231,12 +203,8 @@ def bounded_rate(
 
 
 def confirmed_rate(judge: Judge, bound: Rate, most: float, at_least: float = 0.0) -> Rate:
-    """The largest rate by long streams, where short ones bound it.
-
-    Parameters
-    ----------
-    at_least : float
-        A service that misses the limits at this rate is looked at no further, and its bound is lowered to it [1/s].
+    """The largest rate by long streams, where short ones bound it. `at_least`: a service that
+    misses the limits at this rate is looked at no further, and its bound is lowered to it [1/s].
     """
     low, high = bound.rate or bound.above / _STEP, bound.above
     if at_least:

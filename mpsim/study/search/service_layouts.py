@@ -15,8 +15,6 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.study.search.given import defaults
 
-__all__ = ["AXES", "ServiceLayout", "ServiceLayouts"]
-
 AXES: Final[Mapping[str, str]] = {
     "tp": "parallelism.tp",
     "pp": "parallelism.pp",
@@ -41,16 +39,9 @@ class ServiceLayout:
 class ServiceLayouts:
     """Layouts of one service.
 
-    Parameters
-    ----------
-    scenario : Scenario
-        Its model, cluster, engine and workload; its own layout counts for nothing.
-    given : mapping of str to sequence
-        Values of axes, instead of the usual ones.
-    accelerators : int
-        How many a layout may use.
-    pools : bool
-        Whether to look at prefill and decode on pools of their own, too.
+    `scenario`: its model, cluster, engine and workload; its own layout counts for nothing. `given`:
+    values of axes, instead of the usual ones. `accelerators`: how many a layout may use. `pools`:
+    whether to look at prefill and decode on pools of their own, too.
     """
 
     def __init__(

@@ -13,15 +13,6 @@ from mpsim.study.ties import front_of
 from mpsim.table import plural
 from mpsim.units import percent
 
-__all__ = [
-    "FEWEST",
-    "SERVICE_OBJECTIVES",
-    "SERVICE_REASONS",
-    "FoundService",
-    "ServiceSearch",
-    "score_of",
-]
-
 FEWEST = ("gpus", "cost")
 """Objectives of which less is better: the fewest instances within the limits are found."""
 
@@ -61,33 +52,17 @@ _NEAR = 0.04
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class FoundService:
-    """One simulated service.
+    """One simulated service."""
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        By dotted key.
-    objective : float
-        As simulated, in the unit of the objective.
-    bound : float
-        What was known before: it is no better than this.
-    price_per_hour : float or None
-        Of these accelerators [USD/h].
-    meets_slo : bool or None
-        None where only short streams have judged it: `objective` is then a bound, not surely kept.
-    summary : mapping of str to object
-        In the shape of ``mpsim run --json``; of the objective ``rate`` at that rate.
-    above : float, optional
-        Of the objective ``rate``: the smallest one that was tried and does not keep the limits for long [1/s].
-    """
-
-    values: Mapping[str, object]
-    objective: float
-    bound: float
+    values: Mapping[str, object]  # by dotted key
+    objective: float  # as simulated, in the unit of the objective
+    bound: float  # what was known before: it is no better than this
     accelerators: int
-    price_per_hour: float | None
+    price_per_hour: float | None  # of these accelerators [USD/h]
+    # None where only short streams have judged it: `objective` is then a bound, not surely kept
     meets_slo: bool | None
-    summary: Figures
+    summary: Figures  # in the shape of ``mpsim run --json``; of the objective ``rate`` at that rate
+    # of the objective ``rate``: the smallest tried one that does not keep the limits for long [1/s]
     above: float | None = None
 
     @property

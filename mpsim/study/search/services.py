@@ -40,8 +40,6 @@ from mpsim.study.search.service_outcome import (
     score_of,
 )
 
-__all__ = ["Services"]
-
 _HOUR = 3600.0
 _MEGA = 1e6
 _ROUNDING = 1e-9

@@ -21,8 +21,6 @@ from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import Search
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["SHORTLIST", "STEPS", "Shortlist", "belief_of", "shortlist", "shown_step"]
-
 STEPS = 20
 """Steps of a launch."""
 _POOL = 400  # layouts that are ranked again
@@ -51,39 +49,21 @@ srun {command} 2>&1 | tee run.log
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """One layout to launch.
+    """One layout to launch."""
 
-    Parameters
-    ----------
-    row : Found
-        As it was simulated.
-    shows : str
-        What its launch is to show.
-    odds : float
-        Of fitting.
-    """
-
-    row: Found
-    shows: str
-    odds: float
+    row: Found  # as it was simulated
+    shows: str  # what its launch is to show
+    odds: float  # of fitting
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Shortlist(Shown):
-    """Layouts to launch, and all that they say something of.
-
-    Parameters
-    ----------
-    pool : tuple of Found
-        Simulated layouts, the best first.
-    room : float
-        Memory of an accelerator [B].
-    """
+    """Layouts to launch, and all that they say something of."""
 
     scenario: Scenario
     candidates: tuple[Candidate, ...]
-    pool: tuple[Found, ...]
-    room: float
+    pool: tuple[Found, ...]  # simulated layouts, the best first
+    room: float  # memory of an accelerator [B]
 
     def sheet(self) -> Sheet:
         """A line for each candidate."""
@@ -172,12 +152,8 @@ what it prints in `run.log`. Data and the learning rate are yours. A run that ru
 
 
 def shortlist(scenario: Scenario, search: Search, count: int) -> Shortlist:
-    """Choose layouts to launch: see `mpsim.study.search.belief.Belief.choose`; the simplest that ties is among them.
-
-    Raises
-    ------
-    ScenarioError
-        If nothing was simulated.
+    """Choose layouts to launch: see `mpsim.study.search.belief.Belief.choose`; the simplest that
+    ties is among them. ScenarioError if nothing was simulated.
     """
     front = set(map(id, search.front))
     pool = tuple(row for n, row in enumerate(search.rows) if n < _POOL or id(row) in front)

@@ -14,32 +14,18 @@ from mpsim.study.search.found import Found
 from mpsim.study.search.given import defaults
 from mpsim.study.search.layouts import AXES
 
-__all__ = ["Switched", "Switches", "switches_of"]
-
 _MODULES = AXES["modules"]
 _LEAST = 1e-3  # gain below which a switch does nothing
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Switched:
-    """A layout with switches turned.
+    """A layout with switches turned."""
 
-    Parameters
-    ----------
-    turned : mapping of str to object
-        Values by dotted key that the search did not vary.
-    values : mapping of str to object
-        The layout, these included.
-    step_time_s : float
-        Simulated [s].
-    gain : float
-        Share of the best layout's step that it saves.
-    """
-
-    turned: Mapping[str, object]
-    values: Mapping[str, object]
-    step_time_s: float
-    gain: float
+    turned: Mapping[str, object]  # values by dotted key that the search did not vary
+    values: Mapping[str, object]  # the layout, these included
+    step_time_s: float  # simulated [s]
+    gain: float  # share of the best layout's step that it saves
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,18 +49,12 @@ def switches_of(
     seconds: Callable[[Scenario], float | None],
     spent: Callable[[], bool],
 ) -> Switches:
-    """Turn one switch at a time on the best layout, then those that help together, there and on its ties.
+    """Turn one switch at a time on the best layout, then those that help together, there and on its
+    ties.
 
-    Parameters
-    ----------
-    rows : sequence of Found
-        The best layout and those of its ties that are to be tried.
-    searched : sequence of str
-        Keys that the search varied already.
-    seconds : callable
-        Step time of a scenario that fits [s]; None where it does not.
-    spent : callable
-        Whether no time is left to try more.
+    `rows`: the best layout and those of its ties that are to be tried. `searched`: keys that the
+    search varied already. `seconds`: step time of a scenario that fits [s]; None where it does not.
+    `spent`: whether no time is left to try more.
     """
     if not rows:
         return Switches()

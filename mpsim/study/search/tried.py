@@ -23,26 +23,18 @@ from mpsim.study.search.found import Found
 from mpsim.study.search.shortlist import SHORTLIST, STEPS, belief_of, shown_step
 from mpsim.units import percent
 
-__all__ = ["Tried", "read_runs"]
-
 _WARM_UP = 5  # steps that compile, fill caches and open connections
 _PAYS = 0.01  # expected shortening of the step above which another launch pays
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Tried(Shown):
-    """All layouts ranked again after some of them ran.
-
-    Parameters
-    ----------
-    launched : mapping of str to Ran
-        What each folder's log says; folders without a log are left out.
-    """
+    """All layouts ranked again after some of them ran."""
 
     scenario: str
     pool: tuple[Found, ...]
     belief: Belief
-    launched: Mapping[str, Ran]
+    launched: Mapping[str, Ran]  # what each folder's log says; folders without a log are left out
 
     @property
     def order(self) -> list[int]:
@@ -106,12 +98,8 @@ class Tried(Shown):
 
 
 def read_runs(scenario: Scenario, folder: Path) -> Tried:
-    """Read what the launches of a shortlist logged, and rank its layouts again.
-
-    Raises
-    ------
-    FormatError
-        If the folder holds no shortlist of this scenario, or no log says anything.
+    """Read what the launches of a shortlist logged, and rank its layouts again. FormatError if the
+    folder holds no shortlist of this scenario, or no log says anything.
     """
     data = _stored(folder / SHORTLIST)
     if data["digest"] != scenario.digest:
