@@ -10,6 +10,7 @@ itself, because the memo holds it while it holds the value; its address may not,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
@@ -19,6 +20,7 @@ R = TypeVar("R")
 K = TypeVar("K")
 V = TypeVar("V")
 
+_NOTHING = object()
 _CACHES: list[functools._lru_cache_wrapper[object]] = []
 
 
@@ -81,20 +83,17 @@ class Memo(dict[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         if len(self) > self._bound:
-            del self[next(iter(self))]
-
-    def make_room(self, entries: int) -> None:
-        """Forget everything unless so many more entries fit, so that none goes while they are added."""
-        if len(self) + entries > self._bound:
-            self.clear()
+            # another thread may have made room at the same moment
+            with contextlib.suppress(KeyError, RuntimeError):
+                del self[next(iter(self))]
 
     def get_or(self, key: K, make: Callable[[], V]) -> V:
         """The value of `key`; made and kept where it is not there."""
-        if key in self:
-            return self[key]
-        value = make()
-        self[key] = value
-        return value
+        # asked for once, as another thread may make room meanwhile
+        if (value := self.get(key, _NOTHING)) is not _NOTHING:
+            return cast(V, value)
+        self[key] = made = make()
+        return made
 
     def update(self, *_: object, **__: object) -> None:
         """Refuse: entries come one by one, so that the bound holds."""

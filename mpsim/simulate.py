@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from mpsim.cost import Constants
 from mpsim.engine import Timeline, run, run_interfering
@@ -19,7 +19,7 @@ from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
 from mpsim.result import JobResult, Memory, Result
-from mpsim.scenario import Scenario, check
+from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
@@ -43,8 +43,6 @@ __all__ = [
     "simulate",
     "simulate_step",
 ]
-
-Build: TypeAlias = Callable[[Plan, PlanCosts], Program]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -160,13 +158,8 @@ class Prepared:
         return self.plan.network == "analytic" and not self.plan.interference
 
 
-def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
+def prepare(scenario: Scenario) -> Prepared:
     """Resolve a scenario, cost it and build its program.
-
-    Parameters
-    ----------
-    build : callable, optional
-        Builds the program from plan and costs; a study brings one that shares work between scenarios.
 
     Raises
     ------
@@ -179,7 +172,7 @@ def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
         timed = with_timed_orders(plan, costs)
         if plan.classes and timed is not plan:
             costs = PlanCosts(timed)  # those of its classes of replicas go with their orders
-        return Prepared(scenario, timed, costs, build(timed, costs))
+        return Prepared(scenario, timed, costs, build_program(timed, costs))
     except ScenarioError:
         raise
     except MpsimError as error:
@@ -241,7 +234,7 @@ def simulate_step(scenario: Scenario) -> Result:
 def long_step(scenario: Scenario) -> Result | None:
     """A step of so many microbatches that its first and last tell of all; None of others."""
     ways = list(lengths_of(scenario))
-    if not ways or check(scenario):
+    if not ways or scenario.problems:
         return None
     refuse_large_scenario(scenario)
     for lengths in ways:

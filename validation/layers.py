@@ -15,11 +15,10 @@ from pathlib import Path
 import mpsim
 from mpsim.cost import KernelModel
 from mpsim.formats.cells import read_rows
-from mpsim.parallel import Communication, Compute, Item
+from mpsim.parallel import Communication, Compute
 from mpsim.simulate import prepare
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
-from mpsim.training.costs import StageCosts
 from mpsim.workload import Module, OperatorKind, Phase, Role
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,16 +74,11 @@ def scenario(row: Row) -> mpsim.Scenario:
 
 def layer(row: Row) -> dict[str, float]:
     """Seconds of the parts of a layer, in the passes that the row names."""
-    seen: list[tuple[StageCosts, list[Item]]] = []
     prepared = prepare(scenario(row))
-    own = Blocks(
-        prepared.plan,
-        prepared.costs,
-        watch=lambda costs, items: seen.append((costs, list(items))),
-    )
+    own = Blocks(prepared.plan, prepared.costs)
     build_program(prepared.plan, prepared.costs, blocks=own)
     found: dict[str, float] = defaultdict(float)
-    for costs, items in seen:
+    for costs, items in own.timed.values():
         kernels = [item.operator for item in items if isinstance(item, Compute)]
         if not any(kernel.role is Role.TOP_K for kernel in kernels):
             continue

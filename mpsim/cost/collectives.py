@@ -7,18 +7,18 @@ reduce-scatter; the send buffer of one rank for all-to-all; the message for send
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim.cost.constants import Constant, Ledger, choose_group, constant_groups
+from mpsim.cost.constants import Answer, Constant, Ledger, choose_group, constant_groups
 from mpsim.cost.curves import CollectiveCurves, machine_curves
 from mpsim.cost.libraries import FittedLibrary, make_library
 from mpsim.cost.traffic import COLLECTIVES, equal_share, floor_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
-from mpsim.memo import Memo
+from mpsim.memo import Memo, remembered
 from mpsim.parallel.crossing import GroupShape
 
 __all__ = ["COLLECTIVES", "CollectiveAnswer", "CollectiveModel"]
@@ -28,7 +28,8 @@ Size = TypeVar("Size", float, Floats)
 """Bytes or seconds: one number, or one for each of several."""
 
 _MODELLED = "model"
-_ANSWERS = 4096  # remembered: collectives of one size
+_ANSWERS = 4096  # remembered: collectives of one size, or of several
+_MODELS = 64  # clusters whose collectives are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class CollectiveModel:
             self._ledger.note_link(link)
         self.library = make_library(library, cluster, self._ledger, loaded=loaded)
         self.curves = curves or machine_curves(cluster.calibration, self.library.name)
-        self._known = Memo[tuple[str, float, GroupShape], float](_ANSWERS)
+        self._known = _answers(cluster, loaded, self.library.name) if curves is None else _none()
         if curves is not None:
             curves.check_made_for(self.library.name, cluster.accelerator.name)
 
@@ -108,22 +109,26 @@ class CollectiveModel:
         float or array
             Time [s]; 0 for a group of one.
         """
-        if isinstance(size_bytes, float):
-            # steps ask for the same few again and again: to price a row, and what runs beside it
-            key = (kind, size_bytes, group)
-            return self._known.get_or(key, lambda: self._seconds(*key))
-        return self._seconds(kind, size_bytes, group)
+        # steps ask for the same few again and again: to price a row, and what runs beside it
+        size = np.asarray(size_bytes, dtype=np.float64)
+        key = (kind, size.shape, size.tobytes(), group)
+        if (answer := self._known.get(key)) is None:
+            with self._ledger.apart() as used:
+                answer = Answer(self._seconds(kind, size, group), used)
+            self._known[key] = answer
+        self._ledger.note_all(answer.used)
+        return _like(size_bytes, answer.value)
 
-    def _seconds(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
+    def _seconds(self, kind: str, sizes: Floats, group: GroupShape) -> Floats:
         _check_kind(kind)
-        size = np.asarray(0.0 if kind == "barrier" else size_bytes, dtype=np.float64)
         if group.ranks <= 1:
-            return _like(size_bytes, np.zeros_like(np.asarray(size_bytes, float)))
+            return np.zeros_like(sizes)
+        size = np.asarray(0.0) if kind == "barrier" else sizes
         result = self._measured(kind, size, group)
         if result is None:
             result = self._modelled(kind, size, group)
         result = np.maximum(result, floor_seconds(kind, size, group, self.cluster))
-        return _like(size_bytes, np.broadcast_to(result, np.shape(size_bytes)))
+        return np.broadcast_to(result, sizes.shape)
 
     def summed_in_fabric(self, size_bytes: float, group: GroupShape) -> float:
         """Time of an all-reduce that switches of the network sum (SHARP) [s].
@@ -263,6 +268,20 @@ class CollectiveModel:
         if isinstance(self.library, FittedLibrary) and group.ranks > 1:
             return ", ".join(filter(None, (_MODELLED, self.library.reach(kind, group))))
         return _MODELLED
+
+
+_Answers: TypeAlias = Memo[tuple[object, ...], Answer[Floats]]
+
+
+def _none() -> _Answers:
+    return Memo(_ANSWERS)
+
+
+@remembered(_MODELS)
+def _answers(*content: object) -> _Answers:
+    """Times of collectives that models of equal content have found [s]."""
+    del content
+    return _none()
 
 
 def _check_kind(kind: str) -> None:

@@ -6,11 +6,13 @@ for; ``units`` at the head of the file gives the unit of every leaf name once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
@@ -21,6 +23,7 @@ from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
 __all__ = [
+    "Answer",
     "Constant",
     "ConstantGroup",
     "Constants",
@@ -32,6 +35,8 @@ __all__ = [
     "hardware_constant",
     "host_constants",
 ]
+
+A = TypeVar("A")
 
 _PACKAGE = "mpsim.cost.data"
 _RATE = "rate_full_"
@@ -278,6 +283,13 @@ def hardware_constant(
     )
 
 
+class Answer(NamedTuple, Generic[A]):
+    """What a cost model said, and the constants that it rests on, by name; models of equal content share it."""
+
+    value: A
+    used: Mapping[str, Constant]
+
+
 class Ledger:
     """Constants in the order of their names, each noted when it is first used."""
 
@@ -293,6 +305,19 @@ class Ledger:
         constant = group[leaf]
         self._used[constant.name] = constant
         return constant.value
+
+    def note_all(self, constants: Mapping[str, Constant]) -> None:
+        """Account for constants, by name."""
+        self._used.update(constants)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Mapping[str, Constant]]:
+        """Note constants by themselves for a while, by name: what an answer that is remembered rests on."""
+        before, self._used = self._used, {}
+        try:
+            yield self._used
+        finally:
+            self._used = before
 
     def note_link(self, link: Link) -> None:
         """Account for the catalog's figures of a link."""

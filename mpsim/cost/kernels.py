@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim.cost.attention import ATTENTION_CHARTS, AttentionModel, AttentionWork
 from mpsim.cost.constants import (
+    Answer,
     Constant,
     ConstantGroup,
     Ledger,
@@ -35,7 +36,7 @@ from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import board_power
-from mpsim.memo import Memo
+from mpsim.memo import Memo, remembered
 from mpsim.workload.builders import attention_flops
 from mpsim.workload.casts import with_casts
 from mpsim.workload.expansion import Expansion
@@ -44,6 +45,7 @@ from mpsim.workload.operators import Operator, OperatorKind, Phase, Role, Split
 __all__ = ["CLOCKS", "KernelModel", "Work", "executed_flops"]
 
 _SHAPES = 1 << 16  # remembered with their time
+_MODELS = 16  # accelerators, precisions and settings whose shapes are
 
 CLOCKS = ("sustained", "burst")
 _EAGER_KINDS = (
@@ -73,6 +75,13 @@ class Work(NamedTuple):
     executed_flops: float
     peak_seconds: float
     memory_seconds: float
+
+
+@remembered(_MODELS)
+def _answers(*content: object) -> Memo[Shape, Answer[float]]:
+    """Times of shapes that models of equal content have found [s]."""
+    del content
+    return Memo(_SHAPES)
 
 
 class KernelModel:
@@ -147,7 +156,9 @@ class KernelModel:
         )
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
-        self._seen = Memo[Shape, float](_SHAPES)
+        self._seen = _answers(
+            accelerator, precision, attention_kernel, eager_factor, clocks, few_heads
+        )
         self._evaluate: Mapping[OperatorKind, Callable[[Sequence[Operator]], Floats]] = {
             OperatorKind.GEMM: self._gemms,
             OperatorKind.GROUPED_GEMM: self._groups,
@@ -156,21 +167,26 @@ class KernelModel:
         }
 
     def seconds(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
-        """Time alone of each operator of one rank [s]; a shape is evaluated once and remembered."""
+        """Time alone of each operator of one rank [s]; a shape is evaluated once by all equal models, and remembered with the constants that its time rests on."""
         shapes = [_shape(operator) for operator in operators]
-        # all of one call have to be there at its end: what has no place beside them goes before they are looked up
-        self._seen.make_room(len(shapes))
-        seen: dict[Shape, float] = self._seen if len(shapes) <= _SHAPES else {}
-        fresh = {s: o for s, o in zip(shapes, operators, strict=True) if s not in seen}
-        by_kind: dict[OperatorKind, list[Shape]] = {}
-        for shape, operator in fresh.items():
-            by_kind.setdefault(operator.kind, []).append(shape)
-        for kind, group in by_kind.items():
-            evaluate = self._evaluate.get(kind, self._streams)
-            times = evaluate([fresh[shape] for shape in group])
+        answers: dict[Shape, Answer[float]] = {}
+        # operators that rest on the same constants are evaluated together
+        fresh: dict[tuple[object, ...], dict[Shape, Operator]] = {}
+        for shape, o in zip(shapes, operators, strict=True):
+            if (answer := self._seen.get(shape)) is not None:
+                answers[shape] = answer
+            else:
+                rests = kernel_class(o), o.split is Split.EXPERT, self._is_odd(o)
+                fresh.setdefault((o.kind, o.phase, *rests), {})[shape] = o
+        for group in fresh.values():
+            alone = [*group.values()]
+            with self._ledger.apart() as used:
+                times = self._evaluate.get(alone[0].kind, self._streams)(alone)
             for shape, time in zip(group, times.tolist(), strict=True):
-                seen[shape] = time  # noqa: PERF403 # a Memo takes entries one by one
-        return np.array([seen[shape] for shape in shapes], dtype=np.float64)
+                answers[shape] = self._seen[shape] = Answer(time, used)
+        for used in {id(answer.used): answer.used for answer in answers.values()}.values():
+            self._ledger.note_all(used)
+        return np.array([answers[shape].value for shape in shapes], dtype=np.float64)
 
     def row_seconds(
         self,
@@ -360,8 +376,7 @@ class KernelModel:
 
     def _gemm_factors(self, operators: Sequence[Operator]) -> Floats:
         weight = np.array([o.phase is Phase.WEIGHT_GRADIENT for o in operators])
-        step = int(self._rules["gemm_alignment"].value("alignment"))
-        odd = np.array([o.batch > 1 and (o.n % step > 0 or o.k % step > 0) for o in operators])
+        odd = np.array([self._is_odd(o) for o in operators])
         slower = (
             self._use(self._rules["gemm_rules"], Phase.WEIGHT_GRADIENT.value)
             if weight.any()
@@ -371,6 +386,13 @@ class KernelModel:
         return (
             np.where(weight, slower, 1.0) * np.where(odd, misaligned, 1.0) * self._edges(operators)
         )
+
+    def _is_odd(self, o: Operator) -> bool:
+        """Whether the matrices of a batched product do not begin where matrix units can load them."""
+        if o.batch <= 1:
+            return False
+        step = int(self._rules["gemm_alignment"].value("alignment"))
+        return o.n % step > 0 or o.k % step > 0
 
     def _edges(self, operators: Sequence[Operator]) -> Floats:
         """How much longer a product of one expert takes than as much of a large one: a tile is lost along its shortest side, of rows only where nothing shares the kernel."""

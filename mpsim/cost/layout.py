@@ -15,10 +15,10 @@ from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant
 from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel, Work
-from mpsim.cost.places import Places
+from mpsim.cost.places import Places, places_of
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
-from mpsim.hardware import Cluster
+from mpsim.hardware import Accelerator, Cluster
 from mpsim.memo import Memo
 from mpsim.parallel import AXES, EXPERT_AXES, Communication, GroupShape, Layout
 from mpsim.parallel.axes import Communicator
@@ -79,7 +79,7 @@ class LayoutCosts:
             attention_kernel=layout.framework.kernels.attention_kernel,
             eager_factor=layout.framework.kernels.memory_kernel_factor,
         )
-        self.collectives, self.places = CollectiveModel(layout.cluster), Places(layout.cluster)
+        self.collectives, self.places = CollectiveModel(layout.cluster), places_of(layout.cluster)
         self._others = {
             rank: LayoutCosts(_elsewhere(layout, cluster))
             for rank, cluster in enumerate(clusters)
@@ -235,6 +235,11 @@ class StageCosts:
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         """Seconds of sharded operators [s]."""
         return self._costs.kernels.seconds(operators)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The accelerator of these ranks."""
+        return self._costs.kernels.accelerator
 
     def work(self, operators: Sequence[Operator]) -> Work:
         """Work of sharded operators together."""

@@ -10,15 +10,22 @@ from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
-from mpsim.memo import Memo
+from mpsim.memo import Memo, remembered
 from mpsim.parallel import GroupShape, Mesh
 from mpsim.parallel.crossing import message_slowdown
 
-__all__ = ["Places"]
+__all__ = ["Places", "places_of"]
 
 R = TypeVar("R")
 
+_CLUSTERS = 16
 _ANSWERS = 1 << 14  # remembered: a search asks for some ten of each mesh
+
+
+@remembered(_CLUSTERS)
+def places_of(cluster: Cluster) -> Places:
+    """Shapes of communicators on a cluster."""
+    return Places(cluster)
 
 
 class Places:

@@ -20,7 +20,6 @@ from mpsim.explain.account import CLASSES, PARTS, Account
 from mpsim.measured.records import ELEMENT_BYTES
 from mpsim.program import COLLECTIVE, SEND, TICK, Program
 from mpsim.result import Result
-from mpsim.result.intervals import busy_parts
 from mpsim.shipped import read_shipped
 
 __all__ = ["Cause", "Expected", "causes_of"]
@@ -109,7 +108,7 @@ class Expected:
         names = program.vocabulary.parts
         computing = [n for n, name in enumerate(names) if not name.startswith("exposed_")]
         computing = [n for n in computing if names[n] not in ("bubble", "recompute")]
-        compute = busy_parts(result.timeline)[:, computing].sum(axis=1) * TICK
+        compute = result.timeline.program.busy_parts[:, computing].sum(axis=1) * TICK
         bare = (program.kind == COLLECTIVE) & (program.template < 0) & (program.size > 0)
         wire = float(program.duration[bare].sum()) * TICK / program.ranks
         classes = {kind: np.zeros(program.ranks) for kind in CLASSES}

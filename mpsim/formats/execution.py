@@ -26,7 +26,7 @@ from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.program.csr import owners
 from mpsim.program.devices import COMMUNICATION
 from mpsim.result.figures import calibration
-from mpsim.result.intervals import Cover, Gaps, busy_parts, compute_rows, idle_gaps
+from mpsim.result.intervals import Cover, Gaps, idle_gaps
 from mpsim.result.waits import waits_before
 from mpsim.training.vocabulary import PARTS
 
@@ -153,7 +153,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     """
     program = timeline.program
     bubble = program.vocabulary.part("bubble")
-    result = busy_parts(timeline)
+    result = timeline.program.busy_parts.copy()
     gaps = idle_gaps(timeline)
     waits_before(timeline, gaps.where(gaps.row >= 0), bubble).add_to(result)
     # after its last kernel a rank may still communicate; what nothing of its own covers is waiting for the others
@@ -191,7 +191,7 @@ def _communication(timeline: Timeline, axes: Sequence[str]) -> dict[str, dict[st
     weight = program.class_size / program.class_size.sum()
     parts = {program.vocabulary.part(f"exposed_{axis}"): axis for axis in axes}
     totals = {axis: {"hidden": 0.0, "exposed": 0.0, "bytes": 0.0} for axis in axes}
-    owner, kernels = compute_rows(program)
+    owner, kernels = program.compute_rows
     for number in range(program.ranks):
         mine = kernels[owner == number]
         busy = Cover(timeline.start[mine], timeline.end[mine])

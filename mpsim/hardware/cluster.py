@@ -36,6 +36,11 @@ class Cluster(Sourced):
     # communication library of the job; empty for the one that the accelerators' vendor ships
     library: str = ""
 
+    def __hash__(self) -> int:
+        # its mappings have none; the figures that studies vary most keep equal hashes rare
+        rates = self.node.scale_up.bandwidth, self.node.nic.bandwidth
+        return hash((self.name, self.nodes, *rates))
+
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise HardwareError(f"{self.name}: nodes is {self.nodes}, needed 1 or more")

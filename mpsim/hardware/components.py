@@ -168,6 +168,10 @@ class Accelerator(Sourced):
                 f"{self.name} has no {precision}; it has {has}: choose one of these or another accelerator"
             ) from None
 
+    def __hash__(self) -> int:
+        # its mappings have none; chips that share a name are told apart by their other fields
+        return hash(self.name)
+
     def __str__(self) -> str:
         precision = next(
             (p for p in ("bf16", "fp16", "fp32") if p in self.peak_flops), min(self.peak_flops)

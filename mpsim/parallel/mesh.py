@@ -72,7 +72,7 @@ class Mesh:
         """Ranks of all axes that multiply them."""
         return math.prod(self.degree(axis) for axis in _GRID)
 
-    @property
+    @functools.cached_property
     def replicas(self) -> int:
         """Ranks that hold the same parameters."""
         return math.prod(self.degree(axis) for axis in REPLICATING)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
+from mpsim.memo import remembered
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand
 from mpsim.program.links import Deployment, links_of, port_rates
@@ -23,6 +24,7 @@ from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
 
 __all__ = ["Floor", "held_to_links", "link_floors", "link_ticks"]
 
+_KEPT = 512  # templates whose transfers stay known: points of a sweep share them
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -140,8 +142,11 @@ def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
     home, template = program.rank[rows], program.template[rows]
     took[rows] = np.minimum(sent[rows] / rate[home], program.duration[rows])
     if program.templates:
-        inside = np.stack([_inside(each, rate, far=far) for each in program.templates])
-        tiled = template >= 0
+        tiled, inside = template >= 0, np.zeros((len(program.templates), program.ranks))
+        for each in set(rate.tolist()) - {0.0}:
+            inside[:, rate == each] = [
+                [_inside(template, each, far=far)] for template in program.templates
+            ]
         took[rows[tiled]] = inside[template[tiled], home[tiled]]
     row, rank = _ranks(program, took > 0)
     sends = program.kind[row] == SEND
@@ -154,13 +159,12 @@ def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
     return busy
 
 
-def _inside(template: Template, rate: Floats, *, far: bool) -> Floats:
-    """Time that transfers inside a template keep the port of each rank class busy [R]."""
+@remembered(_KEPT)
+def _inside(template: Template, rate: float, *, far: bool) -> float:
+    """Time that transfers inside a template keep a port of some rate busy [ticks]."""
     sent = template.out_bytes if far else template.up_bytes
     moving = sent > 0
-    alone = sent[moving] / np.where(rate > 0, rate, np.inf)[:, None]
-    busy: Floats = np.minimum(alone, template.duration[moving]).sum(axis=1)
-    return busy
+    return float(np.minimum(sent[moving] / rate, template.duration[moving]).sum())
 
 
 def _ranks(program: Program, chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:

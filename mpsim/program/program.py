@@ -11,6 +11,7 @@ A row occupies one slot on one or more (rank, stream) pairs. On each of them row
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -180,7 +181,7 @@ class Template:
         return np.flatnonzero(np.diff(self.before_ptr) == 0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Program(Saved):
     """Operations as columns; see the module's docstring for the meaning of rows and slots.
 
@@ -269,6 +270,31 @@ class Program(Saved):
     def ranks(self) -> int:
         """Rank classes."""
         return len(self.class_size)
+
+    @functools.cached_property
+    def compute_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rank and row of everything on compute streams, ordered by rank, then stream order."""
+        on_compute = self.slot % len(Stream) == Stream.COMPUTE
+        rank = self.slot[on_compute].astype(np.int64) // len(Stream)
+        order = stable_order(rank)  # owners ascend
+        return rank[order], owners(self.slot_ptr)[on_compute][order]
+
+    @functools.cached_property
+    def busy_parts(self) -> NDArray[np.float64]:
+        """Ticks in which each rank's compute stream is busy, by part of the account [R, parts]; waits inside an action count as the part they belong to."""
+        rank, row = self.compute_rows
+        template = self.template[row]
+        plain = template < 0
+        own, kinds, width = row[plain], len(self.templates), len(self.vocabulary.parts)
+        place, size = rank[plain] * width + self.part[own], self.ranks * width
+        parts = np.bincount(place, weights=self.duration[own], minlength=size).astype(np.float64)
+        parts = parts.reshape(self.ranks, width)
+        if kinds:
+            place, size = rank[~plain] * kinds + template[~plain], self.ranks * kinds
+            count = np.bincount(place, minlength=size).reshape(-1, kinds).astype(float)
+            parts += count @ np.stack([template.parts for template in self.templates])
+        parts.setflags(write=False)  # everybody gets the same array
+        return parts
 
     def waits(
         self, streams: Iterable[Stream] = Stream

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import COLLECTIVES, KERNELS, StageCosts, Transfer, load_of
-from mpsim.memo import remembered
+from mpsim.memo import Memo, remembered
 from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
 from mpsim.program.csr import Column, Columns
 from mpsim.program.program import TICK, Stream, Template, Vocabulary
@@ -37,6 +37,7 @@ _COLUMNS = {
     **dict.fromkeys(("start", "duration", "flops", "up_bytes", "out_bytes", "size"), np.float64),
 }
 """Columns of a template that a placed kernel has a field for."""
+_STRETCHED = 512  # templates that stay ready: a step asks for each of its actions again
 _AXIS = {group.name: axis for axis in AXES for group in axis.communicators}
 
 
@@ -242,6 +243,7 @@ def evaluate_block(
     small_seconds: float = 0.0,
     launch_blocking: bool = False,
     shares: bool = True,
+    known: Memo[tuple[object, ...], Template] | None = None,
 ) -> Template:
     """Place the kernels and collectives of a block in time.
 
@@ -266,6 +268,8 @@ def evaluate_block(
         anything else.
     shares : bool
         Whether kernels are slower on average beside collectives that take of the device; not so where the engine follows them one by one.
+    known : Memo, optional
+        Templates of the same block by their prices: one that is there is returned.
 
     Returns
     -------
@@ -289,6 +293,9 @@ def evaluate_block(
         for item in items
         if isinstance(item, Communication)
     ]
+    priced = (costs.accelerator, alone.tobytes(), *sent) if known is not None else ()
+    if known and (before := known.get(priced)) is not None:
+        return before
     small = sum(item.launches for item in items if isinstance(item, Synchronization))
     queue = None
     if small and not launch_blocking:
@@ -319,11 +326,14 @@ def evaluate_block(
     if queue is not None:
         block = place(block.now - block.host)
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
-    return dataclasses.replace(
+    template = dataclasses.replace(
         _as_template(name, block),
         load_seconds=_by_load(kernels, alone),
         **costs.work(kernels)._asdict(),
     )
+    if known is not None:
+        known[priced] = template
+    return template
 
 
 def _by_load(kernels: Sequence[Operator], seconds: NDArray[np.float64]) -> tuple[float, ...]:
@@ -412,6 +422,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
     )
 
 
+@remembered(_STRETCHED)
 def stretched(template: Template, factor: float) -> Template:
     """The same template with every kernel and collective longer by a factor.
 

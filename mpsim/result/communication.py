@@ -21,7 +21,7 @@ from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.program import COLLECTIVE, Program, Stream, Template
 from mpsim.program.csr import owners
 from mpsim.program.devices import AXIS_OF_STREAM
-from mpsim.result.intervals import Cover, compute_rows
+from mpsim.result.intervals import Cover
 
 __all__ = ["CommunicationTime", "communication_time", "kernel_share"]
 
@@ -49,7 +49,7 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
     total, hidden = np.zeros((2, program.ranks, len(AXIS_NAMES)))
     host = program.vocabulary.part("host")
     inside = _inside(program.templates, host)
-    rank, row = compute_rows(program)
+    rank, row = program.compute_rows
     template = program.template[row]
     if inside:
         chosen = template >= 0
@@ -84,7 +84,7 @@ def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
     program = timeline.program
     host = program.vocabulary.part("host")
     inside = _inside(program.templates, host)
-    rank, row = compute_rows(program)
+    rank, row = program.compute_rows
     begins = np.searchsorted(rank, np.arange(program.ranks + 1))
     busy = [
         np.diff(_Busy(timeline, row[first:last], inside).until(edges))

@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
-from mpsim.program import Program, Stream
-from mpsim.program.csr import owners, stable_order
 
-__all__ = ["Cover", "Gaps", "busy_parts", "busy_ticks", "compute_rows", "idle_gaps"]
+__all__ = ["Cover", "Gaps", "busy_ticks", "idle_gaps"]
 
 Floats = NDArray[np.float64]
 
@@ -102,19 +100,10 @@ class Gaps:
         return Gaps(self.rank[chosen], self.start[chosen], self.end[chosen], self.row[chosen])
 
 
-def compute_rows(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rank and row of everything on compute streams, ordered by rank, then stream order."""
-    owner = owners(program.slot_ptr)
-    on_compute = program.slot % len(Stream) == Stream.COMPUTE
-    rank = program.slot[on_compute].astype(np.int64) // len(Stream)
-    order = stable_order(rank)  # owners ascend
-    return rank[order], owner[on_compute][order]
-
-
 def idle_gaps(timeline: Timeline) -> Gaps:
     """Every interval in which a rank's compute stream is idle: before each of its rows, then after its last."""
     program = timeline.program
-    rank, row = compute_rows(program)
+    rank, row = program.compute_rows
     start, end = timeline.start[row], timeline.end[row]
     first = np.ones(len(row), dtype=bool)
     first[1:] = rank[1:] != rank[:-1]
@@ -131,30 +120,10 @@ def idle_gaps(timeline: Timeline) -> Gaps:
     return gaps.where(gaps.end > gaps.start)
 
 
-def busy_parts(timeline: Timeline) -> NDArray[np.float64]:
-    """Ticks in which each rank's compute stream is busy, by part of the account [R, parts]; waits inside an action count as the part they belong to."""
-    program = timeline.program
-    rank, row = compute_rows(program)
-    template = program.template[row]
-    plain = template < 0
-    own, kinds = row[plain], len(program.templates)
-    width = len(program.vocabulary.parts)
-    place = rank[plain] * width + program.part[own]
-    size = program.ranks * width
-    parts = np.bincount(place, weights=program.duration[own], minlength=size).astype(np.float64)
-    parts = parts.reshape(program.ranks, width)
-    if kinds:
-        count = np.bincount(
-            rank[~plain] * kinds + template[~plain], minlength=program.ranks * kinds
-        )
-        parts += count.reshape(-1, kinds).astype(float) @ np.stack(
-            [template.parts for template in program.templates]
-        )
-    return parts
-
-
 def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
     """Ticks in which each rank's compute stream runs kernels [R]; waits inside an action are not busy."""
-    computing = timeline.program.vocabulary.computing_parts
-    busy: NDArray[np.float64] = busy_parts(timeline)[:, computing].sum(axis=1)
+    program = timeline.program
+    busy: NDArray[np.float64] = program.busy_parts[:, program.vocabulary.computing_parts].sum(
+        axis=1
+    )
     return busy

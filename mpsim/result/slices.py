@@ -22,7 +22,7 @@ from mpsim.parallel.axes import AXES, AXIS_NAMES
 from mpsim.program import Program, Stream, Template, Vocabulary
 from mpsim.program.csr import owners
 from mpsim.program.devices import AXIS_OF_STREAM
-from mpsim.result.intervals import Cover, compute_rows
+from mpsim.result.intervals import Cover
 from mpsim.result.waits import Waits
 
 __all__ = ["CommunicationSlices", "communication_slices"]
@@ -190,7 +190,7 @@ def _axis_of_part(words: Vocabulary) -> Ints:
 def _on_compute(timeline: Timeline) -> Waits:
     """Rows that the compute stream itself carries for an axis: transfers that block it, kernels that pack for them."""
     program = timeline.program
-    rank, row = compute_rows(program)
+    rank, row = program.compute_rows
     plain = program.template[row] < 0
     rank, row = rank[plain], row[plain]
     start = timeline.start[row]

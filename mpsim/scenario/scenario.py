@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -78,6 +79,11 @@ class Scenario(Shown, Written):
     def stage_layers(self) -> tuple[int, ...] | None:
         """Layers of each stage in model order: as given, or balanced; None for an even division, or where none can be balanced."""
         return stage_layers(self)
+
+    @functools.cached_property
+    def problems(self) -> list[Problem]:
+        """What keeps it from being simulated, as far as that shows unplanned."""
+        return check(self)
 
     @property
     def digest(self) -> str:
@@ -262,7 +268,7 @@ def _build(document: Document, *, checked: bool, like: Scenario | None = None) -
         ]
         raise ScenarioError(in_order(document, problems)) from None
     if checked and is_whole:
-        problems += check(scenario)
+        problems += scenario.problems
     if problems:
         raise ScenarioError(in_order(document, problems))
     return scenario

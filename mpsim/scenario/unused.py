@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["unused"]
 
 
+_KEYS = 1024  # of scenarios, whose rules stay ready
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Rule:
     """Keys, or sections with all their keys, that change nothing where `when` holds."""
@@ -31,10 +34,6 @@ class _Rule:
     keys: str
     when: Callable[[Written], bool]
     why: str
-
-    def applies(self, heads: set[str], scenario: Written) -> bool:
-        """Whether the rule holds for a key, given as itself and the sections that it stands in."""
-        return not heads.isdisjoint(self.keys.split()) and self.when(scenario)
 
 
 def _shapes(scenario: Written) -> set[LinkShape]:
@@ -244,6 +243,13 @@ def _rules() -> tuple[_Rule, ...]:
     )
 
 
+@remembered(_KEYS)
+def _rules_of(key: str) -> tuple[_Rule, ...]:
+    """Rules of a dotted key, or of a section that it stands in."""
+    heads = _heads(key)
+    return tuple(rule for rule in _rules() if not heads.isdisjoint(rule.keys.split()))
+
+
 def unused(scenario: Written) -> list[str]:
     """A sentence for each reason for which keys that the scenario gives change nothing.
 
@@ -251,8 +257,7 @@ def unused(scenario: Written) -> list[str]:
     """
     reasons: dict[str, str] = {}
     for key in sorted(_leaves(scenario.source.data)):  # whatever the order of the file
-        heads = _heads(key)
-        rule = next((rule for rule in _rules() if rule.applies(heads, scenario)), None)
+        rule = next((rule for rule in _rules_of(key) if rule.when(scenario)), None)
         if rule is not None:
             reasons[key] = rule.why
     # one look for what is spelled out

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from mpsim.description import Description, Figure
 from mpsim.errors import ScheduleError
+from mpsim.memo import remembered
 from mpsim.schedule.orders import Orders
 
 __all__ = ["Schedule", "check_counts", "check_even", "check_one_chunk", "check_two_chunks"]
@@ -76,8 +77,7 @@ class Schedule:
     @property
     def options(self) -> tuple[str, ...]:
         """Options of the builder beyond ranks, microbatches and virtual stages, such as ``times`` of a searched schedule."""
-        parameters = inspect.signature(self.build).parameters
-        return tuple(option for option in parameters if option not in _COMMON)
+        return _options(self.build)
 
     def describe(self) -> Description:
         """The orders of every rank at a small size, for those who know a schedule by its picture."""
@@ -134,3 +134,9 @@ def check_even(schedule: str, name: str, value: int, *, why: str) -> None:
             f"{schedule}: got {name} = {value}; needed an even number, since {why}; set {name} to "
             f"{value + 1}"
         )
+
+
+@remembered(64)
+def _options(build: Callable[..., Orders]) -> tuple[str, ...]:
+    parameters = inspect.signature(build).parameters
+    return tuple(option for option in parameters if option not in _COMMON)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import accelerator
-from mpsim.scenario import Scenario, check
+from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.scenario.serving import PoolChoice
 from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_names, override
@@ -16,7 +16,7 @@ from mpsim.serving.plan import ServicePlan
 
 def make_service(scenario: Scenario) -> ServicePlan:
     """Resolve a scenario that serves. ScenarioError has every problem found, located in its file."""
-    if problems := check(scenario):
+    if problems := scenario.problems:
         raise ScenarioError(problems)
     refuse_large_scenario(scenario)
     serving, p = scenario.service, scenario.parallelism

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpsim.engine import Timeline
 from mpsim.engine.graph import precedence
 from mpsim.program import TICK
-from mpsim.result.intervals import compute_rows, idle_gaps
+from mpsim.result.intervals import idle_gaps
 from mpsim.training.vocabulary import Kind
 
 __all__ = ["TRANSFERS", "Blame", "measure_blame"]
@@ -134,7 +134,7 @@ def measure_blame(timeline: Timeline, undisturbed: Timeline, culprit: Ints | Non
 
 def _idle(timeline: Timeline) -> Floats:
     """Ticks in which each rank class runs nothing [R]."""
-    rank, row = compute_rows(timeline.program)
+    rank, row = timeline.program.compute_rows
     busy = np.bincount(
         rank, weights=timeline.program.duration[row], minlength=timeline.program.ranks
     )

@@ -25,7 +25,7 @@ from mpsim.shipped import read_shipped
 from mpsim.study.executors import computed, executor_for
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.rows import Lazy, StoredRows, Sweep, reason_of
-from mpsim.study.together import compute_rows
+from mpsim.study.together import compute_rows, points_of
 
 __all__ = ["Points", "Product", "combinations", "named", "sweep"]
 
@@ -135,7 +135,7 @@ class Points:
         names: list[str] = []
         wrong: dict[int, str] = {}
         first: dict[str, tuple[tuple[object, ...], int]] = {}
-        base = scenario.digest
+        base, together = scenario.digest, points_of(scenario)
         for place, assignment in enumerate(values):
             likeness: tuple[object, ...] = ()
             if known and (known_name := known.get(_words(assignment))) is not None:
@@ -143,7 +143,7 @@ class Points:
                 first.setdefault(known_name, (likeness, place))
                 continue
             try:
-                point = scenario.with_values(assignment)
+                point = together.point(scenario, assignment)
                 refuse_large_scenario(point)
                 name, likeness = name_of(point.digest), _likeness(point)
             except MpsimError as error:

@@ -1,7 +1,6 @@
 """Many programs at once: work that points of a study have in common is done once, and programs of one structure are replayed together.
 
-Points of one *kind* differ in their links and prices only. They run the same kernels; while the collectives inside their actions take the same
-time too, they share every template, and only what crosses the links that differ is worked out again.
+Points of one *kind* differ in their links and prices only, and need the same memory. What points of any kind share of their templates, `mpsim.training.blocks` knows.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from mpsim.engine import Structure, Timeline, run
 from mpsim.errors import MpsimError
 from mpsim.limits import unlimited
 from mpsim.memo import Memo
-from mpsim.parallel import Communication, Item, Waits
 from mpsim.program.program import Program
 from mpsim.result import JobResult, Memory, Result
 from mpsim.result.figures import price_of
@@ -28,19 +26,13 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, long_step, prepare, simulate, simulate_step
 from mpsim.study.journal import Entry
 from mpsim.study.rows import reason_of
-from mpsim.training.blocks import Blocks
-from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts, StageCosts
 from mpsim.training.memory import account_memory
-from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
-from mpsim.workload import Phase
 
-__all__ = ["Graphs", "Shared", "Together", "compute_rows", "kind_of"]
+__all__ = ["Graphs", "Together", "compute_rows", "kind_of", "points_of"]
 
-Answers: TypeAlias = tuple[object, ...]
-
-_KEPT = 64  # kinds, sets of blocks, and structures that stay ready
+_POINTS = 256  # scenarios that stay ready from their naming to their turn
+_KEPT = 64  # kinds, summaries and structures that stay ready
 _PRICE = "cluster.price_per_hour"
 _LINKS = ("cluster.nic", "cluster.scale_up", "cluster.fabric", _PRICE)
 
@@ -55,88 +47,6 @@ def kind_of(values: Mapping[str, object]) -> str:
     """
     dots = tuple(f"{link}." for link in _LINKS)
     return repr(sorted(item for item in values.items() if not f"{item[0]}.".startswith(dots)))
-
-
-class Shared:
-    """Builds programs of points, and keeps what later points of the same kind can use."""
-
-    def __init__(self) -> None:
-        self._kinds = Memo[str, _Kind](_KEPT)
-        self._blocks: Known = Memo(_KEPT)
-
-    def build(self, kind: str, plan: Plan, costs: PlanCosts) -> tuple[Program, Memory]:
-        """`build_program` and `account_memory` of a point, bit for bit.
-
-        Parameters
-        ----------
-        kind : str
-            See `kind_of`.
-        plan : Plan
-            Whose ranks and replicas have nodes of one sort.
-        costs : PlanCosts
-            Gets the kernel model of an earlier point of its kind.
-        """
-        own = self._kinds.get_or(kind, lambda: _Kind(kind, plan, self._blocks))
-        return own.build(plan, costs), own.memory
-
-
-class _Kind:
-    """Blocks of the points of one kind, by what the links inside their actions answer."""
-
-    def __init__(self, name: str, plan: Plan, known: Known) -> None:
-        self._name = name
-        self._known = known
-        self._asked: dict[tuple[object, Communication], None] = {}
-        self.memory: Memory = account_memory(plan)
-
-    def build(self, plan: Plan, costs: PlanCosts) -> Program:
-        """Build the program of a point, with the blocks of another one where it can."""
-        answers = self._answers(costs)
-        if answers in self._known:
-            blocks, questions, other = self._known[answers]
-            timed, kernels = questions.timed, costs.kernels
-            costs.kernels = other.kernels
-            program = build_program(plan, costs, blocks=blocks)
-            if questions.timed == timed:
-                return program
-            costs.kernels = kernels  # it has blocks that the other had not
-        questions = _Questions(self._asked)
-        own = Blocks(plan, costs, watch=questions)
-        program = build_program(plan, costs, blocks=own)
-        self._known[self._answers(costs)] = own, questions, costs
-        return program
-
-    def _answers(self, costs: PlanCosts) -> Answers:
-        """Places of the groups of a point, and their answers to everything that was asked so far."""
-        stages = {stage.key: stage for stage in map(costs.stage, np.unique(costs.alike).tolist())}
-        answers = (
-            stages[key].collective(question) for key, question in self._asked if key in stages
-        )
-        return (self._name, costs.alike.tobytes(), *stages, *answers)
-
-
-class _Questions:
-    """Collectives that blocks ask the price of, and the number of templates they have timed; see `Blocks`."""
-
-    def __init__(self, asked: dict[tuple[object, Communication], None]) -> None:
-        self._asked = asked
-        self.timed = 0
-
-    def __call__(self, costs: StageCosts, items: Sequence[Item]) -> None:
-        self.timed += 1
-        for item in items:
-            if isinstance(item, Communication):
-                self._asked[costs.key, _question(item)] = None
-
-
-def _question(item: Communication) -> Communication:
-    """A collective without its place among others, which does not decide its time."""
-    return Communication(
-        "", item.axis, item.kind, item.size, Waits.ALL, Phase.FORWARD, across=item.across
-    )
-
-
-Known: TypeAlias = Memo[Answers, tuple[Blocks, _Questions, PlanCosts]]
 
 
 T = TypeVar("T")
@@ -214,8 +124,16 @@ class Together:
 
     def __init__(self) -> None:
         self._graphs = Graphs()
-        self._shared = Shared()
+        self._memory = Memo[str, Memory](_KEPT)
         self._summaries = Memo[str, Entry](_KEPT)
+        self._points = Memo[str, Scenario](_POINTS)
+
+    def point(
+        self, scenario: Scenario, values: Mapping[str, object], *, checked: bool = True
+    ) -> Scenario:
+        """`Scenario.with_values`: one object for whoever asks for a point again soon."""
+        key = repr(sorted(values.items()))
+        return self._points.get_or(key, lambda: scenario.with_values(values, checked=checked))
 
     def summaries(
         self, scenarios: Sequence[Scenario], points: Sequence[Mapping[str, object]]
@@ -286,17 +204,14 @@ class Together:
         return [outcomes[place] for place in range(len(scenarios))]
 
     def _prepared(self, scenario: Scenario, kind: str | None) -> Prepared:
-        memory: Memory | None = None
-
-        def build(plan: Plan, costs: PlanCosts) -> Program:
-            nonlocal memory
-            searched = costs.plan is not plan  # an order of its own, searched for its own times
-            if kind is None or searched or plan.classes or plan.layout.stage_clusters:
-                return build_program(plan, costs)
-            program, memory = self._shared.build(kind, plan, costs)
-            return program
-
-        return dataclasses.replace(prepare(scenario, build=build), known_memory=memory)
+        prepared = prepare(scenario)
+        plan = prepared.plan
+        # an order of its own is searched for its own times
+        searched = prepared.costs.plan is not plan
+        if kind is None or searched or plan.classes or plan.layout.stage_clusters:
+            return prepared
+        memory = self._memory.get_or(kind, lambda: account_memory(plan))
+        return dataclasses.replace(prepared, known_memory=memory)
 
 
 def _name(scenario: Scenario, values: Mapping[str, object]) -> str:
@@ -354,15 +269,16 @@ def compute_rows(
     rows: list[Entry] = []
     with unlimited() if any_size else contextlib.nullcontext():
         chosen = [values for values, wrong in points if wrong is None]
+        together = points_of(scenario)
         # they were checked when they were named
-        scenarios = [scenario.with_values(values, checked=False) for values in chosen]
+        scenarios = [together.point(scenario, values, checked=False) for values in chosen]
         serves = any(point.serves for point in scenarios)
         if serves:
             outcomes: Iterator[JobResult | Entry | MpsimError] = (
                 _outcome(simulate, point) for point in scenarios
             )
         else:
-            outcomes = iter(_of_thread(scenario.digest).summaries(scenarios, chosen))
+            outcomes = iter(together.summaries(scenarios, chosen))
         for _, wrong in points:
             outcome = None if wrong is not None else next(outcomes)
             if outcome is None or isinstance(outcome, MpsimError):
@@ -378,17 +294,18 @@ def compute_rows(
 class _Own(threading.local):
     """Work that a thread shares among points of the scenario it computes."""
 
-    digest = ""
+    content: tuple[str, ...] = ()
     together = Together()
 
 
 _OWN = _Own()
 
 
-def _of_thread(digest: str) -> Together:
-    """Work that this thread shares among points of the scenario with this digest."""
-    if _OWN.digest != digest:
-        _OWN.digest, _OWN.together = digest, Together()
+def points_of(scenario: Scenario) -> Together:
+    """Work that this thread shares among points of a scenario."""
+    content = scenario.digest, scenario.name, scenario.source.file
+    if _OWN.content != content:
+        _OWN.content, _OWN.together = content, Together()
     return _OWN.together
 
 

@@ -16,6 +16,7 @@ The parts of a rank are whole ticks and sum to the step time exactly. `idle_wait
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
 from mpsim.program.csr import owners
-from mpsim.result.intervals import Cover, Gaps, busy_parts, idle_gaps
+from mpsim.result.intervals import Cover, Gaps, idle_gaps
 from mpsim.result.waits import Waits, waits_before
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 
@@ -47,7 +48,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     float64[R, len(PARTS)]
         Ticks; every row sums to the makespan.
     """
-    result = busy_parts(timeline)
+    result = timeline.program.busy_parts.copy()
     idle_waits(timeline).add_to(result)
     return result
 
@@ -64,24 +65,26 @@ def idle_waits(timeline: Timeline) -> Waits:
     is_pipeline = np.isin(timeline.program.kind, PIPELINE)
     before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
     before = waits_before(timeline, gaps.where(before_action), _BUBBLE)
-    return Waits.join([before, *_waits_at_end(timeline, gaps.where(~before_action))])
+    flush = float(timeline.end[is_pipeline].max(initial=0.0))
+    return Waits.join([before, *_waits_at_end(timeline, gaps.where(~before_action), flush)])
 
 
-def _waits_at_end(timeline: Timeline, gaps: Gaps) -> Iterator[Waits]:
-    """Charge idle time after the last action of a rank."""
+def _waits_at_end(timeline: Timeline, gaps: Gaps, flush: float) -> Iterator[Waits]:
+    """Charge idle time after the last action of a rank; the last of all ends at `flush`."""
     program = timeline.program
-    pipeline = np.isin(program.kind, PIPELINE)
-    flush = float(timeline.end[pipeline].max(initial=0.0))
     held = timeline.last  # what lies behind the last row waits for links to have carried all
     states = _States(timeline)
-    anybody = states.covers(states.row)
     for rank in sorted(set(gaps.rank.tolist())):
         mine = gaps.rank == rank
         start, end = gaps.start[mine], np.minimum(gaps.end[mine], held)
-        yield _held(rank, np.maximum(start, end), gaps.end[mine], program.least_part)
+        if timeline.makespan > held:
+            yield _held(rank, np.maximum(start, end), gaps.end[mine], program.least_part)
         split = np.clip(flush, start, end)
-        yield _labelled(rank, start, split, states.covers(states.of(rank)), _BUBBLE)
-        yield _labelled(rank, split, end, anybody, _OTHER)
+        # most ranks have nothing to cut in one of the two
+        if (split > start).any():
+            yield _labelled(rank, start, split, states.of(rank), _BUBBLE)
+        if (end > split).any():
+            yield _labelled(rank, split, end, states.anybody, _OTHER)
 
 
 def _held(rank: int, start: Floats, end: Floats, part: int) -> Waits:
@@ -97,8 +100,6 @@ def _labelled(
 ) -> Waits:
     """Cut windows of one rank into pieces in which states move, in which they are updated, and the `rest`."""
     moving, working = covers
-    if not (end > start).any():  # as of most ranks: nothing to cut
-        return _held(rank, start, end, rest)
     edges = np.sort(
         np.concatenate([start, end, moving.start, moving.end, working.start, working.end])
     )
@@ -124,14 +125,19 @@ class _States:
         chosen = np.isin(program.slot % len(Stream), _DATA)
         rank, row = program.slot[chosen] // len(Stream), owners(program.slot_ptr)[chosen]
         order = np.argsort(rank, kind="stable")
-        self._rank, self.row = rank[order], row[order]
+        self._rank, self._row = rank[order], row[order]
         self._timeline = timeline
 
-    def of(self, rank: int) -> NDArray[np.int64]:
-        """Rows of one rank."""
-        return self.row[slice(*np.searchsorted(self._rank, [rank, rank + 1]))]
+    def of(self, rank: int) -> tuple[Cover, Cover]:
+        """Intervals of the rows of one rank, as `_covers` has them."""
+        return self._covers(self._row[slice(*np.searchsorted(self._rank, [rank, rank + 1]))])
 
-    def covers(self, rows: NDArray[np.int64]) -> tuple[Cover, Cover]:
+    @functools.cached_property
+    def anybody(self) -> tuple[Cover, Cover]:
+        """Intervals of the rows of all ranks."""
+        return self._covers(self._row)
+
+    def _covers(self, rows: NDArray[np.int64]) -> tuple[Cover, Cover]:
         """Intervals in which any of `rows` moves states, and in which any moves or updates them."""
         start, end = self._timeline.start[rows], self._timeline.end[rows]
         moves = (self._timeline.program.kind[rows] == Kind.COLLECTIVE) & (end > start)

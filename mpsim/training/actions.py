@@ -56,8 +56,8 @@ class ActionVariants:
     ) -> None:
         self._plan = plan
         self._blocks = blocks
+        self._gathers_units = plan.gathers_units
         self._passes = _MemoryPasses(plan)
-        self._stretched: dict[tuple[Template, float], Template] = {}
         # templates compare by identity: equal ones are made once
         self._number: dict[Template, int] = {}
         self._rows: list[list[int]] = []  # templates of the rows of each variant
@@ -94,7 +94,8 @@ class ActionVariants:
         own, ready = [], []
         for segment, template, factor in zip(cut.segments, alone, factors, strict=True):
             own.append(len(rows))
-            rows.append(self._register(self._longer(template, factor)))
+            longer = template if factor == 1.0 else stretched(template, factor)
+            rows.append(self._register(longer))
             if copies := self._passes.to_reduce(_parameters(segment.reduces), rank):
                 rows.append(self._register(self._blocks.join(action, copies)))
             ready.append(len(rows) - 1)
@@ -108,18 +109,9 @@ class ActionVariants:
             for segment in cut.segments
         ]
 
-    def _longer(self, template: Template, factor: float) -> Template:
-        """The template stretched by a factor; equal ones are one."""
-        if factor == 1.0:
-            return template
-        key = (template, factor)
-        if key not in self._stretched:
-            self._stretched[key] = stretched(template, factor)
-        return self._stretched[key]
-
     def _computed(self, action: Action, segment: Segment, rank: int) -> list[Block]:
         """Blocks of a segment with the passes over memory around them."""
-        gathered = _parameters(segment.gathers) if self._plan.gathers_units else 0.0
+        gathered = _parameters(segment.gathers) if self._gathers_units else 0.0
         before = self._passes.gathered(gathered, rank)
         added = math.fsum(each.trained for each in segment.blocks) if action in _GRADIENT else 0.0
         return [*before, *segment.blocks, *self._passes.added(added, rank)]

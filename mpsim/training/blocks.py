@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpsim.cost.quantise import launch_seconds
 from mpsim.hardware import host_of
-from mpsim.memo import Memo
+from mpsim.memo import Memo, remembered
 from mpsim.parallel import (
     Communication,
     Compute,
@@ -33,7 +33,10 @@ from mpsim.workload import ADAPTERS, Expansion, Phase, Role, Split
 
 __all__ = ["Block", "Blocks"]
 
-_TEMPLATES = 4096  # kept by one plan, or by plans that share them
+_DIVISIONS = 64  # ways to divide layers whose recipes stay ready
+_RECIPES = 512  # of each of them
+_PRICES = 64  # templates of a recipe
+_JOINED = 512  # actions
 _PHASES = {
     Action.B: frozenset({Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT}),
     Action.I: frozenset({Phase.INPUT_GRADIENT}),
@@ -65,17 +68,44 @@ class Block:
     trained_experts: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Recipe:
+    """A template before it is priced: all that no cost model decides.
+
+    Parameters
+    ----------
+    launches : float
+        Time that the host needs to launch the items [s].
+    small : float
+        Device time of a kernel that is shorter than its launch [s].
+    known : Memo
+        Its templates by their prices; points of a sweep and layouts of a search ask for the same again and again.
+    """
+
+    name: str
+    items: tuple[Item, ...]
+    launches: float
+    small: float
+    known: Memo[tuple[object, ...], Template]
+
+
 class Blocks:
     """Expands, shards and times the parts of the model, each distinct one once.
 
     Parameters
     ----------
-    like : Blocks, optional
-        Of a plan with the same model, microbatch, recomputation, and tensor, sequence, context and expert parallelism: its templates serve here too.
     sums : bool
         Whether rows of blocks are sums: the time of an action without the kernels inside, which is all that a step time needs.
-    watch : callable, optional
-        Called with the costs and items of every template that is timed.
+
+    Attributes
+    ----------
+    timed : dict of Template to (StageCosts, sequence of Item)
+        What each template was priced by, and consists of.
+
+    Notes
+    -----
+    What a template consists of is remembered for all plans that divide layers in the same way; every plan asks its own cost models for the prices, so that these
+    account for the constants it rests on, and gets the template of another plan at the same prices.
     """
 
     def __init__(
@@ -83,20 +113,20 @@ class Blocks:
         plan: Plan,
         costs: PlanCosts,
         *,
-        like: Blocks | None = None,
         sums: bool = False,
-        watch: Callable[[StageCosts, Sequence[Item]], None] | None = None,
     ) -> None:
-        self._sums, self._watch = sums, watch
+        self._sums = sums
         self._plan = plan
         self._costs = costs
-        self._expansions: Mapping[str, Expansion] = like._expansions if like else self._cast()
-        fresh = Memo[tuple[object, ...], Template](_TEMPLATES)
-        self._templates: Memo[tuple[object, ...], Template] = like._templates if like else fresh
-        self._rows = Memo[tuple[object, ...], list[Block]](_TEMPLATES)
-        self._joined = Memo[tuple[object, ...], Template](_TEMPLATES)
+        self._recipes = _recipes(_division(plan))
+        self._templates: dict[tuple[object, ...], Template] = {}
+        self._contents: dict[Stage, tuple[object, ...]] = {}
+        self._rows: dict[tuple[object, ...], list[Block]] = {}
+        self.timed: dict[Template, tuple[StageCosts, Sequence[Item]]] = {}
 
-    def _cast(self) -> dict[str, Expansion]:
+    @functools.cached_property
+    def _expansions(self) -> Mapping[str, Expansion]:
+        """Operators of each part, with the casts of a narrow precision."""
         lowering = self._plan.layout.framework.lowering
         fused = lowering.fused_grouped_mlp
         expanded = self._plan.expansions
@@ -119,10 +149,12 @@ class Blocks:
 
     def content(self, stage: Stage) -> tuple[object, ...]:
         """A key of what decides the blocks of a stage: equal for stages of equal content."""
-        rank = stage.rank
-        # what a head holds depends on whether its rank has the embedding
-        ends = (stage.embedding, rank if stage.head else -1)
-        return self._plan.layout.layer_kinds(stage), *ends, self._costs.stage(stage.rank).key
+        if stage not in self._contents:
+            # what a head holds depends on whether its rank has the embedding
+            ends = (stage.embedding, stage.rank if stage.head else -1)
+            sit = self._costs.stage(stage.rank).key
+            self._contents[stage] = self._plan.layout.layer_kinds(stage), *ends, sit
+        return self._contents[stage]
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         layout = self._plan.layout
@@ -163,11 +195,12 @@ class Blocks:
             items += [gather] * software.pipeline.stage_gathers
         if not items:
             return []
-        key = ("opening", tuple(items), action, costs.key)
-        if key not in self._templates:
-            name = f"opening {action.name}"
-            self._templates[key] = self._timed(name, items, costs, 0.0, is_layer=False)
-        return [Block(-1, self._templates[key], 0.0)]
+        template = self._timed(
+            ("opening", action, *items),
+            costs,
+            lambda: self._recipe(f"opening {action.name}", items),
+        )
+        return [Block(-1, template, 0.0)]
 
     def _again(self, stage: Stage, action: Action) -> list[Recompute]:
         """Recomputation of every layer of a stage by itself in one action."""
@@ -195,13 +228,13 @@ class Blocks:
 
     def _run_again(self, part: str, costs: StageCosts) -> Template:
         """The forward of one layer, run again."""
-        key = ("again", part, costs.key)
-        if key not in self._templates:
+
+        def make() -> _Recipe:
             items = repeated(block_forward(self._expansions[part], self._plan.sharding))
             launches = self._launch_seconds(Action.F)
-            name = f"{_title(part)} again"
-            self._templates[key] = self._timed(name, items, costs, launches, is_layer=True)
-        return self._templates[key]
+            return self._recipe(f"{_title(part)} again", items, launches, is_layer=True)
+
+        return self._timed(("again", part), costs, make)
 
     def template(
         self, part: str, action: Action, costs: StageCosts, again: Recompute | None = None
@@ -212,21 +245,18 @@ class Blocks:
         """
         again = again or self._plan.recompute.of_layer(0, 1)
         copied = self._copied(part) if _is_layer(part) and action is not Action.W else 0.0
-        key = (part, action, costs.key, again, copied)
-        if key not in self._templates:
-            self._templates[key] = self._evaluate(part, action, costs, again, copied)
-        return self._templates[key]
+        return self._timed(
+            (part, action, again, copied),
+            costs,
+            lambda: self._recipe_of(part, action, again, copied),
+        )
 
     def fused(self, ahead: Stage, behind: Stage, action: Action) -> Template:
         """Forward of stage `ahead` beside a backward (`action`) of stage `behind`, layer by layer where both have experts.
 
         Both stages are on one rank; what has no counterpart runs alone.
         """
-        key = ("fused", ahead.index, behind.index, action)
-        if key not in self._joined:
-            pairs = self._pairs(ahead, behind, action)
-            self._joined[key] = concatenate(f"F beside {action.name}", pairs)
-        return self._joined[key]
+        return _laid(f"F beside {action.name}", *self._pairs(ahead, behind, action))
 
     def _pairs(self, ahead: Stage, behind: Stage, action: Action) -> list[tuple[int, Template]]:
         costs = self._costs.stage(ahead.rank)
@@ -257,27 +287,24 @@ class Blocks:
         self, ahead: str, behind: str, action: Action, costs: StageCosts
     ) -> Template:
         copied = self._copied(ahead) + self._copied(behind)
-        key = ("fused", ahead, behind, action, costs.key, copied)
-        if key not in self._templates:
-            again = self._plan.recompute.of_layer(0, 1)
+        again = self._plan.recompute.of_layer(0, 1)
+
+        def make() -> _Recipe:
             forward = self._items(ahead, Action.F, NOTHING)
             items = fused_blocks(forward, self._items(behind, action, again))
             share = self._share(behind, again)
             launches = self._launch_seconds(Action.F) + self._launch_seconds(action, share)
-            launches = max(launches, copied)
             name = f"{ahead} F beside {behind} {action.name}"
-            self._templates[key] = self._timed(name, items, costs, launches, is_layer=True)
-        return self._templates[key]
+            return self._recipe(name, items, max(launches, copied), is_layer=True)
 
-    def _evaluate(
-        self, part: str, action: Action, costs: StageCosts, again: Recompute, copied: float
-    ) -> Template:
+        return self._timed(("fused", ahead, behind, action, again, copied), costs, make)
+
+    def _recipe_of(self, part: str, action: Action, again: Recompute, copied: float) -> _Recipe:
         is_layer = _is_layer(part)
         launches = self._launch_seconds(action, self._share(part, again)) if is_layer else 0.0
         launches = max(self._launches_left(part, action, launches), copied)
         items = self._items(part, action, again)
-        name = f"{_title(part)} {action.name}"
-        return self._timed(name, items, costs, launches, is_layer=is_layer)
+        return self._recipe(f"{_title(part)} {action.name}", items, launches, is_layer=is_layer)
 
     def _launches_left(self, part: str, action: Action, launches: float) -> float:
         """Host time of launches where not all trains: without the kernels that are gone, one more for each of an adapter [s]."""
@@ -329,27 +356,43 @@ class Blocks:
         parts = rerun(expansion, again).parts
         return sum(len(part.operators) for part in parts) / len(expansion.forward)
 
-    def _timed(
-        self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
-    ) -> Template:
-        if self._watch is not None:
-            self._watch(costs, items)
+    def _recipe(
+        self, name: str, items: list[Item], launches: float = 0.0, *, is_layer: bool = False
+    ) -> _Recipe:
         host = self._plan.layout.framework.host
         if is_layer and host.layer_synchronizations:
             items = [*items, Synchronization(host.layer_synchronizations)]
         collectives = host.collective_launch_cost * sum(
             isinstance(item, Communication) for item in items
         )
+        launches += self._expert_launch_seconds(items) + collectives
+        small = launch_seconds("graph", self._plan.layout.cluster.accelerator)
+        return _Recipe(name, tuple(items), launches, small, Memo(_PRICES))
+
+    def _timed(
+        self, key: tuple[object, ...], costs: StageCosts, make: Callable[[], _Recipe]
+    ) -> Template:
+        """The template of a recipe, which is made unless a plan like this one did, on ranks with these costs."""
+        own = (key, costs.key)
+        if own not in self._templates:
+            recipe = self._recipes.get_or(key, make)
+            self._templates[own] = template = self._evaluate(recipe, costs)
+            self.timed[template] = costs, recipe.items
+        return self._templates[own]
+
+    def _evaluate(self, recipe: _Recipe, costs: StageCosts) -> Template:
+        host = self._plan.layout.framework.host
         return evaluate_block(
-            name,
-            items,
+            recipe.name,
+            recipe.items,
             costs,
+            known=recipe.known,
             vocabulary=TRAINING,
             part_of=part_of,
-            host_seconds=launches + self._expert_launch_seconds(items) + collectives,
+            host_seconds=recipe.launches,
             synchronization_seconds=host.synchronization_cost,
             launch_seconds=host.launch_cost,
-            small_seconds=launch_seconds("graph", self._plan.layout.cluster.accelerator),
+            small_seconds=recipe.small,
             launch_blocking=host.launch_blocking,
             shares=not self._plan.interference,
         )
@@ -398,17 +441,37 @@ class Blocks:
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end, or sum them; equal rows of blocks share one template."""
         if self._sums:
-            summed = (action, *(block.template for block in blocks))
-            if summed not in self._joined:
-                self._joined[summed] = total([block.template for block in blocks])
-            return self._joined[summed]
-        key = (action, *((block.layer, block.template) for block in blocks))
-        if key not in self._joined:
-            layers = sum(block.layer >= 0 for block in blocks)
-            name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"
-            row = [(block.layer, block.template) for block in blocks]
-            self._joined[key] = concatenate(name, row)
-        return self._joined[key]
+            return _summed(*(block.template for block in blocks))
+        layers = sum(block.layer >= 0 for block in blocks)
+        name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"
+        return _laid(name, *((block.layer, block.template) for block in blocks))
+
+
+def _division(plan: Plan) -> tuple[object, ...]:
+    """Key of what decides the recipes of a plan beside its recomputation: the model, how its layers are divided, and what software and chips make of them."""
+    layout = plan.layout
+    return (
+        *(layout.model, layout.framework, layout.precision, layout.tuning, layout.document),
+        *(layout.mesh.of_layers, layout.sequence_parallel, plan.sharding),
+        *(plan.micro_batch, plan.sequence_length, plan.reference, plan.interference),
+        *(layout.cluster.accelerator, *(part.accelerator for part in layout.stage_clusters)),
+    )
+
+
+@remembered(_DIVISIONS)
+def _recipes(division: tuple[object, ...]) -> Memo[tuple[object, ...], _Recipe]:
+    """Recipes of all plans with a division, by part and action."""
+    return Memo(_RECIPES)
+
+
+@remembered(_JOINED)
+def _laid(name: str, *row: tuple[int, Template]) -> Template:
+    return concatenate(name, row)
+
+
+@remembered(_JOINED)
+def _summed(*templates: Template) -> Template:
+    return total(templates)
 
 
 def _title(part: str) -> str:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND
-from mpsim.result.intervals import compute_rows
 from mpsim.result.waits import Waits
 from mpsim.training.vocabulary import PARTS, Kind
 
@@ -108,7 +107,7 @@ def bubble_causes(timeline: Timeline, idle: Waits) -> BubbleCauses:
 def _phases(timeline: Timeline, bubble: Waits) -> Ints:
     """Cause of each interval by the phase of its rank alone."""
     program = timeline.program
-    rank, row = compute_rows(program)
+    rank, row = program.compute_rows
     kind = program.kind[row]
     filled = np.full(program.ranks, np.inf)
     emptied = np.full(program.ranks, -np.inf)

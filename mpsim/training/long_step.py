@@ -62,7 +62,7 @@ def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
     if scenario.variation is not None or scenario.has_uneven_replicas:
         return
     whole, period = scenario.microbatches, scenario.parallelism.pp
-    if extent_of(scenario).rows < _WORTH:
+    if whole < _TIMES * _LEAST or extent_of(scenario).rows < _WORTH:
         return
     for filled in _SHORT:
         least = max(filled * period, _LEAST)

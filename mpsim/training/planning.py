@@ -10,8 +10,9 @@ import numpy as np
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap, Framework, stepped_by
 from mpsim.hardware import Cluster, host_of
+from mpsim.memo import remembered
 from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages, whole_groups
-from mpsim.scenario import Scenario, check
+from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.training.plan import Plan, ReplicaClass
@@ -28,6 +29,8 @@ __all__ = [
     "runs_beside",
     "step_orders",
 ]
+
+_ORDERS = 64  # that stay ready, for points of a sweep and layouts of a search
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ def place_layers(layers: int, orders: Orders, division: Division) -> tuple[Stage
     return placed_stages(parts, orders.model_stage.tolist(), orders.stage_rank.tolist())
 
 
+@remembered(_ORDERS)
 def step_orders(
     schedule: str, *, pp: int, microbatches: int, virtual_stages: int | None, beside: bool
 ) -> Orders:
@@ -70,9 +74,19 @@ def step_orders(
 
     Parameters
     ----------
+    schedule : str
+        Name of a schedule: its orders are remembered, as those of a file are not.
     beside : bool
         Whether forwards run beside backwards, in blocks; see `runs_beside`.
     """
+    return _orders_of(
+        schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, beside=beside
+    )
+
+
+def _orders_of(
+    schedule: str, *, pp: int, microbatches: int, virtual_stages: int | None, beside: bool
+) -> Orders:
     orders = make_orders(schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     if beside and not orders.fused.any():
         orders = forwards_beside_backwards(orders)
@@ -94,7 +108,7 @@ def make_plan(scenario: Scenario) -> Plan:
     TooLargeError
         If it costs more than the limits.
     """
-    if problems := check(scenario):
+    if problems := scenario.problems:
         raise ScenarioError(problems)
     refuse_large_scenario(scenario)
     parallelism, training = scenario.parallelism, scenario.training_step
@@ -232,12 +246,12 @@ def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
 
 def _orders(scenario: Scenario, microbatches: int) -> Orders:
     schedule = scenario.schedule
-    name: str | None = schedule.name
+    name, make = schedule.name, step_orders
     try:
         if schedule.file is not None:
-            name = str(scenario.folder / schedule.file)
+            name, make = str(scenario.folder / schedule.file), _orders_of
         assert name is not None, "the schema wants a name or a file"
-        orders = step_orders(
+        orders = make(
             name,
             pp=scenario.parallelism.pp,
             microbatches=microbatches,

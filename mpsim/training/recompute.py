@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
+from mpsim.memo import remembered
 from mpsim.parallel import Repeat, Sharding, reshaped
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Role, Split
 
@@ -18,6 +19,7 @@ __all__ = ["EVERY_SECOND", "MODULES", "NOTHING", "Recompute", "Rerun", "repeats"
 NONE, SELECTIVE, FULL, PER_OP = "none", "selective", "full", "per-op"
 EVERY_SECOND: Final = ("query", "value", "gate", "context", "sums")
 """What torchtitan's list keeps: of the products query, key, value, output, gate, up, down every odd one, attention's output, and sums of tensor parallelism."""
+_LAYERS = 4096  # whose recomputation stays ready
 Bytes = tuple[float, float]  # kept until the input gradient, until the weight gradient
 Place = tuple[Module, Role]
 
@@ -70,6 +72,7 @@ class Recompute:
         starts = range(0, layers, self.layers)
         return tuple(range(first, min(first + self.layers, layers)) for first in starts)
 
+    @remembered(_LAYERS)
     def of_layer(self, layer: int, layers: int) -> Recompute:
         """Recomputation of one layer of a stage before its own gradients: of all of it, of parts, or of nothing.
 

@@ -86,21 +86,6 @@ def _over(amount: Floats, whole: Floats) -> Floats:
     return np.divide(amount, whole, out=np.zeros_like(amount), where=whole > 0)
 
 
-class _Watched(Blocks):
-    """Blocks that remember the items of their templates."""
-
-    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
-        super().__init__(plan, costs)
-        self.items: dict[Template, list[Item]] = {}
-
-    def _timed(
-        self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
-    ) -> Template:
-        template = super()._timed(name, items, costs, launches, is_layer=is_layer)
-        self.items[template] = items
-        return template
-
-
 def roofline(plan: Plan) -> Roofline:
     """Collect the kernels of forwards and backwards of a step, mean over pipeline ranks.
 
@@ -110,7 +95,7 @@ def roofline(plan: Plan) -> Roofline:
     """
     plan = plan.parts[0]
     costs = PlanCosts(plan)
-    blocks, orders = _Watched(plan, costs), plan.orders
+    blocks, orders = Blocks(plan, costs), plan.orders
     pairs = np.stack([orders.kind.astype(np.int64), orders.stage.astype(np.int64)])
     distinct, counts = np.unique(pairs, axis=1, return_counts=True)
     total: dict[tuple[str, str], Floats] = {}
@@ -120,7 +105,7 @@ def roofline(plan: Plan) -> Roofline:
         for block in blocks.of(stage, Action(kind)):
             key = block.template, stage.rank
             if key not in known:
-                known[key] = _kernels(blocks.items[block.template], costs.stage(stage.rank))
+                known[key] = _kernels(*blocks.timed[block.template])
             for place, figures in known[key].items():
                 total[place] = total.get(place, np.zeros(4)) + times * figures
     table = np.array([*total.values()]).reshape(-1, 4) / plan.layout.mesh.pp
@@ -139,7 +124,7 @@ def roofline(plan: Plan) -> Roofline:
     )
 
 
-def _kernels(items: Sequence[Item], costs: StageCosts) -> dict[tuple[str, str], Floats]:
+def _kernels(costs: StageCosts, items: Sequence[Item]) -> dict[tuple[str, str], Floats]:
     """Launches, seconds, work and bytes of a block's kernels by name and part."""
     kernels = [item for item in items if isinstance(item, Compute)]
     operators: list[Operator] = [kernel.operator for kernel in kernels]

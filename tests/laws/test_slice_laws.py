@@ -9,7 +9,7 @@ import pytest
 from mpsim.parallel.axes import AXES
 from mpsim.program import TICK
 from mpsim.result import CommunicationSlices, Result
-from mpsim.result.intervals import Cover, busy_parts, compute_rows
+from mpsim.result.intervals import Cover
 from mpsim.scenario.scenario import load
 from mpsim.simulate import simulate_step
 from mpsim.training.vocabulary import PARTS
@@ -75,8 +75,8 @@ def test_idle_intervals_fill_what_kernels_leave(values: dict[str, object]) -> No
     """Idle intervals of a rank lie between its rows, do not overlap, and with busy parts sum to the step."""
     result = _simulate(ROOT / "scenarios/quickstart.yaml", values)
     idle, timeline = result.idle, result.timeline
-    busy = busy_parts(timeline).sum(axis=1)
-    rank, row = compute_rows(timeline.program)
+    busy = timeline.program.busy_parts.sum(axis=1)
+    rank, row = timeline.program.compute_rows
     for number in range(timeline.program.ranks):
         mine = idle.where(idle.rank == number)
         order = np.argsort(mine.start)

@@ -122,7 +122,8 @@ def wrong_values(
     indexed : bool
         Whether the key of a problem ends in the number of the value, as in a file.
     """
-    known = set(_misfits(scenario.source, type(scenario)))
+    # most scenarios vary nothing, and validating one again takes as long as all other checks
+    known = set(_misfits(scenario.source, type(scenario))) if values else set()
     problems: list[Problem] = []
     for key, choices in values.items():
         if key.partition(".")[0] in FIXED_KEYS:

@@ -96,18 +96,24 @@ class Order:
 
     def orders(self) -> Orders:
         """The order itself."""
-        return _orders(self)
+        return step_orders(
+            self.schedule,
+            pp=self.pp,
+            microbatches=self.microbatches,
+            virtual_stages=self.virtual_stages,
+            beside=self.beside,
+        )
 
     def stage_map(self) -> Orders:
         """An order with the same stages, of as few microbatches as there can be."""
-        return _orders(self.of(self.pp) if self._repeats else self)
+        return (self.of(self.pp) if self._repeats else self).orders()
 
     def runs(self) -> bool:
         """Whether the schedule can run so many microbatches."""
         if self._repeats:
             return True
         try:
-            orders = _orders(self)
+            orders = self.orders()
         except ScheduleError:
             return False
         return not orders.forward_only and orders.microbatches == self.microbatches
@@ -115,18 +121,7 @@ class Order:
 
 @remembered(4096)
 def _flight(order: Order) -> Flight:
-    return Flight.of(_orders(order), beside=order.beside)
-
-
-@remembered(256)
-def _orders(order: Order) -> Orders:
-    return step_orders(
-        order.schedule,
-        pp=order.pp,
-        microbatches=order.microbatches,
-        virtual_stages=order.virtual_stages,
-        beside=order.beside,
-    )
+    return Flight.of(order.orders(), beside=order.beside)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

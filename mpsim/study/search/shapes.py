@@ -68,19 +68,11 @@ class Shapes:
         self._models = PlanCosts(plan)
         self._kept: dict[tuple[object, ...], Floats] = {}
         self._ticks: dict[tuple[object, ...], float] = {}
-        self._blocks: dict[tuple[object, ...], Blocks] = {}
         self._sends: dict[tuple[object, ...], Floats] = {}
 
     def costs(self, plan: Plan) -> PlanCosts:
         """Cost models of a plan, which remember what they were asked for other plans."""
         return PlanCosts(plan, like=self._models)
-
-    def blocks(self, plan: Plan, costs: PlanCosts) -> Blocks:
-        """Blocks of a plan, with the templates of all plans that divide layers the same way."""
-        key = _division(plan)
-        if key not in self._blocks:
-            self._blocks[key] = Blocks(plan, costs)
-        return Blocks(plan, costs, like=self._blocks[key])
 
     def kept(self, plan: Plan, stages: Mapping[tuple[object, ...], Stage]) -> Floats:
         """Bytes that stages keep of a microbatch, float64[D, 7]: fields of `mpsim.training.memory.Kept` [B].
@@ -121,7 +113,7 @@ class Shapes:
         result = np.zeros((len(stages), len(Action)))
         if any(key not in self._ticks for _, key, _, _ in wanted):
             few = plan.on(dataclasses.replace(plan.layout, stages=tuple(stages.values())))
-            blocks = self.blocks(few, self.costs(few))
+            blocks = Blocks(few, self.costs(few))
             for _, key, stage, action in wanted:
                 if key not in self._ticks:
                     self._ticks[key] = _ticks(few, blocks.of(stage, action))

@@ -75,13 +75,11 @@ class Timer:
 
     def _program(self, layout: Layout) -> Program:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
-        shapes = self._bounder.shapes(plan)
-        costs = shapes.costs(plan)
+        costs = self._bounder.shapes(plan).costs(plan)
         # where links of the fabric may be too thin, the kernels that send have to be known one by
         # one
         sums = not routes_of(plan.layout.cluster).names
-        blocks = Blocks(plan, costs, like=shapes.blocks(plan, costs), sums=sums)
-        return build_program(plan, costs, blocks=blocks)
+        return build_program(plan, costs, blocks=Blocks(plan, costs, sums=sums))
 
 
 def _tokens(scenario: Scenario) -> int:

@@ -9,7 +9,7 @@ from mpsim.engine import run
 from mpsim.errors import DeadlockError
 from mpsim.parallel.axes import ACCOUNTED
 from mpsim.program import SEND, Program, Rows, Vocabulary
-from mpsim.result.intervals import busy_parts, busy_ticks
+from mpsim.result.intervals import busy_ticks
 from mpsim.training.build import build_program
 from tests.plans import small_plan
 
@@ -40,7 +40,7 @@ def test_another_job_runs_and_is_accounted(engine: str) -> None:
     """Prefill 0 to 5, message until 7, decode until 10, each in the part that its job names."""
     timeline = run(served(), engine)
     assert timeline.end.tolist() == [5.0, 7.0, 10.0]
-    busy = busy_parts(timeline)
+    busy = timeline.program.busy_parts
     assert busy[0, SERVING.part("prefill")] == 5.0
     assert busy[1, SERVING.part("decode")] == 3.0
     assert busy_ticks(timeline).tolist() == [5.0, 3.0]

@@ -10,7 +10,6 @@ import pytest
 import mpsim
 from mpsim.cli import main
 from mpsim.errors import ScenarioError
-from mpsim.result.intervals import compute_rows
 from mpsim.scenario.sections import Variation
 from mpsim.study import simulate_variation
 from mpsim.study.draws import factors, sigma_of
@@ -72,7 +71,7 @@ def test_waiting_sums_to_the_idle_time_of_every_class(result):
     """Whoever is blamed: the columns of the matrix are all the time in which nothing runs."""
     one = varied(result, slow=[{"ranks": [5], "speed": 0.7}], jitter=0.05, samples=1)
     timeline = one.timeline
-    rank, row = compute_rows(timeline.program)
+    rank, row = timeline.program.compute_rows
     runs = np.bincount(rank, weights=timeline.program.duration[row])
     idle = timeline.step_time_s - runs * 1e-12
     assert one.blame.waiting.sum(axis=0) == pytest.approx(idle, rel=1e-9)
