@@ -31,12 +31,14 @@ import yaml
 from numpy.typing import NDArray
 
 from bench import files, runs, tables, training
+from mpsim.cost import collectives, kernels
 from mpsim.cost.constants import Constant, ConstantGroup, constant_groups
 from mpsim.errors import MpsimError
 from mpsim.formats.cells import Cells, read_rows
 from mpsim.formats.words import gpu
 from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
+from mpsim.training import blocks
 from mpsim.units import Dimension, parse_quantity
 from mpsim.validate import Record
 
@@ -51,6 +53,8 @@ ROUNDS = 5
 COLOURS = ("black", "white")
 BOARD = ("model", "accelerator", "precision")  # columns whose cells are the squares
 WORTH = 0.0002  # growth of a half's mean error below which a rule or constant did nothing for it
+ANSWERS: Any = (kernels._answers, collectives._answers, blocks._recipes)
+"""What models of equal content remember."""
 HERE = Path(__file__).resolve().parent
 Floats = NDArray[np.float64]
 
@@ -209,18 +213,17 @@ def instead(values: Mapping[Fitted | Declared, float | str]) -> Iterator[None]:
         return scenario
 
     runs.scenario_of = changed
-    if shelves:  # what is changed in a scenario is seen by the cache
-        runs._filled.cache_clear()
-        runs._outcome.cache_clear()
+    forgotten = (*ANSWERS, runs._filled, runs._outcome) if shelves else ()
+    for answers in forgotten:  # what is changed in a scenario is seen by the cache
+        answers.cache_clear()
     try:
         yield
     finally:
         runs.scenario_of = kept
         for group, before in shelves.values():
             object.__setattr__(group, "constants", before)
-        if shelves:
-            runs._filled.cache_clear()
-            runs._outcome.cache_clear()
+        for answers in forgotten:
+            answers.cache_clear()
 
 
 def _change(scenario: dict[str, Any], one: Fitted | Declared, value: float | str) -> None:

@@ -86,7 +86,7 @@ def without_its_gpu(sweeps: Sequence[Sweep]) -> dict[int, Floats]:
 
 def with_curves(sweep: Sweep, found: Mapping[Key, Mapping[str, float]]) -> Floats:
     """Times of a sweep by these curves of its link and collective."""
-    model = CollectiveModel(sweep.cluster, loaded=False)
+    model = CollectiveModel(sweep.cluster, loaded=False, shared=False)
     inside = model.library.inside
     constants = dict(inside.constants)
     for (_, kind, n), leaves in found.items():

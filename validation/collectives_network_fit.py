@@ -48,7 +48,7 @@ def of_fabric(sweeps: Sequence[Sweep], nic: str) -> list[Sweep]:
 
 def with_constants(sweep: Sweep, values: Mapping[str, float]) -> Floats:
     """Times of a sweep with these constants of its fabric [s]."""
-    model = CollectiveModel(sweep.cluster, loaded=False)
+    model = CollectiveModel(sweep.cluster, loaded=False, shared=False)
     constants = dict(model.library.network.constants)
     for leaf, value in values.items():
         constants[leaf] = dataclasses.replace(constants[leaf], value=value)

@@ -16,12 +16,16 @@ from mpsim.cost.formulas import (
     memory_seconds,
     update_seconds,
 )
-from mpsim.cost.interference import Interference, interference_of
+from mpsim.cost.interference import (
+    Interference,
+    interference_of,
+    straggling_constants,
+    straggling_seconds,
+)
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts, Transfer
 from mpsim.cost.libraries import default_library, library_names
 from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of, unheld_caps
-from mpsim.cost.straggling import straggling_constants, straggling_seconds
 
 __all__ = [
     "COLLECTIVES",

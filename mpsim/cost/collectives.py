@@ -67,6 +67,8 @@ class CollectiveModel:
         Communication library (`mpsim.cost.libraries.library_names`); None for the one that the accelerators' vendor ships.
     curves : CollectiveCurves or None
         Measured curves, which count instead of the model wherever they reach; left out, those of a calibrated cluster.
+    shared : bool
+        Whether it shares answers with equal models; not so where constants of its library are changed by hand.
 
     Raises
     ------
@@ -83,6 +85,7 @@ class CollectiveModel:
         loaded: bool = True,
         library: str | None = None,
         curves: CollectiveCurves | None = None,
+        shared: bool = True,
     ) -> None:
         self.cluster = cluster
         self._ledger = Ledger()
@@ -90,7 +93,8 @@ class CollectiveModel:
             self._ledger.note_link(link)
         self.library = make_library(library, cluster, self._ledger, loaded=loaded)
         self.curves = curves or machine_curves(cluster.calibration, self.library.name)
-        self._known = _answers(cluster, loaded, self.library.name) if curves is None else _none()
+        alike = (cluster, loaded, self.library.name)
+        self._known: _Answers = _answers(*alike) if shared and curves is None else Memo(_ANSWERS)
         if curves is not None:
             curves.check_made_for(self.library.name, cluster.accelerator.name)
 
@@ -273,15 +277,11 @@ class CollectiveModel:
 _Answers: TypeAlias = Memo[tuple[object, ...], Answer[Floats]]
 
 
-def _none() -> _Answers:
-    return Memo(_ANSWERS)
-
-
 @remembered(_MODELS)
 def _answers(*content: object) -> _Answers:
     """Times of collectives that models of equal content have found [s]."""
     del content
-    return _none()
+    return Memo(_ANSWERS)
 
 
 def _check_kind(kind: str) -> None:

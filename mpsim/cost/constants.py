@@ -176,9 +176,10 @@ def _read_group(
 
 def _unit(leaf: str, units: Mapping[str, str]) -> str:
     """Unit of `leaf`, or of the longest stem it starts with when it carries labels (``latency_all_reduce_8``)."""
-    if leaf in units:
-        return units[leaf]
-    return units[max((key for key in units if leaf.startswith(key + "_")), key=len)]
+    stem = leaf
+    while stem and stem not in units:
+        stem = stem.rpartition("_")[0]
+    return units[stem]
 
 
 def _strings(value: object) -> tuple[str, ...]:
@@ -284,7 +285,7 @@ def hardware_constant(
 
 
 class Answer(NamedTuple, Generic[A]):
-    """What a cost model said, and the constants that it rests on, by name; models of equal content share it."""
+    """Answer of a cost model, and the constants that it rests on, by name; models of equal content share it."""
 
     value: A
     used: Mapping[str, Constant]

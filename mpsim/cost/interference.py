@@ -1,19 +1,20 @@
 """Interference: what collectives and kernels on one device take from each other.
 
 A collective's kernels hold some of the device's processors and move bytes through its memory; products beside it have fewer processors, memory-bound
-kernels less bandwidth, and the collective itself is dragged.
+kernels less bandwidth, and the collective itself is dragged. Likewise a step of many accelerators loses time because all wait for the slowest (straggling).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from mpsim.cost.constants import Constant, choose_group, constant_groups
 from mpsim.hardware.components import Accelerator
 from mpsim.parallel.axes import AXIS_NAMES
 
-__all__ = ["Interference", "interference_of"]
+__all__ = ["Interference", "interference_of", "straggling_constants", "straggling_seconds"]
 
 _STEM = "interference"
 _OTHERS = "any"
@@ -93,3 +94,42 @@ def interference_of(framework: str, chip: Accelerator) -> Interference:
         memory_bandwidth=chip.memory_bandwidth,
         constants=tuple(group.values()),
     )
+
+
+def straggling_constants(chip: Accelerator) -> dict[str, Constant]:
+    """The constants ``per_doubling`` and ``beyond`` of an accelerator; measured ones called ``straggling.wait.LEAF`` take their place."""
+    return dict(choose_group("straggling", "wait", chip.name, chip.family, chip.calibration))
+
+
+def straggling_seconds(
+    flops: float, accelerators: int, *, rate: float, per_doubling: float, beyond: float
+) -> float:
+    """Time that a step loses [s].
+
+    Parameters
+    ----------
+    flops : float
+        Model FLOPs of the step on one accelerator [FLOP].
+    accelerators : int
+        That meet in the step.
+    rate : float
+        Of large products in 16 bits [FLOP/s].
+    per_doubling : float
+        Loss a doubling, over the time of `flops` at `rate`.
+    beyond : float
+        Accelerators from which doublings count.
+
+    Notes
+    -----
+    ``c log2(N / n) F / r``, 0 for N <= n: c `per_doubling`, N `accelerators`, n `beyond`, F `flops`, r `rate`. The largest of N normal times grows with
+    ``sqrt(log N)``; that slow machines and placements over more switches come with N makes it nearly ``log N`` between 64 and 2,048.
+
+    Examples
+    --------
+    Three doublings beyond 8, 0.5 % each of a second of work:
+
+    >>> round(straggling_seconds(6e14, 64, rate=6e14, per_doubling=0.005, beyond=8), 6)
+    0.015
+    """
+    doublings = max(0.0, math.log2(accelerators / beyond))
+    return per_doubling * doublings * flops / rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from mpsim.engine.kernels import KernelTimes, kernel_times, reduce_template, reduce_templates
+from mpsim.engine.steady import run_replay
 from mpsim.engine.structure import Structure
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import undisturbed
@@ -58,15 +59,11 @@ def run(program: Program, engine: str = "auto", links: Links | None = None) -> T
         from mpsim.engine.simpy_engine import run_simpy
 
         return run_simpy(program)
-    from mpsim.engine.replay import run_replay
-
     return run_replay(program)
 
 
 def _run_shared(program: Program, links: Links, engine: str) -> Timeline:
     """Replay where no two rows turn out to be in each other's way, else simulate."""
-    from mpsim.engine.replay import run_replay
-
     if engine == "auto":
         alone = run_replay(program)
         if (traffic := undisturbed(links, alone.start, alone.end)) is not None:

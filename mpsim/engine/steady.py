@@ -1,8 +1,9 @@
-"""The steady state of a program: what repeats itself in its middle is walked a few times, not every time.
+"""The replay engine, and the steady state of a program: what repeats itself in its middle is walked a few times, not every time.
 
-In a *period* (`mpsim.program.periods`) the same durations follow each other in each chain, with gates as many nodes later as their own chain
-advances. With some periods left out the graph keeps its form. Where it has become steady, so that every node ends a fixed time after the one
-a period before it, the nodes left out end at multiples of that time.
+Between warm-up and flush a schedule repeats itself every so many microbatches: the same actions follow each other on every rank. A *turn* is what rows of one
+microbatch do, a *period* a number of turns. In it the same durations follow each other in each chain, with gates as many nodes later as their own chain advances.
+With some periods left out the graph keeps its form. Where it has become steady, so that every node ends a fixed time after the one a period before it, the nodes
+left out end at multiples of that time.
 
 That is a guess until it is checked: a node ends when `Chains` says it does, from the ends of the two nodes it waits for. If one of all nodes does
 not, everything is walked.
@@ -13,15 +14,17 @@ Shapes: N rows, G nodes, C chains, P chains that repeat themselves.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.chains import Chains, walk
-from mpsim.program.periods import periods_of
+from mpsim.engine.graph import deadlock, precedence
+from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 
-__all__ = ["ends_of"]
+__all__ = ["Periods", "ends_of", "periods_of", "run_replay"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -207,3 +210,66 @@ def _repeats(chains: Chains, takes: Floats, chain: Ints, step: Ints) -> Flags:
     result: Flags = (gate[ahead] == shifted) & (takes[ahead] == takes) & (chain[ahead] == chain)
     result &= (step[chain] > 0) & (gate != chains.never)
     return result
+
+
+class Periods(NamedTuple):
+    """Turns of the rows of a program, and how many of them are a period.
+
+    Parameters
+    ----------
+    turn : int64[N]
+        Turn of each row, ascending on each rank; -1 for what belongs to none.
+    turns : int
+        Turns of the whole program.
+    length : int
+        Turns of a period.
+    """
+
+    turn: NDArray[np.int64]
+    turns: int
+    length: int
+
+
+def periods_of(program: Program) -> Periods | None:
+    """The periods of a program, at least as long as there are ranks; None where its actions do not repeat themselves."""
+    microbatch = program.microbatch
+    acts = np.flatnonzero((microbatch >= 0) & program.vocabulary.is_action(program.kind))
+    if not len(acts):
+        return None
+    # the rank with most actions shows the period; its middle third has to come again a period later
+    ranks = np.bincount(program.rank[acts], minlength=1)
+    mine = acts[program.rank[acts] == ranks.argmax()]
+    code = (program.stage[mine] * len(program.vocabulary.kinds) + program.kind[mine]) * (
+        len(program.templates) + 1
+    ) + program.template[mine]
+    own, middle = microbatch[mine], len(mine) // 2
+    wide = slice(middle - len(mine) // 6, middle + len(mine) // 6)
+    for later in middle + 1 + np.flatnonzero(code[middle + 1 : len(mine) * 3 // 4] == code[middle]):
+        after = slice(wide.start + later - middle, wide.stop + later - middle)
+        passed = int(own[later] - own[middle])
+        alike = code[after] == code[wide]
+        if passed > 0 and (alike & (own[after] - own[wide] == passed)).all():
+            length = passed * -(-program.ranks // passed)
+            return Periods(microbatch.astype(np.int64), int(microbatch.max()) + 1, length)
+    return None
+
+
+def run_replay(program: Program) -> Timeline:
+    """Evaluate `program` once, chain by chain: an operation starts at the latest end of what it waits for.
+
+    Returns
+    -------
+    Timeline
+        Equal, bit for bit, to that of the simpy engine.
+
+    Raises
+    ------
+    DeadlockError
+        If operations wait for each other.
+    """
+    chains = Chains.of(program)
+    ends = ends_of(program, chains, program.duration)
+    end = ends[chains.last]
+    if len(end) and end.min() < 0:
+        raise deadlock(program, precedence(program), end >= 0)
+    return Timeline(program=program, start=chains.starts(ends), end=end, engine="replay")

@@ -1,10 +1,9 @@
 """Who holds what: the mesh on the cluster, layers on stages, operators on ranks."""
 
 from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Stream
-from mpsim.parallel.blocks import block_backward, block_forward
+from mpsim.parallel.blocks import block_backward, block_forward, fused_blocks
 from mpsim.parallel.crossing import GroupShape, placed
-from mpsim.parallel.fused import fused_blocks
-from mpsim.parallel.imbalance import rank_load
+from mpsim.parallel.experts import rank_load
 from mpsim.parallel.items import (
     Communication,
     Compute,

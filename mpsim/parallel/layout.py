@@ -22,7 +22,7 @@ from mpsim.framework import ContextExchange, Framework
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
 from mpsim.parallel.axes import ACCOUNTED, FOLDED, Stream
-from mpsim.parallel.imbalance import rank_load
+from mpsim.parallel.experts import rank_load
 from mpsim.parallel.mesh import Mesh
 from mpsim.parallel.partition import Stage
 from mpsim.parallel.shard import Routing, Sharding

@@ -130,9 +130,11 @@ def unsure(
             )
     defaults: dict[str, list[str]] = {}
     for constant in result.constants:
+        if constant.status is not Status.FAMILY_DEFAULT:
+            continue
         area, _, name = constant.name.rpartition(".")[0].partition(".")
         # without interference its constants only shorten the little that runs beside exchanges
-        if constant.status is Status.FAMILY_DEFAULT and (interference or area != "interference"):
+        if interference or area != "interference":
             defaults.setdefault(area, []).append(name)
     step = math.fsum(breakdown.values())
     for area, names in sorted(defaults.items()):

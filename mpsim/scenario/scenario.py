@@ -82,7 +82,7 @@ class Scenario(Shown, Written):
 
     @functools.cached_property
     def problems(self) -> list[Problem]:
-        """What keeps it from being simulated, as far as that shows unplanned."""
+        """Problems that keep it from being simulated, as far as they show unplanned."""
         return check(self)
 
     @property

@@ -135,7 +135,7 @@ class Points:
         names: list[str] = []
         wrong: dict[int, str] = {}
         first: dict[str, tuple[tuple[object, ...], int]] = {}
-        base, together = scenario.digest, points_of(scenario)
+        base, together = scenario.digest, points_of(scenario, begin=True)
         for place, assignment in enumerate(values):
             likeness: tuple[object, ...] = ()
             if known and (known_name := known.get(_words(assignment))) is not None:
@@ -143,7 +143,7 @@ class Points:
                 first.setdefault(known_name, (likeness, place))
                 continue
             try:
-                point = together.point(scenario, assignment)
+                point = together.named(scenario, assignment)
                 refuse_large_scenario(point)
                 name, likeness = name_of(point.digest), _likeness(point)
             except MpsimError as error:

@@ -128,12 +128,16 @@ class Together:
         self._summaries = Memo[str, Entry](_KEPT)
         self._points = Memo[str, Scenario](_POINTS)
 
-    def point(
-        self, scenario: Scenario, values: Mapping[str, object], *, checked: bool = True
-    ) -> Scenario:
-        """`Scenario.with_values`: one object for whoever asks for a point again soon."""
-        key = repr(sorted(values.items()))
-        return self._points.get_or(key, lambda: scenario.with_values(values, checked=checked))
+    def named(self, scenario: Scenario, values: Mapping[str, object]) -> Scenario:
+        """`Scenario.with_values`, kept until its turn comes."""
+        self._points[repr(sorted(values.items()))] = point = scenario.with_values(values)
+        return point
+
+    def point(self, scenario: Scenario, values: Mapping[str, object]) -> Scenario:
+        """A point that was checked when it was named, here or elsewhere."""
+        # once, as files that it names may change before the next sweep
+        known = self._points.pop(repr(sorted(values.items())), None)
+        return scenario.with_values(values, checked=False) if known is None else known
 
     def summaries(
         self, scenarios: Sequence[Scenario], points: Sequence[Mapping[str, object]]
@@ -270,8 +274,7 @@ def compute_rows(
     with unlimited() if any_size else contextlib.nullcontext():
         chosen = [values for values, wrong in points if wrong is None]
         together = points_of(scenario)
-        # they were checked when they were named
-        scenarios = [together.point(scenario, values, checked=False) for values in chosen]
+        scenarios = [together.point(scenario, values) for values in chosen]
         serves = any(point.serves for point in scenarios)
         if serves:
             outcomes: Iterator[JobResult | Entry | MpsimError] = (
@@ -301,10 +304,10 @@ class _Own(threading.local):
 _OWN = _Own()
 
 
-def points_of(scenario: Scenario) -> Together:
-    """Work that this thread shares among points of a scenario."""
+def points_of(scenario: Scenario, *, begin: bool = False) -> Together:
+    """Work that this thread shares among points of a scenario, from the `begin` of a sweep on."""
     content = scenario.digest, scenario.name, scenario.source.file
-    if _OWN.content != content:
+    if begin or _OWN.content != content:
         _OWN.content, _OWN.together = content, Together()
     return _OWN.together
 

@@ -96,6 +96,8 @@ class Blocks:
     ----------
     sums : bool
         Whether rows of blocks are sums: the time of an action without the kernels inside, which is all that a step time needs.
+    known : Memo, optional
+        Templates that plans share whose costs do, where nobody asks which constants they rest on: they are not priced again.
 
     Attributes
     ----------
@@ -114,12 +116,13 @@ class Blocks:
         costs: PlanCosts,
         *,
         sums: bool = False,
+        known: Memo[tuple[object, ...], Template] | None = None,
     ) -> None:
         self._sums = sums
         self._plan = plan
         self._costs = costs
         self._recipes = _recipes(_division(plan))
-        self._templates: dict[tuple[object, ...], Template] = {}
+        self._templates: dict[tuple[object, ...], Template] = {} if known is None else known
         self._contents: dict[Stage, tuple[object, ...]] = {}
         self._rows: dict[tuple[object, ...], list[Block]] = {}
         self.timed: dict[Template, tuple[StageCosts, Sequence[Item]]] = {}
@@ -373,12 +376,11 @@ class Blocks:
         self, key: tuple[object, ...], costs: StageCosts, make: Callable[[], _Recipe]
     ) -> Template:
         """The template of a recipe, which is made unless a plan like this one did, on ranks with these costs."""
-        own = (key, costs.key)
-        if own not in self._templates:
-            recipe = self._recipes.get_or(key, make)
-            self._templates[own] = template = self._evaluate(recipe, costs)
+        recipe = self._recipes.get_or(key, make)
+        if (template := self._templates.get((recipe, costs.key))) is None:
+            self._templates[recipe, costs.key] = template = self._evaluate(recipe, costs)
             self.timed[template] = costs, recipe.items
-        return self._templates[own]
+        return template
 
     def _evaluate(self, recipe: _Recipe, costs: StageCosts) -> Template:
         host = self._plan.layout.framework.host

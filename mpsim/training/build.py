@@ -13,7 +13,7 @@ from mpsim.program.join import UnequalCollectivesError, join
 from mpsim.program.program import Program
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import spans
-from mpsim.training.actions import ActionVariants
+from mpsim.training.actions import ActionVariants, exchanges_beside
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import blocking_actions
@@ -22,7 +22,6 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import add_exchanges
 from mpsim.training.replicas.issue import SegmentRuns, issue_exchanges
 from mpsim.training.replicas.segments import cut_actions
-from mpsim.training.replicas.slowdown import exchanges_beside
 from mpsim.training.step_end import StepRows
 from mpsim.training.vocabulary import TRAINING
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.engine import run
 from mpsim.hardware.routes import routes_of
+from mpsim.parallel import best_domain, straddling
 from mpsim.program import TICK, Program
 from mpsim.program.floors import link_floors, link_ticks
 from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
 from mpsim.result.words import Figures
+from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts
 from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of
 from mpsim.training.plan import Plan
-from mpsim.training.straddling import straddling_words
 from mpsim.training.vocabulary import PARTS
+from mpsim.units import Dimension, format_quantity
 from mpsim.workload import model_flops
 
-__all__ = ["Needs", "Work", "headline", "needs_of", "summarise", "work_of"]
+__all__ = ["Needs", "Work", "headline", "needs_of", "straddling_words", "summarise", "work_of"]
 
 _FULL = 1.001  # of a floor: what ticks round is not told
 
@@ -221,3 +226,47 @@ def _floor_warnings(result: Result, plan: Plan, floors: dict[str, float]) -> lis
             f"takes {step:.4g} s, but needs {floors[slowest]:.4g} s of {slowest.replace('_', '-')} at least: no step is this short; please report it with the scenario"
         )
     return warnings
+
+
+def straddling_words(plan: Plan, program: Program) -> str:
+    """Which groups straddle scale-up domains, with the step as it is and as it would be without; empty where none do.
+
+    Parameters
+    ----------
+    program : Program
+        Of the plan, replayed to compare like with like, whatever the scenario's engine and network are.
+    """
+    layout = plan.layout
+    if plan.classes or layout.stage_clusters:  # parts say where their ranks are
+        return ""
+    found = straddling(layout.cluster, layout.mesh)
+    if not found:
+        return ""
+    node, whole = layout.cluster.node, best_domain(layout.cluster, layout.mesh)
+    said = f"{', '.join(map(str, found))} straddle scale-up domains of {node.domain}"
+    if whole.node.domain == node.domain:
+        degrees = ", ".join(groups.axis for groups in found)
+        return f"{said}: choose degrees ({degrees}) that divide {node.domain}"
+    nodes = layout.cluster.domains * whole.node.domain // node.accelerators
+    times = " and ".join(
+        format_quantity(seconds, Dimension.TIME)
+        for seconds in (_step(program), _step(_on(plan, whole.node.domain)))
+    )
+    return (
+        f"{said}: the step takes {times} with {whole.node.domain} accelerators of each; set cluster.nodes to {nodes}, "
+        "or choose degrees that divide a domain"
+    )
+
+
+def _on(plan: Plan, domain: int) -> Program:
+    """The step of the plan with so many accelerators of each scale-up domain."""
+    cluster = plan.layout.cluster
+    node = dataclasses.replace(cluster.node, domain=domain)
+    moved = plan.on(
+        dataclasses.replace(plan.layout, cluster=dataclasses.replace(cluster, node=node))
+    )
+    return build_program(moved, PlanCosts(moved))
+
+
+def _step(program: Program) -> float:
+    return run(program, "replay").step_time_s

@@ -12,10 +12,10 @@ import time
 import pytest
 
 import mpsim
-from mpsim.study.search.bound import Bounder, _flight, _orders
+from mpsim.study.search.bound import Bounder, _flight
 from mpsim.study.search.layouts import Layouts
 from mpsim.study.search.trainings import Timer
-from mpsim.training.planning import make_plan
+from mpsim.training.planning import make_plan, step_orders
 
 pytestmark = pytest.mark.benchmark(group="search")
 
@@ -53,7 +53,7 @@ def gpt3(request):
 def _timed(work) -> tuple[float, object]:
     """Processor time [s] and what `work` gives, with nothing remembered from before."""
     _flight.cache_clear()
-    _orders.cache_clear()
+    step_orders.cache_clear()
     begin = time.process_time()
     result = work()
     return time.process_time() - begin, result

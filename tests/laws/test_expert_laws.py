@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpsim.engine import Timeline, run
 from mpsim.framework import ExpertDispatch, ExpertOverlap
 from mpsim.parallel import FOLDED, rank_load
-from mpsim.parallel.imbalance import expected_maximum
+from mpsim.parallel.experts import expected_maximum
 from mpsim.program.expand import expand
 from mpsim.program.unfold import unfold
 from mpsim.training import Plan, build_program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mpsim.cost.constants import Ledger
-from mpsim.cost.libraries.fitted import FittedLibrary, NcclLibrary
+from mpsim.cost.libraries.fitted import FittedLibrary, NcclLibrary, TorusLibrary
 from mpsim.cost.libraries.host import HostLibrary
 from mpsim.cost.libraries.library import (
     Library,
@@ -13,7 +13,6 @@ from mpsim.cost.libraries.library import (
     default_library,
     library_names,
 )
-from mpsim.cost.libraries.torus import TorusLibrary
 from mpsim.hardware.cluster import Cluster
 
 __all__ = [

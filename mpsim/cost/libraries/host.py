@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost.constants import Constant, Ledger, Status, calibrated_groups
-from mpsim.cost.libraries.algorithms import ALGORITHMS
-from mpsim.cost.libraries.wires import Wires, wires_of
+from mpsim.cost.libraries.algorithms import ALGORITHMS, Wires, wires_of
 from mpsim.cost.traffic import sent_bytes
 from mpsim.hardware.cluster import Cluster
 from mpsim.memo import remembered

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.framework import ExpertOverlap
+from mpsim.memo import Memo
 from mpsim.parallel import Stage
+from mpsim.program.program import Template
 from mpsim.program.template import ticks
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
@@ -34,6 +36,7 @@ from mpsim.training.vocabulary import TRAINING
 
 __all__ = ["KEPT", "Exposed", "Shapes", "StageParts", "content", "part_names", "varied"]
 
+_TEMPLATES = 4096
 Floats = NDArray[np.float64]
 
 KEPT = tuple(field.name for field in dataclasses.fields(Kept))
@@ -62,10 +65,16 @@ class Shapes:
     ----------
     plan : Plan
         Any of the plans: cost models are those of its cluster, precision and framework.
+
+    Attributes
+    ----------
+    templates : Memo
+        Those of all plans; see `Blocks`.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._models = PlanCosts(plan)
+        self.templates = Memo[tuple[object, ...], Template](_TEMPLATES)
         self._kept: dict[tuple[object, ...], Floats] = {}
         self._ticks: dict[tuple[object, ...], float] = {}
         self._sends: dict[tuple[object, ...], Floats] = {}
@@ -113,7 +122,7 @@ class Shapes:
         result = np.zeros((len(stages), len(Action)))
         if any(key not in self._ticks for _, key, _, _ in wanted):
             few = plan.on(dataclasses.replace(plan.layout, stages=tuple(stages.values())))
-            blocks = Blocks(few, self.costs(few))
+            blocks = Blocks(few, self.costs(few), known=self.templates)
             for _, key, stage, action in wanted:
                 if key not in self._ticks:
                     self._ticks[key] = _ticks(few, blocks.of(stage, action))

@@ -75,11 +75,14 @@ class Timer:
 
     def _program(self, layout: Layout) -> Program:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
-        costs = self._bounder.shapes(plan).costs(plan)
+        shapes = self._bounder.shapes(plan)
+        costs = shapes.costs(plan)
         # where links of the fabric may be too thin, the kernels that send have to be known one by
         # one
         sums = not routes_of(plan.layout.cluster).names
-        return build_program(plan, costs, blocks=Blocks(plan, costs, sums=sums))
+        return build_program(
+            plan, costs, blocks=Blocks(plan, costs, sums=sums, known=shapes.templates)
+        )
 
 
 def _tokens(scenario: Scenario) -> int:

@@ -11,9 +11,8 @@ import pytest
 
 from mpsim.cost import CollectiveCurves, CollectiveModel, Curve, default_library, library_names
 from mpsim.cost.libraries import FittedLibrary
-from mpsim.cost.libraries.algorithms import ALGORITHMS
+from mpsim.cost.libraries.algorithms import ALGORITHMS, Hop, Wires
 from mpsim.cost.libraries.host import decision_table
-from mpsim.cost.libraries.wires import Hop, Wires
 from mpsim.cost.network import cross_rail_span
 from mpsim.errors import HardwareError
 from mpsim.hardware.fabric import FabricKind

@@ -139,7 +139,7 @@ def test_a_resumed_sweep_names_only_what_is_not_on_disk(scenario, tmp_path, monk
     assert (built, journal.read_bytes()) == ([], before)
     other = with_values(scenario, {"training.global_batch": 64})
     assert mpsim.sweep(other, axes, resume=journal).rows != whole
-    assert len(built) == 8
+    assert len(built) == 4  # a point is made once, to be named and to be computed
     for _ in range(2):
         built.clear()
         mpsim.sweep(scenario, {"model": ["llama2-7b"]}, resume=journal)

@@ -11,12 +11,12 @@ from mpsim.cost import interference_of
 from mpsim.program import TICK, Program, Stream
 from mpsim.program.template import stretched
 from mpsim.training import build_program
+from mpsim.training.actions import exchanges_beside
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import exchange_times
 from mpsim.training.replicas.segments import Bucket, cut_actions
-from mpsim.training.replicas.slowdown import exchanges_beside
 from mpsim.training.vocabulary import PARTS
 from tests.unit.training.test_sharded_data import labelled, plan_of, step, unhindered
 
