@@ -166,23 +166,24 @@ class Blocks:
         trained = layout.trained(parts)
         mesh = layout.mesh
 
-        @functools.cache  # layers of a stage are mostly of one kind
-        def priced(
-            part: str, again: Recompute | None = None
-        ) -> tuple[Template, float, float, float, float]:
-            counts = parts[part], trained[part]
-            held = [layout.held(count) for count in counts]
-            experts = [count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp) for count in counts]
-            template = self.template(part, action, costs, again)
-            return template, held[0], experts[0], held[1], experts[1]
+        made: dict[tuple[str, Recompute | None], tuple[Template, float, float, float, float]] = {}
+
+        def block(layer: int, part: str, again: Recompute | None = None) -> Block:
+            if (part, again) not in made:  # layers of a stage are mostly of one kind
+                sizes = [
+                    (layout.held(count), count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp))
+                    for count in (parts[part], trained[part])
+                ]
+                made[part, again] = self.template(part, action, costs, again), *sizes[0], *sizes[1]
+            return Block(layer, *made[part, again])
 
         alone = zip(layout.layer_kinds(stage), self._again(stage, action), strict=True)
-        blocks = [Block(i, *priced(kind, again)) for i, (kind, again) in enumerate(alone)]
+        blocks = [block(i, kind, again) for i, (kind, again) in enumerate(alone)]
         blocks = self._chunked(stage, action, blocks, costs)
         if stage.embedding and (action is Action.F or self._expansions["embedding"].backward):
-            blocks.insert(0, Block(-1, *priced("embedding")))
+            blocks.insert(0, block(-1, "embedding"))
         if stage.head:
-            blocks.append(Block(-1, *priced("head")))
+            blocks.append(block(-1, "head"))
         opening = self._opening(stage, action, costs)
         return [*opening, *(blocks if action is Action.F else blocks[::-1])]
 
