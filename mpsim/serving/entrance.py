@@ -102,8 +102,8 @@ class Entrance:
         self._plans[who], self._next[who] = (seconds, stages), 0
         self.state[who] = State.RUNS  # due when it asked: its turn comes before that of others
 
-    def advance(self) -> tuple[float, int]:
-        """Pass what needs no decision; when the next one is due, and whose."""
+    def advance(self, until: float) -> tuple[float, int]:
+        """Pass what needs no decision, as far as nothing comes; when the next batch is due, and which."""
         due, state, log, free = self.due, self.state, self._log, self._free
         plans, places, runs = self._plans, self._next, State.RUNS
         ends = [(due[who], who) for who, what in enumerate(state) if what is State.ENDS]
@@ -116,7 +116,7 @@ class Entrance:
             if first_end <= entered:
                 entered, who = first_end, ending
                 break
-            if state[who] is not runs:
+            if state[who] is not runs or entered >= until:
                 break
             seconds, stages = plans[who]
             at = places[who]

@@ -103,7 +103,6 @@ class Service:
         self._lanes: list[list[Lane]] = []  # which number their batches one after the other
         for place, pool in enumerate(self._pools):
             self._lanes.append(self._open(place, pool))
-        self._alone = len(self._lanes[0]) == 1
         self._rows: list[tuple[float, ...]] = []
         self._stalled = [{"cache": 0.0, "transfer": 0.0, "down": 0.0} for _ in self._pools]
         self._moved = 0
@@ -333,19 +332,21 @@ class Service:
                 return lanes[min(range(len(lanes)), key=lambda at: (-cached[at], loads[at]))]
         return lanes[min(range(len(lanes)), key=loads.__getitem__)]
 
-    def _gap(self, lane: Lane) -> float | None:
-        """Seconds until the next request comes to a batch; None where only the others can tell."""
-        if lane.pool or self._fragile:
+    def _next(self, lanes: Sequence[Lane]) -> float | None:
+        """When the next request comes to some neighbouring batches; None where only the others can tell."""
+        turns, first = len(self._lanes[0]), lanes[0].number
+        if lanes[0].pool or self._fragile:
             return None
         if self._concurrency is not None:
-            if self._alone:
-                return self._due[0] - self._env.now if self._due else np.inf
+            if turns > 1:
+                return None
+            return self._due[0] if self._due else np.inf
+        if len(lanes) < turns and self._routing != "round-robin":
             return None
-        if not self._alone and self._routing != "round-robin":
-            return None
-        lanes = len(self._lanes[0])
-        request = self._sent + (lane.number - self._sent) % lanes
-        return self._queued[request] - self._env.now if request < self._count else np.inf
+        turn = self._sent % turns
+        is_theirs = first <= turn < first + len(lanes)
+        request = self._sent + (0 if is_theirs else (first - turn) % turns)
+        return self._queued[request] if request < self._count else np.inf
 
     def _work(self, lane: Lane) -> Events:
         """Run one engine, iteration after iteration, as long as something comes."""
@@ -389,14 +390,16 @@ class Service:
         """Run the batches of an instance of several stages, each of which waits for the first stage to be free."""
         env = self._env
         while True:
-            due, who = door.advance()
-            if due > env.now:
+            comes = self._next(door.lanes)
+            due, who = door.advance(math.inf if comes is None else comes)
+            if due > env.now or door.state[who] is State.RUNS:
                 door.call = env.event()
                 if due < math.inf:
                     timer = env.timeout(due - env.now)
                     timer.callbacks.append(functools.partial(_ring, door.call))
                 yield door.call
-                if door.call.value is None:  # something came
+                # something came, or may have by now
+                if door.call.value is None or door.state[who] is State.RUNS:
                     continue
             door.take_back(math.inf)
             lane, flight = door.lanes[who], door.flights[who]
@@ -434,8 +437,8 @@ class Service:
         if lane.down:  # since the iteration that has just ended
             return
         env, begin, steps = self._env, self._env.now, min(steps, LONGEST_JUMP)
-        if (gap := self._gap(lane)) is not None:
-            steps, seconds = lane.within(steps, gap)
+        if (comes := self._next((lane,))) is not None:
+            steps, seconds = lane.within(steps, comes - begin)
             self._pass(lane, steps, seconds, begin)
             yield env.timeout(seconds)
             return
