@@ -16,8 +16,6 @@ from mpsim.cost.formulas import Floats, attention_pairs, attention_seconds
 from mpsim.framework.framework import ATTENTION_KERNELS
 from mpsim.hardware.components import Accelerator
 
-__all__ = ["ATTENTION_CHARTS", "AttentionModel", "AttentionWork", "waiting"]
-
 ATTENTION_CHARTS = (*dict.fromkeys((*ATTENTION_KERNELS, "trtllm", "te")),)
 """Kernels with rates of their own: those of the frameworks, and two that only benchmarks name."""
 _HALF = ("bf16", "fp16")
@@ -77,20 +75,11 @@ def waiting(tiles: Floats, processors: float, wait: float, bend: float = 1.0) ->
 class AttentionModel:
     """Times of one fused kernel on one accelerator.
 
-    Parameters
-    ----------
-    kernel : str
-        One of `ATTENTION_CHARTS`.
-    precision : str
-        Of the products, where the kernel has none of its own.
-    hot : bool
-        Whether clocks are those of training: forward and backward share one rate, reduced by what training keeps of the chart.
-    level : float
-        Share of the rate that the board's power limit leaves.
-    few_heads : bool
-        Whether processors wait when heads and sequences are few (off: charts are taken as they are).
-    use : callable
-        Reads a constant and records that it was used.
+    `kernel`: one of `ATTENTION_CHARTS`. `precision`: of the products, where the kernel has none of
+    its own. `hot`: whether clocks are those of training: forward and backward share one rate,
+    reduced by what training keeps of the chart. `level`: share of the rate that the board's power
+    limit leaves. `few_heads`: whether processors wait when heads and sequences are few (off: charts
+    are taken as they are). `use`: reads a constant and records that it was used.
     """
 
     def __init__(

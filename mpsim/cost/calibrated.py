@@ -10,8 +10,6 @@ from mpsim.errors import HardwareError
 from mpsim.hardware import Cluster, accelerator
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["measured_figures"]
-
 
 class MeasuredFigure(NamedTuple):
     """A figure of a machine file beside what counts without it, each as text."""
@@ -24,13 +22,7 @@ class MeasuredFigure(NamedTuple):
 
 
 def measured_figures(cluster: Cluster) -> Iterator[MeasuredFigure]:
-    """Every figure of a machine file.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        Of a machine file.
-    """
+    """Every figure of a machine file. `cluster`: of a machine file."""
     measured = cluster.calibration
     assert measured is not None
     chip, sheet = cluster.accelerator, str(measured.document.get("datasheet", ""))

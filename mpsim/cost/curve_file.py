@@ -12,8 +12,6 @@ from mpsim.document import Document, read_document
 from mpsim.errors import CalibrationError, Problem, ScenarioError, nearest
 from mpsim.inputs import shown
 
-__all__ = ["load_curves"]
-
 _SCHEMA = 1
 _REQUIRED = ("schema", "name", "source", "as_of", "curves")
 _TEXTS = ("name", "source", "as_of", "library", "accelerator")
@@ -23,13 +21,7 @@ _CURVE_KEYS = (*_CURVE_REQUIRED, "domains")
 
 
 def load_curves(path: str | Path) -> CollectiveCurves:
-    """Read a calibration file.
-
-    Raises
-    ------
-    CalibrationError
-        With every mistake found and its line.
-    """
+    """Read a calibration file. CalibrationError with every mistake found and its line."""
     try:
         document = read_document(path)
     except ScenarioError as error:

@@ -28,15 +28,6 @@ from mpsim.hardware.calibrated import Calibration
 from mpsim.parallel.crossing import GroupShape
 from mpsim.workload.operators import Operator, OperatorKind, Role
 
-__all__ = [
-    "CollectiveCurves",
-    "Curve",
-    "Reading",
-    "kernel_class",
-    "kernel_reading",
-    "machine_curves",
-]
-
 Floats = NDArray[np.float64]
 Place = tuple[str, int, int]
 """Collective, ranks, domains."""
@@ -48,15 +39,6 @@ SWITCH_JUMP = 0.35
 class Curve:
     """Time of one collective in one group, as measured.
 
-    Parameters
-    ----------
-    sizes : tuple of float
-        S, rising [B].
-    times : tuple of float
-        [s].
-    switch_jump : float
-        How much faster than S the time has to grow between two neighbours before they count as two algorithms.
-
     Notes
     -----
     Straight lines in log-log between neighbours. Within one algorithm time cannot grow faster than S (``a + S/B + c sqrt(S)``), so where
@@ -65,8 +47,10 @@ class Curve:
     are pooled into their geometric mean, so the curve never falls. Outside the measured sizes it is linear in S.
     """
 
-    sizes: tuple[float, ...]
-    times: tuple[float, ...]
+    sizes: tuple[float, ...]  # S, rising [B]
+    times: tuple[float, ...]  # S [s]
+    # how much faster than S the time has to grow between two neighbours before they count as two
+    # algorithms
     switch_jump: float = SWITCH_JUMP
 
     def __post_init__(self) -> None:
@@ -144,24 +128,12 @@ def _line(size: Floats, sizes: Floats, times: Floats) -> Floats:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """Measured curves that give the time of one collective in one group.
+    """Measured curves that give the time of one collective in one group."""
 
-    Parameters
-    ----------
-    curves : tuple of Curve
-        The measured one, or the two neighbours in group size.
-    weight : float
-        Share of the second one, in log.
-    about : str
-        What was measured, in words.
-    constant : Constant
-        For the provenance: how many points.
-    """
-
-    curves: tuple[Curve, ...]
-    weight: float
-    about: str
-    constant: Constant
+    curves: tuple[Curve, ...]  # the measured one, or the two neighbours in group size
+    weight: float  # share of the second one, in log
+    about: str  # what was measured, in words
+    constant: Constant  # for the provenance: how many points
 
     def seconds(self, size: ArrayLike) -> Floats:
         """Time of S bytes [s]; between two group sizes interpolated in log of the time."""
@@ -179,30 +151,18 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectiveCurves:
-    """Every curve of a calibration file.
+    """Every curve of a calibration file."""
 
-    Parameters
-    ----------
-    name, source, as_of : str
-        Of the calibration; where and when it was measured.
-    library, accelerator : str
-        What they were measured with and on; empty where the file does not say.
-    """
-
-    name: str
+    name: str  # name, source, as_of: of the calibration; where and when it was measured
     source: str
     as_of: str
     curves: Mapping[Place, Curve]
+    # library, accelerator: what they were measured with and on; empty where the file does not say
     library: str = ""
     accelerator: str = ""
 
     def check_made_for(self, library: str, accelerator: str) -> None:
-        """Refuse curves of another library or accelerator.
-
-        Raises
-        ------
-        CalibrationError
-        """
+        """Refuse curves of another library or accelerator. CalibrationError."""
         for what, own, other in (
             ("library", self.library, library),
             ("accelerator", self.accelerator, accelerator),

@@ -14,17 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from mpsim.cost.constants import constant_groups
 from mpsim.hardware.calibrated import Calibration
 
-__all__ = [
-    "UPDATES",
-    "GemmConstants",
-    "attention_pairs",
-    "attention_seconds",
-    "copy_seconds",
-    "gemm_seconds",
-    "memory_seconds",
-    "update_seconds",
-]
-
 Floats = NDArray[np.float64]
 UPDATES: Final = "optimizer"
 """Group of constants of updates in place."""
@@ -34,23 +23,13 @@ _COPY_FRACTION = "kernels.copy.fraction"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GemmConstants:
-    """Constants of the GEMM formula for one accelerator and precision.
+    """Constants of the GEMM formula for one accelerator and precision."""
 
-    Parameters
-    ----------
-    compute_fraction : float
-        Share of the dense peak that large products reach, in (0, 1].
-    memory_fraction : float
-        Share of the memory rate that thin products reach, in (0, 1].
-    launch : float
-        Fixed time of a kernel [s].
-    knee : float
-        Sharpness of the bend between the two limits, at least 1; the roofline is the limit of infinity.
-    """
-
-    compute_fraction: float
-    memory_fraction: float
-    launch: float
+    compute_fraction: float  # share of the dense peak that large products reach, in (0, 1]
+    memory_fraction: float  # share of the memory rate that thin products reach, in (0, 1]
+    launch: float  # fixed time of a kernel [s]
+    # sharpness of the bend between the two limits, at least 1; the roofline is the limit of
+    # infinity
     knee: float
 
 
@@ -68,18 +47,9 @@ def gemm_seconds(
 ) -> Floats:
     """Time of ``batch`` products (m, k) @ (k, n): a roofline whose corner is rounded.
 
-    Parameters
-    ----------
-    m, n, k, batch : float or array
-        Shape.
-    moved_bytes : float or array
-        To and from device memory, all of the batch [B].
-    peak : float
-        Dense peak of the precision [FLOP/s].
-    bandwidth : float
-        Device memory [B/s].
-    padding : float or array
-        Work done over work asked for, at least 1 (whole tiles; see `mpsim.cost.waves`).
+    `m`, `n`, `k` and `batch`: shape. `moved_bytes`: to and from device memory, all of the batch
+    [B]. `peak`: dense peak of the precision [FLOP/s]. `bandwidth`: device memory [B/s]. `padding`:
+    work done over work asked for, at least 1 (whole tiles; see `mpsim.cost.waves`).
 
     Returns
     -------
@@ -116,16 +86,13 @@ def attention_pairs(
     window: ArrayLike,
     diagonal: bool = False,
 ) -> Floats:
-    """Query-key pairs that a kernel works on: half of them when causal, fewer with a sliding window.
+    """Query-key pairs that a kernel works on: half of them when causal, fewer with a sliding
+    window.
 
-    Parameters
-    ----------
-    queries, keys : float or array
-        Lengths; with context parallelism `queries` is a rank's balanced share of the sequence, half masked like the whole.
-    window : float or array
-        Keys that a query sees at most [tokens]; 0 for all.
-    diagonal : bool
-        Count the pair of a query with itself in whole. Published rates of kernels count half of it: exactly half the square when causal.
+    `queries` and `keys`: lengths; with context parallelism `queries` is a rank's balanced share of
+    the sequence, half masked like the whole. `window`: keys that a query sees at most [tokens]; 0
+    for all. `diagonal`: count the pair of a query with itself in whole. Published rates of kernels
+    count half of it: exactly half the square when causal.
 
     Notes
     -----
@@ -154,20 +121,10 @@ def attention_seconds(
 ) -> Floats:
     """Time of one pass of a fused attention kernel whose rate saturates with the sequence.
 
-    Parameters
-    ----------
-    forward_flops : float or array
-        Of the forward pass, only the pairs that are worked on [FLOP].
-    sequence : float or array
-        Keys [tokens].
-    rate : float or array
-        Reached by an endless sequence, forward and backward together [FLOP/s].
-    half : float or array
-        Sequence that reaches half of `rate` [tokens].
-    share : float or array
-        Time of this pass, in units of forward FLOPs over rate.
-    launch : float
-        Shortest kernel [s].
+    `forward_flops`: of the forward pass, only the pairs that are worked on [FLOP]. `sequence`: keys
+    [tokens]. `rate`: reached by an endless sequence, forward and backward together [FLOP/s].
+    `half`: sequence that reaches half of `rate` [tokens]. `share`: time of this pass, in units of
+    forward FLOPs over rate. `launch`: shortest kernel [s].
 
     Notes
     -----
@@ -188,20 +145,12 @@ def memory_seconds(
     slowdown: ArrayLike = 1.0,
     floor: float = 0.0,
 ) -> Floats:
-    """Time of a memory-bound kernel: ``max(floor, slowdown * moved_bytes / (fraction * bandwidth))``.
+    """Time of a memory-bound kernel: ``max(floor, slowdown * moved_bytes / (fraction *
+    bandwidth))``.
 
-    Parameters
-    ----------
-    moved_bytes : float or array
-        Ideal traffic, every operand once [B].
-    bandwidth : float
-        Device memory [B/s].
-    fraction : float or array
-        Share of `bandwidth` that a kernel of this kind reaches, in (0, 1].
-    slowdown : float or array
-        Time over that, in real training.
-    floor : float
-        Shortest kernel [s].
+    `moved_bytes`: ideal traffic, every operand once [B]. `bandwidth`: device memory [B/s].
+    `fraction`: share of `bandwidth` that a kernel of this kind reaches, in (0, 1]. `slowdown`: time
+    over that, in real training. `floor`: shortest kernel [s].
     """
     ideal = np.asarray(moved_bytes, float) / (np.asarray(fraction, float) * bandwidth)
     result: Floats = np.maximum(floor, np.asarray(slowdown, float) * ideal)
@@ -209,16 +158,11 @@ def memory_seconds(
 
 
 def update_seconds(moved: float, bandwidth: float, calibration: Calibration | None = None) -> float:
-    """Time of updating values where they lie, which reads what it overwrites: an addition, or the step of an Adam.
+    """Time of updating values where they lie, which reads what it overwrites: an addition, or the
+    step of an Adam.
 
-    Parameters
-    ----------
-    moved : float
-        Read and written [B].
-    bandwidth : float
-        Device memory [B/s].
-    calibration : Calibration, optional
-        Of the accelerator; its fraction counts.
+    `moved`: read and written [B]. `bandwidth`: device memory [B/s]. `calibration`: of the
+    accelerator; its fraction counts.
 
     Notes
     -----
@@ -230,12 +174,8 @@ def update_seconds(moved: float, bandwidth: float, calibration: Calibration | No
 
 
 def copy_seconds(moved: float, bandwidth: float, calibration: Calibration | None = None) -> float:
-    """Time of a copy within the memory of a device.
-
-    Parameters
-    ----------
-    moved, bandwidth, calibration
-        As of `update_seconds`.
+    """Time of a copy within the memory of a device. `moved`, `bandwidth` and `calibration`: as of
+    `update_seconds`.
 
     Notes
     -----

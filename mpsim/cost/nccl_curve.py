@@ -22,8 +22,6 @@ from mpsim.hardware.components import LinkShape
 from mpsim.hardware.lookup import shift_of
 from mpsim.memo import remembered
 
-__all__ = ["RING_LIMIT", "DomainCurve", "latency_growth"]
-
 Floats = NDArray[np.float64]
 
 RING_LIMIT = 4  # ranks up to which NCCL sums in a ring even where switches could
@@ -43,18 +41,11 @@ class _Neighbours(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DomainCurve:
-    """Curves of one link, as one kind of accelerator runs them.
-
-    Parameters
-    ----------
-    constants : ConstantGroup
-        ``inside.*`` of this link.
-    use : callable
-        Gives the value of a leaf of a group, and notes that it was used.
-    """
+    """Curves of one link, as one kind of accelerator runs them."""
 
     cluster: Cluster
-    constants: ConstantGroup
+    constants: ConstantGroup  # ``inside.*`` of this link
+    # gives the value of a leaf of a group, and notes that it was used
     use: Callable[[ConstantGroup, str], float]
 
     def seconds(self, kind: str, size: Floats, members: int) -> Floats:
@@ -207,16 +198,12 @@ def _device_group(name: str) -> ConstantGroup | None:
 def latency_growth(
     cluster: Cluster, kind: str, members: int, measured: int, *, simple: bool
 ) -> float | None:
-    """How many times longer NCCL expects the fixed time of a collective in a domain to be than in the largest group measured.
+    """How many times longer NCCL expects the fixed time of a collective in a domain to be than in
+    the largest group measured.
 
-    Parameters
-    ----------
-    kind : str
-        all_reduce, all_gather or reduce_scatter; NCCL tunes nothing else that has a curve.
-    members, measured : int
-        Ranks of the group, and of the largest one that was measured.
-    simple : bool
-        Whether only the Simple protocol counts.
+    `kind`: all_reduce, all_gather or reduce_scatter; NCCL tunes nothing else that has a curve.
+    `members` and `measured`: ranks of the group, and of the largest one that was measured.
+    `simple`: whether only the Simple protocol counts.
 
     Returns
     -------

@@ -11,18 +11,6 @@ from mpsim.hardware.components import LinkShape
 from mpsim.hardware.fabric import torus_shape
 from mpsim.parallel.crossing import GroupShape
 
-__all__ = [
-    "TorusExtent",
-    "cross_rail_span",
-    "group_bandwidth",
-    "group_nic_bandwidth",
-    "nic_bandwidth",
-    "nodes_spanned",
-    "pair_bandwidth",
-    "slowed_nic_bandwidth",
-    "torus_extents",
-]
-
 _LINKS_PER_AXIS = 2  # one in each direction along an axis of a torus
 
 
@@ -100,14 +88,9 @@ def cross_rail_span(cluster: Cluster, span: int) -> int:
 def group_nic_bandwidth(cluster: Cluster, group: GroupShape, kind: str, span: int) -> float:
     """Raw rate of one accelerator's share of its node's NICs in a collective [B/s per direction].
 
-    Parameters
-    ----------
-    group : GroupShape
-        With what its traffic meets on the fabric, if that was counted.
-    kind : str
-        An ``all_to_all`` is an exchange, all others are rings.
-    span : int
-        Neighbouring nodes it is taken to span where nothing was counted.
+    `group`: with what its traffic meets on the fabric, if that was counted. `kind`: an
+    ``all_to_all`` is an exchange, all others are rings. `span`: neighbouring nodes it is taken to
+    span where nothing was counted.
     """
     counted = group.exchange_slowdown if kind == "all_to_all" else group.ring_slowdown
     return slowed_nic_bandwidth(cluster, counted, span)

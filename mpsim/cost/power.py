@@ -18,8 +18,6 @@ from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import board_power
 from mpsim.workload.operators import Operator, OperatorKind
 
-__all__ = ["KERNELS", "Board", "Load", "PowerCurve", "load_of", "unheld_caps"]
-
 _SLOWEST = 0.1  # of the clock: no board goes below, 210 of 1,410 MHz
 _CURVE = ("static", "least_voltage", "slope")
 _HALVINGS = 60  # of the interval in which a clock lies: beyond what a float can tell apart
@@ -51,15 +49,6 @@ def load_of(operator: Operator) -> Load:
 class PowerCurve:
     """Power of kernels over the clock.
 
-    Parameters
-    ----------
-    static : float
-        What a board that works draws whatever its clock, over its own limit.
-    least_voltage : float
-        Lowest voltage over that of full clock.
-    slope : float
-        Fall of the voltage with the clock, both relative, above the knee where it meets `least_voltage`.
-
     Notes
     -----
     ``P(f) = static + (full - static) f v(f)^2`` with ``v(f) = max(least_voltage, 1 - slope (1 - f))``: linear in the clock at the lowest voltage, above the knee like its
@@ -76,8 +65,10 @@ class PowerCurve:
     (0.81, 1.0)
     """
 
-    static: float
-    least_voltage: float
+    static: float  # what a board that works draws whatever its clock, over its own limit
+    least_voltage: float  # lowest voltage over that of full clock
+    # fall of the voltage with the clock, both relative, above the knee where it meets
+    # `least_voltage`
     slope: float
 
     def power(self, clock: ArrayLike, full: float) -> Floats:
@@ -105,12 +96,8 @@ class PowerCurve:
 class Board:
     """An accelerator under its limits: its own, a cap below it, a lock of its clock.
 
-    Parameters
-    ----------
-    chip : Accelerator
-        `tdp_w` below what the catalog has is a cap, `clock_hz` a lock.
-    use : callable, optional
-        Reads a constant of a group and records that it was used.
+    `chip`: `tdp_w` below what the catalog has is a cap, `clock_hz` a lock. `use`: reads a constant
+    of a group and records that it was used.
     """
 
     def __init__(

@@ -16,8 +16,6 @@ from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import SCALED_FORMATS, Accelerator
 from mpsim.workload.casts import Casting
 
-__all__ = ["FORMATS", "casting", "format_bytes", "launch_seconds", "quantise_seconds"]
-
 Use = Callable[[ConstantGroup, str], float]
 FORMATS = {"fp8": "fp8", **SCALED_FORMATS}  # format: precision of its peak
 
@@ -32,16 +30,8 @@ def quantise_seconds(
 ) -> Floats:
     """Time of casting a tensor to a narrow format.
 
-    Parameters
-    ----------
-    elements : float or array
-        Of the tensor.
-    narrow : str
-        One of `FORMATS`.
-    bandwidth : float
-        Device memory [B/s].
-    from_bytes : float
-        Bytes of an element before (bf16 2, fp32 4) [B].
+    `elements`: of the tensor. `narrow`: one of `FORMATS`. `bandwidth`: device memory [B/s].
+    `from_bytes`: bytes of an element before (bf16 2, fp32 4) [B].
 
     Returns
     -------
@@ -71,12 +61,8 @@ def quantise_seconds(
 def casting(
     precision: str, accelerator: Accelerator, use: Use = ConstantGroup.value
 ) -> Casting | None:
-    """Casts of a step in `precision` on this accelerator; None where nothing is cast.
-
-    Parameters
-    ----------
-    use : callable
-        Reads a constant of a group; the default does only that, a cost model also records it.
+    """Casts of a step in `precision` on this accelerator; None where nothing is cast. `use`: reads
+    a constant of a group; the default does only that, a cost model also records it.
 
     Notes
     -----
@@ -105,13 +91,10 @@ def _copies_of(narrow: str) -> str:
 def launch_seconds(kind: str = "eager", accelerator: Accelerator | None = None) -> float:
     """Time that one kernel costs beyond its work, by the way it is launched.
 
-    Parameters
-    ----------
-    kind : str
-        ``eager`` (host cost of a framework's operator), ``compiled`` (host cost of a compiled kernel), ``graph`` (the smallest kernel
-        in the replay of a CUDA graph), ``synchronised`` (host clock around a call and a wait, as some benchmarks take).
-    accelerator : Accelerator, optional
-        Sets the family of ``graph``.
+    `kind`: ``eager`` (host cost of a framework's operator), ``compiled`` (host cost of a compiled
+    kernel), ``graph`` (the smallest kernel in the replay of a CUDA graph), ``synchronised`` (host
+    clock around a call and a wait, as some benchmarks take). `accelerator`: sets the family of
+    ``graph``.
 
     Notes
     -----

@@ -31,16 +31,6 @@ from mpsim.workload import (
 )
 from mpsim.workload.builders import BACKWARD_ATTENTION, PASSES, streaming
 
-__all__ = [
-    "FORMS",
-    "UNFUSED",
-    "KernelQuestion",
-    "answer_collective",
-    "answer_kernel",
-    "figure_text",
-    "form_of",
-]
-
 FORMS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("M", "N", "K"),
     "grouped": ("EXPERTS", "M", "N", "K"),
@@ -74,32 +64,20 @@ _ONCE = {"forward": Phase.FORWARD}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelQuestion:
-    """A kernel by name, size and options.
+    """A kernel by name, size and options."""
 
-    Parameters
-    ----------
-    name : str
-        One of `FORMS`.
-    size : str
-        Sizes of `FORMS` joined by ``x``; of ``bytes`` a quantity.
-    direction : str
-        ``forward``; ``dgrad`` or ``wgrad`` of products; ``backward`` of attention and passes over memory.
-    attention_kernel : str
-        Name of a fused one, or `UNFUSED`.
-    kv_heads, value_dim, window : int or None
-        Of attention: heads of keys and values, width of a value's head, keys that a query sees.
-    full : bool
-        Whether attention has no causal mask.
-    """
-
-    name: str
-    size: str
+    name: str  # one of `FORMS`
+    size: str  # sizes of `FORMS` joined by ``x``; of ``bytes`` a quantity
+    # ``forward``; ``dgrad`` or ``wgrad`` of products; ``backward`` of attention and passes over
+    # memory
     direction: str = "forward"
-    attention_kernel: str = "flash2"
+    attention_kernel: str = "flash2"  # name of a fused one, or `UNFUSED`
+    # kv_heads, value_dim, window: of attention: heads of keys and values, width of a value's head,
+    # keys that a query sees
     kv_heads: int | None = None
     value_dim: int | None = None
     window: int | None = None
-    full: bool = False
+    full: bool = False  # whether attention has no causal mask
 
     def __post_init__(self) -> None:
         if self.name not in FORMS:
@@ -259,15 +237,8 @@ def answer_kernel(
 ) -> Answer:
     """Time of a kernel beside its floor, and what a launch adds.
 
-    Parameters
-    ----------
-    precision, clocks : str
-        As for `mpsim.cost.KernelModel`.
-
-    Raises
-    ------
-    WorkloadError
-        If a size is not of the kernel's form, or the precision has no such kernel.
+    `precision` and `clocks`: as for `mpsim.cost.KernelModel`. WorkloadError if a size is not of the
+    kernel's form, or the precision has no such kernel.
     """
     fused = "flash2" if question.attention_kernel == UNFUSED else question.attention_kernel
     model = KernelModel(chip, precision, attention_kernel=fused, clocks=clocks)

@@ -15,15 +15,6 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.parallel.crossing import GroupShape
 
-__all__ = [
-    "COLLECTIVES",
-    "equal_share",
-    "floor_seconds",
-    "rail_bytes",
-    "ring_passes",
-    "sent_bytes",
-]
-
 COLLECTIVES = (
     "all_reduce",
     "all_gather",
@@ -132,15 +123,13 @@ def _leaving(kind: str, s: Floats, group: GroupShape) -> Floats:
 
 
 def equal_share(pair_bytes: ArrayLike, group: GroupShape, *, pxn: bool = True) -> float:
-    """Send buffer of an even all-to-all that loads its links as much as this one loads its busiest [B].
+    """Send buffer of an even all-to-all that loads its links as much as this one loads its busiest
+    [B].
 
-    Parameters
-    ----------
-    pair_bytes : array
-        What rank i sends to rank j, n by n; ranks are numbered domain by domain, evenly [B]. The diagonal costs nothing.
-    pxn : bool
-        Whether a message to another domain leaves by the NIC of its destination's rail (NCCL's PXN), so that NICs even out what
-        the ranks of a domain send; else by its sender's.
+    `pair_bytes`: what rank i sends to rank j, n by n; ranks are numbered domain by domain, evenly
+    [B]. The diagonal costs nothing. `pxn`: whether a message to another domain leaves by the NIC of
+    its destination's rail (NCCL's PXN), so that NICs even out what the ranks of a domain send; else
+    by its sender's.
 
     Notes
     -----

@@ -14,33 +14,18 @@ from numpy.typing import ArrayLike
 from mpsim.cost.constants import ConstantGroup
 from mpsim.cost.formulas import Floats, GemmConstants, gemm_seconds
 
-__all__ = ["Tiling", "group_padding", "read_tiling", "tiled_gemm_seconds", "wave_padding"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """Tiles into which a library cuts a product.
+    """Tiles into which a library cuts a product."""
 
-    Parameters
-    ----------
-    processors : float
-        Streaming multiprocessors; each works on one tile at a time.
-    weight : float
-        0 ignores the partly filled last wave, 1 lets it cost a full one, in [0, 1].
-    small_tile : float
-        Rate of a tile smaller than the largest over that of the largest, in (0, 1].
-    partial_bytes : float
-        Moved for an element of a partial sum when k is split: written and read once [B].
-    splits : tuple of int
-        Parts that k may be cut into.
-    """
-
-    processors: float
-    weight: float
-    small_tile: float
+    processors: float  # streaming multiprocessors; each works on one tile at a time
+    weight: float  # 0 ignores the partly filled last wave, 1 lets it cost a full one, in [0, 1]
+    small_tile: float  # rate of a tile smaller than the largest over that of the largest, in (0, 1]
+    # moved for an element of a partial sum when k is split: written and read once [B]
     partial_bytes: float
     tiles: tuple[tuple[int, int], ...]
-    splits: tuple[int, ...]
+    splits: tuple[int, ...]  # parts that k may be cut into
 
 
 def read_tiling(group: ConstantGroup) -> Tiling:
@@ -94,18 +79,10 @@ def group_padding(
 ) -> Floats:
     """Work of whole tiles of one kernel over groups, over the work asked for, at least 1.
 
-    Parameters
-    ----------
-    rows, columns : float or array
-        Of the result of one group; `rows` is the mean over groups where they are ragged.
-    groups : float or array
-        Products of the kernel, such as experts.
-    ragged : bool or array of bool
-        Whether the rows of groups differ (tokens of experts; in `Phase.WEIGHT_GRADIENT` they are equal).
-    tile : float or array
-        Rows and columns of a tile.
-    processors : float
-        Streaming multiprocessors.
+    `rows` and `columns`: of the result of one group; `rows` is the mean over groups where they are
+    ragged. `groups`: products of the kernel, such as experts. `ragged`: whether the rows of groups
+    differ (tokens of experts; in `Phase.WEIGHT_GRADIENT` they are equal). `tile`: rows and columns
+    of a tile. `processors`: streaming multiprocessors.
 
     Notes
     -----

@@ -25,8 +25,6 @@ from mpsim.engine.graph import chain_of, implied
 from mpsim.program.csr import stable_order
 from mpsim.program.program import Program
 
-__all__ = ["Chains", "NodeSequence", "walk"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -41,21 +39,13 @@ class NodeSequence(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Chains:
-    """Rows as chains of nodes; after the last node of each chain stands one that never ends.
+    """Rows as chains of nodes; after the last node of each chain stands one that never ends."""
 
-    Parameters
-    ----------
-    begin : int64[C]
-        First node of each chain.
-    gate : int64[G]
-        The node that each waits for besides the one before it: `open` where there is none, `never` at the end of a chain.
-    first, last : int64[N]
-        Nodes of each row.
-    """
-
-    begin: Ints
+    begin: Ints  # int64[C], first node of each chain
+    # int64[G], the node that each waits for besides the one before it: `open` where there is none,
+    # `never` at the end of a chain
     gate: Ints
-    first: Ints
+    first: Ints  # first, last: int64[N], nodes of each row
     last: Ints
 
     @property
@@ -106,12 +96,8 @@ class Chains:
         return starts
 
     def run(self, duration: Floats) -> Floats:
-        """Let every chain run as far as it can, again and again.
-
-        Parameters
-        ----------
-        duration : float64[N]
-            Of each row, not negative.
+        """Let every chain run as far as it can, again and again. `duration` (float64[N]): of each
+        row, not negative.
 
         Returns
         -------
@@ -127,14 +113,8 @@ class Chains:
         return np.repeat(self.first[order] - offset, size) + np.arange(int(size.sum()))
 
     def walk(self, sequence: NodeSequence, duration: Floats) -> Floats:
-        """Like `run`, in an order that is known.
-
-        Parameters
-        ----------
-        sequence : NodeSequence
-            Nodes after all they wait for.
-        duration : float64[N]
-            Of each row, not negative.
+        """Like `run`, in an order that is known. `sequence`: nodes after all they wait for.
+        `duration` (float64[N]): of each row, not negative.
         """
         takes = self.spread(duration)[sequence.nodes].tolist()
         end = [-1.0] * len(self.gate) + [0.0, -1.0]
@@ -145,14 +125,8 @@ class Chains:
 
 
 def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
-    """Let every chain run as far as it can, again and again.
-
-    Parameters
-    ----------
-    begin, gates : int64[C], int64[G]
-        As of `Chains`.
-    durations : float64[G]
-        Of each node, not negative.
+    """Let every chain run as far as it can, again and again. `begin` and `gates` (int64[C],
+    int64[G]): as of `Chains`. `durations` (float64[G]): of each node, not negative.
 
     Returns
     -------

@@ -22,21 +22,14 @@ from mpsim.engine.traffic import Traffic
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 
-__all__ = ["Flows", "SharedLinks", "run_contended"]
-
 
 def run_contended(program: Program, links: Links) -> Timeline:
-    """Simulate `program` with its links shared.
+    """Simulate `program` with its links shared. DeadlockError if operations wait for each other.
 
     Returns
     -------
     Timeline
         Of the program with the durations that rows turned out to have. Bit-equal to the other engines' where no two rows meet.
-
-    Raises
-    ------
-    DeadlockError
-        If operations wait for each other.
     """
     flows = Flows(program, links)
     return dataclasses.replace(flows.run(), traffic=flows.traffic(links))
@@ -45,14 +38,8 @@ def run_contended(program: Program, links: Links) -> Timeline:
 class SharedLinks:
     """Flows under way on links of a simpy environment.
 
-    Parameters
-    ----------
-    capacity : sequence of float
-        Of every link, in bytes a unit of the environment's time.
-    ended : callable
-        Called with a flow's number when its last byte has come.
-    tick : float
-        The network's tick in the environment's time.
+    `capacity`: of every link, in bytes a unit of the environment's time. `ended`: called with a
+    flow's number when its last byte has come. `tick`: the network's tick in the environment's time.
     """
 
     def __init__(

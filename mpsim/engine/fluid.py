@@ -22,8 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpsim.errors import HardwareError
 
-__all__ = ["Fluid"]
-
 _TOLERANCE = 1e-9
 """Share of a link's capacity below which it counts as full."""
 
@@ -47,12 +45,7 @@ class _Flow:
 
 
 class Fluid:
-    """Flows on links.
-
-    Parameters
-    ----------
-    capacity : sequence of float
-        Of each link [B/tick], float[L].
+    """Flows on links. `capacity`: of each link [B/tick], float[L].
 
     Examples
     --------
@@ -85,23 +78,11 @@ class Fluid:
     ) -> None:
         """Let a flow begin.
 
-        Parameters
-        ----------
-        key : int
-            Names the flow; also what ties are broken by.
-        uses : mapping of int to float
-            Link to what the flow takes of it per unit of its rate (its multiplicity, where one flow stands for several).
-        cap : float
-            Rate it never exceeds [B/tick].
-        work : float
-            Ticks it takes at that rate.
-        now : float
-            Time [ticks]; never earlier than at the call before.
-
-        Raises
-        ------
-        HardwareError
-            If the flow exists, or its cap or a use is not positive.
+        `key`: names the flow; also what ties are broken by. `uses`: link to what the flow takes of
+        it per unit of its rate (its multiplicity, where one flow stands for several). `cap`: rate
+        it never exceeds [B/tick]. `work`: ticks it takes at that rate. `now`: time [ticks]; never
+        earlier than at the call before. HardwareError if the flow exists, or its cap or a use is
+        not positive.
         """
         if key in self._flows:
             raise HardwareError(f"flow {key} is under way already")

@@ -13,8 +13,6 @@ from mpsim.errors import DeadlockError
 from mpsim.program.csr import Lists, compress, owners, stable_order
 from mpsim.program.program import Program, Stream
 
-__all__ = ["chain_of", "deadlock", "describe", "implied", "precedence", "successors"]
-
 Ints = NDArray[np.int64]
 
 
@@ -68,13 +66,7 @@ def describe(program: Program, row: int) -> str:
 
 
 def deadlock(program: Program, waits: Lists, finished: NDArray[np.bool_]) -> DeadlockError:
-    """Explain which operations wait for each other.
-
-    Parameters
-    ----------
-    finished : bool[N]
-        Rows that ran.
-    """
+    """Explain which operations wait for each other. `finished` (bool[N]): rows that ran."""
     row = int(np.flatnonzero(~finished)[0])
     seen: dict[int, int] = {}
     path: list[int] = []

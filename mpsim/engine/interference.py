@@ -19,21 +19,15 @@ from mpsim.program.devices import Devices, ranks_of
 from mpsim.program.links import Links
 from mpsim.program.program import Program, Stream
 
-__all__ = ["run_interfering"]
-
 
 def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
     """Simulate an expanded program on shared devices, and on shared links where it has any.
+    DeadlockError if operations wait for each other.
 
     Returns
     -------
     Timeline
         Of the program with the durations that rows turned out to have.
-
-    Raises
-    ------
-    DeadlockError
-        If operations wait for each other.
 
     Notes
     -----

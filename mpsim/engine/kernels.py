@@ -17,27 +17,19 @@ from numpy.typing import NDArray
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Template
 
-__all__ = ["KernelTimes", "kernel_times", "reduce_template", "reduce_templates"]
-
 Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class KernelTimes:
-    """When every kernel of a step ran.
+    """When every kernel of a step ran."""
 
-    Parameters
-    ----------
-    row, kernel : int64[X], int32[X]
-        Row of the program, and the kernel's number in the row's template; 0 where a row has none, and is one kernel itself.
-        Rows follow each other, and their kernels within: the rows of ``expand(program)``.
-    start, end : float64[X]
-        Ticks since the step began.
-    """
-
+    # row, kernel: int64[X], int32[X], row of the program, and the kernel's number in the row's
+    # template; 0 where a row has none, and is one kernel itself. Rows follow each other, and their
+    # kernels within: the rows of ``expand(program)``
     row: NDArray[np.int64]
     kernel: NDArray[np.int32]
-    start: Floats
+    start: Floats  # start, end: float64[X], ticks since the step began
     end: Floats
 
 
@@ -71,12 +63,8 @@ def kernel_times(timeline: Timeline) -> KernelTimes:
 
 
 def reduce_template(template: Template, durations: Floats) -> tuple[Floats, Floats]:
-    """Run the inside of a row alone, for many durations at once.
-
-    Parameters
-    ----------
-    durations : float64[K, Q]
-        Of its kernels, not negative.
+    """Run the inside of a row alone, for many durations at once. `durations` (float64[K, Q]): of
+    its kernels, not negative.
 
     Returns
     -------
@@ -100,12 +88,8 @@ def reduce_template(template: Template, durations: Floats) -> tuple[Floats, Floa
 
 
 def reduce_templates(templates: Sequence[Template], durations: Sequence[Floats]) -> Floats:
-    """Durations of rows from durations of kernels.
-
-    Parameters
-    ----------
-    durations : sequence of float64[K, Q]
-        Of the kernels of each template.
+    """Durations of rows from durations of kernels. `durations` (sequence of float64[K, Q]): of the
+    kernels of each template.
 
     Returns
     -------

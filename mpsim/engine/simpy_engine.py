@@ -17,8 +17,6 @@ from mpsim.engine.graph import chain_of, deadlock, precedence, successors
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 
-__all__ = ["run_simpy"]
-
 
 class _Stream(simpy.Event):
     """An in-order queue, as the event of its operation's end: one at a time, so one event serves for all of them in turn."""
@@ -28,13 +26,7 @@ class _Stream(simpy.Event):
 
 
 def run_simpy(program: Program) -> Timeline:
-    """Simulate `program`.
-
-    Raises
-    ------
-    DeadlockError
-        If operations wait for each other.
-    """
+    """Simulate `program`. DeadlockError if operations wait for each other."""
     waits = precedence(program)
     following = successors(waits)
     environment = simpy.Environment()

@@ -17,28 +17,16 @@ from mpsim.program.program import TICK, Program, Stream
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Timeline"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Timeline(Saved):
-    """When every operation of a Program ran.
-
-    Parameters
-    ----------
-    start, end : float64[N]
-        Ticks since the step began.
-    engine : str
-        ``simpy`` or ``replay``: which one ran.
-    traffic : Traffic, optional
-        What moved over shared links, where they were.
-    """
+    """When every operation of a Program ran."""
 
     program: Program
-    start: NDArray[np.float64]
+    start: NDArray[np.float64]  # start, end: float64[N], ticks since the step began
     end: NDArray[np.float64]
-    engine: str
-    traffic: Traffic | None = None
+    engine: str  # ``simpy`` or ``replay``: which one ran
+    traffic: Traffic | None = None  # what moved over shared links, where they were
 
     def __repr__(self) -> str:
         return f"Timeline({self.step_time_s:.6g} s by {self.engine}, {self.program!r})"
@@ -66,12 +54,8 @@ class Timeline(Saved):
         return np.searchsorted(program.slot_ptr, hits, side="right") - 1
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row an operation and (rank class, stream) that it occupies: names, and start and end [s].
-
-        Raises
-        ------
-        MissingExtraError
-            If pandas is not installed.
+        """One row an operation and (rank class, stream) that it occupies: names, and start and end
+        [s]. MissingExtraError if pandas is not installed.
         """
         program = self.program
         row = owners(program.slot_ptr)

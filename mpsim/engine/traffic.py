@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from mpsim.program.links import Links
 
-__all__ = ["Traffic", "undisturbed"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -24,24 +22,12 @@ _ROOM = 1 - 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
-    """Rates of flows over time.
+    """Rates of flows over time."""
 
-    Parameters
-    ----------
-    links : Links
-        Which rows of the program use what.
-    row : int64[C]
-        Row whose rate changed.
-    time : float64[C]
-        When [ticks]; for each row in order.
-    rate : float64[C]
-        From then on [B/tick]; 0 at its end.
-    """
-
-    links: Links
-    row: Ints
-    time: Floats
-    rate: Floats
+    links: Links  # which rows of the program use what
+    row: Ints  # int64[C], row whose rate changed
+    time: Floats  # float64[C], when [ticks]; for each row in order
+    rate: Floats  # float64[C], from then on [B/tick]; 0 at its end
 
     def carried(self, edges: Floats) -> Floats:
         """Bytes that each link carried until each of `edges` [L, B + 1], which ascend [ticks]."""
@@ -66,12 +52,8 @@ class Traffic:
 
 
 def undisturbed(links: Links, start: Floats, end: Floats) -> Traffic | None:
-    """Traffic of rows that ran as long as they do alone; None if links were too thin for what met on them.
-
-    Parameters
-    ----------
-    start, end : float64[N]
-        Of every row if none slows another down [ticks].
+    """Traffic of rows that ran as long as they do alone; None if links were too thin for what met
+    on them. `start` and `end` (float64[N]): of every row if none slows another down [ticks].
 
     Notes
     -----

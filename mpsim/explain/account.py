@@ -18,8 +18,6 @@ from mpsim.formats.recorded_step import clock_offsets
 from mpsim.formats.spans import Span, Spans
 from mpsim.result.intervals import Cover
 
-__all__ = ["CLASSES", "PARTS", "Account", "Call", "account"]
-
 Floats = NDArray[np.float64]
 
 _NONE: Final = np.zeros((0, 2))
@@ -45,58 +43,32 @@ _WAKES, _WAKE_SHARE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """One collective of a step, on all ranks of its group that were recorded.
-
-    Parameters
-    ----------
-    wire : float
-        From the last arrival to the end [s].
-    waits : mapping of int to float
-        How long each rank, by place, waited for the last one [s].
-    ranks : int
-        Members of its group, recorded or not; 0 where the recording leaves that open.
-    lasts : float
-        From the last arrival until a member goes on, on average over them [s].
-    """
+    """One collective of a step, on all ranks of its group that were recorded."""
 
     name: str
     axis: str
     size: int
-    wire: float
-    waits: Mapping[int, float]
-    ranks: int = 0
-    lasts: float = 0.0
+    wire: float  # from the last arrival to the end [s]
+    waits: Mapping[int, float]  # how long each rank, by place, waited for the last one [s]
+    ranks: int = 0  # members of its group, recorded or not; 0 where the recording leaves that open
+    lasts: float = 0.0  # from the last arrival until a member goes on, on average over them [s]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Account:
-    """Recorded steps, taken apart.
-
-    Parameters
-    ----------
-    seconds : float64[R, K, P]
-        They sum to `steps` over P [s].
-    steps : float64[R, K]
-        Lengths [s].
-    classes : mapping of str to float64[R, K]
-        Seconds and numbers of kernels by class: keys ``gemm``, ``gemm calls`` and so on; of those of a width or unfused too, as `Spans.marks` has them.
-    gaps : tuple of float64
-        Long gaps of each rank [s].
-    calls : tuple of tuple of Call
-        Of each step.
-    device : bool
-        Whether kernels of a device were recorded, and not operators of the host.
-    messages : tuple of frozenset of str
-        Of each rank, the orders in which messages of the first step began and ended: ``s`` a send, ``r`` a receive.
-    """
+    """Recorded steps, taken apart."""
 
     ranks: tuple[int, ...]
-    seconds: Floats
-    steps: Floats
+    seconds: Floats  # float64[R, K, P], they sum to `steps` over P [s]
+    steps: Floats  # float64[R, K], lengths [s]
+    # mapping of str to float64[R, K], seconds and numbers of kernels by class: keys ``gemm``,
+    # ``gemm calls`` and so on; of those of a width or unfused too, as `Spans.marks` has them
     classes: Mapping[str, Floats]
-    gaps: tuple[Floats, ...]
-    calls: tuple[tuple[Call, ...], ...]
-    device: bool
+    gaps: tuple[Floats, ...]  # long gaps of each rank [s]
+    calls: tuple[tuple[Call, ...], ...]  # of each step
+    device: bool  # whether kernels of a device were recorded, and not operators of the host
+    # of each rank, the orders in which messages of the first step began and ended: ``s`` a send,
+    # ``r`` a receive
     messages: tuple[frozenset[str], ...] = ()
 
     def of(self, part: str) -> Floats:
@@ -105,13 +77,7 @@ class Account:
 
 
 def account(ranks: Sequence[Spans]) -> Account:
-    """Take recorded steps apart.
-
-    Raises
-    ------
-    FormatError
-        If nothing was recorded.
-    """
+    """Take recorded steps apart. FormatError if nothing was recorded."""
     windows = _windows(ranks)
     shifts = [
         (spans.base_ns - ranks[0].base_ns) * 1e-9 - offset

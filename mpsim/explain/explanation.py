@@ -22,8 +22,6 @@ from mpsim.result.intervals import Cover
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["Explanation", "explain", "is_log", "log_step", "read_ranks"]
-
 Progress = Callable[[int, int], None]
 _MARKS = {"data_stall": "loader", "extra_recompute": "recompute", "synchronisation": "sync"}
 _LOGS = (".log", ".txt", ".out", ".err", ".jsonl")
@@ -31,28 +29,17 @@ _LOGS = (".log", ".txt", ".out", ".err", ".jsonl")
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Shown):
-    """Why a recorded step is longer than the simulated one.
-
-    Parameters
-    ----------
-    measured, predicted : float
-        Of one step: the mean of those recorded, and simulated [s].
-    causes : tuple of Cause
-        In falling order; with `unexplained` they sum to the difference.
-    unseen : tuple of str
-        What the recording cannot show.
-    recorded : RecordedStep or None
-        The step of median length; None of a log.
-    shown : mapping of str to float64[n, 2]
-        When causes that a trace shows as themselves were on, in that step, by cause [s].
-    """
+    """Why a recorded step is longer than the simulated one."""
 
     scenario: str
+    # measured, predicted: of one step: the mean of those recorded, and simulated [s]
     measured: float
     predicted: float
-    causes: tuple[Cause, ...]
-    unseen: tuple[str, ...]
-    recorded: RecordedStep | None
+    causes: tuple[Cause, ...]  # in falling order; with `unexplained` they sum to the difference
+    unseen: tuple[str, ...]  # what the recording cannot show
+    recorded: RecordedStep | None  # the step of median length; None of a log
+    # mapping of str to float64[n, 2], when causes that a trace shows as themselves were on, in that
+    # step, by cause [s]
     shown: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -98,21 +85,12 @@ class Explanation(Shown):
 
 
 def explain(result: Result, files: Sequence[Path], *, progress: Progress | None = None) -> Explanation:  # fmt: skip
-    """Explain recordings of one job: a file a rank, folders of them, or its log, which has no causes.
+    """Explain recordings of one job: a file a rank, folders of them, or its log, which has no
+    causes.
 
-    Parameters
-    ----------
-    result : Result
-        Of the scenario that was recorded.
-    progress : callable, optional
-        Called with (files read, files in all).
-
-    Raises
-    ------
-    FormatError
-        If nothing was recorded, or files are of several tools or twice of one rank.
-    CalibrationError
-        If a file is damaged.
+    `result`: of the scenario that was recorded. `progress`: called with (files read, files in all).
+    FormatError if nothing was recorded, or files are of several tools or twice of one rank;
+    CalibrationError if a file is damaged.
     """
     if all(map(is_log, files)):
         unseen = ["causes: a log has no timeline; record a step with torch.profiler on each rank"]
@@ -153,13 +131,7 @@ def is_log(file: Path) -> bool:
 
 
 def log_step(result: Result, files: Sequence[Path]) -> float:
-    """The median step of a log [s].
-
-    Raises
-    ------
-    FormatError
-        If no line has the time of a step.
-    """
+    """The median step of a log [s]. FormatError if no line has the time of a step."""
     plan = result.scenario.training_step
     tokens = plan.global_batch * plan.sequence_length / result.scenario.hardware.accelerators
     log = read_log(files)

@@ -14,18 +14,6 @@ import dataclasses
 import enum
 from typing import Literal
 
-__all__ = [
-    "ACCOUNTED",
-    "AXES",
-    "AXIS_NAMES",
-    "FOLDED",
-    "REPLICATING",
-    "Axis",
-    "Communicator",
-    "Span",
-    "Stream",
-]
-
 
 class Stream(enum.IntEnum):
     """In-order queues of one rank: of its kernels, of its communicators by axis, of copies and of its host."""
@@ -64,61 +52,32 @@ class Span(enum.IntFlag):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Communicator:
-    """A group of ranks that communicate inside layers.
+    """A group of ranks that communicate inside layers."""
 
-    Parameters
-    ----------
-    name : str
-        As `mpsim.parallel.items.Communication` names it.
-    axes : tuple of str
-        Axes it extends over, of the mesh or of the experts' mesh.
-    part : {'all', 'inside', 'across'}
-        All its ranks, those of one scale-up domain, or one of each domain.
-    """
-
-    name: str
-    axes: tuple[str, ...]
+    name: str  # as `mpsim.parallel.items.Communication` names it
+    axes: tuple[str, ...]  # axes it extends over, of the mesh or of the experts' mesh
+    # all its ranks, those of one scale-up domain, or one of each domain
     part: Literal["all", "inside", "across"] = "all"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis of the mesh.
+    """One axis of the mesh."""
 
-    Parameters
-    ----------
-    name : str
-        Key of its degree in a scenario.
-    label : str
-        What legends call its communication.
-    streams : tuple of Stream
-        Queues of its communicators; the first is that of collectives inside layers, or of what replicas exchange.
-    colour : str
-        Of its communication in every picture, ``#RRGGBB``.
-    accounted : int
-        Place among the parts of exposed communication in the account of a step.
-    span : Span
-        Ranks of a class that a collective over this axis brings together.
-    multiplies : bool
-        Whether its degree multiplies the number of ranks; experts are laid over ranks that are there already.
-    replicates : bool
-        Whether its ranks hold the same parameters, as replicas do.
-    of_experts : str
-        Its name in the experts' mesh; empty where experts do not use it.
-    communicators : tuple of Communicator
-        Groups that communicate inside layers.
-    """
-
-    name: str
-    label: str
+    name: str  # key of its degree in a scenario
+    label: str  # what legends call its communication
+    # queues of its communicators; the first is that of collectives inside layers, or of what
+    # replicas exchange
     streams: tuple[Stream, ...]
-    colour: str
-    accounted: int
-    span: Span = Span.NONE
+    colour: str  # of its communication in every picture, ``#RRGGBB``
+    accounted: int  # place among the parts of exposed communication in the account of a step
+    span: Span = Span.NONE  # ranks of a class that a collective over this axis brings together
+    # whether its degree multiplies the number of ranks; experts are laid over ranks that are there
+    # already
     multiplies: bool = True
-    replicates: bool = False
-    of_experts: str = ""
-    communicators: tuple[Communicator, ...] = ()
+    replicates: bool = False  # whether its ranks hold the same parameters, as replicas do
+    of_experts: str = ""  # its name in the experts' mesh; empty where experts do not use it
+    communicators: tuple[Communicator, ...] = ()  # groups that communicate inside layers
 
     @property
     def part(self) -> str:

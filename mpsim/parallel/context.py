@@ -16,8 +16,6 @@ from mpsim.parallel.items import Communication, Compute, Waits
 from mpsim.parallel.shard import Sharding, shard
 from mpsim.workload import Operator, OperatorKind, Phase, Role, make_elementwise
 
-__all__ = ["core_items"]
-
 _ADD_TRAFFIC = 3  # two tensors in, one out
 
 # What torch's experimental context parallelism moves to put steps together, counted from its operations on float32 (torch 2.6,

@@ -19,43 +19,20 @@ from numpy.typing import NDArray
 from mpsim.hardware import Cluster, FabricKind
 from mpsim.hardware.routes import routes_of
 
-__all__ = [
-    "Flows",
-    "GroupShape",
-    "exchange",
-    "load",
-    "message_slowdown",
-    "messages",
-    "placed",
-    "ring",
-    "slowdown",
-    "spread",
-]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupShape:
-    """A communicator as a cost model sees it.
+    """A communicator as a cost model sees it."""
 
-    Parameters
-    ----------
-    ranks : int
-        Members.
-    per_domain : int
-        Members in each scale-up domain (the fewest, where domains differ).
-    domains : int
-        Scale-up domains touched.
-    ring_slowdown, exchange_slowdown : float or None
-        How many times longer links of the fabric make what a ring, or an all-to-all, sends over NICs;
-        None where nobody counted: then all of it is taken to cross every tier that as many neighbouring nodes span.
-    """
-
-    ranks: int
-    per_domain: int
-    domains: int
+    ranks: int  # members
+    per_domain: int  # members in each scale-up domain (the fewest, where domains differ)
+    domains: int  # scale-up domains touched
+    # ring_slowdown, exchange_slowdown: how many times longer links of the fabric make what a ring,
+    # or an all-to-all, sends over NICs; None where nobody counted: then all of it is taken to cross
+    # every tier that as many neighbouring nodes span
     ring_slowdown: float | None = None
     exchange_slowdown: float | None = None
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from mpsim.workload import Module, Operator, Phase, Role
 
-__all__ = ["Communication", "Compute", "Item", "Repeat", "Synchronization", "Waits", "repeated"]
-
 
 class Waits(enum.Enum):
     """Which of the following compute kernels wait for a collective."""
@@ -24,44 +22,27 @@ class Waits(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Communication:
-    """A collective inside a layer, or one step of a ring.
-
-    Parameters
-    ----------
-    axis : str
-        Name of its communicator in the table of axes (`mpsim.parallel.axes.Communicator`).
-    kind : str
-        As the collective cost model names it: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``; or ``send``,
-        from every member to the next of a ring.
-    size : float
-        Whole tensor for an all-reduce, gathered size for all-gather and reduce-scatter, what one rank sends otherwise (in an
-        all-to-all with its own part) [B].
-    phase : Phase
-        Of the computation it belongs to.
-    repeated : bool
-        Whether it does again what the forward pass has done.
-    tag : str
-        What kernels that wait for it name in `Compute.needs`.
-    needs : set of str
-        Tags of collectives that must have ended before it starts, beyond those of its own axis.
-    across : float
-        Of an all-to-all that enters every scale-up domain once and is passed on inside: what one rank sends to its peers in other
-        domains, with its own part; `size` is then what it sends inside. 0 for all others [B].
-    copies : Operator, optional
-        Kernel on the same stream that puts what travels in order.
-    """
+    """A collective inside a layer, or one step of a ring."""
 
     name: str
-    axis: str
+    axis: str  # name of its communicator in the table of axes (`mpsim.parallel.axes.Communicator`)
+    # as the collective cost model names it: ``all_reduce``, ``all_gather``, ``reduce_scatter``,
+    # ``all_to_all``; or ``send``, from every member to the next of a ring
     kind: str
+    # whole tensor for an all-reduce, gathered size for all-gather and reduce-scatter, what one rank
+    # sends otherwise (in an all-to-all with its own part) [B]
     size: float
     waits: Waits
-    phase: Phase
-    repeated: bool = False
-    tag: str = ""
+    phase: Phase  # of the computation it belongs to
+    repeated: bool = False  # whether it does again what the forward pass has done
+    tag: str = ""  # what kernels that wait for it name in `Compute.needs`
+    # tags of collectives that must have ended before it starts, beyond those of its own axis
     needs: frozenset[str] = frozenset()
+    # of an all-to-all that enters every scale-up domain once and is passed on inside: what one rank
+    # sends to its peers in other domains, with its own part; `size` is then what it sends inside. 0
+    # for all others [B]
     across: float = 0.0
-    copies: Operator | None = None
+    copies: Operator | None = None  # kernel on the same stream that puts what travels in order
 
     def holds(self, kernel: Compute | None) -> bool:
         """Whether a kernel that follows has to wait for it; None stands for one that the host launches once the device is idle."""
@@ -75,33 +56,20 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compute:
-    """A sharded operator in a block.
-
-    Parameters
-    ----------
-    repeated : bool
-        Whether it does again what the forward pass has done.
-    needs : set of str
-        Tags of collectives it waits for, besides those that all kernels of its phase wait for.
-    """
+    """A sharded operator in a block."""
 
     operator: Operator
-    repeated: bool = False
+    repeated: bool = False  # whether it does again what the forward pass has done
+    # tags of collectives it waits for, besides those that all kernels of its phase wait for
     needs: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Synchronization:
-    """The host waits for the device, `count` times, and launches nothing until it has.
-
-    Parameters
-    ----------
-    launches : int
-        Kernels shorter than their launch that the host issues before it waits.
-    """
+    """The host waits for the device, `count` times, and launches nothing until it has."""
 
     count: int
-    launches: int = 0
+    launches: int = 0  # kernels shorter than their launch that the host issues before it waits
 
 
 Item = Communication | Compute | Synchronization
@@ -117,18 +85,11 @@ def repeated(items: Iterable[Item]) -> list[Item]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Repeat:
-    """Forward kernels that run again together in a backward.
+    """Forward kernels that run again together in a backward."""
 
-    Parameters
-    ----------
-    operators : tuple of Operator
-        Of the forward, in order.
-    before : set of (Module, Role)
-        Places of forward operators: the first backward kernel in any of them waits for it.
-    late : bool
-        Whether they run when what that kernel reads has arrived at its rank, not before it is sent there.
-    """
-
-    operators: tuple[Operator, ...]
+    operators: tuple[Operator, ...]  # of the forward, in order
+    # places of forward operators: the first backward kernel in any of them waits for it
     before: frozenset[tuple[Module, Role]]
+    # whether they run when what that kernel reads has arrived at its rank, not before it is sent
+    # there
     late: bool = False

@@ -7,31 +7,19 @@ from collections.abc import Sequence
 
 from mpsim.errors import Problem, ScenarioError
 
-__all__ = ["Stage", "partition_layers", "placed_stages"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stage:
-    """One (virtual) pipeline stage.
+    """One (virtual) pipeline stage."""
 
-    Parameters
-    ----------
-    index : int
-        Stage s feeds stage s + 1.
-    first_layer, layers : int
-        Its layers are ``first_layer .. first_layer + layers - 1``.
-    embedding, head : bool
-        Whether it holds the token embedding, the output head with its loss.
-    rank : int
-        Pipeline rank that runs it.
-    """
-
-    index: int
+    index: int  # stage s feeds stage s + 1
+    # first_layer, layers: its layers are ``first_layer .. first_layer + layers - 1``
     first_layer: int
     layers: int
+    # embedding, head: whether it holds the token embedding, the output head with its loss
     embedding: bool
     head: bool
-    rank: int = 0
+    rank: int = 0  # pipeline rank that runs it
 
 
 def partition_layers(
@@ -44,21 +32,10 @@ def partition_layers(
 ) -> tuple[Stage, ...]:
     """Divide the layers of a model among pipeline stages.
 
-    Parameters
-    ----------
-    layers : int
-        Of the model.
-    stages : int
-        Pipeline ranks times virtual stages.
-    given : sequence of int, optional
-        Layers of each stage in model order; evenly divided when absent.
-    embedding_counts, loss_counts : bool
-        Whether embedding and loss each take one layer's place in an even division.
-
-    Raises
-    ------
-    ScenarioError
-        If the layers do not divide, or the given ones do not fit.
+    `layers`: of the model. `stages`: pipeline ranks times virtual stages. `given`: layers of each
+    stage in model order; evenly divided when absent. `embedding_counts` and `loss_counts`: whether
+    embedding and loss each take one layer's place in an even division. ScenarioError if the layers
+    do not divide, or the given ones do not fit.
     """
     counts = (
         _given(layers, stages, given)
@@ -86,14 +63,9 @@ def placed_stages(
 ) -> tuple[Stage, ...]:
     """Stages of a schedule: which part of the model each holds, on which pipeline rank.
 
-    Parameters
-    ----------
-    parts : sequence of Stage
-        The model in order, see `partition_layers`.
-    model_stage : sequence of int
-        Part of each stage; two stages hold the same one where pipelines run in both directions.
-    stage_rank : sequence of int
-        Pipeline rank of each stage.
+    `parts`: the model in order, see `partition_layers`. `model_stage`: part of each stage; two
+    stages hold the same one where pipelines run in both directions. `stage_rank`: pipeline rank of
+    each stage.
     """
     return tuple(
         # not dataclasses.replace, which takes five times as long: there may be hundreds of stages

@@ -9,38 +9,28 @@ from mpsim.framework import ExpertBehaviour, ExpertDispatch, TensorBehaviour, Te
 from mpsim.memo import remembered
 from mpsim.workload import Operator, OperatorKind, Phase, Split
 
-__all__ = ["Routing", "Sharding", "reshaped", "resized", "shard"]
-
 _BLOCKING = TensorBehaviour(tensor_overlap=TensorOverlap.NONE)
 _NO_WAITS = ExpertBehaviour(expert_synchronizations=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How tokens find their experts.
+    """How tokens find their experts."""
 
-    Parameters
-    ----------
-    experts, top_k : int
-        Routed experts of a layer, and how many of them a token goes through.
-    load : float
-        Tokens of the busiest rank over the mean: what everybody waits for. 1 where experts have a capacity, which all of them fill.
-    capacity : float
-        Places of an expert over its even share of tokens; the operators of the experts count them already.
-    software : ExpertBehaviour
-        How tokens travel and their experts are launched.
-    pads : bool
-        Whether rows are copied to counts that products of a narrow format take, and back.
-    domains : int
-        Scale-up domains that an expert-parallel group spans with as many ranks in each; 1 also where they are uneven.
-    """
-
+    # experts, top_k: routed experts of a layer, and how many of them a token goes through
     experts: int
     top_k: int
+    # tokens of the busiest rank over the mean: what everybody waits for. 1 where experts have a
+    # capacity, which all of them fill
     load: float = 1.0
+    # places of an expert over its even share of tokens; the operators of the experts count them
+    # already
     capacity: float = 1.0
-    software: ExpertBehaviour = _NO_WAITS
+    software: ExpertBehaviour = _NO_WAITS  # how tokens travel and their experts are launched
+    # whether rows are copied to counts that products of a narrow format take, and back
     pads: bool = False
+    # scale-up domains that an expert-parallel group spans with as many ranks in each; 1 also where
+    # they are uneven
     domains: int = 1
 
     @property
@@ -51,37 +41,23 @@ class Routing:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How layers are divided inside one stage.
+    """How layers are divided inside one stage."""
 
-    Parameters
-    ----------
-    tp, cp, ep, etp : int
-        Degrees; `etp` is the tensor parallelism of experts.
-    tokens, hidden : int
-        Tokens that pass at once through one context-parallel rank, and their width; they size what is not a GEMM's output.
-    sequence_parallel : bool
-        Whether what lies between row and column GEMMs is divided too.
-    tensor : TensorBehaviour
-        What overlaps, is narrow, is copied, and how keys and values travel.
-    context_inside : int
-        Context-parallel ranks in one scale-up domain; only hierarchical exchange asks.
-    routing : Routing, optional
-        Of a mixture of experts.
-    activation_bytes : int
-        Of an activation element.
-    """
-
-    tp: int = 1
+    tp: int = 1  # tp, cp, ep, etp: degrees; `etp` is the tensor parallelism of experts
     cp: int = 1
     ep: int = 1
     etp: int = 1
+    # tokens, hidden: tokens that pass at once through one context-parallel rank, and their width;
+    # they size what is not a GEMM's output
     tokens: int = 0
     hidden: int = 0
-    sequence_parallel: bool = False
+    sequence_parallel: bool = False  # whether what lies between row and column GEMMs is divided too
+    # what overlaps, is narrow, is copied, and how keys and values travel
     tensor: TensorBehaviour = _BLOCKING
+    # context-parallel ranks in one scale-up domain; only hierarchical exchange asks
     context_inside: int = 1
-    routing: Routing | None = None
-    activation_bytes: int = 2
+    routing: Routing | None = None  # of a mixture of experts
+    activation_bytes: int = 2  # of an activation element
 
     def divisor(self, split: Split) -> int:
         """Number of ranks of a layer that share what has this split.

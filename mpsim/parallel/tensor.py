@@ -11,8 +11,6 @@ from mpsim.parallel.items import Communication, Compute, Item, Waits
 from mpsim.parallel.shard import Sharding, resized, shard
 from mpsim.workload import Operator, OperatorKind, Phase, Role, Split, make_elementwise
 
-__all__ = ["backward_items", "forward_items", "norm_items"]
-
 _STATISTIC_BYTES: Final = 4  # float32
 _BESIDE: Final = (TensorOverlap.WEIGHT_GRADIENT, TensorOverlap.DECOMPOSED)
 _CUT: Final = (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
@@ -43,12 +41,8 @@ def forward_items(whole: Operator, sharding: Sharding) -> Iterator[Item]:
 
 
 def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> Iterator[Item]:
-    """One backward operator with its collectives.
-
-    Parameters
-    ----------
-    together : bool
-        Whether both backward phases run in one action, so that one can hide what the other needs.
+    """One backward operator with its collectives. `together`: whether both backward phases run in
+    one action, so that one can hide what the other needs.
     """
     is_input = whole.phase is Phase.INPUT_GRADIENT
     column_input = is_input and whole.split is Split.COLUMN and sharding.tp > 1

@@ -17,8 +17,6 @@ from mpsim.memo import remembered
 from mpsim.parallel.crossing import spread
 from mpsim.parallel.mesh import Mesh
 
-__all__ = ["Straddling", "best_domain", "straddling", "whole_groups"]
-
 Ints = NDArray[np.int64]
 
 _KEPT = 4096  # meshes whose domain stays known: a search meets each many times
@@ -27,19 +25,11 @@ _ORDERED = ("tp", "ep", "etp", "cp")  # what suffers most from a NIC comes first
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Straddling:
-    """Groups of one axis of which some lie in more scale-up domains than they need.
-
-    Parameters
-    ----------
-    members : int
-        Ranks of each.
-    groups, crossing : int
-        All of them, and those that do.
-    """
+    """Groups of one axis of which some lie in more scale-up domains than they need."""
 
     axis: str
-    members: int
-    groups: int
+    members: int  # ranks of each
+    groups: int  # groups, crossing: all of them, and those that do
     crossing: int
 
     def __str__(self) -> str:

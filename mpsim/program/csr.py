@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Column", "Columns", "Lists", "compress", "owners", "stable_order"]
-
 Column: TypeAlias = NDArray[Any]
 """An array of any type, such as one of a table of columns."""
 Columns: TypeAlias = dict[str, Any]
@@ -32,14 +30,8 @@ class Lists(NamedTuple):
 
 
 def compress(row: NDArray[np.int64], value: NDArray[np.int64], count: int) -> Lists:
-    """Collect (row, value) pairs by row; each pair once, values ascending.
-
-    Parameters
-    ----------
-    row, value : int64[pairs]
-        Not negative.
-    count : int
-        Rows there are.
+    """Collect (row, value) pairs by row; each pair once, values ascending. `row` and `value`
+    (int64[pairs]): not negative. `count`: rows there are.
 
     Examples
     --------

@@ -18,8 +18,6 @@ from mpsim.program.expand import expand, expanded_flops
 from mpsim.program.links import Deployment
 from mpsim.program.program import COLLECTIVE, TICK, Program, Stream
 
-__all__ = ["AXIS_OF_STREAM", "COMMUNICATION", "Devices", "devices_of", "interference_constants"]
-
 COMMUNICATION = {stream: axis.name for axis in AXES for stream in axis.streams}
 """Axis of every stream on which ranks communicate."""
 
@@ -34,33 +32,20 @@ AXIS_OF_STREAM = np.array(
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Devices:
-    """Rows as their devices see them.
+    """Rows as their devices see them."""
 
-    Parameters
-    ----------
-    program : Program
-        Expanded: a kernel is a row.
-    computes : bool[N]
-        Whether the row is a kernel on the compute stream.
-    product : bool[N]
-        Whether it is bound by processors; other kernels are bound by memory.
-    held, traffic : float64[N]
-        Share of processors and of memory bandwidth that a collective takes, of the home rank's device; 0 for all others.
-    drag : float64[N]
-        By how much longer a collective takes beside a kernel.
-    most : float
-        Share of a device that collectives take of a kernel at most.
-    alone : float64[N]
-        Time of a row that loses nothing, over that in the program, which has what it loses at least.
-    """
-
-    program: Program
-    computes: NDArray[np.bool_]
+    program: Program  # expanded: a kernel is a row
+    computes: NDArray[np.bool_]  # bool[N], whether the row is a kernel on the compute stream
+    # bool[N], whether it is bound by processors; other kernels are bound by memory
     product: NDArray[np.bool_]
+    # held, traffic: float64[N], share of processors and of memory bandwidth that a collective
+    # takes, of the home rank's device; 0 for all others
     held: NDArray[np.float64]
     traffic: NDArray[np.float64]
-    drag: NDArray[np.float64]
-    most: float
+    drag: NDArray[np.float64]  # float64[N], by how much longer a collective takes beside a kernel
+    most: float  # share of a device that collectives take of a kernel at most
+    # float64[N], time of a row that loses nothing, over that in the program, which has what it
+    # loses at least
     alone: NDArray[np.float64]
 
 

@@ -18,8 +18,6 @@ from mpsim.program.csr import Column, Lists, compress, owners
 from mpsim.program.program import COLLECTIVE, Program, Stream, Template
 from mpsim.program.template import exits
 
-__all__ = ["expand", "expanded_flops"]
-
 Ints = NDArray[np.int64]
 
 _SPANS = np.zeros(len(Stream), dtype=np.int8)

@@ -17,18 +17,12 @@ from numpy.typing import NDArray
 from mpsim.program.csr import Column, Columns, compress, owners
 from mpsim.program.program import COLUMNS, Program, Span, Stream
 
-__all__ = ["UnequalCollectivesError", "join"]
-
 Ints = NDArray[np.int64]
 
 
 class UnequalCollectivesError(ValueError):
-    """Classes of replicas have different collectives with each other.
-
-    Parameters
-    ----------
-    counts : list of int
-        Collectives of each class.
+    """Classes of replicas have different collectives with each other. `counts`: collectives of each
+    class.
     """
 
     def __init__(self, counts: list[int]) -> None:
@@ -39,24 +33,15 @@ class UnequalCollectivesError(ValueError):
 def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]) -> Program:
     """Let the programs of several classes of replicas run beside each other.
 
-    Parameters
-    ----------
-    programs : sequence of Program
-        One a class, with the same pipeline ranks.
-    names : sequence of str
-        Of the classes, which follow the names of their ranks.
-    sizes : sequence of int
-        Replicas in each class; the programs are of all of them.
+    `programs`: one a class, with the same pipeline ranks. `names`: of the classes, which follow the
+    names of their ranks. `sizes`: replicas in each class; the programs are of all of them.
+    UnequalCollectivesError if the classes do not exchange the same tensors in the same order, so
+    that they could not meet.
 
     Returns
     -------
     Program
         Rank classes of the first program first.
-
-    Raises
-    ------
-    UnequalCollectivesError
-        If the classes do not exchange the same tensors in the same order, so that they could not meet.
     """
     joint = _joint(programs)
     number, order = _numbers(programs, joint)

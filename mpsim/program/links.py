@@ -25,8 +25,6 @@ from mpsim.parallel import Layout
 from mpsim.parallel.crossing import Flows, exchange, load, messages, ring
 from mpsim.program.program import SEND, TICK, Program, Stream
 
-__all__ = ["Deployment", "Links", "links_of", "port_rates"]
-
 _DIRECTIONS = ("out", "in")
 _DIGITS = 9  # of a load: what agrees to so many is one link
 
@@ -51,36 +49,22 @@ class Deployment(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """Links and what rows take of them.
+    """Links and what rows take of them."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Such as ``pp 3 NIC out``.
-    capacity : float64[L]
-        Of each link [B/tick].
-    row, link : int64[U]
-        Uses, ordered by row.
-    use : float64[U]
-        What the row takes of the link per unit of its rate.
-    cap : float64[N]
-        Rate of a row that nobody disturbs [B/tick]; 0 for rows that use no link.
-    work : float64[N]
-        The part of the row's duration in which it moves at that rate [ticks]; latency goes before it and uses nothing.
-    ports : int
-        Links that belong to rank classes and come first, as many of each class: out and in of the scale-up domain, then of the NICs if there are any.
-    tiers : tuple of str
-        Of each link: ``scale-up``, ``NIC``, or the tier of the fabric; empty where nobody asks.
-    """
-
-    names: tuple[str, ...]
-    capacity: NDArray[np.float64]
-    row: NDArray[np.int64]
+    names: tuple[str, ...]  # such as ``pp 3 NIC out``
+    capacity: NDArray[np.float64]  # float64[L], of each link [B/tick]
+    row: NDArray[np.int64]  # row, link: int64[U], uses, ordered by row
     link: NDArray[np.int64]
-    use: NDArray[np.float64]
+    use: NDArray[np.float64]  # float64[U], what the row takes of the link per unit of its rate
+    # float64[N], rate of a row that nobody disturbs [B/tick]; 0 for rows that use no link
     cap: NDArray[np.float64]
+    # float64[N], the part of the row's duration in which it moves at that rate [ticks]; latency
+    # goes before it and uses nothing
     work: NDArray[np.float64]
+    # links that belong to rank classes and come first, as many of each class: out and in of the
+    # scale-up domain, then of the NICs if there are any
     ports: int = 0
+    # of each link: ``scale-up``, ``NIC``, or the tier of the fabric; empty where nobody asks
     tiers: tuple[str, ...] = ()
 
     def uses(self) -> list[dict[int, float]]:

@@ -10,16 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 from mpsim.program.csr import Column, Columns, Lists, compress
 from mpsim.program.program import COLUMNS, Program, Stream, Template, Vocabulary
 
-__all__ = ["Rows"]
-
 
 class Rows:
-    """Collects columns; rows added later come later in the order of every stream.
-
-    Parameters
-    ----------
-    vocabulary : Vocabulary
-        Of the job whose program it becomes.
+    """Collects columns; rows added later come later in the order of every stream. `vocabulary`: of
+    the job whose program it becomes.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -40,12 +34,9 @@ class Rows:
     ) -> NDArray[np.int64]:
         """Append `count` rows.
 
-        Parameters
-        ----------
-        label : str or array of str
-            Name of rows that have no template, one for all or one each.
-        **columns
-            Columns of `Program`, scalars or arrays of length `count`; each row occupies its home (rank, stream).
+        `label`: name of rows that have no template, one for all or one each. `**columns`: columns
+        of `Program`, scalars or arrays of length `count`; each row occupies its home (rank,
+        stream).
 
         Returns
         -------

@@ -20,8 +20,6 @@ from mpsim.parallel.axes import FOLDED
 from mpsim.program.csr import Columns, Lists, owners
 from mpsim.program.program import COLUMNS, Program, Span, Stream
 
-__all__ = ["Unfolding", "spans", "unfold"]
-
 Ints = NDArray[np.int64]
 
 _AXES = tuple((axis.name, axis.span) for axis in reversed(FOLDED))  # slowest first
@@ -35,24 +33,15 @@ def unfold(
 ) -> Program:
     """Give ranks rows of their own.
 
-    Parameters
-    ----------
-    program : Program
-        Expanded: collectives inside templates have no members to meet.
-    degrees : mapping of str to int
-        Ranks that the classes were folded over, by axis; 1 where one is left out.
-    touched : mapping of str to iterable of int, optional
-        Coordinates that will differ from the others of their class, by axis; all of all axes by default.
+    `program`: expanded: collectives inside templates have no members to meet. `degrees`: ranks that
+    the classes were folded over, by axis; 1 where one is left out. `touched`: coordinates that will
+    differ from the others of their class, by axis; all of all axes by default. ValueError if the
+    program still has templates, or a coordinate is not there.
 
     Returns
     -------
     Program
         Each rank class in its parts, which follow each other, the fastest axis first, named ``pp 1 dp 0 ... tp 2-7`` and the like.
-
-    Raises
-    ------
-    ValueError
-        If the program still has templates, or a coordinate is not there.
     """
     return Unfolding(program, degrees, touched=touched).program()
 
@@ -78,12 +67,8 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 class Unfolding:
-    """How the rows of a folded program become those of an unfolded one.
-
-    Parameters
-    ----------
-    program, degrees, touched
-        As for `unfold`.
+    """How the rows of a folded program become those of an unfolded one. `program`, `degrees` and
+    `touched`: as for `unfold`.
 
     Attributes
     ----------
@@ -133,12 +118,11 @@ class Unfolding:
         return self._known[span, other]
 
     def lists(self, lists: Lists, order: Ints | None = None) -> Lists:
-        """Lists of rows for every folded row, such as its dependencies, become lists for every unfolded one.
+        """Lists of rows for every folded row, such as its dependencies, become lists for every
+        unfolded one.
 
-        Parameters
-        ----------
-        order : int64[N], optional
-            Folded rows in another order: lists and their values then count rows in that order.
+        `order` (int64[N], optional): folded rows in another order: lists and their values then
+        count rows in that order.
         """
         span = self._folded.span if order is None else self._folded.span[order]
         count = self._each[span]
@@ -161,14 +145,10 @@ class Unfolding:
         origin: Ints,
         scale: int,
     ) -> Lists:
-        """Turn every value of a list into the values ``origin + scale * partner``, for every row that its row becomes.
+        """Turn every value of a list into the values ``origin + scale * partner``, for every row
+        that its row becomes.
 
-        Parameters
-        ----------
-        pointer : int64[N + 1]
-            Of the folded lists.
-        other : int8[values]
-            Span of what each value stands for.
+        `pointer` (int64[N + 1]): of the folded lists. `other`: span of what each value stands for.
         """
         row = owners(pointer)
         count = self._each[span]

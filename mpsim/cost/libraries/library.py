@@ -14,8 +14,6 @@ from mpsim.hardware.components import LinkShape
 from mpsim.parallel.crossing import GroupShape
 from mpsim.shipped import read_shipped
 
-__all__ = ["Library", "check_runs_on", "default_library", "library_names"]
-
 Floats = NDArray[np.float64]
 _FILE = "mpsim.cost.data", "libraries.yaml"
 
@@ -66,12 +64,8 @@ def default_library(cluster: Cluster) -> str:
 
 
 def check_runs_on(name: str, cluster: Cluster, *, key: str = "") -> None:
-    """Refuse a library that does not exist, or that does not run on these accelerators; `key` says where it was asked for.
-
-    Raises
-    ------
-    HardwareError
-        Naming the libraries that do.
+    """Refuse a library that does not exist, or that does not run on these accelerators; `key` says
+    where it was asked for. HardwareError naming the libraries that do.
     """
     names = library_names()
     if name not in names:
