@@ -52,9 +52,9 @@ class Lane:
         """Sequences that decode, tokens of their contexts together, and blocks held by requests."""
         decodes = context = used = 0
         for engine in self.engines:
-            decodes += engine.decoding.decodes
-            context += engine.decoding.context
-            used += engine.cache.total - engine.cache.free
+            decodes += engine.decodes
+            context += engine.context
+            used += engine.used
         return decodes, context, used
 
     @property

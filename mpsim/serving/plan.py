@@ -26,7 +26,7 @@ from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.requests import Requests
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft, last_layer
 from mpsim.serving.stream import draw_requests
-from mpsim.serving.transfers import CacheNetwork, Instance
+from mpsim.serving.transfers import CacheNetwork
 from mpsim.serving.work import FORMATS, Format, RankWork, wide_in
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
@@ -218,16 +218,9 @@ class ServicePlan:
     @functools.cached_property
     def network(self) -> CacheNetwork:
         """Ways of keys and values from the instances that compute prompts to those that decode."""
-        return CacheNetwork(
-            self.cluster,
-            *(
-                [
-                    Instance(tuple(ranks), plan.tp * plan.pp // plan.attention_dp)
-                    for ranks in plan.instance_ranks.tolist()
-                ]
-                for plan in self.pools.values()
-            ),
-        )
+        pools = self.pools.values()
+        holders = min(pool.tp * pool.pp // pool.attention_dp for pool in pools)
+        return CacheNetwork(self.cluster, [p.instance_ranks for p in pools], holders=holders)
 
     @property
     def token_bytes(self) -> float:

@@ -164,7 +164,10 @@ class Service:
             else:
                 door = Entrance(self._env, instance, self._stalled)
                 self._env.process(self._work_in_stages(door))
-        scaler = self._autoscaler()
+        scaler = None
+        if (rules := self._plan.autoscale) is not None:
+            scaler = Autoscaler(self._env, rules, self._instances(-1), self._is_done)
+            self._env.process(scaler.run())
         for outage in self._outages:
             self._env.process(self._fail(*outage))
         self._env.run()
@@ -190,14 +193,6 @@ class Service:
             running=() if scaler is None else tuple(scaler.spans),
             starts=0 if scaler is None else scaler.starts,
         )
-
-    def _autoscaler(self) -> Autoscaler | None:
-        """The process that opens and closes instances; None where all run."""
-        if (scaling := self._plan.autoscale) is None:
-            return None
-        scaler = Autoscaler(self._env, scaling, self._instances(-1), self._is_done)
-        self._env.process(scaler.run())
-        return scaler
 
     def _is_done(self) -> bool:
         """Whether all requests have been served, or users send no more."""

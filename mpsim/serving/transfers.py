@@ -24,15 +24,6 @@ _OUT, _IN = 0, 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Instance:
-    """Accelerators of one instance."""
-
-    ranks: tuple[int, ...]  # their numbers in the cluster
-    # how many of them hold cache of one request: fewer than all with attention data parallelism
-    holders: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class CachePath:
     """The way from one instance to another."""
 
@@ -42,28 +33,25 @@ class CachePath:
 
 
 class CacheNetwork:
-    """Links and ways between instances; a way is found when it is first asked for.
+    """Links and ways from instances that compute prompts to those that decode; a way is found when
+    it is first asked for.
 
-    Attributes
-    ----------
-    capacity : list of float
-        Of every link [B/s]: ports of each instance towards its scale-up domain, then towards the network, then links of the fabric.
+    `pools`: ranks of each instance of either, int64[I, R]. `holders`: how many ranks of the smaller
+    side hold cache of one request: fewer than all with attention data parallelism.
     """
 
     def __init__(
-        self, cluster: Cluster, sources: Sequence[Instance], targets: Sequence[Instance]
+        self, cluster: Cluster, pools: Sequence[NDArray[np.int64]], *, holders: int
     ) -> None:
         node = cluster.node
-        self._cluster, self._instances, self._first = cluster, [*sources, *targets], len(sources)
+        self._cluster, self._pools, self._holders = cluster, pools, holders
         self._ports = [node.scale_up.bandwidth * node.scale_up.efficiency]
         if node.nics:
             self._ports.append(node.nic_bandwidth_per_accelerator * node.nic.efficiency)
-        self.capacity = [
-            len(instance.ranks) * rate
-            for rate in self._ports
-            for instance in self._instances
-            for _ in (_OUT, _IN)
-        ]
+        sizes = [pool.shape[1] for pool in pools for _ in pool]
+        # of every link [B/s]: ports of each instance, out and in, towards its scale-up domain, then
+        # towards the network, then links of the fabric
+        self.capacity = [size * rate for rate in self._ports for size in sizes for _ in (_OUT, _IN)]
         self._fabric = len(self.capacity)
         self.capacity += (routes_of(cluster).capacity * node.nic.efficiency).tolist()
         self._known: dict[tuple[int, int], CachePath] = {}
@@ -71,22 +59,21 @@ class CacheNetwork:
     def path(self, source: int, target: int) -> CachePath:
         """The way from a source to a target, by their numbers."""
         if (source, target) not in self._known:
-            self._known[source, target] = self._find(source, self._first + target)
+            self._known[source, target] = self._find(source, target)
         return self._known[source, target]
 
-    def _find(self, here: int, there: int) -> CachePath:
-        cluster, node = self._cluster, self._cluster.node
-        source, target = self._instances[here], self._instances[there]
-        ranks = np.array(source.ranks), np.array(target.ranks)
-        inside = len(np.unique(cluster.domain_of(np.concatenate(ranks)))) == 1
-        first = 0 if inside else 2 * len(self._instances)
-        uses = {first + 2 * here + _OUT: 1.0, first + 2 * there + _IN: 1.0}
+    def _find(self, source: int, target: int) -> CachePath:
+        cluster, node, (sources, targets) = self._cluster, self._cluster.node, self._pools
+        here, there = sources[source], targets[target]
+        ranks = np.concatenate([here, there])
+        inside = len(np.unique(cluster.domain_of(ranks))) == 1
+        first = 0 if inside else 2 * (len(sources) + len(targets))
+        uses = {first + 2 * source + _OUT: 1.0, first + 2 * (len(sources) + target) + _IN: 1.0}
         if not inside:
-            uses |= _fabric(cluster, *ranks, self._fabric)
-        alike = min(source.holders, target.holders)
-        span = int(np.ptp(cluster.node_of(np.concatenate(ranks)))) + 1
+            uses |= _fabric(cluster, here, there, self._fabric)
+        span = int(np.ptp(cluster.node_of(ranks))) + 1
         latency = node.scale_up.hop_latency if inside else cluster.network_latency(span)
-        return CachePath(uses, alike * self._ports[0 if inside else 1], latency)
+        return CachePath(uses, self._holders * self._ports[0 if inside else 1], latency)
 
 
 def _fabric(

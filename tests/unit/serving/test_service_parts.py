@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from mpsim.hardware import build_cluster
@@ -11,7 +12,7 @@ from mpsim.serving.confidence import intervals, setting_of
 from mpsim.serving.engines import engine_for
 from mpsim.serving.planning import make_service
 from mpsim.serving.result import run_service
-from mpsim.serving.transfers import CacheNetwork, Instance
+from mpsim.serving.transfers import CacheNetwork
 
 
 def _service(**more):
@@ -50,8 +51,8 @@ def test_a_cache_travels_over_as_many_ports_as_the_smaller_side_has(place, rate)
     """Four ranks that hold a request send to two: two ports of the domain, or two NICs to another node."""
     cluster = build_cluster(accelerator="h100-sxm", accelerators_per_node=8, nodes=2, nic="ib-ndr")
     node = cluster.node
-    sender = Instance(ranks=(0, 1, 2, 3), holders=4)
-    network = CacheNetwork(cluster, [sender], [Instance(ranks=(place, place + 1), holders=2)])
+    pools = np.array([[0, 1, 2, 3]]), np.array([[place, place + 1]])
+    network = CacheNetwork(cluster, pools, holders=2)
     port = {
         "scale_up": node.scale_up.bandwidth * node.scale_up.efficiency,
         "nic": node.nic_bandwidth_per_accelerator * node.nic.efficiency,
