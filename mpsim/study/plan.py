@@ -21,6 +21,7 @@ from mpsim.study.facility import Facility, Rate, check_rates, rate_of
 from mpsim.study.reliability import (
     Checkpoint,
     Reliability,
+    constants,
     daly_interval,
     expected_share,
     usual_interval,
@@ -44,94 +45,66 @@ _APART = 3.0  # failures of one cluster over those of another: once in 14 (OPT-1
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """Figures of a plan beside its scenario.
-
-    Parameters
-    ----------
-    offer : str
-        Kind of price, one of `mpsim.study.facility.OFFERS`.
-    rates : mapping of str to float
-        A user's own prices by accelerator [USD/h].
-    failures : float
-        Multiplier on the published failure rates of components.
-    restart : float or None
-        From an interruption to the first step [s]; assumed when left out.
-    storage : float or None
-        Bandwidth for all checkpoints [B/s]; assumed when left out.
-    background : bool
-        Whether checkpoints are written beside training.
-    interval : float or None
-        Work between checkpoints [s]; what is practice when left out.
-    """
+    """Figures of a plan beside its scenario."""
 
     facility: Facility
     offer: str = "on-demand"
+    """Kind of price, one of `mpsim.study.facility.OFFERS`."""
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """A user's own prices by accelerator [USD/h]."""
     failures: float = 1.0
+    """Multiplier on the published failure rates of components."""
     restart: float | None = None
+    """From an interruption to the first step [s]; assumed when left out."""
     storage: float | None = None
+    """Bandwidth for all checkpoints [B/s]; assumed when left out."""
     background: bool = True
+    """Whether checkpoints are written beside training."""
     interval: float | None = None
+    """Work between checkpoints [s]; what is practice when left out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Training(Shown):
-    """One whole training.
-
-    Parameters
-    ----------
-    values : mapping of str to object
-        What differs from the scenario, by dotted key.
-    tokens : float
-        Trained on, repeats included.
-    goodput : float
-        Share of the days that is progress: no failures, restarts, lost work or checkpoints.
-    checkpoint_interval_s, daly_interval_s : float
-        Work between checkpoints as planned, and as Daly's formula finds it best; infinity where nothing fails.
-    interruptions : float
-        Expected in all.
-    computing_hours : float
-        Accelerator-hours of the steps alone.
-    days : float
-        Computing and everything that goodput leaves.
-    rate : Rate or None
-        Price; None where there is none.
-    energy_j : float
-        At the meter: accelerators, hosts, network, cooling [J].
-    carbon_kg : float
-        Of the grid for that energy; embodied carbon is left out [kgCO2e].
-    fits : bool
-        Whether the layout fits into memory.
-    fits_probability : float, optional
-        Odds that it does, of published runs.
-    spread : tuple of float
-        Low and high days over the predicted ones.
-    basis : str
-        Where the spread comes from.
-    computing_spread : tuple of float
-        Low and high hours of the steps over the predicted ones.
-    """
+    """One whole training."""
 
     scenario: str
     values: Mapping[str, object]
+    """What differs from the scenario, by dotted key."""
     tokens: float
+    """Trained on, repeats included."""
     steps: int
     step_time_s: float
     accelerators: int
     goodput: float
+    """Share of the days that is progress: no failures, restarts, lost work, checkpoints or
+    evaluation."""
+    # checkpoint_interval_s, daly_interval_s: Work between checkpoints as planned, and as Daly's
+    # formula finds it best; infinity where nothing fails.
     checkpoint_interval_s: float
     daly_interval_s: float
     interruptions: float
+    """Expected in all."""
     computing_hours: float
+    """Accelerator-hours of the steps alone."""
     days: float
+    """Computing and everything that goodput leaves."""
     rate: Rate | None
+    """Price; None where there is none."""
     energy_j: float
+    """At the meter: accelerators, hosts, network, cooling [J]."""
     carbon_kg: float
+    """Of the grid for that energy; embodied carbon is left out [kgCO2e]."""
     fits: bool
+    """Whether the layout fits into memory."""
     fits_probability: float | None
+    """Odds that it does, of published runs."""
     spread: tuple[float, float]
+    """Low and high days over the predicted ones."""
     basis: str
+    """Where the spread comes from."""
     computing_spread: tuple[float, float]
+    """Low and high hours of the steps over the predicted ones."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -220,7 +193,7 @@ def plan_training(
     Notes
     -----
     ``days = ceil(tokens / tokens a step) x step time / goodput``; goodput is Daly's expectation at the interval between
-    checkpoints that is practice. Energy is that of the steps and, at the same power, of the rest of the days: a node that waits draws less, so it is an
+    checkpoints that is practice, less the share of evaluation. Energy is that of the steps and, at the same power, of the rest of the days: a node that waits draws less, so it is an
     upper bound for lost time. The interval joins that of the step time with that of goodput under a third and three times the failures, as independent.
     """
     if not (math.isfinite(tokens) and tokens > 0):
@@ -238,9 +211,10 @@ def plan_training(
     between = reliability.mean_time_between
     usual = usual_interval(checkpoint, between) if assumed.interval is None else assumed.interval
     interval = min(max(usual, checkpoint.lag), steps * step)
-    goodput = expected_share(reliability, checkpoint, interval)
+    evaluation = constants()["evaluation"]
+    goodput = expected_share(reliability, checkpoint, interval) / (1 + evaluation)
     shares = [
-        expected_share(reliability.failing(times), checkpoint, interval)
+        expected_share(reliability.failing(times), checkpoint, interval) / (1 + evaluation)
         for times in (1.0 / _APART, _APART)
     ]
     if goodput <= 0:
@@ -292,30 +266,20 @@ def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Plans(Shown, Tabular):
-    """Plans of the same training on different hardware or layouts.
-
-    Parameters
-    ----------
-    rows : tuple of Training
-        In the order they were asked for.
-    failed : tuple of (mapping, str)
-        Combinations without a plan, and why.
-    deadline : float or None
-        Days that a plan may take.
-    budget : float or None
-        Dollars that it may cost.
-    interrupted : bool
-        Whether a KeyboardInterrupt left combinations out.
-    facility : str
-        Assumed of the building and the grid, in words.
-    """
+    """Plans of the same training on different hardware or layouts."""
 
     rows: tuple[Training, ...]
+    """In the order they were asked for."""
     failed: tuple[tuple[Mapping[str, object], str], ...] = ()
+    """Combinations without a plan, and why."""
     deadline: float | None = None
+    """Days that a plan may take."""
     budget: float | None = None
+    """Dollars that it may cost."""
     interrupted: bool = False
+    """Whether a KeyboardInterrupt left combinations out."""
     facility: str = ""
+    """Assumed of the building and the grid, in words."""
 
     def meets(self, row: Training) -> bool:
         """Whether a plan fits into memory, the days and the dollars."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,11 +20,12 @@ __all__ = ["GUESSED", "Tried", "settled", "usual"]
 Values: TypeAlias = dict[str, object]
 _AGAIN, _BATCH, _STATES = "training.recompute", "training.micro_batch", "parallelism.zero"
 _EXPERTS, _REPLICAS, _SPREAD = "parallelism.etp", "parallelism.dp", "parallelism.ep"
-_TENSOR = "parallelism.tp"
-GUESSED = {_TENSOR, "parallelism.pp", _AGAIN, _BATCH, _STATES}
+_TENSOR, _STAGES, _PARTS = "parallelism.tp", "parallelism.pp", "parallelism.layers_per_stage"
+GUESSED = {_TENSOR, _STAGES, _AGAIN, _BATCH, _STATES}
 """Keys each of which makes a prediction less certain that nobody states."""
 _OPEN = {*GUESSED, _EXPERTS, _SPREAD, "parallelism.sequence_parallel"}
 _SHARDED = 3  # ZeRO stage of parameters
+_NEARNESS = operator.itemgetter(0, 1)  # of a choice: what fits is ranked by its seconds
 
 
 class Tried(NamedTuple):
@@ -73,40 +76,50 @@ def settled(
     MpsimError
         That of the scenario itself, where its layout is not open.
     """
-    best, fits = _fastest(scenario, opened, tried, further)
-    for division in () if fits or _TENSOR not in opened else _divisions(scenario, opened):
-        try:
+    own = _fastest(scenario, opened, tried, further)
+    memory = read_shipped("mpsim.study.data", "usual.yaml")["memory"]
+    nearest = own.values if own.filled <= memory["withdrawn"] else {}
+    if own.filled <= 1.0 or _TENSOR not in opened:
+        return nearest
+    choices = [own]
+    for division in _divisions(scenario, opened):
+        with contextlib.suppress(MpsimError):  # heads or replicas do not divide so
             base = scenario.with_values({**division, _REPLICAS: None}, checked=False)
-            divided = {**division, _REPLICAS: base.dp}
-            inner, fits = _fastest(base, opened, tried.over(divided))
-        except MpsimError:
-            continue  # heads or replicas do not divide so
-        if fits:
-            return {**divided, **inner}
-    return best
+            laid = {**division, _REPLICAS: base.dp}
+            inner = _fastest(base, opened, tried.over(laid))
+            choices.append(inner._replace(values={**laid, **inner.values}))
+    best = min(choices, key=_NEARNESS)
+    return nearest if best.filled > 1.0 and own.filled <= memory["believed"] else best.values
+
+
+class _Choice(NamedTuple):
+    """Values with the share of memory that they take, 1 where they fit, and the seconds of a step."""
+
+    filled: float
+    seconds: float
+    values: Values
 
 
 def _fastest(
     scenario: Scenario, opened: Collection[str], tried: Tried, further: Iterable[Values] = ()
-) -> tuple[Values, bool]:
-    """The fastest values that fit, or the nearest, and whether they fit."""
-    memory = read_shipped("mpsim.study.data", "usual.yaml")["memory"]
-    room = 1.0 + float(memory["margin"])
-    best, least = Values(), (float(memory["withdrawn"]), math.inf)
-    own = list(_instead(scenario, opened))
+) -> _Choice:
+    """The fastest values that fit, or those that come nearest to it."""
+    own, choices = list(_instead(scenario, opened)), list[_Choice]()
+    nearest = math.inf
     for number, values in enumerate(itertools.chain(own, further)):
-        if number >= len(own) and least[0] <= room:
+        if number >= len(own) and nearest <= 1.0:
             break
         try:
-            filled = max(tried.filled(values), room)
-            nearness = filled, tried.seconds(values) if filled <= least[0] else math.inf
+            filled = max(tried.filled(values), 1.0)
+            # a step is simulated only of what may still be chosen
+            seconds = tried.seconds(values) if filled <= nearest else math.inf
         except MpsimError:
             if not values and _TENSOR not in opened:
                 raise
             continue  # experts do not divide so, or replicas have fewer sequences
-        if nearness < least:
-            best, least = values, nearness
-    return best, least[0] <= room
+        nearest = min(nearest, filled)
+        choices.append(_Choice(filled, seconds, values))
+    return min(choices, key=_NEARNESS, default=_Choice(math.inf, math.inf, {}))
 
 
 def _instead(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
@@ -138,5 +151,7 @@ def _divisions(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
         values = {key: value for key, value in entry["values"].items() if key in opened}
         if moe is not None and values.get(_SPREAD) == "all":
             values[_SPREAD] = moe.experts
+        if scenario.transformer.layers % values.get(_STAGES, 1):
+            values[_PARTS] = "auto"
         if values and all(entry.get(name, fact) == fact for name, fact in facts.items()):
             yield values

@@ -167,23 +167,17 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """Shape of the attention of one layer.
-
-    Parameters
-    ----------
-    module : Module
-        ATTENTION, or CROSS_ATTENTION where a decoder attends to the encoder.
-    window : int
-        0 for none [tokens].
-    """
+    """Shape of the attention of one layer."""
 
     module: Module
+    """ATTENTION, or CROSS_ATTENTION where a decoder attends to the encoder."""
     heads: int
     kv_heads: int
     head_dim: int
     head_dim_v: int
     causal: bool
     window: int
+    """0 for none [tokens]."""
     dropout: bool
 
     @classmethod

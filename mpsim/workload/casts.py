@@ -14,25 +14,18 @@ __all__ = ["Casting", "kept_narrow", "with_casts"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
-    """How tensors become narrow.
-
-    Parameters
-    ----------
-    element_bytes : float
-        Of a narrow element, its share of the scales included [B].
-    passes : float
-        Times that the wide tensor is read, at least 1.
-    copies : float
-        Narrow tensors written: 2 where the products of the backward pass need a transposed one.
-    late_passes : float
-        Times that the wide tensor is read once more for what the weight gradient multiplies, where that has scales of its own and is cast
-        in the backward pass (one a column beside one a row); 0 where the first cast serves both.
-    """
+    """How tensors become narrow."""
 
     element_bytes: float
+    """Of a narrow element, its share of the scales included [B]."""
     passes: float
+    """Times that the wide tensor is read, at least 1."""
     copies: float
+    """Narrow tensors written: 2 where the products of the backward pass need a transposed one."""
     late_passes: float = 0.0
+    """Times that the wide tensor is read once more for what the weight gradient multiplies, where
+    that has scales of its own and is cast in the backward pass (one a column beside one a row); 0
+    where the first cast serves both."""
 
     def moved_bytes(self, elements: float, wide_bytes: float) -> float:
         """Traffic of casting so many elements of `wide_bytes` each, of both casts where there are two [B]."""

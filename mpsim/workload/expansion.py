@@ -14,21 +14,14 @@ __all__ = ["Expansion", "Step", "Tokens"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tokens:
-    """The part of a microbatch that one context-parallel rank works on.
-
-    Parameters
-    ----------
-    sequences : int
-        Sequences of the microbatch.
-    queries : int
-        Tokens of each that live on this rank.
-    keys : int
-        Tokens of each that its queries attend to: the whole sequence.
-    """
+    """The part of a microbatch that one context-parallel rank works on."""
 
     sequences: int
+    """Sequences of the microbatch."""
     queries: int
+    """Tokens of each that live on this rank."""
     keys: int
+    """Tokens of each that its queries attend to: the whole sequence."""
 
     @classmethod
     def of(cls, sequences: int, sequence_length: int, context: int) -> Tokens:
@@ -71,23 +64,17 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """The operators of one layer, of the embedding or of the head.
+    """The operators of one layer, of the embedding or of the head."""
 
-    Parameters
-    ----------
-    forward, backward : tuple of Operator
-        In order of execution. A weight gradient directly follows the input gradient of its GEMM.
-    input_bytes : float
-        The input of this part, all that full recomputation keeps of it [B]. It is also in the saved
-        bytes of the operator that reads it: add one or the other, never both.
-    input_split : Split
-        How tensor parallelism divides `input_bytes`.
-    """
-
+    # forward, backward: In order of execution. A weight gradient directly follows the input
+    # gradient of its GEMM.
     forward: tuple[Operator, ...]
     backward: tuple[Operator, ...]
     input_bytes: float
+    """The input of this part, all that full recomputation keeps of it [B]. It is also in the saved
+    bytes of the operator that reads it: add one or the other, never both."""
     input_split: Split
+    """How tensor parallelism divides `input_bytes`."""
 
     @classmethod
     def of(cls, steps: Iterable[Step], *, input_bytes: float, input_split: Split) -> Expansion:

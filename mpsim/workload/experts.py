@@ -10,47 +10,34 @@ __all__ = ["Experts", "LatentAttention", "small"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts: every token passes through `top_k` routed experts and all shared ones.
-
-    Parameters
-    ----------
-    experts : int
-        Routed experts of a layer, at least 1.
-    top_k : int
-        Routed experts each token is sent to, in [1, `experts`].
-    ffn_hidden : int
-        Inner width of one routed expert.
-    shared_experts : int
-        Experts that every token passes through, 0 for none; they run as one MLP.
-    shared_ffn_hidden : int
-        Inner width of one shared expert; 0 for `ffn_hidden`.
-    gated_mlp : bool, optional
-        Whether routed experts have two input projections; as the model's own MLP when left out (GLaM differs).
-    dense_layers : int
-        Leading layers that keep the plain MLP of the model's own `ffn_hidden`.
-    every : int
-        After the leading ones every n-th layer has experts (the last of each n), the others the plain MLP.
-    capacity_factor : float
-        Places of an expert over its even share of tokens: every expert computes on that many rows, padded or with tokens dropped.
-        0 for dropless routing: as many rows as tokens are sent.
-    imbalance : float
-        Tokens of the busiest rank over the mean, at least 1.
-    spread : float
-        Standard deviation of an expert's tokens over their mean, at least 0: how busy the busiest rank is then follows from how many
-        experts it has, on top of `imbalance`.
-    """
+    """A mixture of experts: every token passes through `top_k` routed experts and all shared ones."""
 
     experts: int
+    """Routed experts of a layer, at least 1."""
     ffn_hidden: int
+    """Inner width of one routed expert."""
     top_k: int = 1
+    """Routed experts each token is sent to, in [1, `experts`]."""
     shared_experts: int = 0
+    """Experts that every token passes through, 0 for none; they run as one MLP."""
     shared_ffn_hidden: int = 0
+    """Inner width of one shared expert; 0 for `ffn_hidden`."""
     gated_mlp: bool | None = None
+    """Whether routed experts have two input projections; as the model's own MLP when left out (GLaM
+    differs)."""
     dense_layers: int = 0
+    """Leading layers that keep the plain MLP of the model's own `ffn_hidden`."""
     every: int = 1
+    """After the leading ones every n-th layer has experts (the last of each n), the others the
+    plain MLP."""
     capacity_factor: float = 0.0
+    """Places of an expert over its even share of tokens: every expert computes on that many rows,
+    padded or with tokens dropped. 0 for dropless routing: as many rows as tokens are sent."""
     imbalance: float = 1.0
+    """Tokens of the busiest rank over the mean, at least 1."""
     spread: float = 0.0
+    """Standard deviation of an expert's tokens over their mean, at least 0: how busy the busiest
+    rank is then follows from how many experts it has, on top of `imbalance`."""
 
     @property
     def shared_features(self) -> int:
@@ -84,27 +71,21 @@ class Experts:
 class LatentAttention:
     """Multi-head latent attention: queries, keys and values out of a narrow vector a token.
 
-    Parameters
-    ----------
-    kv_lora_rank : int
-        Width keys and values are compressed to.
-    qk_nope_head_dim, qk_rope_head_dim : int
-        Parts of a head's query and key without and with rotary position; the rotary part of the key is one for all heads.
-    v_head_dim : int
-        Width of a head's value.
-    q_lora_rank : int
-        Width queries are compressed to; 0 projects them from the residual stream at once.
-
     References
     ----------
     DeepSeek-AI, DeepSeek-V2 (2024), arXiv 2405.04434, section 2.1 and appendix C.
     """
 
     kv_lora_rank: int
+    """Width keys and values are compressed to."""
+    # qk_nope_head_dim, qk_rope_head_dim: Parts of a head's query and key without and with rotary
+    # position; the rotary part of the key is one for all heads.
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    """Width of a head's value."""
     q_lora_rank: int = 0
+    """Width queries are compressed to; 0 projects them from the residual stream at once."""
 
     @property
     def qk_head_dim(self) -> int:

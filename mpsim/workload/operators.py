@@ -171,60 +171,30 @@ class Split(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One kernel of one phase of one microbatch.
-
-    Parameters
-    ----------
-    name : str
-        What traces show: ``qkv``, ``attention``, ``proj``, ``fc1``, ``norm1``, ``dropout_add`` ... Nothing is read out of it.
-    m, n, k, batch : int
-        GEMM shape in *this* phase's own product, (batch x) (m, k) @ (k, n); 0 for other kinds. For a column GEMM in FORWARD
-        (tokens, out, in): COLUMN divides n; its dgrad is (tokens, in, out): COLUMN divides k; its wgrad is (out, in, tokens): divides m.
-        Which one is divided is `sharded_dim`.
-    sharded_dim : str
-        ``"m"``, ``"n"``, ``"k"``, ``"batch"`` or ``""``: the GEMM dimension that tensor parallelism divides.
-    heads, kv_heads, head_dim, head_dim_v, queries, keys, sequences : int
-        Shape of a fused attention kernel; `queries` and `keys` are sequence lengths, `sequences` the batch. A lookup in a table has
-        the last and `queries` too.
-    attends : str
-        What m, n and k of a product of the attention core are, such as ``qkd``: queries, keys, features (d).
-    causal : bool
-        Whether the kernel skips the masked half (time); FLOPs are counted in full either way.
-    window : int
-        Sliding window [tokens], 0 for none; like `causal` it shortens the time, not `flops`.
-    flops : float
-        Matrix products only, a multiply-add is 2; every query against every key, masked or not [FLOP]. Memory-bound kernels
-        count 0.
-    bytes : float
-        Moved to and from device memory, every operand once [B].
-    saved : float
-        Activation bytes kept from forward until the input gradient ran, and freed then [B].
-    saved_for_weight : float
-        Activation bytes kept longer, until the weight gradient ran [B]; not part of `saved`. A tensor that both gradients
-        need is here, since the weight gradient never runs before the input gradient of its layer.
-    saved_split : Split
-        How tensor parallelism divides `saved` and `saved_for_weight`: TENSOR by t, SEQUENCE by t with sequence parallelism
-        only, NONE never.
-    accumulate_bytes : float
-        Bytes of an element of the buffer a weight gradient adds into, 0 for other operators; reading and writing that buffer
-        is counted in `bytes` instead of writing the product.
-    operand_bytes : float
-        Bytes of an element of both inputs of a product where they were cast to a narrow format, 0 where they were not.
-    weights : int
-        Products with weights of their own that it stands for: their tokens are read, and the gradients of those written, once for each.
-    """
+    """One kernel of one phase of one microbatch."""
 
     name: str
+    """What traces show: ``qkv``, ``attention``, ``proj``, ``fc1``, ``norm1``, ``dropout_add`` ...
+    Nothing is read out of it."""
     kind: OperatorKind
     role: Role
     phase: Phase
     module: Module = Module.NONE
     split: Split = Split.NONE
+    # m, n, k, batch: GEMM shape in *this* phase's own product, (batch x) (m, k) @ (k, n); 0 for
+    # other kinds. For a column GEMM in FORWARD (tokens, out, in): COLUMN divides n; its dgrad is
+    # (tokens, in, out): COLUMN divides k; its wgrad is (out, in, tokens): divides m. Which one is
+    # divided is `sharded_dim`.
     m: int = 0
     n: int = 0
     k: int = 0
     batch: int = 1
     sharded_dim: str = ""
+    """``"m"``, ``"n"``, ``"k"``, ``"batch"`` or ``""``: the GEMM dimension that tensor parallelism
+    divides."""
+    # heads, kv_heads, head_dim, head_dim_v, queries, keys, sequences: Shape of a fused attention
+    # kernel; `queries` and `keys` are sequence lengths, `sequences` the batch. A lookup in a table
+    # has the last and `queries` too.
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
@@ -233,16 +203,35 @@ class Operator:
     keys: int = 0
     sequences: int = 0
     attends: str = ""
+    """What m, n and k of a product of the attention core are, such as ``qkd``: queries, keys,
+    features (d)."""
     causal: bool = True
+    """Whether the kernel skips the masked half (time); FLOPs are counted in full either way."""
     window: int = 0
+    """Sliding window [tokens], 0 for none; like `causal` it shortens the time, not `flops`."""
     flops: float = 0.0
+    """Matrix products only, a multiply-add is 2; every query against every key, masked or not
+    [FLOP]. Memory-bound kernels count 0."""
     bytes: float = 0.0
+    """Moved to and from device memory, every operand once [B]."""
     saved: float = 0.0
+    """Activation bytes kept from forward until the input gradient ran, and freed then [B]."""
     saved_for_weight: float = 0.0
+    """Activation bytes kept longer, until the weight gradient ran [B]; not part of `saved`. A
+    tensor that both gradients need is here, since the weight gradient never runs before the input
+    gradient of its layer."""
     saved_split: Split = Split.NONE
+    """How tensor parallelism divides `saved` and `saved_for_weight`: TENSOR by t, SEQUENCE by t
+    with sequence parallelism only, NONE never."""
     accumulate_bytes: float = 0.0
+    """Bytes of an element of the buffer a weight gradient adds into, 0 for other operators; reading
+    and writing that buffer is counted in `bytes` instead of writing the product."""
     operand_bytes: float = 0.0
+    """Bytes of an element of both inputs of a product where they were cast to a narrow format, 0
+    where they were not."""
     weights: int = 1
+    """Products with weights of their own that it stands for: their tokens are read, and the
+    gradients of those written, once for each."""
 
     @property
     def place(self) -> tuple[Module, Role]:

@@ -17,21 +17,14 @@ __all__ = ["Count", "Parameters"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Count:
-    """Parameters of one part of the model.
-
-    Parameters
-    ----------
-    sharded : int
-        Divided among tensor-parallel ranks.
-    replicated : int
-        Held whole by each of them.
-    experts : int
-        Of all routed experts; divided among expert-parallel and expert-tensor-parallel ranks.
-    """
+    """Parameters of one part of the model."""
 
     sharded: int = 0
+    """Divided among tensor-parallel ranks."""
     replicated: int = 0
+    """Held whole by each of them."""
     experts: int = 0
+    """Of all routed experts; divided among expert-parallel and expert-tensor-parallel ranks."""
 
     @property
     def total(self) -> int:
@@ -56,27 +49,19 @@ class Count:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Parameters of a model by part.
-
-    Parameters
-    ----------
-    embedding : Count
-        Token table (sharded), learned or relative positions and embedding norm (replicated).
-    layers : mapping of str to Count
-        One transformer layer of each kind.
-    kinds : tuple of str
-        Kind of every layer.
-    final_norm : Count
-        The norm before the output head, that after an encoder, and what joins the inputs of further predictions.
-    output_head : Count
-        The output projection; zero when it is the embedding (tied).
-    """
+    """Parameters of a model by part."""
 
     embedding: Count
+    """Token table (sharded), learned or relative positions and embedding norm (replicated)."""
     layers: Mapping[str, Count]
+    """One transformer layer of each kind."""
     kinds: tuple[str, ...]
+    """Kind of every layer."""
     final_norm: Count
+    """The norm before the output head, that after an encoder, and what joins the inputs of further
+    predictions."""
     output_head: Count
+    """The output projection; zero when it is the embedding (tied)."""
 
     @property
     def layer(self) -> Count:

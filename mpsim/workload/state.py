@@ -30,33 +30,24 @@ _FLOAT32 = 4
 class StateMixer:
     """A mixer with a state of ``heads * head_dim * state`` values a sequence.
 
-    Parameters
-    ----------
-    kind : str
-        ``mamba2`` (SSD) or ``gated-delta`` (gated delta net of linear attention).
-    heads, head_dim : int
-        Heads of values, and the width of one (P); together the inner width.
-    state : int
-        Width of the keys that address a head's state (n).
-    groups : int
-        Heads of those keys and of the queries; `heads` is a multiple of it.
-    conv : int
-        Taps of the causal convolution before the scan.
-    chunk : int
-        Tokens that are scanned as products at once.
-
     References
     ----------
     Dao and Gu, Transformers are SSMs (2024), section 6; Yang et al., Gated Delta Networks (2024), section 3.
     """
 
     kind: str
+    """``mamba2`` (SSD) or ``gated-delta`` (gated delta net of linear attention)."""
+    # heads, head_dim: Heads of values, and the width of one (P); together the inner width.
     heads: int
     head_dim: int
     state: int
+    """Width of the keys that address a head's state (n)."""
     groups: int
+    """Heads of those keys and of the queries; `heads` is a multiple of it."""
     conv: int = 4
+    """Taps of the causal convolution before the scan."""
     chunk: int = 256
+    """Tokens that are scanned as products at once."""
 
     @property
     def inner(self) -> int:

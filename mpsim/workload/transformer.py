@@ -22,100 +22,28 @@ POSITIONS = ("learned", "rotary", "relative", "alibi", "none")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
-    """A kind of layer: experts, mask, window, and whether it attends to an encoder.
-
-    Parameters
-    ----------
-    name : str
-        ``dense`` or ``moe``, with ``-sliding`` or ``-full`` where both attentions alternate; ``encoder``, ``encoder-moe``,
-        ``decoder`` and ``decoder-moe`` where there are two stacks.
-    experts : bool
-        Whether experts stand in place of the MLP.
-    causal : bool
-        Whether a query sees only the keys before it.
-    window : int
-        Sliding window [tokens], 0 for none.
-    cross : bool
-        Whether it attends to the output of an encoder too.
-    mixer : str
-        ``attention``, ``state``, or ``none`` where the layer is an MLP alone.
-    mlp : bool
-        Whether it has an MLP, or experts.
-    """
+    """A kind of layer: experts, mask, window, and whether it attends to an encoder."""
 
     name: str
+    """``dense`` or ``moe``, with ``-sliding`` or ``-full`` where both attentions alternate;
+    ``encoder``, ``encoder-moe``, ``decoder`` and ``decoder-moe`` where there are two stacks."""
     experts: bool
+    """Whether experts stand in place of the MLP."""
     causal: bool
+    """Whether a query sees only the keys before it."""
     window: int = 0
+    """Sliding window [tokens], 0 for none."""
     cross: bool = False
+    """Whether it attends to the output of an encoder too."""
     mixer: str = "attention"
+    """``attention``, ``state``, or ``none`` where the layer is an MLP alone."""
     mlp: bool = True
+    """Whether it has an MLP, or experts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
     """A transformer: one stack of layers, or an encoder and a decoder; dense or with experts.
-
-    Parameters
-    ----------
-    layers, hidden, heads, kv_heads, head_dim, ffn_hidden, vocab : int
-        At least 1; `kv_heads` divides `heads`. ``heads * head_dim`` need not be `hidden` (PaLM). `layers` counts encoder and
-        decoder together. With `mla`, which has widths of its own, `head_dim` is not used.
-    gated_mlp : bool
-        SwiGLU-like: two input projections of `ffn_hidden` each.
-    tied_embeddings : bool
-        Whether the output projection is the embedding transposed.
-    norm : str
-        ``layernorm`` or ``rmsnorm``.
-    bias : bool
-        Biases on every projection and, for ``layernorm``, on every norm.
-    qkv_bias : bool
-        A bias on the query/key/value projection also where `bias` is false (Qwen 2).
-    dropout : float
-        Hidden and attention dropout probability in training, in [0, 1); 0 removes the kernels.
-    attention : str
-        ``causal``, ``full`` or ``sliding``; of the only stack (an encoder's is full, a decoder's causal).
-    window : int
-        Sliding window [tokens]; positive exactly when `attention` is ``sliding``.
-    full_every : int
-        With a sliding window: every n-th layer (the last of each n) sees all keys before it; 0 for none.
-    encoder_layers : int
-        The first layers, when they form an encoder that the others attend to; 0 for one stack. The training sequence is then
-        the encoder's.
-    decoder_length : int
-        Tokens of a decoder's sequence; positive exactly with an encoder.
-    positions : str
-        ``learned``, ``rotary``, ``relative`` (a bias a head and a bucket of distances, T5), ``alibi`` or ``none``.
-    max_positions : int
-        Rows of the table of learned positions [tokens], or buckets of relative ones; 0 leaves the table out of the count.
-    qk_norm : bool
-        A norm of every head's query and key (Qwen 3).
-    post_norm : bool
-        A norm also after attention and after the MLP, before they are added (Gemma).
-    parallel_block : bool
-        Attention and MLP read the same norm and are summed (PaLM, GPT-J).
-    embedding_norm : bool
-        A norm after the embedding (BLOOM).
-    mtp_layers : int
-        The last of the layers, when they are modules that predict further tokens (DeepSeek-V3): each also has a projection of states and
-        embeddings to the hidden width, and goes through final norm, output projection and loss once more.
-    attention_gate : bool
-        A gate on what attention returns, as wide as the queries and projected with them (Qwen3-Next).
-    scalar_head : bool
-        A head of one value a token in place of the vocabulary (reward models).
-    layer_pattern : str
-        Letters of `mpsim.workload.state.PATTERN`, repeated over the layers: A attention and MLP, S state mixer and MLP, ``*`` attention alone, M
-        state mixer alone, ``-`` MLP alone; empty for attention and MLP everywhere.
-    state : StateMixer, optional
-        Mixer of the layers of letters S and M.
-    vision : VisionTower, optional
-        Encoder of images before the first layer.
-    moe : Experts, optional
-        Experts in place of the MLP of some or all layers.
-    mla : LatentAttention, optional
-        Latent attention in place of plain.
-    source, as_of : str
-        Where the figures come from, and the date of that edition.
 
     Raises
     ------
@@ -124,6 +52,9 @@ class Transformer:
     """
 
     name: str
+    # layers, hidden, heads, kv_heads, head_dim, ffn_hidden, vocab: At least 1; `kv_heads` divides
+    # `heads`. ``heads * head_dim`` need not be `hidden` (PaLM). `layers` counts encoder and decoder
+    # together. With `mla`, which has widths of its own, `head_dim` is not used.
     layers: int
     hidden: int
     heads: int
@@ -132,30 +63,66 @@ class Transformer:
     ffn_hidden: int
     vocab: int
     gated_mlp: bool = False
+    """SwiGLU-like: two input projections of `ffn_hidden` each."""
     tied_embeddings: bool = True
+    """Whether the output projection is the embedding transposed."""
     norm: str = "layernorm"
+    """``layernorm`` or ``rmsnorm``."""
     bias: bool = True
+    """Biases on every projection and, for ``layernorm``, on every norm."""
     qkv_bias: bool = False
+    """A bias on the query/key/value projection also where `bias` is false (Qwen 2)."""
     dropout: float = 0.0
+    """Hidden and attention dropout probability in training, in [0, 1); 0 removes the kernels."""
     attention: str = "causal"
+    """``causal``, ``full`` or ``sliding``; of the only stack (an encoder's is full, a decoder's
+    causal)."""
     window: int = 0
+    """Sliding window [tokens]; positive exactly when `attention` is ``sliding``."""
     full_every: int = 0
+    """With a sliding window: every n-th layer (the last of each n) sees all keys before it; 0 for
+    none."""
     encoder_layers: int = 0
+    """The first layers, when they form an encoder that the others attend to; 0 for one stack. The
+    training sequence is then the encoder's."""
     decoder_length: int = 0
+    """Tokens of a decoder's sequence; positive exactly with an encoder."""
     positions: str = "learned"
+    """``learned``, ``rotary``, ``relative`` (a bias a head and a bucket of distances, T5),
+    ``alibi`` or ``none``."""
     max_positions: int = 0
+    """Rows of the table of learned positions [tokens], or buckets of relative ones; 0 leaves the
+    table out of the count."""
     qk_norm: bool = False
+    """A norm of every head's query and key (Qwen 3)."""
     post_norm: bool = False
+    """A norm also after attention and after the MLP, before they are added (Gemma)."""
     parallel_block: bool = False
+    """Attention and MLP read the same norm and are summed (PaLM, GPT-J)."""
     embedding_norm: bool = False
+    """A norm after the embedding (BLOOM)."""
     mtp_layers: int = 0
+    """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3): each
+    also has a projection of states and embeddings to the hidden width, and goes through final norm,
+    output projection and loss once more."""
     attention_gate: bool = False
+    """A gate on what attention returns, as wide as the queries and projected with them
+    (Qwen3-Next)."""
     scalar_head: bool = False
+    """A head of one value a token in place of the vocabulary (reward models)."""
     layer_pattern: str = ""
+    """Letters of `mpsim.workload.state.PATTERN`, repeated over the layers: A attention and MLP, S
+    state mixer and MLP, ``*`` attention alone, M state mixer alone, ``-`` MLP alone; empty for
+    attention and MLP everywhere."""
     state: StateMixer | None = None
+    """Mixer of the layers of letters S and M."""
     vision: VisionTower | None = None
+    """Encoder of images before the first layer."""
     moe: Experts | None = None
+    """Experts in place of the MLP of some or all layers."""
     mla: LatentAttention | None = None
+    """Latent attention in place of plain."""
+    # source, as_of: Where the figures come from, and the date of that edition.
     source: str = ""
     as_of: str = ""
 

@@ -68,27 +68,19 @@ class _Beside(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Parameters that train.
-
-    Parameters
-    ----------
-    frozen : tuple of str
-        Words of `FROZEN` whose weights stay as they are.
-    rank : int
-        Of the adapters, which alone train then; 0 for none.
-    modules : tuple of str
-        Words of `PROJECTIONS` that have adapters.
-    dropout : bool
-        Whether each adapter drops some of its input, which it keeps with the mask.
-    base : str
-        Format of the frozen weights of layers beside adapters, one of `BASES`; what is narrow is widened before each product.
-    """
+    """Parameters that train."""
 
     frozen: tuple[str, ...] = ()
+    """Words of `FROZEN` whose weights stay as they are."""
     rank: int = 0
+    """Of the adapters, which alone train then; 0 for none."""
     modules: tuple[str, ...] = ()
+    """Words of `PROJECTIONS` that have adapters."""
     dropout: bool = False
+    """Whether each adapter drops some of its input, which it keeps with the mask."""
     base: str = "bf16"
+    """Format of the frozen weights of layers beside adapters, one of `BASES`; what is narrow is
+    widened before each product."""
 
     @property
     def trains_all(self) -> bool:

@@ -17,32 +17,25 @@ _CHANNELS = 3  # of a pixel
 class VisionTower:
     """Encoder of images beside a language model, on the ranks of its first stage and divided as that is.
 
-    Parameters
-    ----------
-    layers, hidden, heads, ffn_hidden : int
-        Of its transformer, which has biases, layer norms, and attention of every patch of an image to all.
-    patches : int
-        Patches of an image [tokens].
-    patch : int
-        Side of a patch [pixels].
-    merge : int
-        Patches that are joined to one token of the language model.
-    images : float
-        Of a sequence, on average.
-
     References
     ----------
     Dosovitskiy et al., An Image is Worth 16x16 Words (2021); Wang et al., Qwen2-VL (2024), section 2.1 for the merger of 2 x 2 patches.
     """
 
+    # layers, hidden, heads, ffn_hidden: Of its transformer, which has biases, layer norms, and
+    # attention of every patch of an image to all.
     layers: int
     hidden: int
     heads: int
     ffn_hidden: int
     patches: int
+    """Patches of an image [tokens]."""
     patch: int = 14
+    """Side of a patch [pixels]."""
     merge: int = 1
+    """Patches that are joined to one token of the language model."""
     images: float = 1.0
+    """Of a sequence, on average."""
 
     @property
     def pixels(self) -> int:
