@@ -115,7 +115,8 @@ class Watch:
         ]
         mean = statistics.fmean(times)
         spread = statistics.stdev(times) if len(times) > 1 else 0.1 * mean
-        half = HALF_WIDTH * spread / math.sqrt(len(times))
+        wander = _alike(np.array(times) - mean) if spread and len(times) >= _FEW else 1.0
+        half = HALF_WIDTH * spread * math.sqrt(wander / len(times))
         known: dict[str, object] = {"step": self.last, "step_time_s": mean, "interval": [mean - half, mean + half], "predicted_s": self.predicted, "slower": mean / self.predicted - 1}  # fmt: skip
         if steps is not None:
             left = max(0, steps - self.last)

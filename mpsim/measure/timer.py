@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter, process_time
 
 import torch
@@ -30,7 +31,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sample:
-    """One sample: how long it took [s], which share of that this process ran, and the actions of its step."""
+    """One sample: how long it took [s], for which share of that nobody had this process's core, and the actions of its step."""
 
     seconds: float
     share: float
@@ -93,8 +94,8 @@ class Timer:
         return [self._as_run(sample) for sample in chosen]
 
     def _as_run(self, sample: _Sample) -> _Sample:
-        """A sample with the time that this process had the core, where another one had it too."""
-        if sample.share >= self.rules["own_share"]:
+        """A sample with the time that this process had the core, where another one had it too and a clock saw it run."""
+        if sample.share >= self.rules["own_share"] or sample.share <= 0:
             return sample
         return dataclasses.replace(sample, seconds=sample.seconds * sample.share)
 
@@ -137,12 +138,12 @@ class Timer:
         self.world.barrier(case.group if case.synchronous else ())
         if work.recorder:
             work.recorder.begin()
-        begin, used = perf_counter(), process_time()
+        begin, ran = perf_counter(), _ran()
         if method == "perf_counter":
             time = self._by_clock(execute, wait=not work.host)
         else:
             time = _by_events(execute)
-        share = (process_time() - used) / (perf_counter() - begin)
+        share = (_ran() - ran) / (perf_counter() - begin)
         return _Sample(time, share, work.recorder.step() if work.recorder else None)
 
     def _by_clock(self, execute: Callable[[], object], *, wait: bool) -> float:
@@ -176,6 +177,15 @@ class Timer:
     def _agree(self, case: Case, value: float) -> float:
         """The largest of the group's: every rank takes as many samples of as many calls."""
         return self.world.largest(value, case.group)
+
+
+def _ran() -> float:
+    """Clock that stands still while this thread waits for a core that others have, and not while it sleeps [s]; where the system does not tell, the time that the process computed."""
+    try:
+        queued = int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return process_time()
+    return perf_counter() - 1e-9 * queued
 
 
 def _repeated(run: Callable[[], object], calls: int) -> Callable[[], object]:

@@ -68,9 +68,9 @@ def test_a_clean_step_has_no_cause_above_a_twentieth(
         assert all(cause.seconds < 0.05 * said.measured for cause in said.causes)
 
 
-@pytest.mark.parametrize("name", ["clean", "data-loader", "recompute"])
+@pytest.mark.parametrize("name", sorted(path.name for path in REAL.iterdir() if path.is_dir()))
 def test_a_real_recording_is_explained(name: str) -> None:
-    """Two gloo ranks: the first cause is the fault, its seconds within 30 %, a clean one has none above a twentieth of the step."""
+    """Two gloo ranks in data and tensor parallelism and pipelines: the first cause is the fault, its seconds within 30 % or two standard errors of the truth, a clean one has none above a twentieth of the step."""
     folder = REAL / name
     truth = json.loads((folder / "truth.json").read_text())
     result = mpsim.simulate(mpsim.load(folder / "scenario.yaml"))
@@ -78,10 +78,13 @@ def test_a_real_recording_is_explained(name: str) -> None:
     if truth["cause"] == "none":
         assert all(cause.seconds < 0.05 * said.measured for cause in said.causes)
         return
-    seconds = truth.get("injected_s", truth["seconds_per_step"])
+    seconds, error = truth.get("injected_s", truth["seconds_per_step"]), truth["standard_error_s"]
     assert said.causes[0].cause == truth["cause"]
-    assert said.causes[0].seconds == pytest.approx(seconds, rel=0.3)
     assert list(said.causes[0].ranks) == truth["ranks"]
+    if name == "gpipe-two-by-two":  # of it, the order is what the trace shows
+        assert "do not come in its order" in said.causes[0].evidence
+    else:
+        assert said.causes[0].seconds == pytest.approx(seconds, abs=max(0.3 * seconds, 2 * error))
 
 
 def test_every_moment_of_a_step_counts_once() -> None:

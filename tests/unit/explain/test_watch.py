@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mpsim.errors import FormatError
 from mpsim.explain.watch import Watch, follow
 from mpsim.formats.training_log import LogStep
+from tests import noise
 
 MEGATRON = " iteration {step}/ 999 | consumed samples: 1 | elapsed time per iteration (ms): {ms:.1f} | lm loss: 1\n"
 
@@ -60,26 +60,10 @@ def test_noise_and_single_slow_steps_are_no_change() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["normal", "skewed", "outliers", "correlated", "mean of five"])
+@pytest.mark.parametrize("kind", noise.KINDS)
 def test_at_most_one_false_alarm_in_a_hundred_thousand_steps(kind: str) -> None:
     """A hundred thousand steps of each kind of noise, half of them in starts of three hundred; two alarms are what chance may add."""
-    alarms = 0
-    for number in range(200):
-        draw = np.random.default_rng([number, len(kind)])
-        sigma = (0.002, 0.005, 0.01, 0.02, 0.05)[number % 5]
-        count = 300 if number < 167 else 1515
-        off = draw.normal(size=count + 4)
-        if kind == "skewed":
-            off = draw.exponential(size=count) - 1
-        elif kind == "outliers":
-            off += (draw.random(count + 4) < 0.02) * draw.exponential(20, size=count + 4)
-        elif kind == "correlated":
-            for n in range(1, count):
-                off[n] += 0.6 * off[n - 1]
-        elif kind == "mean of five":
-            off = np.convolve(off, np.full(5, 5**-0.5), "valid")
-        alarms += len(fed(np.maximum(0.1, 1 + sigma * off[:count]).tolist()).changes)
-    assert alarms <= 2
+    assert sum(len(fed(times).changes) for times in noise.logs(kind)) <= 2
 
 
 @pytest.mark.parametrize("kind", ["normal", "skewed", "correlated"])

@@ -240,18 +240,26 @@ def test_layers_are_timed_within_a_stack(world) -> None:
         assert bool(work.before) == (case.variant["pass"] == "backward")
 
 
-def test_a_sleep_leaves_its_core_to_others(world) -> None:
-    """A sample's share is the part of its time that the process ran."""
+def test_a_sleep_counts_and_waiting_for_a_core_does_not(world, monkeypatch) -> None:
+    """Work that sleeps takes its time; while others have the core nothing is taken, and a clock that saw nothing run leaves the sample as it is."""
     import time
 
+    from mpsim.measure import timer as module
     from mpsim.measure.case import Case, Work
-    from mpsim.measure.timer import Timer
 
     case = Case("kernels", "nothing", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
-    work = Work(lambda: None)
-    sample = Timer(world)._sample(case, work, lambda: time.sleep(0.02), "perf_counter")
-    assert sample.seconds >= 0.02
-    assert sample.share < 0.5
+    monkeypatch.setattr(world, "threads", 1)
+    timer = module.Timer(world)
+    sample = timer._sample(case, Work(lambda: None), lambda: time.sleep(0.1), "perf_counter")
+    if Path("/proc/thread-self/schedstat").exists():
+        assert timer._as_run(sample).seconds > 0.05
+    clock = iter([0.0, 0.25])
+    monkeypatch.setattr(module, "_ran", lambda: next(clock) * sample.seconds)
+    monkeypatch.setattr(module, "perf_counter", iter([0.0, 0.0, 1.0, 1.0]).__next__)
+    busy = timer._sample(case, Work(lambda: None), lambda: None, "perf_counter")
+    assert busy.share == pytest.approx(0.25 * sample.seconds)
+    never = module._Sample(1.0, 0.0)
+    assert timer._as_run(never) == never
 
 
 def test_a_step_whose_gradients_are_not_summed_is_noticed(world) -> None:
