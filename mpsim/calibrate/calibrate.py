@@ -42,8 +42,6 @@ from mpsim.measured.sources import Source, quietest, read_source
 from mpsim.output import write_whole
 from mpsim.serving.result import ServedPoint
 
-__all__ = ["Calibrated", "calibrate", "calibrate_serving", "fit_machine"]
-
 _MAIN = ("bf16", "fp16", "fp32", "tf32")
 
 
@@ -132,17 +130,9 @@ def calibrate_serving(
 ) -> Calibrated:
     """Fit the constants of serving that measured services say something about.
 
-    Parameters
-    ----------
-    points : sequence of ServedPoint
-        Of one accelerator.
-    name : str
-        What to call the machine; after its accelerator when left out.
-
-    Raises
-    ------
-    CalibrationError
-        If they are of several accelerators, none can be served, or nothing could be fitted.
+    `points`: of one accelerator. `name`: what to call the machine; after its accelerator when left
+    out. CalibrationError if they are of several accelerators, none can be served, or nothing could
+    be fitted.
     """
     fit = fit_serving(points)
     if not fit.constants:

@@ -18,8 +18,6 @@ from mpsim.hardware import Calibration, Cluster, Fitted, MeasuredCurve
 from mpsim.measured.records import Measurement
 from mpsim.parallel import GroupShape
 
-__all__ = ["collective_points", "fit_collectives", "link_bandwidth"]
-
 Floats = NDArray[np.float64]
 _HOST = ("gloo", "openmpi", "mpich")
 _FEWEST = 6
@@ -78,12 +76,8 @@ def link_bandwidth(points: Sequence[Point], cluster: Cluster) -> float | None:
 
 
 def fit_collectives(points: Sequence[Point], cluster: Cluster, library: str) -> Fit:
-    """Constants of `library` where it is one that talks through the host; a curve for every group and collective that they miss.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        With the link of the measured machine.
+    """Constants of `library` where it is one that talks through the host; a curve for every group
+    and collective that they miss. `cluster`: with the link of the measured machine.
     """
     if not points:
         return Fit()

@@ -18,8 +18,6 @@ from mpsim.measured.records import Measurement
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Expansion, OperatorKind, Transformer, expand_layer
 
-__all__ = ["LayerWork", "fit_host", "layer_works"]
-
 Floats = NDArray[np.float64]
 _EAGER = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
 _PRESET = "torch-ddp"  # eager PyTorch: counts of launches of a layer
@@ -31,20 +29,13 @@ _CACHE = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One measured pass of a layer, and what its kernels take by the fitted constants.
-
-    Parameters
-    ----------
-    streams, others : float
-        Time of norm, softmax and elementwise kernels, and of all the rest [s].
-    launches : int
-        Kernels that the pass launches.
-    """
+    """One measured pass of a layer, and what its kernels take by the fitted constants."""
 
     point: Point
+    # streams, others: time of norm, softmax and elementwise kernels, and of all the rest [s]
     streams: float
     others: float
-    launches: int
+    launches: int  # kernels that the pass launches
 
 
 def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[LayerWork]:

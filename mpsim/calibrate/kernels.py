@@ -18,8 +18,6 @@ from mpsim.cost.formulas import GemmConstants
 from mpsim.hardware import Accelerator, Calibration, Fitted, MeasuredCurve
 from mpsim.workload import OperatorKind, Phase, attention_flops
 
-__all__ = ["fit_attention", "fit_copy", "fit_gemm", "fit_memory", "fit_optimizer"]
-
 Floats = NDArray[np.float64]
 _HALF = ("bf16", "fp16")
 _PASSES = 3.5  # FLOPs of forward and backward over those of forward (Dao 2023, FlashAttention-2, section 4.1)

@@ -17,8 +17,6 @@ from mpsim.measured.records import Header
 from mpsim.measured.sources import Source
 from mpsim.units import Dimension, format_exact, format_quantity
 
-__all__ = ["Frame", "cpu_entry", "document_of", "link_entry", "others_of", "sheet_entry"]
-
 Entry: TypeAlias = dict[str, object]
 """What a machine file holds under one key."""
 _DIGITS = 4
@@ -29,21 +27,13 @@ _IDLE = "1 W"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
-    """The parts of a machine, without its constants.
-
-    Parameters
-    ----------
-    datasheet : str
-        The accelerator of the catalog that it has; empty for a CPU.
-    accelerator, scale_up : mapping
-        Entries as a catalog holds them.
-    """
+    """The parts of a machine, without its constants."""
 
     name: str
     source: str
     as_of: str
-    datasheet: str
-    accelerator: Entry
+    datasheet: str  # the accelerator of the catalog that it has; empty for a CPU
+    accelerator: Entry  # accelerator, scale_up: entries as a catalog holds them
     scale_up: Entry
     nic: Entry | None
     per_node: int
@@ -55,10 +45,8 @@ class Frame:
 def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> Entry:
     """A rank of a CPU as an accelerator: its peaks are the fastest products that were measured.
 
-    Raises
-    ------
-    CalibrationError
-        If no product and no copy was measured, so that there is nothing to measure against.
+    CalibrationError if no product and no copy was measured, so that there is nothing to measure
+    against.
     """
     rank = header.ranks[0]
     peaks: dict[str, float] = {}

@@ -17,22 +17,6 @@ from mpsim.hardware import Calibration, Fitted, MeasuredCurve
 from mpsim.plot import Lines, residual_chart
 from mpsim.shipped import read_shipped
 
-__all__ = [
-    "Fit",
-    "Score",
-    "best_curve",
-    "fitted",
-    "is_wide",
-    "limit",
-    "merged",
-    "outside_range",
-    "prefers_curve",
-    "range_warnings",
-    "residuals_of",
-    "score",
-    "unknown",
-]
-
 Floats = NDArray[np.float64]
 Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Sizes and times of a curve."""
@@ -43,28 +27,17 @@ _GAPS = 2  # gaps that become one where a point of a curve is left out
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Score:
-    """How far off a form or a curve is.
-
-    Parameters
-    ----------
-    form : str
-        ``constants``, ``curve`` or ``constants, refused for a curve``.
-    sizes, measured, predicted : tuple of float
-        Of every point; FLOP, B, or whatever the series is ordered by, and [s].
-    held_out : tuple of bool
-        Which of them were never fitted.
-    noise : float
-        Median relative spread of the samples themselves.
-    """
+    """How far off a form or a curve is."""
 
     what: str
-    form: str
+    form: str  # ``constants``, ``curve`` or ``constants, refused for a curve``
     ids: tuple[str, ...]
+    # sizes, measured, predicted: of every point, in FLOP, B, or whatever orders the series, and in s
     sizes: tuple[float, ...]
     measured: tuple[float, ...]
     predicted: tuple[float, ...]
-    held_out: tuple[bool, ...]
-    noise: float
+    held_out: tuple[bool, ...]  # which of them were never fitted
+    noise: float  # median relative spread of the samples themselves
 
     def errors(self, *, held_out: bool) -> Floats:
         """``predicted / measured - 1`` of the points that were fitted, or of those that were not."""
@@ -87,15 +60,9 @@ def residuals_of(scores: Sequence[Score]) -> Lines:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
-    """Everything one part of a calibration found.
+    """Everything one part of a calibration found."""
 
-    Parameters
-    ----------
-    constants : mapping of str to Fitted
-        By dotted name.
-    """
-
-    constants: Mapping[str, Fitted] = dataclasses.field(default_factory=dict)
+    constants: Mapping[str, Fitted] = dataclasses.field(default_factory=dict)  # by dotted name
     kernels: tuple[MeasuredCurve, ...] = ()
     collectives: tuple[MeasuredCurve, ...] = ()
     framework: Mapping[str, object] = dataclasses.field(default_factory=dict)

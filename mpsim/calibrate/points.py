@@ -21,8 +21,6 @@ from mpsim.workload import (
 )
 from mpsim.workload.builders import streaming
 
-__all__ = ["Point", "hold_out", "kernel_points"]
-
 _WIDE_RESULT = 2.0  # an 8-bit product is written in 16 bits
 _PHASES = {
     "forward": Phase.FORWARD,
@@ -46,45 +44,23 @@ _FEWEST = 4  # points of a series before one is held out
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
-    """One time, and what it is of.
-
-    Parameters
-    ----------
-    series : str
-        Points that differ in size alone.
-    operator : Operator or None
-        As our models time it; None for an optimizer step, a copy or a collective.
-    size : float
-        What the series is ordered by.
-    seconds : float
-        Lower quartile of the samples [s]: what else runs on a machine only ever makes it slower.
-    noise : float
-        Relative spread of the samples.
-    phase : str
-        ``burst`` or ``sustained``.
-    ranks, domains : int
-        Of a collective's group.
-    held_out : bool
-        Kept from every fit, to say how good it is.
-    samples : int
-        Count of them, over all ranks.
-    backend : str
-        Of attention: whose kernel it was.
-    """
+    """One time, and what it is of."""
 
     id: str
-    series: str
+    series: str  # points that differ in size alone
+    # as our models time it; None for an optimizer step, a copy or a collective
     operator: Operator | None
-    size: float
+    size: float  # what the series is ordered by
+    # lower quartile of the samples [s]: what else runs on a machine only ever makes it slower
     seconds: float
-    noise: float
+    noise: float  # relative spread of the samples
     precision: str
-    phase: str
-    ranks: int = 1
+    phase: str  # ``burst`` or ``sustained``
+    ranks: int = 1  # ranks, domains: of a collective's group
     domains: int = 1
-    held_out: bool = False
-    samples: int = 1
-    backend: str = ""
+    held_out: bool = False  # kept from every fit, to say how good it is
+    samples: int = 1  # count of them, over all ranks
+    backend: str = ""  # of attention: whose kernel it was
 
     @classmethod
     def of(

@@ -37,8 +37,6 @@ from mpsim.simulate import simulate_step
 from mpsim.units import Dimension, format_quantity, parse_quantity
 from mpsim.workload import OperatorKind
 
-__all__ = ["calibrate_recorded"]
-
 _FEWEST_SIZES = 4  # of a collective: fewer move its level alone
 _OPTIMIZER = "kernels.optimizer.fraction"
 _LEVELS = 6  # rounds until a level settles
@@ -51,19 +49,9 @@ _CURVE = tuple(float(1 << n) for n in range(10, 31, 2))
 def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "") -> Calibrated:
     """Fit the constants of a machine that recordings identify; of all others its own stay.
 
-    Parameters
-    ----------
-    result : Result
-        Of the scenario that was recorded, on the machine as it is known.
-    files : sequence of Path
-        Traces of torch.profiler, a file a rank or folders of them, and logs.
-
-    Raises
-    ------
-    CalibrationError
-        If nothing can be fitted.
-    FormatError
-        If a file is damaged, or holds nothing with a time.
+    `result`: of the scenario that was recorded, on the machine as it is known. `files`: traces of
+    torch.profiler, a file a rank or folders of them, and logs. CalibrationError if nothing can be
+    fitted; FormatError if a file is damaged, or holds nothing with a time.
     """
     logs = [file for file in files if is_log(file)]
     traces = [file for file in files if file not in logs]

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from mpsim.errors import CalibrationError, MissingExtraError
 
-__all__ = ["Estimate", "Unknown", "fit_robust"]
-
 Floats = NDArray[np.float64]
 Form = Callable[[Floats], Floats]
 """Seconds of N points for K constants."""
@@ -34,43 +32,26 @@ _WIDE = 50.0  # in logarithms: a constant the points say nothing about
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unknown:
-    """A constant to be found.
-
-    Parameters
-    ----------
-    start, low, high : float
-        First guess, and the bounds it stays in, all above 0.
-    prior : float
-        Standard deviation of the first guess, in logarithms: what decides where the points say little.
-    """
+    """A constant to be found."""
 
     name: str
-    start: float
+    start: float  # start, low, high: first guess, and the bounds it stays in, all above 0
     low: float
     high: float
+    # standard deviation of the first guess, in logarithms: what decides where the points say little
     prior: float = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Estimate:
-    """A constant that was found.
-
-    Parameters
-    ----------
-    value, low, high : float
-        With the interval of 95 %, cut at the bounds.
-    at_bound : bool
-        Whether the fit would have left its bounds.
-    identified : bool
-        Whether the points say anything about it.
-    """
+    """A constant that was found."""
 
     name: str
-    value: float
+    value: float  # value, low, high: with the interval of 95 %, cut at the bounds
     low: float
     high: float
-    at_bound: bool
-    identified: bool
+    at_bound: bool  # whether the fit would have left its bounds
+    identified: bool  # whether the points say anything about it
 
 
 def fit_robust(
@@ -85,25 +66,11 @@ def fit_robust(
 ) -> tuple[Estimate, ...]:
     """Find the constants whose form is closest to measured times, by Huber's loss of logarithms.
 
-    Parameters
-    ----------
-    form : callable
-        Seconds for values of the unknowns, in their order.
-    seconds : array of N
-        Measured, above 0 [s].
-    step : float
-        Of numeric derivatives, in logarithms.
-    rounds, passes : int
-        At most so many steps of a fit, and fits in a row.
-    method : {"trf", "dogbox"}
-        Of scipy: the second for forms that jump, and where constants lie at their bounds.
-
-    Raises
-    ------
-    CalibrationError
-        If there are no points, or times are not above 0.
-    MissingExtraError
-        If scipy is not installed.
+    `form`: seconds for values of the unknowns, in their order. `seconds`: measured, above 0 [s].
+    `step`: of numeric derivatives, in logarithms. `rounds` and `passes`: at most so many steps of a
+    fit, and fits in a row. `method`: of scipy: the second for forms that jump, and where constants
+    lie at their bounds. CalibrationError if there are no points, or times are not above 0;
+    MissingExtraError if scipy is not installed.
 
     Notes
     -----

@@ -17,8 +17,6 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.rates import BY_FORMAT
 from mpsim.serving.result import ServedPoint, measurable
 
-__all__ = ["fit_serving", "on_machine"]
-
 Floats = NDArray[np.float64]
 
 _RATES = ("attention_bandwidth", "prompt_share", "reduction_latency")
@@ -32,15 +30,9 @@ _PRIOR = {"share": 2.0, "time": 5.0}  # standard deviation of a preset's value, 
 def fit_serving(points: Sequence[ServedPoint]) -> Fit:
     """Find the constants of serving whose predictions are closest to what was measured.
 
-    Parameters
-    ----------
-    points : sequence of ServedPoint
-        Of one accelerator. Every third of more than `serving_points` is fitted at most; the others are held out.
-
-    Raises
-    ------
-    CalibrationError
-        If they are of several accelerators, or none can be served.
+    `points`: of one accelerator. Every third of more than `serving_points` is fitted at most; the
+    others are held out. CalibrationError if they are of several accelerators, or none can be
+    served.
 
     Notes
     -----

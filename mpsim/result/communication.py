@@ -23,22 +23,16 @@ from mpsim.program.csr import owners
 from mpsim.program.devices import AXIS_OF_STREAM
 from mpsim.result.intervals import Cover
 
-__all__ = ["CommunicationTime", "communication_time", "kernel_share"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CommunicationTime:
-    """Time in which ranks communicate.
+    """Time in which ranks communicate."""
 
-    Parameters
-    ----------
-    hidden, exposed : float64[R, A]
-        Ticks of each rank class, by `mpsim.parallel.axes.AXIS_NAMES`; their sum is the time that transfers run.
-    """
-
+    # hidden, exposed: float64[R, A], ticks of each rank class, by `mpsim.parallel.axes.AXIS_NAMES`;
+    # their sum is the time that transfers run
     hidden: Floats
     exposed: Floats
 
@@ -69,12 +63,8 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
 
 
 def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
-    """Share of each span of time in which kernels of each rank class run, waits inside actions left out.
-
-    Parameters
-    ----------
-    edges : float64[B + 1]
-        Edges of spans, ascending [ticks].
+    """Share of each span of time in which kernels of each rank class run, waits inside actions left
+    out. `edges` (float64[B + 1]): edges of spans, ascending [ticks].
 
     Returns
     -------

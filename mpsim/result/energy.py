@@ -20,25 +20,17 @@ from mpsim.result.result import Result
 from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
 
-__all__ = ["IDLE", "Energy", "measure_energy", "meter_constants"]
-
 IDLE = "idle"
 """The part that boards would draw with nothing to do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Energy:
-    """Energy of a job from its kernels to the meter.
+    """Energy of a job from its kernels to the meter."""
 
-    Parameters
-    ----------
-    accelerators : mapping of str to float
-        By part: `IDLE`, and for each `mpsim.cost.Load` what it takes beyond that [J].
-    meter : mapping of str to float
-        ``accelerators``, ``hosts``, ``nics``, ``switches``, ``facility`` [J].
-    """
-
+    # by part: `IDLE`, and for each `mpsim.cost.Load` what it takes beyond that [J]
     accelerators: Mapping[str, float]
+    # ``accelerators``, ``hosts``, ``nics``, ``switches``, ``facility`` [J]
     meter: Mapping[str, float]
 
     @property

@@ -26,17 +26,6 @@ _AREAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Constants by the first part of their names: in words, and the parts of the step that rest on them."""
 
-__all__ = [
-    "calibration",
-    "communication",
-    "mean_over_accelerators",
-    "mean_over_ranks",
-    "price",
-    "price_of",
-    "unsure",
-    "utilisation",
-]
-
 
 def mean_over_ranks(result: Result, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mean over all ranks of figures of rank classes [R, ...]."""
@@ -112,12 +101,8 @@ def calibration(constants: Sequence[Constant]) -> dict[str, object]:
 def unsure(
     result: Result, precision: str, breakdown: Mapping[str, float], *, interference: bool
 ) -> list[str]:
-    """Warnings of values that nobody verified, and of constants of other hardware that a hundredth of the step or more rests on.
-
-    Parameters
-    ----------
-    breakdown : mapping of str to float
-        Time by part of the account [s].
+    """Warnings of values that nobody verified, and of constants of other hardware that a hundredth
+    of the step or more rests on. `breakdown`: time by part of the account [s].
     """
     warnings = []
     peak = f"peak_flops.{SCALED_FORMATS.get(precision, precision)}"

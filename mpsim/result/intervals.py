@@ -12,18 +12,12 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 
-__all__ = ["Cover", "Gaps", "busy_ticks", "idle_gaps"]
-
 Floats = NDArray[np.float64]
 
 
 class Cover:
-    """The union of intervals, ready to say how much of a window it covers.
-
-    Parameters
-    ----------
-    start, end : float64[n]
-        In any order; they may overlap.
+    """The union of intervals, ready to say how much of a window it covers. `start` and `end`
+    (float64[n]): in any order; they may overlap.
 
     Examples
     --------

@@ -19,41 +19,27 @@ from mpsim.program.links import Links
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
 
-__all__ = ["LinkUse", "measure_links"]
-
 Floats = NDArray[np.float64]
 _SHOWN = 12  # links
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LinkUse(Shown):
-    """Use of links over time.
+    """Use of links over time."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Such as ``pp 3 NIC out`` or ``leaf 0 up``.
-    capacity : float64[L]
-        In one direction [B/s]: of one rank's share for ports, of the whole link for the fabric.
-    carried : float64[L]
-        Over the step [B].
-    edges_s : float64[B + 1]
-        Edges of bins [s].
-    share : float64[L, B]
-        Carried over what could have been carried. Above 1 where ``network: analytic`` let transfers overlap that share a link.
-    ports : int
-        Links that come first and belong to rank classes, as many of each; the others are of the fabric.
-    tiers : tuple of str
-        Of each link: ``scale-up``, ``NIC``, or the tier of the fabric.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # such as ``pp 3 NIC out`` or ``leaf 0 up``
+    # float64[L], in one direction [B/s]: of one rank's share for ports, of the whole link for the
+    # fabric
     capacity: Floats
-    carried: Floats
-    edges_s: Floats
+    carried: Floats  # float64[L], over the step [B]
+    edges_s: Floats  # float64[B + 1], edges of bins [s]
+    # float64[L, B], carried over what could have been carried. Above 1 where ``network: analytic``
+    # let transfers overlap that share a link
     share: Floats
+    # links that come first and belong to rank classes, as many of each; the others are of the
+    # fabric
     ports: int = 0
-    tiers: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()  # of each link: ``scale-up``, ``NIC``, or the tier of the fabric
 
     @property
     def mean(self) -> Floats:
@@ -80,12 +66,7 @@ class LinkUse(Shown):
 def measure_links(
     timeline: Timeline, links_of: Callable[[Program], Links], *, bins: int = 200
 ) -> LinkUse:
-    """Measure a finished step.
-
-    Parameters
-    ----------
-    links_of : callable
-        Gives the links of a program of the same job.
+    """Measure a finished step. `links_of`: gives the links of a program of the same job.
 
     Notes
     -----

@@ -15,26 +15,17 @@ from numpy.typing import NDArray
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["Memory", "MemoryCurve", "join_memory"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Memory(Shown):
-    """Bytes of every pipeline rank (of every class of replicas, where these differ) at its fullest moment.
-
-    Parameters
-    ----------
-    components : mapping of str to float64[P]
-        In the order in which they are shown [B].
-    capacities : float64[P]
-        Of an accelerator of each rank [B].
-    when : tuple of str
-        The moment at which each rank is fullest, in the words of its job.
+    """Bytes of every pipeline rank (of every class of replicas, where these differ) at its fullest
+    moment.
     """
 
+    # mapping of str to float64[P], in the order in which they are shown [B]
     components: Mapping[str, NDArray[np.float64]]
-    capacities: NDArray[np.float64]
-    when: tuple[str, ...] = ()
+    capacities: NDArray[np.float64]  # float64[P], of an accelerator of each rank [B]
+    when: tuple[str, ...] = ()  # the moment at which each rank is fullest, in the words of its job
 
     @property
     def total(self) -> NDArray[np.float64]:
@@ -72,20 +63,11 @@ class Memory(Shown):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
-    """Bytes that one rank holds over time.
+    """Bytes that one rank holds over time."""
 
-    Parameters
-    ----------
-    time_s : float64[E]
-        Moments in order; what is held changes only there [s].
-    held : float64[E]
-        From each moment to the next [B].
-    standing : float64
-        Part of `held` that is there all the time: model states, buffers, overhead [B].
-    """
-
-    time_s: NDArray[np.float64]
-    held: NDArray[np.float64]
+    time_s: NDArray[np.float64]  # float64[E], moments in order; what is held changes only there [s]
+    held: NDArray[np.float64]  # float64[E], from each moment to the next [B]
+    # part of `held` that is there all the time: model states, buffers, overhead [B]
     standing: float
     components: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
 

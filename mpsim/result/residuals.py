@@ -21,25 +21,6 @@ from mpsim.memo import Memo, remembered
 from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
 
-__all__ = [
-    "EXACT",
-    "FASTEST_BY",
-    "FIGURES",
-    "HALF_WIDTH",
-    "LEVEL",
-    "MOST_GUESSED",
-    "Interval",
-    "MeasuredRuns",
-    "Residuals",
-    "Setting",
-    "chip_names",
-    "chosen_of",
-    "decisions",
-    "fastest_measured",
-    "format_names",
-    "residuals",
-]
-
 _PACKAGE = "mpsim.result.data"
 _PLACES = 256  # settings whose nearest runs are kept
 _REST = ("micro batch", "sharding", "schedule", "recompute")  # parts of the label `rest`
@@ -64,19 +45,11 @@ EXACT = "exact: an order of actions has no residual"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interval:
-    """Range that holds the measured value in `LEVEL` of all cases, and the prediction always.
+    """Range that holds the measured value in `LEVEL` of all cases, and the prediction always."""
 
-    Parameters
-    ----------
-    low, high : float
-        In the unit of the prediction.
-    basis : str
-        What it rests on, in words.
-    """
-
-    low: float
+    low: float  # low, high: in the unit of the prediction
     high: float
-    basis: str = ""
+    basis: str = ""  # what it rests on, in words
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -120,15 +93,6 @@ class Interval:
 class Setting:
     """The attributes of a prediction that its residual depends on.
 
-    Parameters
-    ----------
-    labels : mapping of str to tuple of str
-        Attributes such as ``framework``: its names from the most special to the most general, ``("megatron-core", "nvidia")``.
-    size : float
-        Accelerators, bytes or whatever the figure grows with; distances are ratios.
-    guessed : int
-        Settings that matter (degrees of parallelism, microbatch, recomputation, ...) and that whoever describes the run left open.
-
     Examples
     --------
     >>> near = Setting({"framework": ("megatron-core", "nvidia")}, 64)
@@ -136,8 +100,12 @@ class Setting:
     (1, 2)
     """
 
+    # attributes such as ``framework``: its names from the most special to the most general,
+    # ``("megatron-core", "nvidia")``
     labels: Mapping[str, tuple[str, ...]]
-    size: float
+    size: float  # accelerators, bytes or whatever the figure grows with; distances are ratios
+    # settings that matter (degrees of parallelism, microbatch, recomputation, ...) and that whoever
+    # describes the run left open
     guessed: int = 0
 
     def to_json(self) -> dict[str, object]:
@@ -165,25 +133,15 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRuns:
-    """Measured runs of one family that share every attribute, predicted.
+    """Measured runs of one family that share every attribute, predicted."""
 
-    Parameters
-    ----------
-    family : str
-        Table that they come from.
-    labels : mapping of str to tuple of str
-        As those of a `Setting`.
-    smallest, largest : float
-        Sizes.
-    mean_abs_error, bias : float
-        Of predictions with names hidden and the family left out of the fit, as fractions; the bias with its sign.
-    """
-
-    family: str
-    labels: Mapping[str, tuple[str, ...]]
-    smallest: float
+    family: str  # table that they come from
+    labels: Mapping[str, tuple[str, ...]]  # as those of a `Setting`
+    smallest: float  # smallest, largest: sizes
     largest: float
     rows: int
+    # mean_abs_error, bias: of predictions with names hidden and the family left out of the fit, as
+    # fractions; the bias with its sign
     mean_abs_error: float
     bias: float
 
@@ -194,53 +152,28 @@ class MeasuredRuns:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
-    """Residuals of one figure.
+    """Residuals of one figure."""
 
-    Parameters
-    ----------
-    figure : str
-        Of `FIGURES`.
-    noise : float
-        Sigma right beside measured runs, where stacks do not differ.
-    attributes : mapping of str to tuple of float
-        Sigma that each level of an attribute adds where it is not shared; see `Setting.level`.
-    doubling : float
-        Sigma that a doubling of the size beyond measured runs adds.
-    most_doublings : float
-        Doublings that count where nothing was measured.
-    guess : float
-        Sigma that each setting adds that is guessed, up to `MOST_GUESSED`.
-    quantiles : tuple of float
-        Of e / sigma: the lower one negative, the upper one positive.
-    stacks : mapping of str to float
-        Sigma of each stack (framework) that was measured; empty where stacks do not differ.
-    stranger : float
-        Sigma of any other stack, no smaller.
-    several : frozenset of str
-        Accelerators that two sources or more measured, with rates of products of their own.
-    single : float
-        Sigma that any other accelerator adds.
-    pairs : mapping of str to float
-        Half-widths, at `LEVEL`, of the difference of two residuals of one family that differ in one kind of `decisions` or in nothing (``same``); empty where none was measured.
-    rows, families : int
-        That the fit rests on.
-    """
-
-    figure: str
-    noise: float
+    figure: str  # of `FIGURES`
+    noise: float  # sigma right beside measured runs, where stacks do not differ
+    # sigma that each level of an attribute adds where it is not shared; see `Setting.level`
     attributes: Mapping[str, tuple[float, ...]]
-    doubling: float
-    most_doublings: float
-    guess: float
-    quantiles: tuple[float, float]
+    doubling: float  # sigma that a doubling of the size beyond measured runs adds
+    most_doublings: float  # doublings that count where nothing was measured
+    guess: float  # sigma that each setting adds that is guessed, up to `MOST_GUESSED`
+    quantiles: tuple[float, float]  # of e / sigma: the lower one negative, the upper one positive
+    # half-widths, at `LEVEL`, of the difference of two residuals of one family that differ in one
+    # kind of `decisions` or in nothing (``same``); empty where none was measured
     pairs: Mapping[str, float]
-    rows: int
+    rows: int  # rows, families: that the fit rests on
     families: int
     runs: tuple[MeasuredRuns, ...]
+    # sigma of each stack (framework) that was measured; empty where stacks do not differ
     stacks: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    stranger: float = 0.0
+    stranger: float = 0.0  # sigma of any other stack, no smaller
+    # accelerators that two sources or more measured, with rates of products of their own
     several: frozenset[str] = frozenset()
-    single: float = 0.0
+    single: float = 0.0  # sigma that any other accelerator adds
     # layouts of one model on one machine, of which a sweep has thousands, are equally far from everything
     _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = dataclasses.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
@@ -288,12 +221,7 @@ class Residuals:
         return next(iter(setting.labels.get(attribute, ())), "")
 
     def interval(self, value: float, setting: Setting) -> Interval:
-        """The interval of a prediction.
-
-        Parameters
-        ----------
-        value : float
-            Predicted figure, above 0.
+        """The interval of a prediction. `value`: predicted figure, above 0.
 
         Notes
         -----

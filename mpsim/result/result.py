@@ -32,8 +32,6 @@ from mpsim.sheet import Sheet, Shown
 if TYPE_CHECKING:  # imported by those who ask for it
     from mpsim.result.links import LinkUse
 
-__all__ = ["JobResult", "Pictures", "Result", "Summary", "told_of"]
-
 
 class Summary(dict[str, Any]):
     """Figures by name, SI units; printed without those that are tables of their own."""

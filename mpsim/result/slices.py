@@ -25,38 +25,22 @@ from mpsim.program.devices import AXIS_OF_STREAM
 from mpsim.result.intervals import Cover
 from mpsim.result.waits import Waits
 
-__all__ = ["CommunicationSlices", "communication_slices"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CommunicationSlices:
-    """Slices as columns, ordered by rank, axis and start.
+    """Slices as columns, ordered by rank, axis and start."""
 
-    Parameters
-    ----------
-    program : Program
-        That rows and kernels are numbered by.
-    rank : int64[S]
-        Rank class.
-    axis : int64[S]
-        By `mpsim.parallel.axes.AXIS_NAMES`.
-    start, end : float64[S]
-        Ticks since the step began.
-    exposed : bool[S]
-        Whether the compute stream stands idle for it.
-    row, kernel : int64[S]
-        Row of the program, and the transfer's number in the row's template; -1 where the row itself is the transfer, or no single one is.
-    """
-
-    program: Program
-    rank: Ints
-    axis: Ints
-    start: Floats
+    program: Program  # that rows and kernels are numbered by
+    rank: Ints  # int64[S], rank class
+    axis: Ints  # int64[S], by `mpsim.parallel.axes.AXIS_NAMES`
+    start: Floats  # start, end: float64[S], ticks since the step began
     end: Floats
-    exposed: NDArray[np.bool_]
+    exposed: NDArray[np.bool_]  # bool[S], whether the compute stream stands idle for it
+    # row, kernel: int64[S], row of the program, and the transfer's number in the row's template; -1
+    # where the row itself is the transfer, or no single one is
     row: Ints
     kernel: Ints
 
@@ -132,14 +116,8 @@ _COLUMNS = ("rank", "axis", "start", "end", "exposed", "row", "kernel")
 def communication_slices(
     timeline: Timeline, waits: Waits, *, ranks: Sequence[int] | None = None
 ) -> CommunicationSlices:
-    """Cut the communication of some ranks into exposed and hidden slices.
-
-    Parameters
-    ----------
-    waits : Waits
-        Idle time of its compute streams, as the job counts it.
-    ranks : sequence of int, optional
-        Rank classes; all when left out.
+    """Cut the communication of some ranks into exposed and hidden slices. `waits`: idle time of its
+    compute streams, as the job counts it. `ranks`: rank classes; all when left out.
     """
     program = timeline.program
     wanted = np.zeros(program.ranks, dtype=bool)

@@ -19,43 +19,27 @@ from mpsim.result.intervals import busy_ticks
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
 
-__all__ = ["Series", "Utilisation", "kernel_seconds", "measure_utilisation"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """Shares over time, averaged over ranks.
+    """Shares over time, averaged over ranks."""
 
-    Parameters
-    ----------
-    edges_s : float64[bins + 1]
-        Bin edges [s].
-    shares : mapping of str to float64[bins]
-        Of ``compute``, ``scale_up`` and ``scale_out`` in [0, 1].
-    """
-
-    edges_s: NDArray[np.float64]
+    edges_s: NDArray[np.float64]  # float64[bins + 1], bin edges [s]
+    # mapping of str to float64[bins], of ``compute``, ``scale_up`` and ``scale_out`` in [0, 1]
     shares: Mapping[str, NDArray[np.float64]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Utilisation(Shown):
-    """Share of the step in which each resource of a rank works, by rank class [R].
+    """Share of the step in which each resource of a rank works, by rank class [R]."""
 
-    Parameters
-    ----------
-    compute : float64[R]
-        Time with a kernel on the compute stream.
-    scale_up, scale_out : float64[R]
-        Bytes sent over what the link could have sent in one direction.
-    speeds : mapping of str to float64[R]
-        Of each class of link, in one direction [B/tick].
-    """
-
-    compute: NDArray[np.float64]
+    compute: NDArray[np.float64]  # float64[R], time with a kernel on the compute stream
+    # scale_up, scale_out: float64[R], bytes sent over what the link could have sent in one
+    # direction
     scale_up: NDArray[np.float64]
     scale_out: NDArray[np.float64]
     timeline: Timeline
+    # mapping of str to float64[R], of each class of link, in one direction [B/tick]
     speeds: Mapping[str, NDArray[np.float64]]
     bins: int
 
@@ -91,12 +75,8 @@ class Utilisation(Shown):
 def measure_utilisation(
     timeline: Timeline, clusters: Sequence[Cluster], *, bins: int = 200
 ) -> Utilisation:
-    """Measure a finished step.
-
-    Parameters
-    ----------
-    clusters : sequence of Cluster
-        As each rank class has it: the bandwidths per accelerator and direction.
+    """Measure a finished step. `clusters`: as each rank class has it: the bandwidths per
+    accelerator and direction.
     """
     step, nodes = timeline.makespan, [cluster.node for cluster in clusters]
     speeds = {

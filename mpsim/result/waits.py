@@ -18,32 +18,21 @@ from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND
 from mpsim.result.intervals import Gaps
 
-__all__ = ["Waits", "last_dependency", "waits_before"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """Intervals in which a compute stream stands idle, each counted as one part of the account.
+    """Intervals in which a compute stream stands idle, each counted as one part of the account."""
 
-    Parameters
-    ----------
-    rank : int64[W]
-        Rank class.
-    start, end : float64[W]
-        Ticks since the step began; those of one rank do not overlap.
-    part : int64[W]
-        By the vocabulary of the program.
-    row : int64[W]
-        Row that is waited for: a transfer, or what is computed elsewhere; -1 where it is no single one.
-    """
-
-    rank: Ints
+    rank: Ints  # int64[W], rank class
+    # start, end: float64[W], ticks since the step began; those of one rank do not overlap
     start: Floats
     end: Floats
-    part: Ints
+    part: Ints  # int64[W], by the vocabulary of the program
+    # int64[W], row that is waited for: a transfer, or what is computed elsewhere; -1 where it is no
+    # single one
     row: Ints
 
     def __len__(self) -> int:
@@ -72,14 +61,10 @@ class Waits:
 
 
 def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
-    """Charge idle time before rows to the transfers that ended last, one after the other, back to where they began.
+    """Charge idle time before rows to the transfers that ended last, one after the other, back to
+    where they began.
 
-    Parameters
-    ----------
-    gaps : Gaps
-        Each before a row.
-    waiting : int
-        Part that waiting for a computation counts as.
+    `gaps`: each before a row. `waiting`: part that waiting for a computation counts as.
 
     Returns
     -------

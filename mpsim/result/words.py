@@ -9,16 +9,6 @@ from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent, price
 
-__all__ = [
-    "Figures",
-    "execution_rows",
-    "odds_words",
-    "of_peak",
-    "shares",
-    "summary_rows",
-    "summary_sheet",
-]
-
 Figures: TypeAlias = Mapping[str, Any]
 """Figures by name as JSON holds them: numbers, texts, lists, further such mappings."""
 _LEAST_SHARE = 0.0005  # that is told

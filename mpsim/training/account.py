@@ -29,8 +29,6 @@ from mpsim.result.intervals import Cover, Gaps, idle_gaps
 from mpsim.result.waits import Waits, waits_before
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 
-__all__ = ["attribute", "idle_waits"]
-
 Floats = NDArray[np.float64]
 
 _DP, _BUBBLE, _OPTIMIZER, _OTHER = (

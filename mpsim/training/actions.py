@@ -32,8 +32,6 @@ from mpsim.training.replicas.groups import exchange_times
 from mpsim.training.replicas.segments import Bucket, CutAction, Cuts, Segment, SegmentedAction
 from mpsim.training.vocabulary import PARTS, TRAINING
 
-__all__ = ["ActionVariants", "Load", "exchanges_beside"]
-
 _GRADIENT = (Action.B, Action.W)
 _HOST = PARTS.index("host")
 _Seconds: TypeAlias = Callable[[float, float, Calibration | None], float]
@@ -42,11 +40,7 @@ _KEPT = 1024  # passes that stay ready: equal ones are one template, whoever ask
 
 class ActionVariants:
     """Collects the templates of the actions of one Plan: actions that do the same are one variant.
-
-    Parameters
-    ----------
-    beside : sequence of sequence of Load
-        What runs beside the segments of each of them.
+    `beside`: what runs beside the segments of each of them.
 
     Attributes
     ----------

@@ -25,8 +25,6 @@ from mpsim.program import COLLECTIVE, SEND
 from mpsim.result.waits import Waits
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = ["CAUSES", "BubbleCauses", "bubble_causes"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -39,34 +37,19 @@ _BUBBLE = PARTS.index("bubble")
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class BubbleCauses:
-    """Intervals of the bubble, each of one cause.
+    """Intervals of the bubble, each of one cause."""
 
-    Parameters
-    ----------
-    rank : int64[W]
-        Rank class.
-    start, end : float64[W]
-        Ticks since the step began.
-    cause : int64[W]
-        Index into `CAUSES`.
-    ticks : float64[R, C]
-        Bubble of each rank class by cause; sums to its part of the account exactly.
-    """
-
-    rank: Ints
-    start: Floats
+    rank: Ints  # int64[W], rank class
+    start: Floats  # start, end: float64[W], ticks since the step began
     end: Floats
-    cause: Ints
+    cause: Ints  # int64[W], index into `CAUSES`
+    # float64[R, C], bubble of each rank class by cause; sums to its part of the account exactly
     ticks: Floats
 
 
 def bubble_causes(timeline: Timeline, idle: Waits) -> BubbleCauses:
-    """Cut the bubble of every rank class by cause.
-
-    Parameters
-    ----------
-    idle : Waits
-        Idle time of its compute streams (`mpsim.result.Result.idle`).
+    """Cut the bubble of every rank class by cause. `idle`: idle time of its compute streams
+    (`mpsim.result.Result.idle`).
     """
     bubble = idle.where(idle.part == _BUBBLE)
     phase = _phases(timeline, bubble)

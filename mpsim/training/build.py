@@ -25,20 +25,12 @@ from mpsim.training.replicas.segments import cut_actions
 from mpsim.training.step_end import StepRows
 from mpsim.training.vocabulary import TRAINING
 
-__all__ = ["build_program"]
-
 
 def build_program(
     plan: Plan, costs: PlanCosts | None = None, *, blocks: Blocks | None = None
 ) -> Program:
-    """Expand a Plan into operations with durations.
-
-    Parameters
-    ----------
-    costs : PlanCosts, optional
-        Made from the plan when absent.
-    blocks : Blocks, optional
-        Templates that this plan shares with others; made from the plan when absent.
+    """Expand a Plan into operations with durations. `costs`: made from the plan when absent.
+    `blocks`: templates that this plan shares with others; made from the plan when absent.
 
     Returns
     -------

@@ -31,12 +31,8 @@ _ON_AVERAGE = (".lost", ".full_rate")  # of the constants of interference
 
 
 class PlanCosts(LayoutCosts):
-    """Cost models of one Plan.
-
-    Parameters
-    ----------
-    like : PlanCosts, optional
-        Of a plan on the same cluster, in the same precision and framework: what its models remember serves here too.
+    """Cost models of one Plan. `like`: of a plan on the same cluster, in the same precision and
+    framework: what its models remember serves here too.
     """
 
     def __init__(self, plan: Plan, *, like: LayoutCosts | None = None) -> None:

@@ -20,16 +20,6 @@ from mpsim.result.residuals import (
 from mpsim.result.words import Figures
 from mpsim.training.plan import Plan
 
-__all__ = [
-    "fits_probability",
-    "intervals",
-    "nearest_measured",
-    "odds_of_fitting",
-    "of_layout",
-    "residuals_of",
-    "setting_of",
-]
-
 _LONG = 16_384  # tokens from which attention is a large part of a step, whatever the model
 
 
@@ -81,12 +71,8 @@ def residuals_of(setting: Setting) -> Residuals:
 
 
 def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
-    """Ranges that hold what would be measured.
-
-    Parameters
-    ----------
-    summary : mapping
-        With the predictions: ``step_time_s``, ``tokens_per_s``, ``mfu``, ``peak_memory_bytes`` and so on.
+    """Ranges that hold what would be measured. `summary`: with the predictions: ``step_time_s``,
+    ``tokens_per_s``, ``mfu``, ``peak_memory_bytes`` and so on.
 
     Returns
     -------

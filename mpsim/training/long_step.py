@@ -29,8 +29,6 @@ from mpsim.schedule import schedule
 from mpsim.training.result import TrainingResult
 from mpsim.training.summary import Needs, Work
 
-__all__ = ["Lengths", "LongResult", "inserted", "lengths_of"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -220,13 +218,7 @@ _WHOLE = ("timeline", "plan", "constants", "program")
 
 class LongResult(TrainingResult):
     """A long step: its summary is counted, and what asks for every operation simulates them all.
-
-    Parameters
-    ----------
-    counted : mapping
-        The figures of its summary.
-    whole : callable
-        Simulates every microbatch.
+    `counted`: the figures of its summary. `whole`: simulates every microbatch.
     """
 
     if TYPE_CHECKING:

@@ -17,14 +17,6 @@ from mpsim.schedule import Action, Orders
 from mpsim.training.messages import Messages, PipelineRows, Sends, add_messages
 from mpsim.training.vocabulary import PARTS, PIPELINE, TRAINING
 
-__all__ = [
-    "OVERLAPS",
-    "Sends",
-    "Variants",
-    "add_pipeline",
-    "from_orders",
-]
-
 OVERLAPS = ("serial", "late-send", "fused")
 """How a fused block of a forward and a backward runs; see `from_orders`."""
 
@@ -37,20 +29,13 @@ _PART = np.array(
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Variants:
-    """Rows of each variant of an action, one after the other (several where data parallelism cuts it).
-
-    Parameters
-    ----------
-    ptr : int64[V + 1]
-        Segments of variant v are ``ptr[v]:ptr[v + 1]``.
-    template : int32[segments]
-        Template of each, -1 for none.
-    duration, up_bytes, out_bytes : float64[segments]
-        Ticks and bytes of each.
+    """Rows of each variant of an action, one after the other (several where data parallelism cuts
+    it).
     """
 
-    ptr: NDArray[np.int64]
-    template: NDArray[np.int32]
+    ptr: NDArray[np.int64]  # int64[V + 1], segments of variant v are ``ptr[v]:ptr[v + 1]``
+    template: NDArray[np.int32]  # template of each, -1 for none
+    # duration, up_bytes, out_bytes: float64[segments], ticks and bytes of each
     duration: NDArray[np.float64]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
@@ -68,14 +53,9 @@ def add_pipeline(
 ) -> PipelineRows:
     """Append the compute rows of all ranks and the sends between them.
 
-    Parameters
-    ----------
-    variant : int64[N]
-        Which of `variants` each action is.
-    overlap : str
-        How a fused block runs, one of `OVERLAPS`.
-    blocking : bool[N], optional
-        Around which actions communication blocks (see `mpsim.training.messages`); around none by default.
+    `variant` (int64[N]): which of `variants` each action is. `overlap`: how a fused block runs, one
+    of `OVERLAPS`. `blocking` (bool[N], optional): around which actions communication blocks (see
+    `mpsim.training.messages`); around none by default.
     """
     segments = np.diff(variants.ptr)[variant]
     action = np.repeat(np.arange(len(variant)), segments)

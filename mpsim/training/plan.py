@@ -17,29 +17,17 @@ from mpsim.schedule import Orders
 from mpsim.training.recompute import Recompute
 from mpsim.workload import Expansion
 
-__all__ = ["Plan", "ReplicaClass"]
-
 SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
 """Values of `Plan.zero` from which gradients and parameters are sharded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaClass:
-    """Data-parallel replicas that have the same nodes and run the same microbatches.
+    """Data-parallel replicas that have the same nodes and run the same microbatches."""
 
-    Parameters
-    ----------
-    replicas : tuple of int
-        Their data-parallel coordinates.
-    cluster : Cluster
-        As these replicas have it.
-    orders : Orders
-        Of as many microbatches as each of them runs.
-    """
-
-    replicas: tuple[int, ...]
-    cluster: Cluster
-    orders: Orders
+    replicas: tuple[int, ...]  # their data-parallel coordinates
+    cluster: Cluster  # as these replicas have it
+    orders: Orders  # of as many microbatches as each of them runs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,33 +23,15 @@ from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
 from mpsim.workload import Transformer
 
-__all__ = [
-    "Division",
-    "Samples",
-    "has_parts",
-    "longest_of",
-    "make_plan",
-    "place_layers",
-    "recompute_of",
-    "runs_beside",
-    "samples_of",
-    "step_orders",
-]
-
 _ORDERS = 64  # that stay ready, for points of a sweep and layouts of a search
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Division:
-    """How the layers of a model are divided among stages; see `mpsim.parallel.partition_layers`.
-
-    Parameters
-    ----------
-    embedding_counts, loss_counts : bool
-        Whether embedding and head take the place of a layer.
-    """
+    """How the layers of a model are divided among stages; see `mpsim.parallel.partition_layers`."""
 
     given: tuple[int, ...] | None = None
+    # embedding_counts, loss_counts: whether embedding and head take the place of a layer
     embedding_counts: bool = False
     loss_counts: bool = False
 
@@ -78,12 +60,8 @@ def step_orders(
 ) -> Orders:
     """Orders of actions of every pipeline rank in one step.
 
-    Parameters
-    ----------
-    schedule : str
-        Name of a schedule: its orders are remembered, as those of a file are not.
-    beside : bool
-        Whether forwards run beside backwards, in blocks; see `runs_beside`.
+    `schedule`: name of a schedule: its orders are remembered, as those of a file are not. `beside`:
+    whether forwards run beside backwards, in blocks; see `runs_beside`.
     """
     return _orders_of(
         schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, beside=beside
@@ -105,14 +83,8 @@ def runs_beside(framework: Framework, model: Transformer) -> bool:
 
 
 def make_plan(scenario: Scenario) -> Plan:
-    """Resolve a scenario.
-
-    Raises
-    ------
-    ScenarioError
-        With every problem found, located in the scenario's file.
-    TooLargeError
-        If it costs more than the limits.
+    """Resolve a scenario. ScenarioError with every problem found, located in the scenario's file;
+    TooLargeError if it costs more than the limits.
     """
     if problems := scenario.problems:
         raise ScenarioError(problems)
@@ -180,12 +152,8 @@ def has_parts(scenario: Scenario) -> bool:
 
 
 def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:
-    """The cluster of each pipeline rank or replica, where the scenario says so.
-
-    Raises
-    ------
-    ScenarioError
-        If a scale-up domain would hold ranks of more than one part.
+    """The cluster of each pipeline rank or replica, where the scenario says so. ScenarioError if a
+    scale-up domain would hold ranks of more than one part.
     """
     stages, replicas = scenario.stage_clusters, scenario.replica_clusters
     nodes = stages or replicas or ()
@@ -288,21 +256,12 @@ _POINTS = 1000  # quantiles of a distribution: the mean of the longest of some t
 
 
 class Samples(NamedTuple):
-    """Sequences that samples of some lengths make.
+    """Sequences that samples of some lengths make."""
 
-    Parameters
-    ----------
-    computed : int
-        Tokens of a sequence as it is computed, on average.
-    document : int
-        Tokens that attend to each other where samples share a sequence; 0 where each has one.
-    used : float
-        Tokens of samples over those computed.
-    """
-
-    computed: int
+    computed: int  # tokens of a sequence as it is computed, on average
+    # tokens that attend to each other where samples share a sequence; 0 where each has one
     document: int = 0
-    used: float = 1.0
+    used: float = 1.0  # tokens of samples over those computed
 
 
 def samples_of(scenario: Scenario) -> Samples:

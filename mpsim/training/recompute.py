@@ -14,8 +14,6 @@ from mpsim.memo import remembered
 from mpsim.parallel import Repeat, Sharding, reshaped
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Role, Split
 
-__all__ = ["EVERY_SECOND", "MODULES", "NOTHING", "Recompute", "Rerun", "repeats", "rerun"]
-
 NONE, SELECTIVE, FULL, PER_OP = "none", "selective", "full", "per-op"
 EVERY_SECOND: Final = ("query", "value", "gate", "context", "sums")
 """What torchtitan's list keeps: of the products query, key, value, output, gate, up, down every odd one, attention's output, and sums of tensor parallelism."""
@@ -26,41 +24,27 @@ Place = tuple[Module, Role]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recompute:
-    """Recomputation of activations: which kernels run again in the backward pass so that what they made need not be kept.
-
-    Parameters
-    ----------
-    granularity : str
-        ``none``, ``selective``, ``full`` or ``per-op``.
-    modules : tuple of str
-        Of selective recomputation, some of `MODULES`.
-    method : str
-        Of full recomputation: ``uniform`` (chunks of `layers` layers, the last perhaps smaller) or ``block`` (the first `layers` of every
-        stage, each on its own; the others keep everything).
-    layers : int
-        As `method` says.
-    stops_early : bool
-        Whether what a whole layer runs again ends with the last value that a gradient reads, not with the layer's output; of several
-        layers that run again together all are run to their end.
-    prunes : bool
-        The same, and a product ends it also where its input is cast first.
-    keeps : tuple of str
-        What *per-op* keeps beside the layer's input: what products return (query, key, value, output, gate, up), attention (context), and what
-        tensor parallelism has summed (sums).
-    offload : str
-        What of the kept waits in host memory: ``none``, ``inputs`` of layers, ``products`` (all but those) or ``all``.
-    offload_layers : int, optional
-        First layers of every stage that offload; all of them by default.
+    """Recomputation of activations: which kernels run again in the backward pass so that what they
+    made need not be kept.
     """
 
-    granularity: str = NONE
-    modules: tuple[str, ...] = ("core_attn",)
+    granularity: str = NONE  # ``none``, ``selective``, ``full`` or ``per-op``
+    modules: tuple[str, ...] = ("core_attn",)  # of selective recomputation, some of `MODULES`
+    # of full recomputation: ``uniform`` (chunks of `layers` layers, the last perhaps smaller) or
+    # ``block`` (the first `layers` of every stage, each on its own; the others keep everything)
     method: str = "uniform"
-    layers: int = 1
+    layers: int = 1  # as `method` says
+    # whether what a whole layer runs again ends with the last value that a gradient reads, not with
+    # the layer's output; of several layers that run again together all are run to their end
     stops_early: bool = False
-    prunes: bool = False
+    prunes: bool = False  # the same, and a product ends it also where its input is cast first
+    # what *per-op* keeps beside the layer's input: what products return (query, key, value, output,
+    # gate, up), attention (context), and what tensor parallelism has summed (sums)
     keeps: tuple[str, ...] = EVERY_SECOND
+    # what of the kept waits in host memory: ``none``, ``inputs`` of layers, ``products`` (all but
+    # those) or ``all``
     offload: str = "none"
+    # first layers of every stage that offload; all of them by default
     offload_layers: int | None = None
 
     def chunks(self, layers: int) -> tuple[range, ...]:
@@ -108,18 +92,14 @@ NOTHING: Final = Recompute()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rerun:
-    """Effect of recomputation on one layer: kernels that run again, and bytes that are kept.
-
-    Parameters
-    ----------
-    kept : mapping of (Module, Role) to (float, float)
-        Bytes of forward operators that keep others than they report, by their place: until the input gradient, until the weight gradient [B].
-    together : bool
-        Whether all that was not kept is alive at once while the layer is differentiated, not one half of the layer after the other.
-    """
+    """Effect of recomputation on one layer: kernels that run again, and bytes that are kept."""
 
     parts: tuple[Repeat, ...] = ()
+    # bytes of forward operators that keep others than they report, by their place: until the input
+    # gradient, until the weight gradient [B]
     kept: Mapping[Place, Bytes] = dataclasses.field(default_factory=dict)
+    # whether all that was not kept is alive at once while the layer is differentiated, not one half
+    # of the layer after the other
     together: bool = False
 
     def of(self, operator: Operator) -> Bytes:
@@ -131,14 +111,8 @@ class Rerun:
 def rerun(expansion: Expansion, recompute: Recompute, *, tp: int = 1) -> Rerun:
     """Choose what one layer keeps and what it runs again.
 
-    Parameters
-    ----------
-    expansion : Expansion
-        Of a layer, with casts to a narrow format or without.
-    recompute : Recompute
-        Of that layer (`Recompute.of_layer`).
-    tp : int
-        Ranks over which tensor parallelism sums what row products return.
+    `expansion`: of a layer, with casts to a narrow format or without. `recompute`: of that layer
+    (`Recompute.of_layer`). `tp`: ranks over which tensor parallelism sums what row products return.
 
     Notes
     -----

@@ -27,21 +27,14 @@ from mpsim.training.summary import Needs, Work, headline, needs_of, summarise, w
 if TYPE_CHECKING:
     from mpsim.training.memory.trace import Played
 
-__all__ = ["TrainingResult"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TrainingResult(Result):
-    """One simulated training step.
-
-    Parameters
-    ----------
-    known_memory : Memory, optional
-        What was accounted before for the same plan; accounted when somebody asks for it otherwise.
-    """
+    """One simulated training step."""
 
     kind: ClassVar = "training"
     plan: Plan
+    # what was accounted before for the same plan; accounted when somebody asks for it otherwise
     known_memory: Memory | None = None
 
     @property

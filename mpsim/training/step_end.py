@@ -25,8 +25,6 @@ from mpsim.training.replicas.residency import matrices
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 from mpsim.workload import Phase, orthogonal_products
 
-__all__ = ["StepRows", "host_overhead"]
-
 _NORM_BYTES = 4.0  # one float32
 _EXPOSED_DP = PARTS.index("exposed_dp")
 

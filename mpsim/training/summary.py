@@ -25,8 +25,6 @@ from mpsim.training.vocabulary import PARTS
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import model_flops
 
-__all__ = ["Needs", "Work", "headline", "needs_of", "straddling_words", "summarise", "work_of"]
-
 _FULL = 1.001  # of a floor: what ticks round is not told
 
 
@@ -94,12 +92,8 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
 
 
 def headline(result: Result, plan: Plan, hardware: float) -> Figures:
-    """The figures of a step that people measure, with their interval: those of the summary that need no account of where its time went.
-
-    Parameters
-    ----------
-    hardware : float
-        FLOPs of all ranks with what runs again.
+    """The figures of a step that people measure, with their interval: those of the summary that
+    need no account of where its time went. `hardware`: FLOPs of all ranks with what runs again.
     """
     varied = result.variation.to_json() if result.scenario.variation else None
     step = varied["mean_s"] if varied else result.timeline.step_time_s
@@ -229,12 +223,11 @@ def _floor_warnings(result: Result, plan: Plan, floors: dict[str, float]) -> lis
 
 
 def straddling_words(plan: Plan, program: Program) -> str:
-    """Which groups straddle scale-up domains, with the step as it is and as it would be without; empty where none do.
+    """Which groups straddle scale-up domains, with the step as it is and as it would be without;
+    empty where none do.
 
-    Parameters
-    ----------
-    program : Program
-        Of the plan, replayed to compare like with like, whatever the scenario's engine and network are.
+    `program`: of the plan, replayed to compare like with like, whatever the scenario's engine and
+    network are.
     """
     layout = plan.layout
     if plan.classes or layout.stage_clusters:  # parts say where their ranks are

@@ -12,8 +12,6 @@ from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 
-__all__ = ["ActionTimes", "action_times", "with_timed_orders"]
-
 
 class ActionTimes(NamedTuple):
     """Mean ticks over all stages of a forward, an input gradient, a weight gradient, and a message."""
@@ -42,12 +40,8 @@ def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
 
 
 def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
-    """Search the orders again for the plan's own times, where its schedule asks for times.
-
-    Parameters
-    ----------
-    plan : Plan
-        With orders searched for equal times.
+    """Search the orders again for the plan's own times, where its schedule asks for times. `plan`:
+    with orders searched for equal times.
 
     Returns
     -------

@@ -9,8 +9,6 @@ from mpsim.parallel.axes import ACCOUNTED
 from mpsim.program.program import COLLECTIVE, SEND, Vocabulary
 from mpsim.workload import Phase
 
-__all__ = ["PARTS", "PIPELINE", "TRAINING", "Kind", "part_of"]
-
 
 class Kind(enum.IntEnum):
     """Kinds of the rows of a training step."""

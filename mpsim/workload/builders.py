@@ -17,24 +17,6 @@ from mpsim.workload.expansion import Step
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 
-__all__ = [
-    "BACKWARD_ATTENTION",
-    "LABEL_BYTES",
-    "MASK_BYTES",
-    "PASSES",
-    "STATISTIC_BYTES",
-    "Passes",
-    "attention_flops",
-    "gemm_flops",
-    "linear",
-    "make_attention",
-    "make_elementwise",
-    "make_gemm",
-    "moving",
-    "orthogonal_products",
-    "streaming",
-]
-
 MASK_BYTES: Final = 1  # torch.bool
 STATISTIC_BYTES: Final = 4  # float32, whatever the activations are
 LABEL_BYTES: Final = 8  # torch.int64

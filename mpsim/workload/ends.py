@@ -20,8 +20,6 @@ from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Transformer
 
-__all__ = ["expand_embedding", "expand_head"]
-
 
 def expand_embedding(
     model: Transformer,

@@ -12,8 +12,6 @@ from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.transformer import Transformer
 
-__all__ = ["model_flops", "part_flops"]
-
 _KEPT = 64  # counts that stay ready: points of a sweep share them
 _PASSES = 3  # forward, input gradient, weight gradient: one product each
 

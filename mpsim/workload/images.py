@@ -13,8 +13,6 @@ from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Transformer
 from mpsim.workload.vision import VisionTower
 
-__all__ = ["tower_steps"]
-
 
 def tower_steps(tower: VisionTower, lowering: Lowering, sequences: int, out: int) -> Iterator[Step]:
     """Expand patches, layers and merger of all images of so many sequences, to tokens of width `out`."""

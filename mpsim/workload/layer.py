@@ -22,8 +22,6 @@ from mpsim.workload.parts import Part
 from mpsim.workload.scan import state_mixer
 from mpsim.workload.transformer import LayerKind, Transformer
 
-__all__ = ["expand_layer", "serial_block"]
-
 
 def expand_layer(
     model: Transformer,

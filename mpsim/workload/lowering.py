@@ -8,8 +8,6 @@ from typing import Annotated, TypeAlias
 from mpsim.errors import WorkloadError
 from mpsim.nouns import Flag, Plain
 
-__all__ = ["ElementBytes", "ElementSize", "Lowering"]
-
 ElementSize: TypeAlias = Annotated[int, Plain("B an element", {"ge": 1})]
 ElementBytes: TypeAlias = Annotated[int, Plain("B an element", {"ge": 0})]
 LogitBytes: TypeAlias = Annotated[float, Plain("B a logit", {"ge": 0, "lt": 1e12})]

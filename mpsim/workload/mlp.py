@@ -12,8 +12,6 @@ from mpsim.workload.operators import Module, OperatorKind, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Transformer
 
-__all__ = ["activation", "expert_mlp", "gate_and_up", "plain_mlp"]
-
 
 def plain_mlp(part: Part) -> Iterator[Step]:
     """Expand the MLP between its norm and its residual addition."""

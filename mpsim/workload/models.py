@@ -15,8 +15,6 @@ from mpsim.workload.state import StateMixer
 from mpsim.workload.transformer import Transformer
 from mpsim.workload.vision import VisionTower
 
-__all__ = ["model", "model_names", "model_year", "transformer_of"]
-
 
 def model(name: str) -> Transformer:
     """Return the published model of `model_names` called `name`.

@@ -11,8 +11,6 @@ from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Role, Split
 from mpsim.workload.transformer import Transformer
 
-__all__ = ["Part"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:

@@ -11,8 +11,6 @@ from mpsim.workload.operators import Module, OperatorKind, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.state import StateMixer
 
-__all__ = ["state_mixer"]
-
 _BACKWARD: float = 2.5  # two gradients of each product, and states made again
 
 

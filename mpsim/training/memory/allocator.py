@@ -11,8 +11,6 @@ import bisect
 import dataclasses
 from collections.abc import Iterator
 
-__all__ = ["Block", "CachingAllocator", "Segment"]
-
 _MIB = 2**20
 _ROUNDING, _SMALL, _LARGE = 512, _MIB, 10 * _MIB
 _SMALL_SEGMENT, _LARGE_SEGMENT, _STEP = 2 * _MIB, 20 * _MIB, 2 * _MIB
@@ -21,23 +19,13 @@ _RANGE = 2**44  # addresses of an expandable segment; more than any device has
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Block:
-    """A part of a segment, handed out or free.
-
-    Parameters
-    ----------
-    address, size : int
-        Where it begins, and its length [B].
-    requested : int
-        What was asked for; 0 while it is free [B].
-    name : str
-        What it holds.
-    """
+    """A part of a segment, handed out or free."""
 
     segment: Segment
-    address: int
+    address: int  # address, size: where it begins, and its length [B]
     size: int
-    requested: int = 0
-    name: str = ""
+    requested: int = 0  # what was asked for; 0 while it is free [B]
+    name: str = ""  # what it holds
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -53,12 +41,8 @@ class Segment:
 
 
 class CachingAllocator:
-    """Blocks and segments of one device.
-
-    Parameters
-    ----------
-    expandable : bool
-        ``expandable_segments:True`` of PYTORCH_ALLOC_CONF.
+    """Blocks and segments of one device. `expandable`: ``expandable_segments:True`` of
+    PYTORCH_ALLOC_CONF.
 
     Notes
     -----

@@ -16,18 +16,10 @@ from mpsim.training.memory.activations import held_by_rank, kept_by_stage
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PIPELINE
 
-__all__ = ["action_times", "memory_curve"]
-
 
 def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> MemoryCurve:
-    """Follow what a rank class holds.
-
-    Parameters
-    ----------
-    timeline : Timeline
-        Of the plan's program, expanded or not.
-    rank : int
-        Rank class: the pipeline rank, where replicas are alike.
+    """Follow what a rank class holds. `timeline`: of the plan's program, expanded or not. `rank`:
+    rank class: the pipeline rank, where replicas are alike.
 
     Returns
     -------

@@ -18,34 +18,22 @@ from mpsim.schedule import Action, Orders
 from mpsim.training.memory.activations import SIGNS
 from mpsim.training.memory.fresh import Fresh, blocks_as_one, fullest
 
-__all__ = ["Flight"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """Distinct moments of an order.
+    """Distinct moments of an order."""
 
-    Parameters
-    ----------
-    first : int64[P]
-        First moment of each rank; moments are sorted by rank.
-    stage : int64[U]
-        Stage whose action runs.
-    differentiates : int64[U]
-        2 where it computes input and weight gradients, 1 where input gradients only, 0 otherwise.
-    held_stage : int64[U, C]
-        Stages of the rank's chunks.
-    for_input, for_weight : float64[U, C]
-        Microbatches of each chunk that are held for input gradients and for weight gradients.
-    """
-
-    first: Ints
-    stage: Ints
+    first: Ints  # int64[P], first moment of each rank; moments are sorted by rank
+    stage: Ints  # int64[U], stage whose action runs
+    # int64[U], 2 where it computes input and weight gradients, 1 where input gradients only, 0
+    # otherwise
     differentiates: Ints
-    held_stage: Ints
+    held_stage: Ints  # int64[U, C], stages of the rank's chunks
+    # for_input, for_weight: float64[U, C], microbatches of each chunk that are held for input
+    # gradients and for weight gradients
     for_input: Floats
     for_weight: Floats
 
@@ -82,12 +70,8 @@ class Flight:
     ) -> tuple[Floats, Floats]:
         """Most that each rank holds at once, and the part of it that is no activation.
 
-        Parameters
-        ----------
-        kept : mapping of str to float64[K, S]
-            Fields of `mpsim.training.memory.Kept` of each stage [B].
-        fresh : sequence of Fresh
-            What the backward of each layout makes for itself; nothing by default.
+        `kept` (mapping of str to float64[K, S]): fields of `mpsim.training.memory.Kept` of each
+        stage [B]. `fresh`: what the backward of each layout makes for itself; nothing by default.
 
         Returns
         -------

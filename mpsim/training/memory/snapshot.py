@@ -9,8 +9,6 @@ from pathlib import Path
 from mpsim.training.memory.allocator import Block, Segment
 from mpsim.training.memory.trace import Played
 
-__all__ = ["snapshot_of", "write_snapshot"]
-
 _PROTOCOL = 4  # the newest that the page's own reader knows
 
 

@@ -16,8 +16,6 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import Residency, matrices, residency, weight_sizes
 from mpsim.workload import OperatorKind, Phase
 
-__all__ = ["buffers", "gradient_scratch", "model_states", "step_scratch"]
-
 _MESSAGES = 4  # sent and received, activations and gradients
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 

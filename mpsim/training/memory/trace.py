@@ -17,8 +17,6 @@ from mpsim.training.memory.fresh import Fresh, fresh_gradients
 from mpsim.training.memory.states import step_scratch
 from mpsim.training.plan import Plan
 
-__all__ = ["Change", "Played", "allocation_trace", "play"]
-
 _STANDING = ("parameters", "gradients", "optimizer")
 _MICROSECONDS = 1e6
 
@@ -33,35 +31,21 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Played:
-    """A trace that an allocator has gone through.
+    """A trace that an allocator has gone through."""
 
-    Parameters
-    ----------
-    allocator : CachingAllocator
-        As it is at the end of the step.
-    changes : tuple of (Change, Block, int)
-        Every change with the address and size of its block, and what the allocator reserved for it.
-    allocated, reserved : int
-        Highest of either [B].
-    fullest : tuple of str
-        Names of what lies on the device when most is allocated, with their bytes, the largest first.
-    """
-
-    allocator: CachingAllocator
+    allocator: CachingAllocator  # as it is at the end of the step
+    # every change with the address and size of its block, and what the allocator reserved for it
     changes: tuple[tuple[Change, int, int, int], ...]
-    allocated: int
+    allocated: int  # allocated, reserved: highest of either [B]
     reserved: int
     moment: str
+    # names of what lies on the device when most is allocated, with their bytes, the largest first
     fullest: tuple[tuple[str, int], ...]
 
 
 def allocation_trace(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> list[Change]:
-    """List what a rank class allocates and frees in a step.
-
-    Parameters
-    ----------
-    rank : int
-        Rank class: the pipeline rank, where replicas are alike.
+    """List what a rank class allocates and frees in a step. `rank`: rank class: the pipeline rank,
+    where replicas are alike.
 
     Notes
     -----

@@ -26,8 +26,6 @@ from mpsim.training.replicas.issue import Exchanges
 from mpsim.training.replicas.offload import Copies, add_copies
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = ["add_exchanges"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -42,12 +40,8 @@ def add_exchanges(
     placed: PipelineRows,
     start: Ints,
 ) -> Ints:
-    """Append the gathers and reductions of a step.
-
-    Parameters
-    ----------
-    start : int64[R]
-        Row of each rank that begins the step; sharded parameters are gathered after it, which exposes the first gather.
+    """Append the gathers and reductions of a step. `start` (int64[R]): row of each rank that begins
+    the step; sharded parameters are gathered after it, which exposes the first gather.
 
     Returns
     -------

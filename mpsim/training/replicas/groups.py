@@ -21,19 +21,6 @@ from mpsim.training.plan import SHARDED_PARAMETERS, Plan
 from mpsim.training.replicas.segments import Bucket
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = [
-    "GATHERS",
-    "ReplicaGroup",
-    "add_collectives",
-    "collective_columns",
-    "collective_of",
-    "dense_group",
-    "exchange_times",
-    "expert_group",
-    "reduction_kind",
-    "rooted_kind",
-]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -54,28 +41,20 @@ _ROOTED = {"rooted": "reduce", "broadcast": "broadcast"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """A group of ranks that share the parameters of one kind.
-
-    Parameters
-    ----------
-    stream : Stream
-        Queue of the communicator inside a group of sharers; gathers and reductions share it.
-    sharers, copies : int
-        Ranks that divide one copy among them, and how many copies there are.
-    inside, between, everyone : callable
-        Pipeline rank to where the communicator of the sharers, of the holders of one share, and of all peers sits.
-    owners : int
-        Sharers that own something at most; 0 for all.
-    """
+    """A group of ranks that share the parameters of one kind."""
 
     name: str
+    # queue of the communicator inside a group of sharers; gathers and reductions share it
     stream: Stream
+    # sharers, copies: ranks that divide one copy among them, and how many copies there are
     sharers: int
     copies: int
+    # inside, between, everyone: pipeline rank to where the communicator of the sharers, of the
+    # holders of one share, and of all peers sits
     inside: Callable[[int], GroupShape]
     between: Callable[[int], GroupShape]
     everyone: Callable[[int], GroupShape]
-    owners: int = 0
+    owners: int = 0  # sharers that own something at most; 0 for all
 
 
 def dense_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
@@ -174,14 +153,9 @@ def collective_columns(
 ) -> CollectiveColumns:
     """Time and traffic of collectives.
 
-    Parameters
-    ----------
-    kind : str
-        As the cost model names it; ``rooted`` and ``broadcast`` stand for one rooted collective of a share for each member.
-    size : float64[n]
-        Whole tensor [B].
-    owners : int
-        Members that own a share at most; 0 for all.
+    `kind`: as the cost model names it; ``rooted`` and ``broadcast`` stand for one rooted collective
+    of a share for each member. `size` (float64[n]): whole tensor [B]. `owners`: members that own a
+    share at most; 0 for all.
     """
     seconds, up, out = np.zeros((3, len(size)))
     numbers: dict[GroupShape, int] = {}
@@ -255,14 +229,8 @@ def add_collectives(
     stage: Ints,
     beyond: Floats | float = 0.0,
 ) -> Ints:
-    """Append collectives of a group, each on the communicator of its rank.
-
-    Parameters
-    ----------
-    size : float64[E]
-        Whole tensor [B].
-    beyond : float64[E]
-        Time each takes beyond the collective itself [s].
+    """Append collectives of a group, each on the communicator of its rank. `size` (float64[E]):
+    whole tensor [B]. `beyond` (float64[E]): time each takes beyond the collective itself [s].
     """
     seconds, up, out = np.zeros((3, len(size)))
     for kind in sorted(set(kinds.tolist())):

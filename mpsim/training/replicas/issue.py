@@ -20,8 +20,6 @@ from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.segments import Bucket, SegmentedAction
 
-__all__ = ["Buckets", "Exchanges", "SegmentRuns", "issue_exchanges"]
-
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -31,38 +29,22 @@ _BESIDE, _AFTER = 1, 2  # places in the queue: gathers ahead of them come first
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Buckets:
-    """Buckets gathered before runs of segments, or reduced after them, columnar.
+    """Buckets gathered before runs of segments, or reduced after them, columnar."""
 
-    Parameters
-    ----------
-    run : int64[buckets]
-        Which of the runs, ascending.
-    dense, experts : float64[buckets]
-        Parameters on one rank.
-    """
-
-    run: Ints
-    dense: Floats
+    run: Ints  # int64[buckets], which of the runs, ascending
+    dense: Floats  # dense, experts: float64[buckets], parameters on one rank
     experts: Floats
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SegmentRuns:
-    """Every segment each time a rank runs it, columnar; those of a rank follow each other in the order it runs them.
-
-    Parameters
-    ----------
-    action : int64[V]
-        Which action a run belongs to.
-    rank : int64[V]
-        Pipeline rank.
-    row, ready : int64[V]
-        See `SegmentedAction`; numbers of the program's rows.
+    """Every segment each time a rank runs it, columnar; those of a rank follow each other in the
+    order it runs them.
     """
 
-    action: Ints
-    rank: Ints
-    row: Ints
+    action: Ints  # int64[V], which action a run belongs to
+    rank: Ints  # int64[V], pipeline rank
+    row: Ints  # row, ready: int64[V], see `SegmentedAction`; numbers of the program's rows
     ready: Ints
     gathers: Buckets
     reduces: Buckets
@@ -71,13 +53,7 @@ class SegmentRuns:
     def of(
         cls, variants: Sequence[SegmentedAction], chosen: Ints, placed: PipelineRows, orders: Orders
     ) -> SegmentRuns:
-        """Lay out the segments of all actions.
-
-        Parameters
-        ----------
-        chosen : int64[N]
-            Which of them each action is.
-        """
+        """Lay out the segments of all actions. `chosen` (int64[N]): which of them each action is."""
         count = np.array([len(variant.segments) for variant in variants])
         action, source = _tiled(count, chosen)
         base = np.cumsum(count[chosen]) - count[chosen]
@@ -135,35 +111,22 @@ def _buckets(travels: Sequence[Sequence[tuple[Bucket, ...]]], chosen: Ints, base
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Exchanges:
-    """Gathers and reductions, those of one rank in the order it issues them.
+    """Gathers and reductions, those of one rank in the order it issues them."""
 
-    Parameters
-    ----------
-    runs : SegmentRuns
-        What the exchanges belong to.
-    run, rank, stage : int64[E]
-        Run of the segment it belongs to, with its rank and stage.
-    place : int64[E]
-        Run at which it is queued.
-    dense, experts : float64[E]
-        Parameters on one rank.
-    after : int64[E]
-        Row that has to end first: of a gather the one that frees memory for it, of a reduction the one that completes
-        its gradients; -1 for none.
-    fetch_after : int64[E]
-        Likewise for fetching from the host what is gathered: one run ahead.
-    """
-
+    # run, rank, stage: int64[E], run of the segment it belongs to, with its rank and stage
     run: Ints
     rank: Ints
     stage: Ints
-    place: Ints
-    dense: Floats
+    place: Ints  # int64[E], run at which it is queued
+    dense: Floats  # dense, experts: float64[E], parameters on one rank
     experts: Floats
     is_gather: Flags
+    # int64[E], row that has to end first: of a gather the one that frees memory for it, of a
+    # reduction the one that completes its gradients; -1 for none
     after: Ints
+    # int64[E], likewise for fetching from the host what is gathered: one run ahead
     fetch_after: Ints
-    runs: SegmentRuns
+    runs: SegmentRuns  # what the exchanges belong to
 
     def __len__(self) -> int:
         return len(self.run)

@@ -22,29 +22,18 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.issue import Exchanges
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = ["Copies", "add_copies", "add_host_optimizer"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Copies:
-    """Copies that go with exchanges.
+    """Copies that go with exchanges."""
 
-    Parameters
-    ----------
-    fetched : int64[E]
-        Row that brings the share of what is gathered from the host, -1 for none.
-    taken : int64[E]
-        Row that takes the share of what was reduced to the host, -1 for none.
-    given : int64
-        Rows after which the host has all gradients.
-    """
-
+    # int64[E], row that brings the share of what is gathered from the host, -1 for none
     fetched: Ints
-    taken: Ints
-    given: Ints
+    taken: Ints  # int64[E], row that takes the share of what was reduced to the host, -1 for none
+    given: Ints  # rows after which the host has all gradients
 
     def give(self, rows: Rows, reduces: Ints, done: Ints) -> None:
         """Let the host take what reductions `reduces` have finished."""
@@ -53,12 +42,8 @@ class Copies:
 
 
 def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int, int]) -> Copies:
-    """Append the copies of a step up to the optimizer.
-
-    Parameters
-    ----------
-    sharers : tuple of int
-        Ranks that divide one copy of the dense parameters, and of the experts.
+    """Append the copies of a step up to the optimizer. `sharers`: ranks that divide one copy of the
+    dense parameters, and of the experts.
     """
     ids = np.full(len(exchanges), -1, dtype=np.int64)
     wanted = np.full(len(exchanges), plan.offload != "none")
@@ -92,12 +77,8 @@ def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int,
 
 
 def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Ints]:
-    """Append the optimizer step of every rank on its host, and the copy of what it updated back to the device.
-
-    Parameters
-    ----------
-    share : float64[R]
-        Parameters whose state each rank keeps.
+    """Append the optimizer step of every rank on its host, and the copy of what it updated back to
+    the device. `share` (float64[R]): parameters whose state each rank keeps.
 
     Returns
     -------

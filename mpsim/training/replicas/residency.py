@@ -15,15 +15,6 @@ from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan
 from mpsim.workload import Operator, OperatorKind, Phase
 
-__all__ = [
-    "Residency",
-    "largest_unit",
-    "largest_weight",
-    "matrices",
-    "residency",
-    "weight_sizes",
-]
-
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
 Floats = NDArray[np.float64]
@@ -31,36 +22,18 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Residency:
-    """Parameters of one rank of each pipeline rank, float64[P] each.
+    """Parameters of one rank of each pipeline rank, float64[P] each."""
 
-    Parameters
-    ----------
-    owned : float64[P]
-        All that it computes with.
-    share : float64[P]
-        Those whose optimizer state is its own.
-    parameters : float64[P]
-        Kept between their uses.
-    gathered : float64[P]
-        Gathered beyond those, all the time (units of one stage come and go: `mpsim.training.memory.fresh`).
-    gradients : float64[P]
-        Gradients kept until the optimizer.
-    reducing : float64[P]
-        Gradients of units under way to their owners.
-    optimizer : float64[P]
-        Those with their optimizer state on the device.
-    adapters : float64[P]
-        Parameters of adapters, which are kept beside `parameters`.
-    """
-
-    owned: Floats
-    share: Floats
-    parameters: Floats
+    owned: Floats  # float64[P], all that it computes with
+    share: Floats  # float64[P], those whose optimizer state is its own
+    parameters: Floats  # float64[P], kept between their uses
+    # float64[P], gathered beyond those, all the time (units of one stage come and go:
+    # `mpsim.training.memory.fresh`)
     gathered: Floats
-    gradients: Floats
-    reducing: Floats
-    optimizer: Floats
-    adapters: Floats
+    gradients: Floats  # float64[P], gradients kept until the optimizer
+    reducing: Floats  # float64[P], gradients of units under way to their owners
+    optimizer: Floats  # float64[P], those with their optimizer state on the device
+    adapters: Floats  # float64[P], parameters of adapters, which are kept beside `parameters`
 
 
 def residency(plan: Plan) -> Residency:

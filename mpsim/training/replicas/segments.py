@@ -26,8 +26,6 @@ from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import TRAINING
 
-__all__ = ["Bucket", "CutAction", "Cuts", "Segment", "SegmentedAction", "cut_actions"]
-
 _NEEDING = (Action.F, Action.B, Action.I)  # a weight gradient needs activations and gradients only
 _GRADIENT = (Action.B, Action.W)
 
@@ -41,32 +39,20 @@ class Bucket(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive blocks of an action.
-
-    Parameters
-    ----------
-    gathers : tuple of Bucket
-        Gathered before it, in order.
-    reduces : tuple of Bucket
-        Reduced after it, in order.
-    """
+    """Consecutive blocks of an action."""
 
     blocks: tuple[Block, ...]
-    gathers: tuple[Bucket, ...] = ()
-    reduces: tuple[Bucket, ...] = ()
+    gathers: tuple[Bucket, ...] = ()  # gathered before it, in order
+    reduces: tuple[Bucket, ...] = ()  # reduced after it, in order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SegmentedAction:
-    """Segments of an action with the rows each became, counted from the action's first.
-
-    Parameters
-    ----------
-    row, ready : sequence of int
-        Row that computes, and the row after which its gradients can be reduced (a later one where they are copied first).
-    """
+    """Segments of an action with the rows each became, counted from the action's first."""
 
     segments: Sequence[Segment]
+    # row, ready: row that computes, and the row after which its gradients can be reduced (a later
+    # one where they are copied first)
     row: Sequence[int]
     ready: Sequence[int]
 
