@@ -1,4 +1,4 @@
-"""Serving: prefill, decode and a live stream of requests on the same clusters and models that train.
+"""Serving: a live stream of requests on the same clusters and models that train.
 
 `make_service` resolves a scenario into a `ServicePlan`, `run_service` serves its requests.
 """

@@ -1,7 +1,8 @@
 """Autoscaling: instances of a service that start and stop with the requests it has.
 
-Every so often the requests in the service over what an instance is meant to have say how many instances are wanted. One that
-starts serves after its start-up time; fewer are wanted for a while before one stops, which first serves what it has.
+Every so often the requests in the service over what an instance is meant to have say how many
+instances are wanted. One that starts serves after its start-up time; fewer are wanted for a while
+before one stops, which first serves what it has.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Autoscaler:
             lane.closed = False
 
     def _stop(self, count: int) -> None:
-        """Have instances take no more requests: those that still start, then those with the fewest."""
+        """Have instances take no more requests: those that still start, then the emptiest."""
         able = [n for n in self._begun if n not in self._draining]
         able.sort(key=lambda n: (n not in self._starting, self._load(n), -n))
         for number in able[:count]:

@@ -1,8 +1,8 @@
-"""Experts placed by their load (EPLB): how much busier the busiest rank is than the mean, with copies of the hot ones.
+"""Experts placed by their load (EPLB), hot ones with copies: the busiest rank over the mean.
 
-Tokens choose experts by a power law, steep enough that ranks of neighbouring experts show the imbalance that was stated. Spare slots
-go one by one to the expert whose copies have the most tokens each, and copies, the busiest first, to the rank with the fewest tokens
-that has a slot left [1]_.
+Tokens choose experts by a power law, steep enough that ranks of neighbouring experts show the
+imbalance that was stated. Spare slots go one by one to the expert whose copies have the most tokens
+each, and copies, the busiest first, to the rank with the fewest tokens that has a slot left [1]_.
 
 References
 ----------

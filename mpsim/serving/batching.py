@@ -153,7 +153,7 @@ class Engine:
 
     @property
     def waits_for(self) -> str:
-        """The reason for which nothing can run: a ``transfer``, ``cache`` for a request, or none."""
+        """Why nothing can run: a ``transfer``, no ``cache`` for a request, or no reason."""
         if self.arriving:
             return "transfer"
         return "cache" if self.waiting or self.offered else ""
@@ -165,7 +165,7 @@ class Engine:
         self._unseen.append(request)
 
     def clear(self) -> list[tuple[int, int]]:
-        """Drop all requests and what is cached; which, as admitted, and tokens each has generated."""
+        """Drop all requests and what is cached; which, as admitted, and tokens of each."""
         running = list(self.cache.held)
         for request in running:
             self._drop(request)
@@ -237,7 +237,7 @@ class Engine:
         self.cache.give_back(request)
 
     def finish(self, iteration: Iteration) -> tuple[list[int], list[int]]:
-        """End an iteration; requests that gave their first token, and those that gave their last."""
+        """End an iteration; requests that gave their first token, and their last."""
         first: list[int] = []
         last: list[int] = []
         if iteration.prompt_tokens:
@@ -320,7 +320,7 @@ class Engine:
         return -(-tokens // self.rules.block) + self.windows(request)
 
     def windows(self, request: int) -> int:
-        """Blocks of a request in layers that keep a window or a state alone: taken at once, for as many tokens as it will have."""
+        """Blocks of a request in layers that keep a window or a state alone, all taken at once."""
         rules = self.rules
         if not rules.window:
             return rules.state_blocks

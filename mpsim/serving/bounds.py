@@ -1,8 +1,10 @@
-"""Closed forms that a simulated service never beats: the least duration of a stream, and the least TTFT and TPOT of each request.
+"""Closed forms that no service beats: least duration of a stream, least TTFT and TPOT.
 
-A batch passes its iterations one after the other. Each takes at least ``alpha + beta m`` for its m tokens, for every line below the price of an iteration; so a stream takes at least
-``alpha`` times the iterations that its decoding needs at the fullest batch, plus ``beta`` times its tokens, plus what the attention of each request adds. Waiting, ramp and drain come
-on top. Whatever waits for a pool of prompts waits for that pool's work too.
+A batch passes its iterations one after the other. Each takes at least ``alpha + beta m`` for its m
+tokens, for every line below the price of an iteration; so a stream takes at least ``alpha`` times
+the iterations that its decoding needs at the fullest batch, plus ``beta`` times its tokens, plus
+what the attention of each request adds. Waiting, ramp and drain come on top. Whatever waits for a
+pool of prompts waits for that pool's work too.
 
 Shapes: N requests.
 """
@@ -80,7 +82,7 @@ def _fastest(plan: ServicePlan) -> float:
 
 
 def _computed(requests: Requests) -> tuple[Floats, float]:
-    """Tokens of each prompt that no cache can have, and tokens of the units that are computed once at least."""
+    """Tokens of each prompt that no cache can have, and of units computed at least once."""
     prompt = requests.prompt.astype(float)
     if requests.hashes is None:
         return prompt, 0.0
@@ -128,7 +130,7 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
         further = (decoded.output - 1).astype(float)
         decodes = float(np.ceil(further / most_gain).sum())
         middle = decoded.prompt + decoded.output / 2.0
-        # the cache read over all iterations of a request, at once: where windows cut it, no less than in the first
+        # the cache read over all iterations of a request: where windows cut it, the first's
         windowed = any(shape.window for shape in prices.work.attention)
         read = decoded.prompt.astype(float) if windowed else middle
         reads = float((prices.context_seconds(read) * further / most_gain).sum())
@@ -156,7 +158,7 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
 
 
 def _fullest(plan: ServicePlan, requests: Requests) -> int:
-    """Most sequences that decode in one batch: as the engine allows, and as the cache holds where none is shared."""
+    """Most sequences that decode in one batch, by the engine and by a cache that none share."""
     blocks, rules = plan.rank_blocks, plan.rank_rules
     shortest = int(requests.prompt.min(initial=1)) if requests.hashes is None else 1
     held = max(1, -(-max(1, shortest - 1) // rules.block))
@@ -167,7 +169,7 @@ def _fullest(plan: ServicePlan, requests: Requests) -> int:
 def _passes(
     plan: ServicePlan, most: int, iterations: float, tokens: float, *, floor: float
 ) -> float:
-    """Least time of iterations of at most `most` tokens, each at least `floor`, that pass so many together, of which so many are needed [s]."""
+    """Least time of so many iterations that pass so many tokens, each at least `floor` [s]."""
     low, high = _grid(most)
     prices, engine = plan.prices, plan.engine
     stage = np.array([prices.token_seconds(int(number)) for number in low.tolist()])
@@ -188,7 +190,7 @@ def _per_sample(prices: IterationPrices, most: int) -> float:
 
 
 def _grid(most: int) -> tuple[Floats, Floats]:
-    """First and last of steps of numbers of tokens from 1 to `most`, the first ones of one number each, then growing."""
+    """Ends of steps of 1 to `most` tokens, of one each at first, then growing."""
     points = list(range(1, min(_EXACT, most) + 1))
     while points[-1] < most:
         points.append(min(most, max(points[-1] + 1, int(points[-1] * _STEP))))

@@ -37,7 +37,7 @@ class Blocks:
         return whole - len(self.shared[request]) * self.unit_blocks
 
     def enter(self, request: int, aside: int, tokens: int = 0, windows: int = 0) -> None:
-        """Let a request hold blocks: so many are set aside, and those of so many tokens and of its windows taken."""
+        """Let a request hold blocks: some set aside, those of so many tokens and windows taken."""
         self.shared[request], self._aside[request] = [], aside
         self._windows[request] = windows
         self.held[request] = self.own(request, tokens)
@@ -98,7 +98,7 @@ class Blocks:
         used += new
 
     def has_room(self, request: int, length: int, tokens: int, windows: int = 0) -> bool:
-        """Whether so many tokens of so long a prompt and its windows fit beside what of it is cached."""
+        """Whether so many tokens of a prompt and its windows fit beside what of it is cached."""
         if self._hashes is None:
             return -(-tokens // self._size) + windows <= self.free
         # idle units count as free: those that it hits are free no longer

@@ -1,7 +1,9 @@
-"""Confidence in figures: intervals of means and percentiles of one run, whether it reached a steady state, and ranges of what would be measured.
+"""Confidence in figures: intervals of one run, whether it is steady, ranges of measured ones.
 
-Latencies of neighbouring requests are alike, because they met the same queue. So intervals come from batch means [1]_: the run is cut into ten batches of requests in their order, whose
-means are nearly independent. Percentiles have the wider of the interval from batches and that of order statistics, which takes requests as independent and holds for short runs too.
+Latencies of neighbouring requests are alike, because they met the same queue. So intervals come
+from batch means [1]_: the run is cut into ten batches of requests in their order, whose means are
+nearly independent. Percentiles have the wider of the interval from batches and that of order
+statistics, which takes requests as independent and holds for short runs too.
 
 References
 ----------
@@ -110,7 +112,7 @@ def distribution(values: Floats | _Values | Sketch) -> dict[str, float | list[fl
 
 
 class SteadyState(TypedDict):
-    """Whether figures are those of a steady state, why not, and whether more requests come than are served."""
+    """Whether a state is steady, why not, and whether more requests come than are served."""
 
     reached: bool
     reason: str
@@ -128,7 +130,7 @@ def batch_interval(share: float, shares: Floats) -> tuple[float, float]:
 
 
 def share_interval(kept: NDArray[np.bool_]) -> tuple[float, float]:
-    """The 80 % interval of a share of requests, given in their order: from batch means where they are enough, else Wilson's."""
+    """The 80 % interval of a share of requests in order, by batch means, of few by Wilson's."""
     share, count = float(kept.mean()), len(kept)
     if count >= _LEAST:
         shares = np.array([batch.mean() for batch in _batches(kept.astype(float))])
@@ -203,7 +205,7 @@ class Course(NamedTuple):
 
 
 def crowded_from(first: float, last: float, stay: float, since: float) -> tuple[float, float]:
-    """When a service whose requests come from `first` to `last` has filled up, and a third of the time from then on [s]; 0 where that is too short to tell."""
+    """When a service has filled up, and a third of its time from then on, 0 if too short [s]."""
     filling = _FILLING * stay
     begin = max(since, first + filling)
     third = (last - begin) / 3.0
@@ -243,7 +245,7 @@ def _waiting(means: Floats, service: float) -> str:
 
 
 def _crowding(course: Course) -> str:
-    """Why the number of requests in the service is not steady, once it has had the time to fill up."""
+    """Why the number of requests in a service that has had the time to fill up is not steady."""
     if not course.third:
         return ""  # too short to tell
     means = course.inside.reshape(_PARTS, -1).mean(axis=1)

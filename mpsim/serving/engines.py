@@ -1,4 +1,4 @@
-"""Serving engines: how a software stack batches, what it keeps, and what it costs beside the device."""
+"""Serving engines: how a stack batches, what it keeps, and what it costs beside the device."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class EnginePreset:
     poll_steps: Count = 1
     """Decoding iterations after which the engine looks for requests that have come."""
     graph_sizes: tuple[Count, ...] = ()
-    """Numbers of decoding sequences that graphs were captured for, ascending; empty without graphs."""
+    """Numbers of sequences that graphs were captured for, ascending; none without graphs."""
     step_time: Seconds = 0.0
     """Host time of an iteration that the device waits for [s]."""
     request_time: Seconds = 0.0
     """Host time of each sequence of an iteration [s]."""
     prompt_layer_time: Seconds = 0.0
-    """Host time of a layer of experts where prompts run, whose kernels are launched one by one outside CUDA graphs: such an iteration is never shorter [s]."""
+    """Least time of a layer of experts where prompts run, which the host launches one by one [s]."""
     layer_time: Seconds = 0.0
     """Host time of a layer that the device waits for [s]."""
     host_layer_time: Seconds = 0.0
@@ -69,13 +69,13 @@ class EnginePreset:
     front_end_time: Seconds = 0.0
     """Time of the server for a request before it is queued, one request after another [s]."""
     mixes: Flag = True
-    """Whether prompts and decoding sequences of an iteration pass the layers together, or one after the other."""
+    """Whether prompts and decoding sequences of an iteration pass the layers together."""
     expert_kernel: Literal["auto", "trtllm", "triton", "cutlass", "deepgemm"] = "auto"
     """Kernel of the experts' products; ``auto``, as engines choose it for the accelerator."""
     cast_time: Seconds = 0.0
     """Time of quantising the input of a product in blocks beyond the kernel that does it [s]."""
     two_batch_overlap: Flag = False
-    """Whether a batch passes the experts in two halves, one of which computes while the other's tokens travel."""
+    """Whether half of a batch computes while the tokens of the other half travel to experts."""
     eplb: Flag = False
     """Whether experts are placed by their load, hot ones with copies."""
     redundant_experts: Whole = 0
@@ -154,7 +154,7 @@ def override(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset
 
 
 def engine_for(words: str) -> EnginePreset | None:
-    """The engine that an engine's name and version mean, such as ``vLLM 0.11.2``; None where none does."""
+    """The engine that name and version mean, such as ``vLLM 0.11.2``; None if there is none."""
     for name, entry in _entries().items():
         if re.fullmatch(entry["versions"], words.strip()):
             return engine(name)

@@ -1,7 +1,8 @@
-"""The first stage of an instance with several: batches enter it one after another, first come first served.
+"""The first stage of several: batches enter it one after another, first come first served.
 
-Iterations in which nothing begins or ends need no decision and no event: when each enters and ends follows from the others.
-They are passed ahead of time up to the next decision, and taken back where something comes before.
+Iterations in which nothing begins or ends need no decision and no event: when each enters and ends
+follows from the others. They are passed ahead of time up to the next decision, and taken back where
+something comes before.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class State(enum.Enum):
 
 
 class Passed(NamedTuple):
-    """Iterations that a batch has passed without a decision: when the first began and the last ended, and how long they took [s]."""
+    """Iterations passed without a decision: begin of the first, end of the last, their time [s]."""
 
     begin: float = 0.0
     end: float = 0.0
@@ -103,7 +104,7 @@ class Entrance:
         self.state[who] = State.RUNS  # due when it asked: its turn comes before that of others
 
     def advance(self, until: float) -> tuple[float, int]:
-        """Pass what needs no decision, as far as nothing comes; when the next batch is due, and which."""
+        """Pass what needs no decision while nothing comes; when the next is due, and whose."""
         due, state, log, free = self.due, self.state, self._log, self._free
         plans, places, runs = self._plans, self._next, State.RUNS
         ends = [(due[who], who) for who, what in enumerate(state) if what is State.ENDS]

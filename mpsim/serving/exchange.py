@@ -1,4 +1,4 @@
-"""Dispatch of tokens to the ranks that hold their experts, and the way back: an all-to-all of rows, each as often as it has experts."""
+"""Dispatch of tokens to the ranks of their experts, and the way back: all-to-alls of rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ class Exchange:
 
     Notes
     -----
-    Each takes a fixed time, and the bytes that leave a rank at a share of its link: ``t0 + max(inside / (e link), outside / (e' NIC))``. A token leaves once for every one of its
-    experts on another rank; ranks are taken as equally likely.
+    Each takes a fixed time, and the bytes that leave a rank at a share of its link: ``t0 +
+    max(inside / (e link), outside / (e' NIC))``. A token leaves once for every one of its experts
+    on another rank; ranks are taken as equally likely.
     """
 
     def __init__(self, cluster: Cluster, work: RankWork) -> None:

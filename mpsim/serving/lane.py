@@ -83,7 +83,7 @@ class Lane:
         return Iteration(parts) if parts else None
 
     def finish(self, iteration: Iteration) -> tuple[list[int], list[int]]:
-        """End an iteration; requests that gave their first token, and those that gave their last."""
+        """End an iteration; requests that gave their first token, and their last."""
         if not iteration.parts:
             return self.engines[0].finish(iteration)
         first: list[int] = []
@@ -115,7 +115,7 @@ class Lane:
         return self.pace * float(self.prices.apart_seconds(loads, prompts))
 
     def line(self) -> tuple[float, float] | None:
-        """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""
+        """Time of the next decoding iteration, what each later one adds [s]; None if no line."""
         engine = self.engines[0]
         if len(self.engines) > 1 or not engine.decoding.even:
             return None
@@ -131,13 +131,13 @@ class Lane:
         return self.pace * np.asarray(self.prices.seconds(loads[0]))
 
     def within(self, steps: int, gap: float) -> tuple[int, float]:
-        """How many of so many decoding iterations end before a gap does, the one that it ends in included, and their seconds."""
+        """Decoding iterations until a gap ends, the one that it ends in included; their seconds."""
         if (line := self.line()) is not None:
             return _within(steps, gap, *line)
         return reached(self.seconds_ahead(steps).cumsum(), gap)
 
     def stages_ahead(self, steps: int) -> tuple[list[float], list[float]]:
-        """Times of so many decoding iterations, and of their first stages, which others wait for [s]."""
+        """Times of so many decoding iterations, and of their first stages [s]."""
         decodes, tokens, _ = self.state
         ahead = _COUNTING[:steps]
         if (line := self.line()) is not None:
@@ -168,15 +168,16 @@ def _contexts(engine: Engine, ahead: NDArray[np.int64]) -> Floats:
 
 
 def reached(ends: Floats, gap: float) -> tuple[int, float]:
-    """How many iterations end before a gap does, the one that it ends in included, and when the last of them ends [s]."""
+    """Iterations until a gap ends, the one that it ends in included; when the last ends [s]."""
     steps = min(len(ends), int(np.searchsorted(ends, gap)) + 1)
     return steps, float(ends[steps - 1])
 
 
 def _within(steps: int, gap: float, first: float, more: float) -> tuple[int, float]:
-    """How many of equally growing iterations end before a gap does, the one that it ends in included, and their seconds.
+    """Equally growing iterations until a gap ends, the last one included; their seconds.
 
-    The first takes `first`, each later one `more` than the one before: k of them take ``k first + more k (k - 1) / 2``.
+    The first takes `first`, each later one `more` than the one before: k of them take ``k first +
+    more k (k - 1) / 2``.
     """
     half = more / 2.0
     seconds = steps * (first + half * (steps - 1))

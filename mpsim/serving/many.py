@@ -1,4 +1,4 @@
-"""Streams of so many requests that none is kept: sums, and sketches of what percentiles are told of.
+"""Streams of so many requests that none is kept: sums, and sketches for percentiles.
 
 Requests are drawn, and folded once all of a page have ended, page by page; so are iterations.
 """

@@ -148,7 +148,7 @@ class ServicePlan:
 
     @property
     def ranks(self) -> int:
-        """Ranks of an instance that are simulated one by one, each with its part of sequences, tokens and blocks, not as one that spreads them evenly."""
+        """Ranks of an instance that are simulated apart, each with its part of the budgets."""
         return self.attention_dp if self.engine.attention_ranks == "apart" else 1
 
     @property
@@ -179,12 +179,12 @@ class ServicePlan:
 
     @functools.cached_property
     def paces(self) -> tuple[float, ...]:
-        """Time of each instance over that of one whose ranks all have the nominal speed; empty where all have.
+        """Time of each instance over that of one of nominal speed; empty where all have that.
 
         Notes
         -----
-        The ranks of an instance wait for each other in every layer: it is as slow as its slowest rank.
-        Speeds that are drawn are lognormal with mean 1, one a rank of the cluster.
+        The ranks of an instance wait for each other in every layer: it is as slow as its slowest
+        rank. Speeds that are drawn are lognormal with mean 1, one a rank of the cluster.
         """
         variation = self.variation
         if variation is None or not (variation.slow or variation.speed):
@@ -228,7 +228,8 @@ class ServicePlan:
 
         Notes
         -----
-        They are sent once to every rank that holds them: tensor parallel ranks beyond the key-value heads, and all of latent attention, get copies.
+        They are sent once to every rank that holds them: tensor parallel ranks beyond the key-value
+        heads, and all of latent attention, get copies.
         """
         layers = sum(block.layers for block in self.work.attention)
         per_layer = self.work.cache_elements / layers * CACHE_BYTES[self.kv]
@@ -237,7 +238,7 @@ class ServicePlan:
 
     @functools.cached_property
     def weight_format(self) -> Format:
-        """Format of the linear layers; where the chip has no matrix units for it, weights alone are narrow."""
+        """Format of linear layers: weights alone are narrow where the chip has no units for it."""
         form = FORMATS[self.weights]
         if form.compute in self.cluster.accelerator.peak_flops:
             return form
@@ -271,7 +272,7 @@ class ServicePlan:
 
     @property
     def imbalance(self) -> float:
-        """Tokens of the busiest rank of experts over the mean: as stated, or as their popularity has it."""
+        """Tokens of the busiest expert rank over the mean: as stated, or by popularity."""
         moe, engine = self.model.moe, self.engine
         if moe is None:
             return 1.0
@@ -289,12 +290,12 @@ class ServicePlan:
 
     @property
     def first_token_time(self) -> float:
-        """Time to the first token beside queue and prompt [s]: server, tokenizer, network; nothing of a static batch, which has no server."""
+        """Time to the first token beside queue and prompt [s]; a static batch has no server."""
         return 0.0 if self.policy.together else self.engine.first_token_time
 
     @property
     def front_end_time(self) -> float:
-        """Time that the servers need for a request, one after another [s]: one server an instance, none for a batch that is there at once."""
+        """Time of the servers for a request, one an instance; none where all come at once [s]."""
         if self.policy.together or self.workload.arrival == "all-at-once":
             return 0.0
         return self.engine.front_end_time / (self.prefill or self).replicas
@@ -351,7 +352,8 @@ class ServicePlan:
 
         Notes
         -----
-        Activations of the largest iteration: ``max_tokens (2 f / t + 4 h)`` 2-byte elements and a row of logits for each sequence.
+        Activations of the largest iteration: ``max_tokens (2 f / t + 4 h)`` 2-byte elements and a
+        row of logits for each sequence.
         """
         engine, work = self.engine, self.work
         capacity = self.cluster.accelerator.memory_bytes
@@ -383,7 +385,7 @@ class ServicePlan:
 
     @functools.cached_property
     def _windowed(self) -> tuple[int, float]:
-        """Tokens that windowed layers keep of a sequence, and elements of a token in them on a rank; zero where all are held in full."""
+        """Tokens that windowed layers keep, elements of a token in them; zero if held in full."""
         shapes = self.work.attention
         windows = {shape.window for shape in shapes}
         if not self.engine.window_cache or 0 not in windows or len(windows) == 1:
@@ -393,7 +395,7 @@ class ServicePlan:
 
     @property
     def blocks(self) -> int:
-        """Blocks of cache of each instance; with attention data parallelism those of all its ranks."""
+        """Blocks of cache of each instance, of all ranks that keep requests of their own."""
         if self.given_blocks is not None:
             return self.given_blocks
         return self.memory.blocks * self.attention_dp
@@ -405,7 +407,7 @@ class ServicePlan:
 
     @property
     def rules(self) -> BatchRules:
-        """How the engine forms iterations, of all ranks of an instance that keep requests of their own."""
+        """How an instance forms iterations, of all ranks that keep requests of their own."""
         own = {name: getattr(self.engine, name) for name in EnginePreset.__dataclass_fields__}
         own["max_sequences"] *= self.attention_dp
         own["max_tokens"] *= self.attention_dp
@@ -420,7 +422,7 @@ class ServicePlan:
         return BatchRules(**own)
 
     def problems(self) -> Iterator[Problem]:
-        """Mistakes that only the whole plan shows: weights that do not fit, no cache for one request."""
+        """Mistakes that only the whole plan shows, such as weights that do not fit."""
         memory, behind = self.memory, self.prefill
         if behind is not None:
             yield from behind.problems()
@@ -448,7 +450,7 @@ class ServicePlan:
             yield Problem(message, key=self.key)
 
     def _changes_that_fit(self) -> str:
-        """The nearest change of each key alone that leaves room for a request of the workload's mean length."""
+        """The nearest change of each key alone that leaves room for a request of mean length."""
         pool = f"{self.key}." if self.key != "serving" else ""
         chip, most = self.cluster.accelerator, self.cluster.accelerators
         inside = (self.model.heads, *(() if self.model.mla else (self.model.kv_heads,)))

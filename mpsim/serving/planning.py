@@ -15,7 +15,7 @@ from mpsim.serving.plan import ServicePlan
 
 
 def make_service(scenario: Scenario) -> ServicePlan:
-    """Resolve a scenario that serves. ScenarioError has every problem found, located in its file."""
+    """Resolve a scenario that serves. ScenarioError has every problem, located in the file."""
     if problems := scenario.problems:
         raise ScenarioError(problems)
     refuse_large_scenario(scenario)
@@ -37,7 +37,7 @@ def make_service(scenario: Scenario) -> ServicePlan:
 
 
 def _too_many_blocks(plan: ServicePlan) -> Iterator[Problem]:
-    """Blocks of cache that a scenario gives and memory has no room for; tables of measured services may leave the room open."""
+    """Refuse blocks of cache that memory has no room for; tables of services may leave it open."""
     given, memory = plan.given_blocks or 0, plan.memory
     left = max(0.0, memory.capacity - memory.weights) * plan.attention_dp
     if given * memory.block_bytes > left:

@@ -1,7 +1,9 @@
-"""Price of an iteration: how long one forward pass over decoding sequences and prompts takes on an instance.
+"""Price of an iteration: one forward pass over decoding sequences and prompts.
 
-All tokens pass the linear layers together; attention is apart for sequences that decode (bound by bandwidth) and for prompts (bound by compute). What depends on the number of
-tokens alone is tabulated once; an iteration is then a few additions, and many iterations of the same batch are one array expression.
+All tokens pass the linear layers together; attention is apart for sequences that decode (bound by
+bandwidth) and for prompts (bound by compute). What depends on the number of tokens alone is
+tabulated once; an iteration is then a few additions, and many iterations of the same batch are one
+array expression.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class IterationPrices:
         ]
         states = [] if work.state is None else [StateScan(work.state, rates)]
         self._decode += states
-        # decoding alone takes a fixed time for so many sequences, and so much for each token of their contexts
+        # decoding alone takes a time for so many sequences, and so much a token of their contexts
         self._fixed: dict[int, float] = {}
         slopes = [shape.slope for shape in self._decode]
         plain = self._drafting is None and not engine.host_layer_time and None not in slopes
@@ -118,13 +120,13 @@ class IterationPrices:
         self._prompts += [(1, state.prompt_token) for state in states]
 
     def seconds(self, batch: Batch, prompts: int = 0) -> Seconds:
-        """Time of one iteration from its first stage to its last, of which so many prompts end and give a token."""
+        """Time of one iteration through all stages, in which so many prompts end."""
         if not batch.prompt_tokens and not prompts and self._slope is not None:
             return self._fixed_seconds(batch.decodes) + self._slope * batch.context
         return self._whole(batch, prompts)
 
     def decoding(self, decodes: int, context: float) -> tuple[float, float] | None:
-        """Time of the next decoding iteration, and how much longer each later one is, whose contexts are longer by one [s]; None where it is no line."""
+        """Time of the next decoding iteration, what each later one adds [s]; None if no line."""
         if self._slope is None:
             return None
         return self._fixed_seconds(decodes) + self._slope * context, self._slope * decodes
@@ -142,8 +144,9 @@ class IterationPrices:
         return self._joined(self.stage_seconds(batch), batch, prompts, sequences)
 
     def apart_seconds(self, loads: Sequence[Batch], prompts: int) -> Seconds:
-        """Time of one iteration of ranks that keep requests of their own and wait for the busiest in
-        every layer. `loads`: of each rank that has work. `prompts`: that end with it on any rank.
+        """Time of one iteration of ranks that keep requests of their own and wait for the busiest
+        in every layer. `loads`: of each rank that has work. `prompts`: that end with it on any
+        rank.
         """
         own = self.work.attention_dp
         whole = Batch(
@@ -173,7 +176,7 @@ class IterationPrices:
         return self._joined(stage + attention + busiest, whole, prompts, sequences)
 
     def _own_parts(self, tokens: Floats) -> Floats:
-        """Products and streaming kernels of so many tokens of one rank that keeps requests of its own, on one stage [s]."""
+        """Products and streaming kernels of so many of a rank's own tokens on one stage [s]."""
         seconds = self.work.layers * self._streaming(tokens)
         for linear in self.work.linears:
             if linear.share < 1.0:
@@ -181,7 +184,7 @@ class IterationPrices:
         return seconds
 
     def _joined(self, stage: Seconds, batch: Batch, prompts: int, sequences: float) -> Seconds:
-        """Time of an iteration that takes so long on a stage: all stages, the head, drafts, messages and the host, which sees to so many sequences."""
+        """Time of an iteration of so long a stage, with head, drafts, messages and the host."""
         engine, work = self.engine, self.work
         device = stage * work.pp + self.head_seconds(batch.decodes * self._queries + prompts)
         if self._drafting is not None:
@@ -197,15 +200,15 @@ class IterationPrices:
         return device + engine.step_time + engine.request_time * sequences
 
     def exposed_seconds(self, tokens: float) -> tuple[float, float]:
-        """Exposed time of one stage: its all-reduces, and the exchange of tokens between ranks of experts [s]."""
+        """Exposed time of one stage: its all-reduces, and the exchange of tokens of experts [s]."""
         return self._communication(tokens), _between(self._exposed_table, tokens)
 
     def tokens_of(self, decodes: Count, prompt_tokens: Count) -> Count:
-        """Tokens that pass the layers: those of prompts, and each decoding sequence's own with its drafts."""
+        """Tokens that pass the layers: of prompts, and of decoding sequences with their drafts."""
         return prompt_tokens + decodes * self._queries
 
     def _draft_seconds(self, batch: Batch) -> Seconds:
-        """Time of the draft's passes: for each drafted token over the decoding sequences, and over prompts, whose keys and values it needs too."""
+        """Time of the draft's passes: one a token over decoding sequences, and one over prompts."""
         drafting, draft = self._drafting, self.draft
         assert drafting is not None, "asked with a draft"
         assert draft is not None, "asked with a draft"
@@ -218,7 +221,7 @@ class IterationPrices:
         return seconds
 
     def request_seconds(self, sequences: Count) -> Count:
-        """Host time of so many sequences of an iteration [s]: ranks with requests of their own see to these side by side."""
+        """Host time of so many sequences of an iteration, side by side on own ranks [s]."""
         return self.engine.request_time * sequences / self.work.attention_dp
 
     def send_seconds(self, tokens: float) -> float:
@@ -241,7 +244,7 @@ class IterationPrices:
         return seconds
 
     def _passed(self, batch: Batch) -> int:
-        """Tokens that pass the layers, those of the graph that a batch without prompts runs in included."""
+        """Tokens that pass the layers, padding to the graph of a batch without prompts included."""
         verified = batch.decodes * self._queries
         if batch.prompt_tokens:
             return batch.prompt_tokens + verified
@@ -250,7 +253,7 @@ class IterationPrices:
         return sizes[place] if place < len(sizes) else verified
 
     def token_seconds(self, tokens: int) -> float:
-        """Linear layers, experts, streaming kernels and reductions of one stage for so many tokens [s]."""
+        """Time of one stage for so many tokens, attention apart [s]."""
         return _between(self._table, tokens)
 
     def parts(self, tokens: Floats) -> dict[str, Floats]:
@@ -286,7 +289,7 @@ class IterationPrices:
         return self.rates.stream_bandwidth * self.rates.bandwidth
 
     def _communication(self, tokens: float) -> float:
-        """Two all-reduces a layer; where every rank has requests of its own, a gather before and a scatter after the layer without experts, half of one each."""
+        """Two all-reduces a layer; with own requests a gather and a scatter, half of one each."""
         work = self.work
         each = self._gathered(tokens)
         if work.attention_dp == work.tp:
@@ -296,7 +299,7 @@ class IterationPrices:
         return 2.0 * work.layers * each
 
     def _exchanged(self, tokens: float) -> float:
-        """Ranks with requests of their own meet in the experts: tokens are sent to the ranks of their experts, or all to all ranks, whichever is faster."""
+        """Tokens sent to the ranks of their experts, or to all ranks, whichever is faster [s]."""
         work = self.work
         if work.attention_dp == 1:
             return 0.0
@@ -318,7 +321,7 @@ class IterationPrices:
         )
 
     def context_seconds(self, contexts: Floats) -> Floats:
-        """The least that reading the cache of each of several sequences adds to a stage's iterations [s]."""
+        """The least that reading each sequence's cache adds to a stage's iterations [s]."""
         own = self.work.attention_dp
         return sum((shape.least(contexts) / own for shape in self._decode), np.zeros(len(contexts)))
 
@@ -336,7 +339,7 @@ class IterationPrices:
 
 
 class Products:
-    """Matrix products of one rank, as `mpsim.cost.KernelModel` prices them, with what quantises their input."""
+    """Products of one rank as `mpsim.cost.KernelModel` prices them, and casts of their input."""
 
     def __init__(
         self,
@@ -367,7 +370,7 @@ class Products:
         return seconds + (self._cast_time if form.name == _BLOCKS else 0.0)
 
     def expert_seconds(self, experts: ExpertWork, tokens: Floats) -> Floats:
-        """Permute, grouped products and combine of one layer for the tokens of the busiest rank [s]."""
+        """Permute, grouped products and combine of one layer on the busiest rank [s]."""
         form, kernel = experts.format, self._kernel(experts.format)
         rows, touched = experts.rows(tokens), experts.touched(tokens)
         permuted = _PERMUTES * _ACTIVATION * rows * experts.products[0].k
@@ -383,7 +386,7 @@ class Products:
         return seconds / _of(self._rates.expert_rate, form) + stream + fixed
 
     def _cast(self, form: Format, elements: Floats) -> Floats | float:
-        """Time of quantising the input of a product: its kernel, and elements read wide and written narrow [s]."""
+        """Time of quantising a product's input: a kernel, read wide, written narrow [s]."""
         if form.name not in self._rates.cast_latency or not form.precision:
             return 0.0
         rate = self._rates.stream_bandwidth * self._rates.bandwidth
@@ -391,7 +394,7 @@ class Products:
         return latency + elements * (_ACTIVATION + form.bytes) / rate
 
     def _kernel(self, form: Format) -> KernelModel:
-        """Kernels in the precision of a format; chips from before bfloat16 work in the other format of 16 bits."""
+        """Kernels in the precision of a format; chips without bfloat16 work in fp16."""
         precision = form.precision or form.compute
         if precision == "bf16" and precision not in self._chip.peak_flops:
             precision = "fp16"
@@ -401,7 +404,7 @@ class Products:
 
 
 class StateScan:
-    """State mixers in place of attention: every sequence reads and writes its state, however long its context."""
+    """State mixers: every sequence reads and writes its state, however long its context."""
 
     slope = 0.0
 
@@ -423,7 +426,7 @@ class StateScan:
 
 
 class DecodeAttention:
-    """Decode attention of equal layers: every sequence reads its keys and values once, for all its queries."""
+    """Decode attention of equal layers: a sequence reads its cache once for all its queries."""
 
     def __init__(
         self, shape: Attention, rates: Rates, kv_bytes: float, *, shared: bool, queries: int = 1
@@ -447,7 +450,7 @@ class DecodeAttention:
         return None if self._window else self._layers * self._per_token
 
     def least(self, contexts: Floats) -> Floats:
-        """The part that grows with the context, of each sequence on its own [s]: a batch takes no less together."""
+        """The part that grows with each sequence's context [s]: a batch takes no less together."""
         if self._window:
             contexts = np.minimum(contexts, self._window)
         return self._layers * self._per_token * contexts

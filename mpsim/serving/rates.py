@@ -1,4 +1,4 @@
-"""Rates that kernels of serving reach on a cluster: shares of the datasheet from a data file, and small all-reduces beside those of the library."""
+"""Rates that kernels of serving reach on a cluster, and an engine's own small all-reduces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rates:
     # of the link
     reduction_latency: Seconds
     reduction_share: float
-    # expert_latency, expert_each: time of the kernels that route, permute and combine, and what each
+    # expert_latency, expert_each: time of kernels that route, permute and combine, and what each
     # expert of a rank adds, by the kernel of the experts [s]
     expert_latency: Mapping[str, Seconds]
     expert_each: Mapping[str, Seconds]
@@ -84,7 +84,7 @@ def rates_of(cluster: Cluster) -> Rates:
 
 
 def replaced(rates: Rates, measured: Calibration) -> Rates:
-    """Rates with the constants that were fitted on a machine: ``serving.rates`` and, by format, ``serving.product_rate`` and such."""
+    """Rates with the constants that were fitted on a machine, those by format among them."""
     fields: dict[str, object] = {name: at.value for name, at in measured.under("serving.rates")}
     for name in BY_FORMAT:
         found = {form: constant.value for form, constant in measured.under(f"serving.{name}")}
@@ -94,13 +94,15 @@ def replaced(rates: Rates, measured: Calibration) -> Rates:
 
 
 class Reductions:
-    """All-reduces of an engine: its own kernel for small tensors where it has one, else the library's.
+    """All-reduces of an engine: its own kernel for small tensors if it has one, or the library's.
 
     Notes
     -----
-    Two kernels of the engine's own, of which the faster one is taken: one-shot, where every rank reads all of its peers, takes a fixed time that grows with the ranks that meet, and
-    ``(t - 1) S`` at a share of the link; two-shot, a reduce-scatter and an all-gather, has a second barrier and moves ``2 (t - 1) / t S``. They need direct links between all
-    ranks, through NVLink or as PCIe peers.
+    Two kernels of the engine's own, of which the faster one is taken: one-shot, where every rank
+    reads all of its peers, takes a fixed time that grows with the ranks that meet, and ``(t - 1)
+    S`` at a share of the link; two-shot, a reduce-scatter and an all-gather, has a second barrier
+    and moves ``2 (t - 1) / t S``. They need direct links between all ranks, through NVLink or as
+    PCIe peers.
     """
 
     def __init__(self, cluster: Cluster, ranks: int, rates: Rates, engine: EnginePreset) -> None:

@@ -1,4 +1,4 @@
-"""Requests: when each arrives and what it asks for; and when each was served, and every iteration ran.
+"""Requests: when each arrives and what it asks for; when each was served.
 
 Shapes: N requests, S iterations or jumps over equal ones, T transfers.
 """
@@ -44,7 +44,7 @@ class Requests:
         return Requests(*columns, hashes, self.unit)
 
     def repeated(self, times: int) -> Requests:
-        """All of them so many times, one after the other; every time shares prefixes with itself alone."""
+        """All of them so many times over; every time shares prefixes with itself alone."""
         count, units = len(self), [max(own, default=0) for own in self.hashes or ()]
         period = float(self.arrival[-1]) * count / max(1, count - 1)
         further = 1 + max(units, default=0)

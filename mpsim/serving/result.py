@@ -95,7 +95,8 @@ class ServiceResult(JobResult):
         }
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row a request: tokens, and when it arrived, was started, had its first and its last token [s].
+        """One row a request: tokens, and when it arrived, was started, had its first and its last
+        token [s].
 
         Raises
         ------
@@ -123,8 +124,8 @@ class ServiceResult(JobResult):
 def run_service(
     scenario: Scenario, plan: ServicePlan, *, progress: Progress = lambda *_: None
 ) -> ServiceResult:
-    """Serve the requests of a plan's workload. ScenarioError if the service cannot hold its weights,
-    or a request.
+    """Serve the requests of a plan's workload. ScenarioError if the service cannot hold its
+    weights, or a request.
     """
     if is_long(plan.workload) and plan.prefill is None:
         stream = Stream(plan.workload, plan.seed)
@@ -154,7 +155,7 @@ def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) ->
 def _serve_workload(
     plan: ServicePlan, requests: Requests, progress: Progress = lambda *_: None
 ) -> tuple[Requests, Served]:
-    """Serve a workload; of a closed loop with a duration twice as many requests as before, if those were not enough."""
+    """Serve a workload; a closed loop with a duration draws twice as many until they suffice."""
     workload = plan.workload
     served = Service(requests, plan, progress=progress).run()
     if workload.concurrency is None or workload.duration is None:
@@ -177,7 +178,8 @@ class ServedPoint:
 
 
 def measurable(plan: ServicePlan) -> dict[str, float]:
-    """Serve the requests of a plan as `run_service` does: ``ttft``, ``tpot``, ``e2e``, their means and ``_p99`` [s], ``throughput`` [output tokens/s].
+    """Serve the requests of a plan as `run_service` does: ``ttft``, ``tpot``, ``e2e``, their means
+    and ``_p99`` [s], ``throughput`` [output tokens/s].
 
     Of a static batch E2E is the time until all of it has ended: such tables print it so.
     ScenarioError if the service cannot hold its weights, or a request.

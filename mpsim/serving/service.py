@@ -1,12 +1,16 @@
 """The service: engines that serve a stream of requests, one simulator event an iteration.
 
-Iterations of an engine between which nothing begins or ends are one event: their times are one array expression, since the context of every sequence grows alike. With several
-pipeline stages an instance has as many batches under way as stages; each has requests of its own and waits for the first stage to be free.
+Iterations of an engine between which nothing begins or ends are one event: their times are one
+array expression, since the context of every sequence grows alike. With several pipeline stages an
+instance has as many batches under way as stages; each has requests of its own and waits for the
+first stage to be free.
 
-Where prefill and decode have pools of their own, a prompt keeps its blocks until its keys and values have come to the engine that decodes it, which starts fetching them once it has
-blocks for them: a full decode pool holds up the other one.
+Where prefill and decode have pools of their own, a prompt keeps its blocks until its keys and
+values have come to the engine that decodes it, which starts fetching them once it has blocks for
+them: a full decode pool holds up the other one.
 
-Requests that arrive at the same time are handed out in their order; engines act in the order of their numbers. Equal inputs give equal bytes.
+Requests that arrive at the same time are handed out in their order; engines act in the order of
+their numbers. Equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -229,7 +233,7 @@ class Service:
         self._left.append([count, count])
 
     def _fold(self, request: int) -> None:
-        """Note that a request of a stream has ended; fold the first pages when all of theirs have."""
+        """Note that a request of a stream has ended; fold pages of which all have."""
         assert self._folded is not None, "asked of a stream"
         place, at = request - self._folds, 0
         while place >= self._left[at][0]:
@@ -291,7 +295,7 @@ class Service:
             lane.wake()
 
     def _empty(self, lane: Lane) -> None:
-        """Hand the requests of an instance that is down to others: what they had generated is computed again."""
+        """Hand requests of an instance that is down to others, which compute their tokens again."""
         lost = [entry for engine in lane.engines for entry in engine.clear()]
         self._moved += len(lost)
         self._resettle(lost)
@@ -328,7 +332,7 @@ class Service:
         return lanes[min(range(len(lanes)), key=loads.__getitem__)]
 
     def _next(self, lanes: Sequence[Lane]) -> float | None:
-        """When the next request comes to some neighbouring batches; None where only the others can tell."""
+        """When the next request comes to neighbouring batches; None if only the others can tell."""
         turns, first = len(self._lanes[0]), lanes[0].number
         if lanes[0].pool or self._fragile:
             return None
@@ -382,7 +386,7 @@ class Service:
         self._take_up(lane)
 
     def _work_in_stages(self, door: Entrance) -> Events:
-        """Run the batches of an instance of several stages, each of which waits for the first stage to be free."""
+        """Run the batches of an instance of several stages, which wait for the first to be free."""
         env = self._env
         while True:
             comes = self._next(door.lanes)
@@ -428,7 +432,7 @@ class Service:
             door.sleep(who, lane.waits_for)
 
     def _go_on(self, lane: Lane, steps: int) -> Events:
-        """Pass iterations at once, to the end of the one during which something comes, or it goes down."""
+        """Pass iterations at once, to the end of the one during which something comes."""
         if lane.down:  # since the iteration that has just ended
             return
         env, begin, steps = self._env, self._env.now, min(steps, LONGEST_JUMP)
@@ -448,7 +452,7 @@ class Service:
         self._pass(lane, steps, seconds, begin)
 
     def _sleep(self, lane: Lane, why: str = "") -> Events:
-        """Wait until something changes, and note what for; a batch that went down has that to do first."""
+        """Wait until something changes, and note what for; but not if it went down meanwhile."""
         if lane.down and not why:
             return
         begin, reason = self._env.now, why or lane.waits_for
@@ -460,7 +464,7 @@ class Service:
     def _pass(
         self, lane: Lane, steps: int, seconds: float, begin: float, end: float | None = None
     ) -> None:
-        """Write down iterations that are passed at once, to their `end` where they waited between."""
+        """Write down iterations passed at once, to their `end` where they waited between."""
         span = seconds if end is None else end - begin
         decodes, context, used = lane.state
         self._rows.append((begin, seconds, steps, decodes, context, 0, used, lane.number, span))

@@ -1,11 +1,13 @@
 """Speculation: tokens that a draft guesses and the model verifies in one iteration.
 
-Of `tokens` drafted ones the leading right ones are kept, and one more that the model itself gives: ``1 + a + a^2 + ... + a^s`` in the mean, for `s` tokens that are right with
-probability `a` each [1]_; ``1 + a1 + a1 a2 + ...`` where later ones are right less often.
+Of `tokens` drafted ones the leading right ones are kept, and one more that the model itself gives:
+``1 + a + a^2 + ... + a^s`` in the mean, for `s` tokens that are right with probability `a` each
+[1]_; ``1 + a1 + a1 a2 + ...`` where later ones are right less often.
 
 References
 ----------
-.. [1] Leviathan, Kalman, Matias, Fast Inference from Transformers via Speculative Decoding, ICML 2023, equation 1.
+.. [1] Leviathan, Kalman, Matias, Fast Inference from Transformers via Speculative Decoding, ICML
+   2023, equation 1.
 """
 
 from __future__ import annotations

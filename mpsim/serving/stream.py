@@ -20,7 +20,7 @@ _PAGE = 16_384  # requests of a page at least
 
 
 class Stream:
-    """A stream that is drawn page by page, as often as it is asked for; a page is at most a tenth of it."""
+    """A stream drawn page by page, as often as asked for; a page is at most a tenth of it."""
 
     def __init__(self, workload: Workload, seed: int) -> None:
         self._workload, self._seed = workload, seed

@@ -1,4 +1,4 @@
-"""Figures of a service: latencies, throughput, goodput, the account of every accelerator-second, energy and price.
+"""Figures of a service: latencies, throughput, goodput, account, energy and price.
 
 Shapes: N requests, S iterations or jumps over equal ones.
 """
@@ -53,7 +53,8 @@ def latencies(served: Served, requests: Requests, first_token_time: float) -> di
 
     Notes
     -----
-    TPOT is (E2E - TTFT) / (output - 1) of a request, NaN where it gave one token. Server, tokenizer and network (`first_token_time`) count to TTFT and E2E.
+    TPOT is (E2E - TTFT) / (output - 1) of a request, NaN where it gave one token. Server, tokenizer
+    and network (`first_token_time`) count to TTFT and E2E.
     """
     ttft = served.first - served.arrival + first_token_time
     e2e = served.last - served.arrival + first_token_time
@@ -66,7 +67,7 @@ def latencies(served: Served, requests: Requests, first_token_time: float) -> di
 def itl(
     steps: Mapping[str, Floats], *, since: float = 0.0, until: float = math.inf
 ) -> tuple[Floats, Floats]:
-    """Gaps between tokens, and how many sequences had each: the lengths of decoding iterations and their batches."""
+    """Gaps between tokens, which are decoding iterations, and how many sequences had each."""
     decoding = (steps["decodes"] > 0) & (steps["start"] >= since) & (steps["start"] < until)
     each = steps["seconds"][decoding] / steps["count"][decoding]
     return each, steps["decodes"][decoding] * steps["count"][decoding]
@@ -128,7 +129,7 @@ def _of_pool(served: Served, place: int) -> Mapping[str, Floats]:
 
 
 class RowSums:
-    """Sums over the iterations of a pool, some of which come at a time in the order of their ends."""
+    """Sums over the iterations of a pool, which come page by page in the order of their ends."""
 
     def __init__(self, plan: ServicePlan) -> None:
         self._plan = plan
@@ -189,9 +190,11 @@ class RowSums:
 
         Notes
         -----
-        An iteration with prompts and decoding sequences is divided by what it would have taken without its prompts. Of several pipeline stages each works on one batch at a
-        time: what an accelerator does not work while its stage has a batch elsewhere is bubble. Time without work is ``idle``, or ``idle_cache`` where requests waited that had
-        no room in the cache, or ``exposed_kv`` where their keys and values were on the way from the pool of prompts.
+        An iteration with prompts and decoding sequences is divided by what it would have taken
+        without its prompts. Of several pipeline stages each works on one batch at a time: what an
+        accelerator does not work while its stage has a batch elsewhere is bubble. Time without work
+        is ``idle``, or ``idle_cache`` where requests waited that had no room in the cache, or
+        ``exposed_kv`` where their keys and values were on the way from the pool of prompts.
         """
         # a batch is on one stage of several at a time, and as many batches run as there are stages
         lanes, stages = served.pools[place], self._plan.pp
@@ -235,7 +238,7 @@ def summarise(
     until: float | None = None,
     folded: Folded | None = None,
 ) -> Figures:
-    """Every figure of a service, SI units, of all its requests or what was folded of them; what came or was done after `until` [s] counts for none."""
+    """Every figure of a service, SI units; what came or was done after `until` [s] counts not."""
     if folded is not None:
         tally, sums = folded.tally(served.end), {"serving": folded.sums}
     else:
@@ -387,7 +390,8 @@ def window_of(
 
     Notes
     -----
-    Tokens of a request that was under way at either end are divided as if they came evenly between its first and its last.
+    Tokens of a request that was under way at either end are divided as if they came evenly between
+    its first and its last.
     """
     done, begin = np.isfinite(served.last), plan.workload.warmup or 0.0
     begin = min(begin, served.end)
@@ -484,7 +488,7 @@ def kept_of(
 
 
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:
-    """Energy of all accelerators [J]: prompts are mostly products, decoding streams weights and caches, the rest communicates or waits."""
+    """Energy of all accelerators [J]: prompts multiply, decoding streams, the rest waits."""
     board = Board(plan.cluster.accelerator)
     products, streams, transfers, waiting = (
         board.watts(load) for load in (Load.PRODUCTS, Load.STREAMS, Load.TRANSFERS, Load.WAITING)
@@ -510,7 +514,7 @@ def _warnings(
     tally: Tally,
     parts: Mapping[str, float],
 ) -> list[str]:
-    """Say what a reader should know: straddling groups, no steady state, what a flag of the server costs."""
+    """Say what a reader should know, such as a state that is not steady, or a flag's cost."""
     warnings = [pool.straddles for pool in plan.pools.values() if pool.straddles]
     if plan.workload.shared_prefix and not plan.engine.prefix_cache:
         keys = "serving.workload.shared_prefix, serving.workload.prefix_groups"
@@ -540,7 +544,7 @@ def _warnings(
 
 
 def _long_chunks(plan: ServicePlan) -> list[str]:
-    """Say how much longer than the limit an iteration with a full chunk of a prompt takes, and which chunk keeps it."""
+    """Say how long a full chunk of a prompt holds up tokens, and which one keeps the limit."""
     limit, most = plan.slo.tpot, (plan.engine.max_tokens, plan.workload.prompt.tokens)
     if limit is None or not plan.engine.chunked or plan.prefill is not None:
         return []

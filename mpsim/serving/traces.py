@@ -1,4 +1,4 @@
-"""Traces of requests: Azure and BurstGPT CSV, Mooncake JSONL, plain CSV; recognised by their columns."""
+"""Traces of requests, told by their columns: Azure, BurstGPT and plain CSV, Mooncake JSONL."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Transfers of keys and values from instances that compute prompts to those that decode: flows on the links of the cluster.
+"""Transfers of keys and values to instances that decode: flows on links of the cluster.
 
-An instance sends and receives through the ports of its accelerators: those of the scale-up domain where both sit in one, else their NICs and the links of the fabric that could be
-too thin. Flows that meet share links max-min fairly. Latency is paid first and uses nothing.
+An instance sends and receives through the ports of its accelerators: those of the scale-up domain
+where both sit in one, else their NICs and the links of the fabric that could be too thin. Flows
+that meet share links max-min fairly. Latency is paid first and uses nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Work of a rank: the weights it multiplies, the keys and values it reads, in one iteration of a served model.
+"""Work of a rank in an iteration: weights it multiplies, keys and values it reads.
 
-An instance is ``tp x pp`` accelerators (with attention data parallelism the ``tp`` ranks keep whole heads and requests of their own, and meet in the experts). Everything here is
-per rank and per iteration, and linear in the tokens that take part, so that an iteration is priced from a handful of numbers.
+An instance is ``tp x pp`` accelerators (with attention data parallelism the ``tp`` ranks keep whole
+heads and requests of their own, and meet in the experts). Everything here is per rank and per
+iteration, and linear in the tokens that take part, so that an iteration is priced from a handful of
+numbers.
 """
 
 from __future__ import annotations
@@ -80,11 +82,12 @@ class ExpertWork:
         return tokens * (self.top_k / self.ep * self.imbalance)
 
     def touched(self, tokens: Floats) -> Floats:
-        """Experts of the busiest rank that at least one of so many tokens is routed to, in the mean.
+        """Experts of the busiest rank to which any of so many tokens is routed, in the mean.
 
         Notes
         -----
-        Popularity has a gamma distribution, so that misses have a negative binomial one; a token always goes to ``top_k``.
+        Popularity has a gamma distribution, so that misses have a negative binomial one; a token
+        always goes to ``top_k``.
         """
         share, spread = self.top_k / self.experts, self.spread**2
         missed: Floats = (1.0 - share) ** tokens if share < 1.0 else np.zeros_like(tokens)
@@ -235,7 +238,7 @@ class RankWork:
 
 
 def _products(model: Transformer, kind: str, tp: int) -> list[Operator]:
-    """Products with weights of a layer for one token, before they are divided among `tp` ranks of heads."""
+    """Products of a layer for one token, before they are divided among `tp` ranks of heads."""
     if model.mla is None and model.kv_heads < tp:  # fewer key-value heads than ranks: each has one
         model = dataclasses.replace(model, kv_heads=tp)
     layer = expand_layer(model, Lowering(), sequences=1, sequence_length=1, kind=kind)
@@ -293,8 +296,9 @@ def wide_in(model: Transformer, weights: str) -> frozenset[Role]:
 
     Notes
     -----
-    NVIDIA's NVFP4 checkpoints of mixtures of experts leave out what makes queries, keys and values (`exclude_modules` of hf_quant_config.json: MiniMax-M2.5, Kimi-K2.5,
-    DeepSeek-R1-0528-FP4-v2, Qwen3-Coder-Next), MXFP4 (gpt-oss) and 4-bit integers of latent attention (Kimi-K2.5) all of it.
+    NVIDIA's NVFP4 checkpoints of mixtures of experts leave out what makes queries, keys and values
+    (`exclude_modules` of hf_quant_config.json: MiniMax-M2.5, Kimi-K2.5, DeepSeek-R1-0528-FP4-v2,
+    Qwen3-Coder-Next), MXFP4 (gpt-oss) and 4-bit integers of latent attention (Kimi-K2.5) all of it.
     """
     if model.moe is None or weights not in ("nvfp4", "mxfp4", "w4a16"):
         return frozenset()
@@ -326,4 +330,4 @@ FORMATS = {
     "nvfp4": Format("nvfp4", 0.5 + 1.0 / 16, "fp4", "nvfp4"),
     "mxfp4": Format("mxfp4", 0.5 + 1.0 / 32, "fp4", "nvfp4"),
 }
-"""Number formats of served weights: elements and their scales (128x128 blocks, 128 per group, 16 and 32 per block)."""
+"""Number formats of served weights, scales of 128x128, 128, 16 and 32 elements counted."""

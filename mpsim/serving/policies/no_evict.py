@@ -1,4 +1,4 @@
-"""Policy ``no-evict``: a prompt is admitted when its whole output fits, and joins decodes (TRT-LLM)."""
+"""Policy ``no-evict``: prompts whose whole output fits join the decodes (TensorRT-LLM)."""
 
 from __future__ import annotations
 
