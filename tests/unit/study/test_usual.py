@@ -61,3 +61,33 @@ def test_a_question_that_nothing_mends_says_why() -> None:
 
     with pytest.raises(ScenarioError, match="no"):
         settled(asked(), {"training.recompute"}, Tried(refuse, refuse))
+
+
+LAYOUT = {
+    *("parallelism.tp", "parallelism.pp", "parallelism.zero", "parallelism.sequence_parallel"),
+    "schedule",
+}
+
+
+def test_of_layouts_that_fit_the_fastest_counts_whatever_comes_first() -> None:
+    """By hand: tp 4 and tp 8 fit, and tp 8, which is tried later, takes half as long."""
+    degree = lambda values: int(values.get("parallelism.tp", 1))  # noqa: E731
+    tried = Tried(lambda values: 4 / degree(values), lambda values: 8 / degree(values))
+    assert settled(asked(), LAYOUT, tried)["parallelism.tp"] == 8
+
+
+def test_where_no_layout_fits_another_counts_only_far_beyond_the_memory() -> None:
+    """Peaks are hardly ever off by half: at 1.9 times the memory the scenario stays, at 4 times the nearest layout is taken."""
+    degree = lambda values: int(values.get("parallelism.tp", 1))  # noqa: E731
+    for need, layout in ((1.9, None), (12.0, 8)):
+        tried = Tried(lambda values, need=need: max(1.1, need / degree(values)), lambda _: 1.0)
+        assert settled(asked(), LAYOUT, tried).get("parallelism.tp") == layout
+
+
+def test_stages_hold_unlike_numbers_of_layers_where_these_do_not_divide() -> None:
+    """95 layers under a stated schedule: the pipeline is balanced, not left out."""
+    odd = Scenario.from_mapping({**QUESTION, "model": {"preset": "llama2-70b", "layers": 95}})
+    staged = Tried(lambda values: 8 / int(values.get("parallelism.pp", 1)), lambda _: 1.0)
+    values = settled(odd, LAYOUT - {"schedule"}, staged)
+    assert values["parallelism.pp"] == 8
+    assert values["parallelism.layers_per_stage"] == "auto"
