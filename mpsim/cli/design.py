@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mpsim.cli.console import draw, end_early, note, print_answer, write_table
-from mpsim.cli.options import AsJson, Csv, Plot, Reading, Resume, option, quantity_option
+from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, quantity_option
 from mpsim.cli.progress import progress_bar
 
 
@@ -31,15 +30,8 @@ def design(
     ] = True,
     csv: Csv = None,
     plot: Plot = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; left out: one per core.")
-    ] = None,
-    resume: Resume = None,
-    cluster: Annotated[
-        str | None,
-        option("--cluster ADDRESS", "Run on the workers of this dask scheduler, tcp://host:8786."),
-    ] = None,
     *,
+    computing: Computing,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
@@ -47,19 +39,13 @@ def design(
     from mpsim.study.design import design as run_design
 
     scenario = reading.load(file)
-    if cluster is not None and jobs is not None:
-        raise typer.BadParameter(
-            "the workers of --cluster compute; leave it out", param_hint="--jobs"
-        )
     with progress_bar(scenario.name) as report:
         answer = run_design(
             scenario,
-            jobs=(os.cpu_count() or 1) if jobs is None else jobs,
-            cluster=cluster,
-            resume=resume,
             search=search,
             upgrades=upgrades,
             progress=report,
+            **computing.arguments(),
         )
     if csv is not None:
         write_table(answer, csv)

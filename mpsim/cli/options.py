@@ -8,11 +8,12 @@ import enum
 import functools
 import inspect
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.models import OptionInfo
@@ -194,6 +195,31 @@ def values_over(
     if problems:
         raise ScenarioError(problems)
     return values
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """Where the points of a study are computed, and what keeps them."""
+
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; left out: one per core.")
+    ] = None
+    resume: Resume = None
+    cluster: Annotated[
+        str | None,
+        option("--cluster ADDRESS", "Run on the workers of this dask scheduler, tcp://host:8786."),
+    ] = None
+
+    def arguments(self, points: float = math.inf) -> dict[str, Any]:
+        """Arguments of a study; no processes for so few `points` that they are done before one starts."""
+        if self.cluster is not None and self.jobs is not None:
+            raise wrong("the workers of --cluster compute; leave it out", "--jobs")
+        usual = min(os.cpu_count() or 1, max(1, points // 4))
+        return {
+            "jobs": int(usual) if self.jobs is None else self.jobs,
+            "resume": self.resume,
+            "cluster": self.cluster,
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

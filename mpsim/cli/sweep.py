@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from mpsim.cli.complete import keys
 from mpsim.cli.console import draw, end_early, note, print_answer, write_table
-from mpsim.cli.options import AsJson, Csv, Plot, Reading, Resume, option, values_over
+from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, option, values_over
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.table import plural
@@ -31,16 +30,9 @@ def sweep(
     ] = None,
     csv: Csv = None,
     plot: Plot = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; left out: one per core.")
-    ] = None,
-    resume: Resume = None,
     shard: Annotated[str | None, option("--shard I/N", "Run only the I-th of N parts.")] = None,
-    cluster: Annotated[
-        str | None,
-        option("--cluster ADDRESS", "Run on the workers of this dask scheduler, tcp://host:8786."),
-    ] = None,
     *,
+    computing: Computing,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
@@ -51,19 +43,13 @@ def sweep(
     values = values_over(scenario, over) if over else _block(scenario)
     reading.refuse_varied(values)
     part = _shard(shard)
-    if cluster is not None and jobs is not None:
-        raise typer.BadParameter(
-            "the workers of --cluster compute; leave it out", param_hint="--jobs"
-        )
     with progress_bar(scenario.name) as report:
         result = run_sweep(
             scenario,
             values,
-            jobs=_processes(jobs, values),
-            cluster=cluster,
-            resume=resume,
             shard=part,
             progress=report,
+            **computing.arguments(math.prod(map(len, values.values()))),
         )
     if csv is not None:
         write_table(result, csv)
@@ -94,14 +80,6 @@ def _block(scenario: Scenario) -> dict[str, list[object]]:
             f"{scenario.name}: nothing to sweep over; add a `sweep:` block or --over parallelism.tp=1,2,4"
         )
     return {key: list(choices) for key, choices in scenario.sweep.items()}
-
-
-def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
-    """Processes as asked for; else one a core, but none for a table that is done before a process starts."""
-    if jobs is not None:
-        return jobs
-    rows = math.prod(len(choices) for choices in values.values())
-    return min(os.cpu_count() or 1, max(1, rows // 4))
 
 
 def _draw(result: Sweep, path: Path, name: str) -> None:

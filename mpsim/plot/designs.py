@@ -30,7 +30,7 @@ def design_charts(data: Figures) -> list[Chart]:
 
     `data`: what ``mpsim design --json`` prints.
     """
-    rows = [row for row in data["rows"] if row["jobs"] and not row["over"] and not row["reason"]]
+    rows = [row for row in data["rows"] if row["possible"]]
     if not rows:
         return []
     charts: list[Chart] = [_front(data, rows)]

@@ -244,7 +244,7 @@ def _design(data: Figures) -> _Study:
             row[money] or None,
             row["power_w"],
             row["reason"]
-            or "".join(f"misses {name} by {percent(by - 1)} " for name, by in row["over"].items())
+            or (f"misses {row['misses']}" if row["misses"] else "")
             or ", ".join(str(entry.get("name")) for entry in row["jobs"].values()),
         ]
         for row in data["rows"]

@@ -22,8 +22,6 @@ from mpsim.program import TICK
 from mpsim.result.intervals import idle_gaps
 from mpsim.training.vocabulary import Kind
 
-__all__ = ["TRANSFERS", "Blame", "measure_blame"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -94,12 +92,8 @@ class Blame:
 def measure_blame(timeline: Timeline, undisturbed: Timeline, culprit: Ints | None = None) -> Blame:
     """Waiting of every rank class by who caused it.
 
-    Parameters
-    ----------
-    undisturbed : Timeline
-        Of the same program where nothing varies.
-    culprit : int64[N], optional
-        Rank class whose link makes a transfer late; -1 (and without it) nobody's.
+    `undisturbed`: of the same program where nothing varies. `culprit` (int64[N]): rank class whose
+    link makes a transfer late; -1 (and without it) nobody's.
 
     Returns
     -------

@@ -44,19 +44,12 @@ _TOLD, _LONGEST = 4, 60  # changes that are spelled out, characters of a value
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure of both results; None where a result has none.
+    """One figure of both results; None where a result has none."""
 
-    Parameters
-    ----------
-    name : str
-        Key of the summary, with its unit.
-    intervals : tuple of sequence of float, or None
-        ``[low, high]`` of each, where both results have one.
-    """
-
-    name: str
+    name: str  # key of the summary, with its unit
     a: float | None
     b: float | None
+    # ``[low, high]`` of each, where both results have one
     intervals: tuple[Sequence[float], Sequence[float]] | None = None
 
     @property

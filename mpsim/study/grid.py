@@ -27,8 +27,6 @@ from mpsim.study.journal import Journal, name_of
 from mpsim.study.rows import Lazy, StoredRows, Sweep, reason_of
 from mpsim.study.together import compute_rows, points_of
 
-__all__ = ["Points", "Product", "combinations", "named", "sweep"]
-
 _QUANTITY = re.compile(r"[0-9][0-9.eE+-]* [^ .]+")
 
 
@@ -92,23 +90,13 @@ def combinations(values: Mapping[str, Sequence[object]]) -> Product:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Points:
-    """Points of a sweep.
-
-    Parameters
-    ----------
-    names : list of str
-        The same for points that are the same scenario.
-    wrong : mapping of int to str
-        Why points are none.
-    order : list of int
-        First point of each name, those of like structure next to each other.
-    """
+    """Points of a sweep."""
 
     scenario: Scenario
     values: Sequence[Mapping[str, object]]
-    names: list[str]
-    wrong: Mapping[int, str]
-    order: list[int]
+    names: list[str]  # the same for points that are the same scenario
+    wrong: Mapping[int, str]  # why points are none
+    order: list[int]  # first point of each name, those of like structure next to each other
 
     @classmethod
     def of(
@@ -120,12 +108,8 @@ class Points:
     ) -> Points:
         """Name and order the points.
 
-        Parameters
-        ----------
-        shard : (int, int), optional
-            Which part of how many is asked for.
-        known : mapping of str to str
-            Names that are known already, see `named`.
+        `shard`: which part of how many is asked for. `known`: names that are known already, see
+        `named`.
 
         Raises
         ------

@@ -33,8 +33,6 @@ from mpsim.table import plural
 from mpsim.training.intervals import residuals_of, setting_of
 from mpsim.units import percent
 
-__all__ = ["Assumptions", "Plans", "Training", "changed", "plan", "plan_training"]
-
 _DAY, _HOUR, _MWH, _TONNE = 86400.0, 3600.0, 3.6e9, 1000.0
 _MINUTE = 60.0  # [s]
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6))

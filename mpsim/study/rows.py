@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final, TypeVar, overload
 
 from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
-from mpsim.output import write_whole
 from mpsim.sheet import Section, Sheet, Shown
-from mpsim.stamp import stamp
 from mpsim.study.journal import Journal
 from mpsim.study.ties import tie
 from mpsim.table import plural
@@ -240,10 +235,6 @@ class Sweep(Shown, Tabular):
             "interrupted": self.interrupted,
         }
 
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Write the table as CSV, units in the column names; return the text."""
-        return write_csv(self.table(), path)
-
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -294,20 +285,6 @@ class StoredRows(Lazy[Row]):
 def reason_of(error: MpsimError) -> str:
     """A mistake in one line, as a row has it."""
     return "; ".join(str(error).splitlines())
-
-
-def write_csv(table: Sequence[Mapping[str, object]], path: str | Path | None = None) -> str:
-    """Write rows of equal columns as CSV; return the text. `table`: the first row names the
-    columns. `path`: where to write it; left out: nowhere.
-    """
-    buffer = io.StringIO()
-    columns = [*table[0], "mpsim"] if table else []
-    writer = csv.DictWriter(buffer, fieldnames=columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**row, "mpsim": stamp()} for row in table)
-    if path is not None:
-        write_whole(path, buffer.getvalue())
-    return buffer.getvalue()
 
 
 def assigned(values: Mapping[str, object]) -> str:

@@ -24,22 +24,13 @@ MODES = ("strong", "weak")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scaled:
-    """One size of a cluster.
+    """One size of a cluster."""
 
-    Parameters
-    ----------
-    mode : str
-        One of `MODES`.
-    summary : mapping or None
-        Result in the shape of ``mpsim run --json``; None where it cannot run.
-    reason : str
-        Why it cannot; empty where it can.
-    """
-
-    mode: str
+    mode: str  # one of `MODES`
     accelerators: int
+    # result in the shape of ``mpsim run --json``; None where it cannot run
     summary: Mapping[str, object] | None
-    reason: str = ""
+    reason: str = ""  # why it cannot; empty where it can
 
     def figure(self, name: str) -> float:
         """A figure of the summary; NaN where it cannot run."""
@@ -58,19 +49,11 @@ class Scaled:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Scale(Shown, Tabular):
-    """A scenario at several sizes of its cluster.
-
-    Parameters
-    ----------
-    rows : tuple of Scaled
-        By mode, the fewest accelerators first.
-    interrupted : bool
-        Whether a KeyboardInterrupt left sizes out.
-    """
+    """A scenario at several sizes of its cluster."""
 
     scenario: str
-    rows: tuple[Scaled, ...]
-    interrupted: bool = False
+    rows: tuple[Scaled, ...]  # by mode, the fewest accelerators first
+    interrupted: bool = False  # whether a KeyboardInterrupt left sizes out
 
     def of(self, mode: str) -> list[Scaled]:
         """Sizes of one mode that can run, the smallest first."""

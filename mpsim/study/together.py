@@ -29,8 +29,6 @@ from mpsim.study.rows import reason_of
 from mpsim.training.memory import account_memory
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["Graphs", "Together", "compute_rows", "kind_of", "points_of"]
-
 _POINTS = 256  # scenarios that stay ready from their naming to their turn
 _KEPT = 64  # kinds, summaries and structures that stay ready
 _PRICE = "cluster.price_per_hour"
@@ -144,10 +142,7 @@ class Together:
     ) -> list[Entry | MpsimError]:
         """The summary of each scenario, or the mistake that it raised; of those that differ in a price alone, one is simulated.
 
-        Parameters
-        ----------
-        points : sequence of mapping
-            Values that make each scenario from one that they share.
+        `points`: values that make each scenario from one that they share.
         """
         names = [_name(*pair) for pair in zip(scenarios, points, strict=True)]
         first: dict[str, int] = {}
@@ -175,10 +170,7 @@ class Together:
     ) -> list[Result | MpsimError]:
         """`mpsim.simulate` of each scenario, or the mistake that it raised.
 
-        Parameters
-        ----------
-        kinds : sequence of str, optional
-            Equal for scenarios that differ only in links and prices (`kind_of`).
+        `kinds`: equal for scenarios that differ only in links and prices (`kind_of`).
 
         Notes
         -----
@@ -258,12 +250,8 @@ def compute_rows(
 ) -> list[Entry]:
     """Simulate points of a sweep together; runs wherever an executor likes.
 
-    Parameters
-    ----------
-    points : sequence of (mapping, str or None)
-        Values of each, and why it is none if that is known.
-    any_size : bool
-        Whether points above the limits are meant (`mpsim.limits`); else they are rows with a reason.
+    `points`: values of each, and why it is none if that is known. `any_size`: whether points above
+    the limits are meant (`mpsim.limits`); else they are rows with a reason.
 
     Returns
     -------

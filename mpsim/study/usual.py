@@ -15,8 +15,6 @@ from mpsim.shipped import read_shipped
 from mpsim.simulate import resolve, simulate_step
 from mpsim.training.memory import account_memory
 
-__all__ = ["GUESSED", "Tried", "settled", "usual"]
-
 Values: TypeAlias = dict[str, object]
 _AGAIN, _BATCH, _STATES = "training.recompute", "training.micro_batch", "parallelism.zero"
 _EXPERTS, _REPLICAS, _SPREAD = "parallelism.etp", "parallelism.dp", "parallelism.ep"
@@ -62,14 +60,8 @@ def settled(
 ) -> Values:
     """Values of open settings.
 
-    Parameters
-    ----------
-    scenario : Scenario
-        May be unchecked.
-    opened : collection of str
-        Dotted keys that may change, and ``schedule`` where no pipeline is meant.
-    further : iterable of mapping
-        Values tried in turn while nothing fits.
+    `scenario`: may be unchecked. `opened`: dotted keys that may change, and ``schedule`` where no
+    pipeline is meant. `further`: values tried in turn while nothing fits.
 
     Raises
     ------

@@ -17,8 +17,6 @@ from mpsim.study.design.outcome import Design, Flip, Option, Upgrade
 from mpsim.study.sensitivity import measure_sensitivity
 from mpsim.units import Dimension, format_exact
 
-__all__ = ["CHANGES", "flips_of", "rests_on", "upgrades_of"]
-
 CHANGES = 7
 """Most changes to a cluster that `upgrades_of` looks at."""
 _MOST = 8.0  # times a price: further than that nobody is wrong

@@ -24,8 +24,6 @@ from mpsim.study.search.found import name_of_layout
 from mpsim.study.search.given import nameplate_power
 from mpsim.study.search.service_outcome import SERVICE_REASONS, ServiceSearch
 
-__all__ = ["Explorer", "Values", "explore", "jobs_of"]
-
 Values = Mapping[str, object]
 _DAY = 86400.0
 _FORWARD, _PASSES = 2.0, 6.0  # FLOPs a token and parameter: of a forward, and with its backward
@@ -36,27 +34,15 @@ _TOGETHER = 64  # points that share a search: what a kill can cost, and a proces
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Explorer:
-    """Looks at points, at those of the journal not again.
-
-    Parameters
-    ----------
-    jobs : mapping of str to Scenario
-        By name, on any cluster.
-    pool : Executor or None
-        Where points are computed; None for this process.
-    budget : float or None
-        Seconds that a search may take.
-    report : callable
-        Called with how many more points are done.
-    """
+    """Looks at points, at those of the journal not again."""
 
     scenario: Scenario
     spec: DesignChoice
-    jobs: Mapping[str, Scenario]
+    jobs: Mapping[str, Scenario]  # by name, on any cluster
     journal: Journal
-    pool: Executor | None = None
-    budget: float | None = None
-    report: Callable[[int], None] = lambda done: None
+    pool: Executor | None = None  # where points are computed; None for this process
+    budget: float | None = None  # seconds that a search may take
+    report: Callable[[int], None] = lambda done: None  # called with how many more points are done
 
     def machine(self, values: Values) -> Cluster:
         """The cluster of a point."""

@@ -6,12 +6,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
 
 from mpsim.accessors import Drawable, chart
-from mpsim.frame import Tabular
+from mpsim.frame import Tabular, aligned
 from mpsim.result.residuals import HALF_WIDTH
 from mpsim.scenario.design import DesignChoice
 from mpsim.sheet import Sheet, Shown
@@ -19,11 +18,8 @@ from mpsim.study.design.bill import Bill
 from mpsim.study.design.explore import Values
 from mpsim.study.journal import Entry
 from mpsim.study.plan import changed
-from mpsim.study.rows import write_csv
 from mpsim.study.ties import Ratio, front_of, ratio_of
 from mpsim.units import percent
-
-__all__ = ["Design", "Flip", "Option", "Upgrade", "beats"]
 
 _DAY_HOURS = 24.0
 _PLACES = 200  # of the integral over the error of the chosen one
@@ -31,31 +27,18 @@ _PLACES = 200  # of the integral over the error of the chosen one
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One cluster.
+    """One cluster."""
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        Of the choices, by dotted key.
-    entries : mapping of str to Entry
-        What the best layout of each job does; empty where it was ruled out before any search.
-    racks : int or None
-        None where nobody says how many nodes a rack holds.
-    over : mapping of str to float
-        Bounds that it misses, and how many times over.
-    reason : str
-        Why it is no design; empty where it is one.
-    least_days : float
-        What its trainings take at least, known before any search; 0 where nothing is.
-    """
-
-    values: Values
+    values: Values  # of the choices, by dotted key
+    # what the best layout of each job does; empty where it was ruled out before any search
     entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
     bill: Bill = dataclasses.field(default_factory=Bill)
     accelerators: int = 0
-    racks: int | None = None
+    racks: int | None = None  # None where nobody says how many nodes a rack holds
+    # bounds that it misses, and how many times over
     over: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    reason: str = ""
+    reason: str = ""  # why it is no design; empty where it is one
+    # what its trainings take at least, known before any search; 0 where nothing is
     least_days: float = 0.0
 
     @property
@@ -78,6 +61,11 @@ class Option:
     def misses(self) -> str:
         """Bounds that it misses, and by how much."""
         return ", ".join(f"{name} by {percent(times - 1)}" for name, times in self.over.items())
+
+    @property
+    def possible(self) -> bool:
+        """Whether it can run and keeps every bound, as far as anybody looked."""
+        return bool(self.entries) and not self.reason and not self.over
 
     @property
     def trained(self) -> list[Entry]:
@@ -146,6 +134,8 @@ class Option:
             "interval": {"days": ends, "level": 0.8},
             "parts_usd": self.parts,
             "over": dict(self.over),
+            "misses": self.misses,
+            "possible": self.possible,
             "jobs": dict(self.entries),
         }
 
@@ -182,26 +172,18 @@ class Flip(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)  # no slots: the front is kept
 class Design(Shown, Tabular):
-    """Answer of a design study.
-
-    Parameters
-    ----------
-    options : tuple of Option
-        Every cluster that was looked at, in the order of the choices.
-    ruled_out : int
-        Clusters that no search looked at: even at the best rate of their accelerators another one is faster and cheaper.
-    upgrades, flips : tuple
-        Of the chosen one.
-    rests : tuple of str
-        Constants that nobody measured on its hardware, the heaviest first.
-    """
+    """Answer of a design study."""
 
     scenario: str
     spec: DesignChoice
-    options: tuple[Option, ...]
+    options: tuple[Option, ...]  # every cluster that was looked at, in the order of the choices
+    # clusters that no search looked at: even at the best rate of their accelerators another one is
+    # faster and cheaper
     ruled_out: int = 0
+    # upgrades, flips: of the chosen one
     upgrades: tuple[Upgrade, ...] = ()
     flips: tuple[Flip, ...] = ()
+    # constants that nobody measured on its hardware, the heaviest first
     rests: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     interrupted: bool = False
@@ -209,7 +191,7 @@ class Design(Shown, Tabular):
     @functools.cached_property
     def possible(self) -> tuple[Option, ...]:
         """Options that can run and keep every bound."""
-        return tuple(row for row in self.options if not row.reason and not row.over and row.entries)
+        return tuple(row for row in self.options if row.possible)
 
     @functools.cached_property
     def front(self) -> tuple[Option, ...]:
@@ -285,12 +267,7 @@ class Design(Shown, Tabular):
             layouts = {f"{job}.layout": entry.get("name") for job, entry in row.entries.items()}
             marks = {"front": row in self.front, "chosen": row is self.best}
             rows.append({**row.values, **plain, **layouts, **marks})
-        keys = dict.fromkeys(key for row in rows for key in row)
-        return [{key: row.get(key) for key in keys} for row in rows]
-
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Write every option as CSV, units in the column names; return the text."""
-        return write_csv(self.table(), path)
+        return aligned(rows)
 
     def display(self) -> Drawable:
         """Front, flips and upgrades."""

@@ -21,8 +21,6 @@ from mpsim.study.grid import combinations
 from mpsim.study.journal import Entry, Journal
 from mpsim.study.rows import reason_of
 
-__all__ = ["design"]
-
 _WAVE = 64  # searches at most between two looks at what is ruled out; fewer at first
 _DAY = 86400.0
 

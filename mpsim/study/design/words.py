@@ -10,8 +10,6 @@ from mpsim.study.search.outcome import shown
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["sheet_of"]
-
 _MOST = 10  # lines of the front
 _TOLD = 3  # flips and constants
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mpsim.scenario import Scenario
 from mpsim.study.journal import Journal
@@ -13,6 +14,9 @@ from mpsim.study.search.given import Clock, Limits, defaults
 from mpsim.study.search.outcome import Search
 from mpsim.study.search.service_outcome import FoundService, ServiceSearch
 from mpsim.study.search.trainings import Trainings
+
+if TYPE_CHECKING:
+    from mpsim.study.search.services import Services
 
 __all__ = ["Found", "FoundService", "Search", "ServiceSearch", "search"]
 
@@ -91,38 +95,23 @@ def search(
     >>> mpsim.search(scenario, top=3).best.values["parallelism.tp"]  # doctest: +SKIP
     1
     """
-    limits = Limits(max_memory=max_memory, max_price=max_price, max_power=max_power)
-    clock, over = Clock(budget), over or {}
     most = int(defaults("search")["top"]) if top is None else top
+    shared: dict[str, Any] = {
+        "scenario": scenario,
+        "over": over or {},
+        "objective": objective or "",
+        "limits": Limits(max_memory=max_memory, max_price=max_price, max_power=max_power),
+        "clock": Clock(budget),
+    }
+    space: Services | Trainings
     if scenario.serves:
         # serving is imported by those who serve
-        from mpsim.study.search.services import Services
+        from mpsim.study.search.services import Services as Space
 
-        services = Services(
-            scenario=scenario,
-            over=over,
-            objective=objective or "",
-            pools=pools,
-            prunes=prune,
-            limits=limits,
-            clock=clock,
-        )
-        journal = Journal(resume, what=services.what)
-        served = BranchAndBound(services, top=most, journal=journal, report=progress)
-        served.run()
-        return services.outcome(served, top=most, remarks=journal.remarks)
-    trainings = Trainings(
-        scenario=scenario,
-        over=over,
-        also=also,
-        objective=objective or "",
-        front=front,
-        explain=explain,
-        limits=limits,
-        odds=odds,
-        clock=clock,
-    )
-    journal = Journal(resume, what=trainings.what)
-    trained = BranchAndBound(trainings, top=most, journal=journal, report=progress)
-    trained.run()
-    return trainings.outcome(trained, top=most, remarks=journal.remarks)
+        space = Space(**shared, pools=pools, prunes=prune)
+    else:
+        space = Trainings(**shared, also=also, front=front, explain=explain, odds=odds)
+    journal = Journal(resume, what=space.what)
+    run: BranchAndBound[Any] = BranchAndBound(space, top=most, journal=journal, report=progress)
+    run.run()
+    return space.outcome(run, top=most, remarks=journal.remarks)

@@ -23,27 +23,16 @@ from mpsim.study.search.outcome import REASONS
 from mpsim.study.search.trainings import Candidate, Timer, Trainings, seconds_of
 from mpsim.training.planning import Division, has_parts, recompute_of
 
-__all__ = ["LINKS", "Best", "best_layouts"]
-
 LINKS = ("cluster.nics_per_node", "cluster.nic", "cluster.fabric")
 """Keys of the network between nodes."""
 
 
 class Best(NamedTuple):
-    """The best layout on one cluster.
+    """The best layout on one cluster."""
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        By dotted key.
-    step_time_s : float
-        Simulated [s].
-    proved : bool
-        Whether no other layout can be better; a search that a budget cut short proves nothing.
-    """
-
-    values: Mapping[str, object]
-    step_time_s: float
+    values: Mapping[str, object]  # by dotted key
+    step_time_s: float  # simulated [s]
+    # whether no other layout can be better; a search that a budget cut short proves nothing
     proved: bool
 
 

@@ -50,8 +50,6 @@ from mpsim.training.recompute import Recompute
 from mpsim.training.step_end import StepRows, host_overhead
 from mpsim.training.vocabulary import TRAINING
 
-__all__ = ["Bounded", "Bounder", "Order"]
-
 Floats = NDArray[np.float64]
 
 
@@ -60,17 +58,13 @@ class Order:
     """The order of actions that ranks follow, and what is known of it without writing it out.
 
     Orders of 1F1B and its interleaved form repeat themselves in the middle, so a few rounds of microbatches show every moment of many.
-
-    Parameters
-    ----------
-    beside : bool
-        Whether the framework makes blocks of forwards and backwards, to hide exchanges of experts.
     """
 
     schedule: str
     pp: int
     microbatches: int
     virtual_stages: int | None
+    # whether the framework makes blocks of forwards and backwards, to hide exchanges of experts
     beside: bool = False
 
     @property
@@ -126,38 +120,25 @@ def _flight(order: Order) -> Flight:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
-    """Memory and lower bounds of layouts, before any is simulated.
-
-    Parameters
-    ----------
-    memory : float64[K]
-        What the fullest rank needs [B]: that of `mpsim.training.memory.account_memory`, to rounding; of layouts that need more than
-        there is, something above that.
-    bound : float64[K]
-        No step is shorter [s]; infinite for those.
-    filled : float64[K]
-        Share of what it may use that the fullest rank takes; of those something above what is usable.
-    """
+    """Memory and lower bounds of layouts, before any is simulated."""
 
     layouts: list[Layout]
+    # float64[K]: what the fullest rank needs [B]: that of `mpsim.training.memory.account_memory`,
+    # to rounding; of layouts that need more than there is, something above that
     memory: Floats
-    bound: Floats
+    bound: Floats  # float64[K]: no step is shorter [s]; infinite for those
+    # float64[K]: share of what it may use that the fullest rank takes; of those something above
+    # what is usable
     filled: Floats
 
 
 class Bounder:
     """Bounds layouts of one scenario, sharing what they have in common.
 
-    Parameters
-    ----------
-    plan : Plan
-        Of any legal layout: all but the layout is taken from it.
-    division : Division, optional
-        How layers are divided among stages.
-    recompute : Recompute, optional
-        That of the scenario, with its modules and chunks; that of the plan by default.
-    cluster : Cluster, optional
-        With whole scale-up domains, of which each layout fills what its groups need; that of the plan by default.
+    `plan`: of any legal layout: all but the layout is taken from it. `division`: how layers are
+    divided among stages. `recompute`: that of the scenario, with its modules and chunks; that of
+    the plan by default. `cluster`: with whole scale-up domains, of which each layout fills what its
+    groups need; that of the plan by default.
     """
 
     def __init__(
@@ -229,12 +210,9 @@ class Bounder:
     ) -> Bounded:
         """Memory and bound of layouts of one frame.
 
-        Parameters
-        ----------
-        most : float
-            Memory that any accelerator may use at most [B].
-        usable : float
-            Share of that, or of its own memory where this is less, that may be full. Layouts that need more are not looked at any further.
+        `most`: memory that any accelerator may use at most [B]. `usable`: share of that, or of its
+        own memory where this is less, that may be full. Layouts that need more are not looked at
+        any further.
 
         Raises
         ------

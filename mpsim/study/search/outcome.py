@@ -6,13 +6,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from mpsim.frame import Tabular
+from mpsim.frame import Tabular, aligned
 from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
-from mpsim.study.rows import write_csv
 from mpsim.study.search.decisions import Decision
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
@@ -87,13 +85,7 @@ class Outcome(Shown, Tabular, Generic[R]):
 
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a row, all with the same keys in the same order."""
-        flat = [row.flat() for row in self.rows]
-        keys = dict.fromkeys(key for row in flat for key in row)
-        return [{key: row.get(key) for key in keys} for row in flat]
-
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Write every row as CSV, units in the column names; return the text."""
-        return write_csv(self.table(), path)
+        return aligned([row.flat() for row in self.rows])
 
     @property
     def why_nothing(self) -> str:

@@ -34,8 +34,6 @@ from mpsim.training.replicas.groups import (
 )
 from mpsim.training.vocabulary import TRAINING
 
-__all__ = ["KEPT", "Exposed", "Shapes", "StageParts", "content", "part_names", "varied"]
-
 _TEMPLATES = 4096
 Floats = NDArray[np.float64]
 
@@ -61,10 +59,7 @@ def content(plan: Plan, costs: PlanCosts, stage: Stage) -> tuple[object, ...]:
 class Shapes:
     """Finds the shapes of plans, each distinct one once.
 
-    Parameters
-    ----------
-    plan : Plan
-        Any of the plans: cost models are those of its cluster, precision and framework.
+    `plan`: any of the plans: cost models are those of its cluster, precision and framework.
 
     Attributes
     ----------
@@ -86,10 +81,7 @@ class Shapes:
     def kept(self, plan: Plan, stages: Mapping[tuple[object, ...], Stage]) -> Floats:
         """Bytes that stages keep of a microbatch, float64[D, 7]: fields of `mpsim.training.memory.Kept` [B].
 
-        Parameters
-        ----------
-        stages : mapping of tuple to Stage
-            Distinct stages of the plan by `content`.
+        `stages`: distinct stages of the plan by `content`.
         """
         division = _division(plan)
         missing = [key for key in stages if (*division, *key) not in self._kept]
@@ -106,12 +98,8 @@ class Shapes:
     ) -> Floats:
         """Time of each `Action` of stages, float64[D, 4] [ticks]; where a block hides actions in each other, that of its kernels only.
 
-        Parameters
-        ----------
-        stages : mapping of tuple to Stage
-            Distinct stages of the plan by `content`.
-        actions : tuple of Action
-            Those that occur; others take no time.
+        `stages`: distinct stages of the plan by `content`. `actions`: those that occur; others take
+        no time.
         """
         columns = {action: _division(plan, recompute=action is not Action.F) for action in actions}
         wanted = [
@@ -174,37 +162,21 @@ def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:
 
 
 class Exposed(NamedTuple):
-    """Ticks of exchanges of data parallelism of each rank, float64[P].
+    """Ticks of exchanges of data parallelism of each rank, float64[P]."""
 
-    Parameters
-    ----------
-    once : float64[P]
-        After its last action.
-    each : float64[P]
-        Between the actions of every microbatch, which wait for it.
-    queued : float64[P]
-        Of every microbatch, beside the actions: the queue of the communicator has to get through all of them.
-    """
-
-    once: Floats
-    each: Floats
+    once: Floats  # float64[P]: after its last action
+    each: Floats  # float64[P]: between the actions of every microbatch, which wait for it
+    # float64[P]: of every microbatch, beside the actions: the queue of the communicator has to get
+    # through all of them
     queued: Floats
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StageParts:
-    """Ranks and parts of the stages of a frame.
+    """Ranks and parts of the stages of a frame."""
 
-    Parameters
-    ----------
-    rank : int64[S]
-        Pipeline rank of each stage.
-    count : float64[S, A]
-        Parts of each stage, by `part_names`.
-    """
-
-    rank: NDArray[np.int64]
-    count: Floats
+    rank: NDArray[np.int64]  # int64[S]: pipeline rank of each stage
+    count: Floats  # float64[S, A]: parts of each stage, by `part_names`
 
     def exposed(self, plan: Plan, costs: PlanCosts) -> Exposed:
         """Exchanges of data parallelism that are exposed, at least in part."""

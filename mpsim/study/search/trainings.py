@@ -35,8 +35,6 @@ from mpsim.training.memory import account_memory
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, has_parts, recompute_of
 
-__all__ = ["Candidate", "Machine", "Timer", "Trainings", "WaitingFrame", "seconds_of"]
-
 _NEAR = 10  # of the ranking, among which are
 _TIES = 4  # layouts of different degrees on which switches are turned
 _TIES_WITHIN = 2.0  # no difference is known so badly that twice the objective could tie
@@ -47,10 +45,7 @@ _HOUR = 3600.0
 class Timer:
     """Times layouts of one scenario.
 
-    Parameters
-    ----------
-    bounder : Bounder
-        Whose cost models and templates serve here too.
+    `bounder`: whose cost models and templates serve here too.
     """
 
     def __init__(self, bounder: Bounder, scenario: Scenario) -> None:
@@ -118,26 +113,14 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A layout that fits, before it is simulated.
-
-    Parameters
-    ----------
-    memory : float
-        Of the fullest rank [B].
-    bound : float
-        No step is shorter [s].
-    odds : float
-        Of fitting.
-    least : float
-        The objective of a step of that time.
-    """
+    """A layout that fits, before it is simulated."""
 
     machine: Machine
     layout: Layout
-    memory: float
-    bound: float
-    odds: float
-    least: float
+    memory: float  # of the fullest rank [B]
+    bound: float  # no step is shorter [s]
+    odds: float  # of fitting
+    least: float  # the objective of a step of that time
 
     @property
     def group(self) -> int:
@@ -179,12 +162,8 @@ class Candidate:
 class WaitingFrame(Waiting):
     """Layouts of one frame that wait to be bounded, the leanest of each recomputation ahead as a sample.
 
-    Parameters
-    ----------
-    place : int
-        Number of the combination of keys that are no axes.
-    machine : callable
-        Gives the machine of any of the layouts; None where a limit refuses it.
+    `place`: number of the combination of keys that are no axes. `machine`: gives the machine of any
+    of the layouts; None where a limit refuses it.
     """
 
     def __init__(

@@ -333,7 +333,7 @@ def test_twins_stand_in_one_line(found):
             assert [twin.values[key] for key in degrees] == [
                 line.row.values[key] for key in degrees
             ]
-            assert twin.step_time_s >= line.row.step_time_s
+            assert twin.ranked_by_s >= line.row.ranked_by_s
         assert bool(line.twins) == bool(line.varies)
         for key, values in line.varies.items():
             assert line.row.values.get(key) not in values
