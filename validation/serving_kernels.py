@@ -52,6 +52,10 @@ class Balanced(ExpertWork):
 
     __slots__ = ()
 
+    def rows(self, tokens: np.ndarray) -> np.ndarray:
+        """The same on every rank."""
+        return tokens * self.top_k / self.ep
+
     def touched(self, tokens: np.ndarray) -> np.ndarray:
         """All of them from ``experts / top_k`` tokens on."""
         return np.minimum(tokens * self.top_k, self.experts) / self.ep

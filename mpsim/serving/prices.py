@@ -35,7 +35,6 @@ _ACTIVATION = 2.0  # B: activations are 16 bits wide whatever the weights are
 _LOGIT = 4.0  # B
 _SAMPLING_PASSES = 3  # over the logits: scale, softmax, choice
 _STATE_KERNELS = 2  # a decoding layer's convolution and update of its state
-_PERMUTES = 4  # passes over the routed rows: in and out of permute, and of combine
 _EXACT = 64  # up to so many tokens an iteration is priced by itself, above between grid points:
 _GRAPHS = 512  # up to here every eighth, as graphs are captured, then by
 _GRID_STEP = 1.05
@@ -373,24 +372,29 @@ class Products:
         """Permute, grouped products and combine of one layer on the busiest rank [s]."""
         form, kernel = experts.format, self._kernel(experts.format)
         rows, touched = experts.rows(tokens), experts.touched(tokens)
-        permuted = _PERMUTES * _ACTIVATION * rows * experts.products[0].k
-        seconds = np.zeros(len(tokens))
         latency, each = self._routing
-        fixed: Floats | float = latency + each * experts.experts
-        for product in experts.products:
+        seconds, fixed = np.zeros(len(tokens)), latency + each * experts.experts / experts.ep
+        casts = np.zeros(len(tokens))
+        for number, product in enumerate(experts.products):
             moved = touched * product.n * product.k * form.bytes
             moved = moved + _ACTIVATION * rows * (product.n + product.k)
             seconds += kernel.row_seconds(product, rows / touched, moved, touched)
-            fixed = fixed + self._cast(form, rows * product.k)
+            # tokens are quantised before they are permuted; of what lies between the products,
+            # only blocks by a kernel of its own
+            elements = (rows if number else rows / experts.top_k) * product.k
+            casts += self._cast(form, elements, alone=not number or form.name == _BLOCKS)
+        # rows are read and written as the products take them, and read once more to be combined
+        width = form.bytes if casts.any() else _ACTIVATION
+        permuted = rows * experts.products[0].k * (2.0 * width + _ACTIVATION)
         stream = permuted / (self._rates.stream_bandwidth * self._rates.bandwidth)
-        return seconds / _of(self._rates.expert_rate, form) + stream + fixed
+        return seconds / _of(self._rates.expert_rate, form) + casts + stream + fixed
 
-    def _cast(self, form: Format, elements: Floats) -> Floats | float:
-        """Time of quantising a product's input: a kernel, read wide, written narrow [s]."""
+    def _cast(self, form: Format, elements: Floats, *, alone: bool = True) -> Floats | float:
+        """Time of quantising a product's input: a kernel if alone, read wide, written narrow [s]."""
         if form.name not in self._rates.cast_latency or not form.precision:
             return 0.0
         rate = self._rates.stream_bandwidth * self._rates.bandwidth
-        latency = self._rates.cast_latency[form.name]
+        latency = self._rates.cast_latency[form.name] if alone else 0.0
         return latency + elements * (_ACTIVATION + form.bytes) / rate
 
     def _kernel(self, form: Format) -> KernelModel:

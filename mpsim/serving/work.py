@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import Sharding, shard
+from mpsim.parallel.experts import expected_maximum
 from mpsim.workload import (
     Lowering,
     Module,
@@ -78,23 +79,33 @@ class ExpertWork:
         return float(sum(product.n * product.k for product in self.products))
 
     def rows(self, tokens: Floats) -> Floats:
-        """Rows of the busiest rank's experts for so many tokens of all ranks."""
-        return tokens * (self.top_k / self.ep * self.imbalance)
+        """Rows of the busiest rank, by popularity and by chance, for so many tokens of all."""
+        chance = expected_maximum(self.ep) ** 2 * (self.ep - 1) / (tokens * self.top_k)
+        busiest = 1.0 + np.sqrt((self.imbalance - 1.0) ** 2 + chance)
+        return tokens * (self.top_k / self.ep * busiest)
 
     def touched(self, tokens: Floats) -> Floats:
-        """Experts of the busiest rank to which any of so many tokens is routed, in the mean.
+        """Experts that any of so many tokens is routed to, on the rank with the most, expected.
 
         Notes
         -----
         Popularity has a gamma distribution, so that misses have a negative binomial one; a token
-        always goes to ``top_k``.
+        always goes to ``top_k``. Of ranks alike, the most is some standard deviations of the number
+        over its mean; a rank that gets more tokens touches at least what these do.
         """
+        own, mean = self.experts / self.ep, self._hit(tokens)
+        most = own * mean + expected_maximum(self.ep) * np.sqrt(own * mean * (1.0 - mean))
+        busiest = own * self._hit(tokens * self.imbalance)
+        most = np.maximum(most, np.minimum(busiest, self.imbalance * own * mean))
+        return np.minimum(most, np.minimum(own, self.rows(tokens)))
+
+    def _hit(self, tokens: Floats) -> Floats:
+        """Share of the experts that so many tokens are routed to."""
         share, spread = self.top_k / self.experts, self.spread**2
         missed: Floats = (1.0 - share) ** tokens if share < 1.0 else np.zeros_like(tokens)
         if spread and share < 1.0:
             missed = (1.0 - spread * math.log(1.0 - share) * tokens) ** (-1.0 / spread)
-        hit: Floats = np.minimum(1.0, self.imbalance * np.maximum(1.0 - missed, share))
-        return self.experts / self.ep * hit
+        return np.maximum(1.0 - missed, share)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,11 +204,11 @@ class RankWork:
                 attention.append(_attention(model, kind, attention_tp, count))
             grouped: list[Operator] = []
             for operator in _products(model, kind.name, attention_tp):
+                if operator.kind is OperatorKind.GROUPED_GEMM:
+                    grouped.append(shard(operator, shared))
+                    continue
                 around = operator.module in (Module.ATTENTION, Module.STATE)
                 product = shard(operator, own_heads if around else shared)
-                if product.kind is OperatorKind.GROUPED_GEMM:
-                    grouped.append(product)
-                    continue
                 form = wide if product.role in wide_roles else weights
                 share = 1.0 / attention_dp if around else 1.0
                 linears.append(Linear(product, count, form, share))

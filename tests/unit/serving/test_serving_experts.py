@@ -51,6 +51,25 @@ def test_unequal_experts_are_touched_less_but_never_below_a_tokens_own() -> None
     assert even[0] == some[0] == much[0] == 8
 
 
+@pytest.mark.parametrize(("ranks", "tokens"), [(8, 1), (8, 9), (8, 128), (32, 64), (4, 512)])
+def test_the_busiest_rank_is_that_of_drawn_tokens(ranks: int, tokens: int) -> None:
+    """Experts of gamma popularity, eight drawn without replacement for a token: the most touched and the most rows of a rank within a tenth of the mean of 200 draws, one in seven where chance alone decides."""
+    draw, spread, experts, top_k = np.random.default_rng(0), 1.2, 256, 8
+    touched, rows = [], []
+    for _ in range(200):
+        popular = np.log(draw.gamma(spread**-2, size=experts) + 1e-9)
+        keys = popular + draw.gumbel(size=(tokens, experts))
+        chosen = np.argpartition(-keys, top_k, axis=1)[:, :top_k]
+        count = np.bincount(chosen.ravel(), minlength=experts).reshape(ranks, -1)
+        touched.append((count > 0).sum(axis=1).max())
+        rows.append(count.sum(axis=1).max())
+    plan = _plan(tp=ranks, ep=ranks, cluster=system("dgx-h200", nodes=4))
+    routed = dataclasses.replace(plan.work.experts[0], spread=spread)
+    number, within = np.array([float(tokens)]), 0.15 if tokens == 1 else 0.1
+    assert routed.touched(number)[0] == pytest.approx(np.mean(touched), rel=within)
+    assert routed.rows(number)[0] == pytest.approx(np.mean(rows), rel=within)
+
+
 def test_the_busiest_rank_touches_more_than_its_share() -> None:
     """With experts divided among eight ranks all wait for the fullest; none has more than its 32."""
     one, divided = _touched(_plan()), _touched(_plan(ep=8))
