@@ -25,20 +25,12 @@ PARTS: Final = ("loader", "recompute", "busy", "wait", "wire", "sync", "launch",
 """Parts of a step: ``launch`` is idle while the host launches, ``begin`` before the first operator, ``near`` in long gaps beside every collective, ``long`` in other long gaps, ``small`` in the usual
 ones between two operators."""
 CLASSES: Final = ("gemm", "attention", "memory")
-_LONG_S, _LONG_SHARE, _LONG_RATIO = (
-    4e-4,
-    1e-3,
-    30.0,
-)  # a long gap: seconds, of the step, of the median gap
-
+# a long gap: seconds, of the step, of the median gap
+_LONG_S, _LONG_SHARE, _LONG_RATIO = 4e-4, 1e-3, 30.0
 _AT = 0.1  # of a gap: as near as this counts as beside it
 _MOST = 0.75  # of the collectives
 _NAMED = ("gemm", "attention")
-
-_WAKES, _WAKE_SHARE = (
-    2e-5,
-    0.2,
-)  # between a collective's end and the next kernel: seconds, of the gap
+_WAKES, _WAKE_SHARE = 2e-5, 0.2  # from a collective to the next kernel: seconds, of the gap
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,10 +51,10 @@ class Account:
     """Recorded steps, taken apart."""
 
     ranks: tuple[int, ...]
-    seconds: Floats  # float64[R, K, P], they sum to `steps` over P [s]
-    steps: Floats  # float64[R, K], lengths [s]
-    # mapping of str to float64[R, K], seconds and numbers of kernels by class: keys ``gemm``,
-    # ``gemm calls`` and so on; of those of a width or unfused too, as `Spans.marks` has them
+    seconds: Floats  # [R, K, P], they sum to `steps` over P [s]
+    steps: Floats  # [R, K], lengths [s]
+    # [R, K], seconds and numbers of kernels by class: keys ``gemm``, ``gemm calls`` and so on; of
+    # those of a width or unfused too, as `Spans.marks` has them
     classes: Mapping[str, Floats]
     gaps: tuple[Floats, ...]  # long gaps of each rank [s]
     calls: tuple[tuple[Call, ...], ...]  # of each step
@@ -134,9 +126,7 @@ def _intervals(spans: Spans) -> dict[str, Floats]:
     wire = [(span.start, span.end) for span in sent if span.name != "barrier"]
     wire += spans.marks.get("sent", _NONE).tolist()
     barriers = [(span.start, span.end) for span in sent if span.name == "barrier"]
-    sync = np.concatenate(
-        [spans.marks.get("sync", _NONE), np.array(barriers, float).reshape(-1, 2)]
-    )
+    sync = np.concatenate([spans.marks.get("sync", _NONE), np.array(barriers).reshape(-1, 2)])
     return {**spans.marks, "busy": busy, "wire": np.array(wire, float).reshape(-1, 2), "sync": sync}
 
 

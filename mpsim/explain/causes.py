@@ -33,6 +33,7 @@ _SHOWN = ("data_stall", "synchronisation", "extra_recompute")
 _PART = 0.5  # by how much of itself an excess may be off
 _RARE = 4.0  # how much less likely small operators alone are, as a square of sigmas
 _NAMED = ("gemm", "attention")
+_WAITS = ("wait", "wire", "sync")
 _WIDE = 32
 _TOGETHER = 0.2
 _SPREAD = {"gemm": 0.1, "attention": 0.2, "memory": 0.3, "other": 1.2}
@@ -55,50 +56,23 @@ class Cause(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Expected:
-    """Figures of the simulated step that causes are held against [s].
-
-    Parameters
-    ----------
-    compute : float64[R]
-        Of each rank class: kernels, their launches and the optimizer.
-    bubble : float
-        Of the pipeline, mean over ranks.
-    host : float
-        Idle that it has: the host at work between kernels.
-    exposed : float
-        Communication that kernels wait for, mean over ranks.
-    wire : float
-        Collectives of a rank, hidden or not.
-    classes : dict of str to float64[R]
-        Kernels by class.
-    products : float64[R]
-        How many matrix products.
-    messages : tuple of str
-        Of each rank class, as `Account.messages` has them.
-    bits : int
-        Of the number format that the scenario computes in.
-    layers : int
-        That a rank passes in a step: once for each microbatch.
-    microbatches, repeats : int
-        Of a rank, and how often a step reduces the same gradients; 0 where layers communicate too.
-    stretch : float
-        Step over what a rank of a pipeline has to do: by how much seconds of every stage count; 1 without one.
-    """
+    """Figures of the simulated step that causes are held against [s], of R rank classes."""
 
     step: float
-    compute: NDArray[np.float64]
+    compute: NDArray[np.float64]  # [R], kernels, their launches and the optimizer
     recompute: float
-    exposed: float
-    bubble: float
-    host: float
-    wire: float
-    classes: dict[str, NDArray[np.float64]]
-    products: NDArray[np.float64]
-    messages: tuple[str, ...]
-    bits: int
-    layers: int
-    microbatches: int
-    repeats: int
+    exposed: float  # communication that kernels wait for, mean over ranks
+    bubble: float  # of the pipeline, mean over ranks
+    host: float  # idle that it has: the host at work between kernels
+    wire: float  # collectives of a rank, hidden or not
+    classes: dict[str, NDArray[np.float64]]  # [R], kernels by class
+    products: NDArray[np.float64]  # [R], how many matrix products
+    messages: tuple[str, ...]  # of each rank class, as `Account.messages` has them
+    bits: int  # of the number format that the scenario computes in
+    layers: int  # that a rank passes in a step: once for each microbatch
+    microbatches: int  # of a rank; 0 where layers communicate too
+    repeats: int  # how often a step reduces the same gradients
+    # step over what a rank of a pipeline has to do: by how much seconds of every stage count
     stretch: float
 
     @classmethod
@@ -129,6 +103,7 @@ class Expected:
             for kind, chosen in zip(CLASSES, (gemm & ~named, named, streams & ~gemm & ~named & ~inside), strict=True):  # fmt: skip
                 classes[kind] += float(kernels.duration[chosen].sum()) * TICK * times
         step, bubble = float(result.timeline.step_time_s), parts.get("bubble", 0.0)
+        microbatches = int(program.microbatch.max()) + 1
         return cls(
             step=step,
             compute=compute,
@@ -142,13 +117,8 @@ class Expected:
             messages=_orders(program),
             # of narrow formats attention and what communicates stay at 16
             bits=round(8 * ELEMENT_BYTES.get(result.scenario.training_step.precision, 2.0)),
-            layers=max(
-                2,
-                result.scenario.transformer.layers
-                * (int(program.microbatch.max()) + 1)
-                // program.ranks,
-            ),
-            microbatches=0 if layers else int(program.microbatch.max()) + 1,
+            layers=max(2, result.scenario.transformer.layers * microbatches // program.ranks),
+            microbatches=0 if layers else microbatches,
             repeats=min(Counter(program.size[bare].tolist()).values(), default=0),
             stretch=step / (step - bubble),
         )
@@ -169,13 +139,7 @@ def _orders(program: Program) -> tuple[str, ...]:
 
 
 def _steps(result: Result, ratios: NDArray[np.float64]) -> float:
-    """Step with the actions of every rank class longer by a factor, on average over recorded steps [s].
-
-    Parameters
-    ----------
-    ratios : float64[K, R]
-        Of each recorded step.
-    """
+    """Step with the actions of every rank class longer by a factor [K, R], on average over recorded steps [s]."""
     program, found = result.timeline.program, []
     computes = (program.kind != COLLECTIVE) & (program.kind != SEND)
     for ratio in ratios:
@@ -207,19 +171,16 @@ def causes_of(result: Result, account: Account) -> list[Cause]:
     return sorted(shown, key=lambda each: -each.seconds)
 
 
-def _cause(
-    name: str, seconds: float, ranks: Sequence[int], evidence: str, *, shown: bool = False, **words: object
-) -> Cause:  # fmt: skip
-    mend = str(read_shipped("mpsim.explain.data", "causes.yaml")[name]["mend"]).format(
-        **{"rank": ranks[0] if ranks else "", "kind": "", **words}
-    )
+def _cause(name: str, seconds: float, ranks: Sequence[int], evidence: str, *, shown: bool = False, **words: object) -> Cause:  # fmt: skip
+    words = {"rank": ranks[0] if ranks else "", "kind": "", **words}
+    mend = str(read_shipped("mpsim.explain.data", "causes.yaml")[name]["mend"]).format(**words)
     return Cause(name, float(seconds), tuple(ranks), evidence, mend, shown or name in _SHOWN)
 
 
 def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cause]:
     step, every = float(account.steps.mean()), account.ranks
     means = {part: account.of(part) for part in PARTS}
-    own = account.steps.mean(axis=1) - means["wait"] - means["wire"] - means["sync"]
+    own = account.steps.mean(axis=1) - sum(means[part] for part in _WAITS)
     # stages of a pipeline wait for each other by design
     staged = len(expected.compute) > 1
     behind = None if staged else _behind(account, means, own, step)
@@ -299,24 +260,19 @@ def _allow(account: Account, common: dict[str, float], expected: Expected) -> No
     """Take idle time that the simulated step has too from what was recorded: the host between kernels."""
     idle = expected.host
     if not account.device:  # operators hold their launches: only what kernels leave over is idle
-        idle = min(
-            idle, max(0.0, float(expected.compute.mean()) - common["busy"] - common["small"])
-        )
+        left = float(expected.compute.mean()) - common["busy"] - common["small"]
+        idle = min(idle, max(0.0, left))
     for part in ("begin", "long", "small", "launch") if account.device else ("long", "begin"):
         taken = min(common[part], idle)
         common[part] -= taken
         idle -= taken
 
 
-def _behind(
-    account: Account, means: dict[str, NDArray[np.float64]], own: NDArray[np.float64], step: float
-) -> int | None:
+def _behind(account: Account, means: dict[str, NDArray[np.float64]], own: NDArray[np.float64], step: float) -> int | None:  # fmt: skip
     """The rank that all others wait for in every step; None where nobody is late by more than ranks drift."""
     if len(own) < 2:
         return None
-    waits = account.seconds[:, :, [PARTS.index(part) for part in ("wait", "wire", "sync")]].sum(
-        axis=2
-    )
+    waits = account.seconds[:, :, [PARTS.index(part) for part in _WAITS]].sum(axis=2)
     last = int(own.argmax())
     least = np.delete(waits, last, axis=0).mean(axis=0) - waits[last]
     busy = means["busy"] + means["small"]
@@ -327,11 +283,8 @@ def _behind(
     waited = sum(seconds for each in account.calls for call in each for place, seconds in call.waits.items() if place != last)  # fmt: skip
     if waited < late / 2 * (len(own) - 1) * len(account.calls):  # nobody waits for it
         return None
-    return (
-        last
-        if (least > 0).all() and float(least.mean()) > (_DRIFT if drifts else _NOISE) * step
-        else None
-    )
+    slow = (least > 0).all() and least.mean() > (_DRIFT if drifts else _NOISE) * step
+    return last if slow else None
 
 
 def _slow(account: Account, means: dict[str, NDArray[np.float64]], common: dict[str, float], own: NDArray[np.float64], behind: int, shared: NDArray[np.int64], step: float) -> Iterator[Cause]:  # fmt: skip
@@ -385,13 +338,7 @@ def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], st
 
     A class that ran in a wider format than the scenario's, or unfused, says so itself. Otherwise each class is off by a factor of its own on a healthy machine too: of the hypotheses that all are
     slower alike, or one alone by all of the excess, the one that leaves the likeliest factors holds.
-
-    Parameters
-    ----------
-    shared, stage : int64[n]
-        Ranks that are looked at, and the rank class of each.
-    seconds : float
-        By which the step is longer for it [s].
+    Looked at are the ranks `shared`, each of the class in `stage`; the step is longer by `seconds` for it.
     """
     if seconds <= _NOISE * step:
         return

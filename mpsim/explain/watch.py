@@ -40,10 +40,8 @@ Floats = NDArray[np.float64]
 
 _LEARN: Final = 20  # steps that a level is learnt from
 _KEPT: Final = 400
-_WARM_UP, _SLOW = (
-    5,
-    1.2,
-)  # first steps that count only if they are not slower than the median by this
+# first steps that count only if they are not slower than the median by this
+_WARM_UP, _SLOW = 5, 1.2
 _RATE: Final = 5e-6  # false alarms per step: half of the one in 100,000 that is promised
 _FEW: Final = 15  # fewest steps on the earlier side of a change
 _LAGS: Final = 8  # a lag for so many steps, over which steps may resemble each other
@@ -65,19 +63,11 @@ class Change:
 
 @dataclasses.dataclass(slots=True)
 class Watch:
-    """State of a watched log: small, and all that a restart needs.
+    """State of a watched log: small, and all that a restart needs."""
 
-    Parameters
-    ----------
-    predicted : float
-        Step that the scenario should take [s].
-    place, inode : int
-        Bytes read of the file, and which file that was.
-    """
-
-    predicted: float
-    place: int = 0
-    inode: int = 0
+    predicted: float  # step that the scenario should take [s]
+    place: int = 0  # bytes read of the file
+    inode: int = 0  # which file that was
     last: int = -1
     times: list[float] = dataclasses.field(default_factory=list)
     memory: list[float] = dataclasses.field(default_factory=list)
@@ -110,9 +100,7 @@ class Watch:
             raise FormatError("no line tells of a step yet; nothing to watch")
         middle = statistics.median(self.times)
         # steps that compile and fill caches come once
-        times = [
-            each for n, each in enumerate(self.times) if n >= _WARM_UP or each < _SLOW * middle
-        ]
+        times = [each for n, each in enumerate(self.times) if n >= _WARM_UP or each < _SLOW * middle]  # fmt: skip
         mean = statistics.fmean(times)
         spread = statistics.stdev(times) if len(times) > 1 else 0.1 * mean
         wander = _alike(np.array(times) - mean) if spread and len(times) >= _FEW else 1.0
@@ -226,14 +214,9 @@ def follow(watch: Watch, log: Path, seconds: Callable[[LogStep], float | None]) 
         stream.seek(watch.place)
         while (raw := stream.readline(_LINE)) and raw.endswith((b"\n", b"\r")):
             watch.place += len(raw)
-            step = parse_line(raw.decode("utf-8", "replace"))
-            took = None if step is None else seconds(step)
-            if step is not None and (took or step.memory):
-                change = watch.take(step.step, took, step.memory) if took else None
-                if not took:
-                    watch.memory = [
-                        *watch.memory[:1],
-                        max(step.memory or 0.0, *watch.memory[-1:], 0.0),
-                    ]
-                if change is not None:
-                    yield change
+            if (step := parse_line(raw.decode("utf-8", "replace"))) is None:
+                continue
+            # without a time or memory nothing is taken
+            change = watch.take(step.step, seconds(step) or None, step.memory)
+            if change is not None:
+                yield change
