@@ -166,7 +166,7 @@ def sampled(most: int) -> list[Sampled]:
             for key in chosen:
                 with contextlib.suppress(MpsimError, ArithmeticError, ValueError):
                     point = served_point(by_id[key])
-                    if point is not None and not point.plan.problems():
+                    if point is not None and not any(point.plan.problems()):
                         found.append(Sampled(name, point, len(members) / len(chosen)))
     return found
 

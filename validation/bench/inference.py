@@ -172,13 +172,13 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
 
 def _fitted(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServicePlan:
     """The plan with the share of the memory that its weights ask for, where the row states none."""
-    if cells.text("kv_memory_fraction") or not plan.problems():
+    if cells.text("kv_memory_fraction") or not any(plan.problems()):
         return plan
     for entry in table(_TABLE)["tight"]:
         engine = dataclasses.replace(plan.engine, **entry["fields"])
         behind = plan.prefill and dataclasses.replace(plan.prefill, engine=engine)
         raised = dataclasses.replace(plan, engine=engine, prefill=behind)
-        if not raised.problems():
+        if not any(raised.problems()):
             assumed.extend(
                 Assumed(key, value, entry["why"]) for key, value in entry["fields"].items()
             )

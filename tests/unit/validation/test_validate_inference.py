@@ -67,6 +67,19 @@ def test_an_engine_that_took_longer_prompts_whole_was_built_for_them(rows, tmp_p
     assert "needed the longest prompt to fit one iteration" in (stated.skipped_because or "")
 
 
+def test_a_measured_run_had_room_for_its_weights(rows, tmp_path):
+    """Where the engine's share of the memory does not hold the weights, a larger one is assumed and told; where it does, none."""
+    tight, roomy = (
+        next(iter(_records([row], tmp_path).values()))
+        for name in ("aicsil-0771", "aicsil-0095")
+        for row in rows
+        if row["id"] == name
+    )
+    assert any(sentence.startswith("memory_fraction = 0.9") for sentence in tight.assumed)
+    assert tight.predicted is not None
+    assert not any("smaller share" in sentence for sentence in roomy.assumed)
+
+
 def test_a_trace_is_relative_to_the_file(rows, tmp_path):
     chosen = [row for row in rows if row["id"] == "llmservingsim-4090-8b"]
     (record, *_) = _records(chosen, tmp_path).values()
