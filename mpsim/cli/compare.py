@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.console import print_json, print_sheet, print_table, print_text, wrote
+from mpsim.cli.console import print_answer, print_json, print_sheet, print_text, wrote
 from mpsim.cli.options import AsJson, Plot, Reading, count, option, wrong
 from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
 from mpsim.inputs import DOCUMENT, parse_json, read_text, shown
@@ -21,7 +21,6 @@ from mpsim.stamp import stamp
 if TYPE_CHECKING:
     from mpsim.result import Result
     from mpsim.serving import ServiceResult
-    from mpsim.study.recorded import RecordedComparison
 
 
 def compare(
@@ -132,43 +131,12 @@ def _beside_recording(
     except CalibrationError as error:  # damaged files are bad input here
         raise FormatError(str(error)) from error
     comparison = compare_recorded(simulate_step(loaded), recorded)
-    if as_json:
-        print_json(comparison.to_json())
-    else:
-        _print_recorded(comparison)
+    print_answer(comparison, as_json=as_json)
     if plot is not None:
         from mpsim.plot import timelines_chart
 
         titles = (f"simulated: {comparison.scenario}", f"recorded by {comparison.recording}")
         wrote(timelines_chart(titles, (comparison.simulated, comparison.recorded)).save(plot))
-
-
-def _print_recorded(comparison: RecordedComparison) -> None:
-    from mpsim.study.figures import figure_text, part_text, share_text
-
-    rows = [
-        (
-            figure.name.replace("_", " "),
-            figure_text(figure.name, figure.a),
-            figure_text(figure.name, figure.b),
-            figure_text(figure.name, figure.difference, signed=True),
-            share_text(figure.relative),
-        )
-        for figure in (comparison.step, *comparison.parts)
-    ]
-    header = ("", f"simulated: {comparison.scenario}", "recorded", "difference", "of simulated")
-    print_table(rows, header=header, right=(1, 2, 3, 4))
-    if comparison.actions:
-        each = [
-            (name, str(count), part_text(ours), part_text(theirs), share_text(theirs / ours - 1))
-            for name, count, ours, theirs in comparison.by_kind()
-            if ours
-        ]
-        header = ("action", "count", "simulated", "recorded", "of simulated")
-        print_table(each, header=header, right=(1, 2, 3, 4))
-    for name, same in comparison.same_order:
-        print_text(f"{name}: actions in {'the same' if same else 'another'} order")
-    print_text(comparison.explanation)
 
 
 def _result(

@@ -63,11 +63,34 @@ class Difference:
         difference = self.difference
         return None if difference is None or not self.a else difference / self.a
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Both figures, their difference and what share of a it is, as people write them."""
+        told = (figure_text(self.name, side) for side in (self.a, self.b))
+        change = figure_text(self.name, self.difference, signed=True)
+        return *told, change, share_text(self.relative)
+
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         ends = self.intervals
         data: dict[str, object] = {key: getattr(self, key) for key in _SIDES}
         return data | ({"interval": {"a": [*ends[0]], "b": [*ends[1]]}} if ends else {})
+
+
+def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
+    """Parts of two wholes, those that one lacks as 0, the largest difference first."""
+    names = dict.fromkeys([*a, *b])
+    parts = [Difference(name, a.get(name, 0.0), b.get(name, 0.0)) for name in names]
+    return tuple(sorted(parts, key=lambda part: -abs(part.difference or 0.0)))
+
+
+def most_of(parts: Iterable[Difference], change: float) -> str:
+    """The part that makes up most of a change of the whole, in words; nothing where none goes that way."""
+    largest = next((part for part in parts if (part.difference or 0.0) * change > 0), None)
+    if largest is None:
+        return ""
+    more = figure_text(largest.name, largest.difference, signed=True)
+    return f"; most of it is {largest.name.replace('_', ' ')} ({more})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -120,10 +143,7 @@ class Comparison(Shown, Tabular):
         rows: tuple[tuple[str, ...], ...] = tuple(
             (
                 title_of(figure.name) + (self.peaks if figure.name in ("mfu", "hfu") else ""),
-                figure_text(figure.name, figure.a),
-                figure_text(figure.name, figure.b),
-                figure_text(figure.name, figure.difference, signed=True),
-                share_text(figure.relative),
+                *figure.cells,
                 *(_range(figure, side) for side in range(2)),
             )
             for figure in (*self.figures, *self.parts)
@@ -159,7 +179,6 @@ class Comparison(Shown, Tabular):
             what = "of an accelerator a token" if serves else "a step"
             return self._measured(f"both take {part_text(step.a)} {what}")
         faster = "faster" if change < 0 else "slower"
-        largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
         size = f"{part_text(abs(change))} ({percent(abs(change) / step.a)})"
         text = f"{second} is {size} a step {faster} than {first}"
         if serves:
@@ -167,11 +186,7 @@ class Comparison(Shown, Tabular):
             text = (
                 f"{second} takes {size} of an accelerator {less} for an output token than {first}"
             )
-        if largest is not None and largest.difference is not None:
-            sign = "+" if largest.difference > 0 else ""
-            name = largest.name.replace("_", " ")
-            text = f"{text}; most of it is {name} ({sign}{part_text(largest.difference)})"
-        return self._measured(text)
+        return self._measured(f"{text}{most_of(self.parts, change)}")
 
     def _measured(self, text: str) -> str:
         """A sentence with the interval that the measured difference lies in, where it is known."""
@@ -233,16 +248,12 @@ def compare(
         if serve[0]
         else (FIGURES, "step_time_s")
     )
-    times = _parts(first), _parts(second)
-    names = dict.fromkeys([*times[0], *times[1]])
-    parts = [Difference(name, times[0].get(name, 0.0), times[1].get(name, 0.0)) for name in names]
-    parts.sort(key=lambda part: -abs(part.difference or 0.0))
     planned = [] if tokens is None else _plans(a, b, tokens)
     return Comparison(
         a=str(first["scenario"]),
         b=str(second["scenario"]),
         figures=(*_differences(first, second, chosen), *planned),
-        parts=tuple(parts),
+        parts=differences(_parts(first), _parts(second)),
         ratio=None if serve[0] else ratio_of(first, second),
         whole=whole,
         changes=_changes(a, b),

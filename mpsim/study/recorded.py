@@ -12,8 +12,9 @@ from mpsim.engine import Timeline
 from mpsim.formats.recorded_step import RecordedStep
 from mpsim.program import TICK
 from mpsim.result import Result
-from mpsim.study.comparison import Difference
-from mpsim.study.figures import figure_text, part_text
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.study.comparison import Difference, differences, most_of
+from mpsim.study.figures import part_text, share_text
 from mpsim.units import percent
 
 _LETTERS = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
@@ -41,8 +42,8 @@ class KindPair(NamedTuple):
     recorded_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class RecordedComparison:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RecordedComparison(Shown):
     """A recorded step against a simulated one."""
 
     scenario: str
@@ -66,11 +67,34 @@ class RecordedComparison:
             return f"the recorded step takes as long as the simulated one, {part_text(simulated)}"
         longer = "longer" if change > 0 else "shorter"
         text = f"the recorded step is {part_text(abs(change))} ({percent(abs(change) / simulated)}) {longer} than the simulated one"
-        largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
-        if largest is None or largest.difference is None:
-            return text
-        more = figure_text(largest.name, largest.difference, signed=True)
-        return f"{text}; most of it is {largest.name.replace('_', ' ')} ({more})"
+        return f"{text}{most_of(self.parts, change)}"
+
+    def sheet(self) -> Sheet:
+        """Both steps side by side, the actions of each kind, and what differs, as ``mpsim compare`` prints them."""
+        rows = tuple(
+            (figure.name.replace("_", " "), *figure.cells) for figure in (self.step, *self.parts)
+        )
+        header = ("", f"simulated: {self.scenario}", "recorded", "difference", "of simulated")
+        sections = [Section(rows, header, (1, 2, 3, 4))]
+        if self.actions:
+            kinds = tuple(
+                (
+                    name,
+                    str(count),
+                    part_text(ours),
+                    part_text(theirs),
+                    share_text(theirs / ours - 1),
+                )
+                for name, count, ours, theirs in self.by_kind()
+                if ours
+            )
+            header = ("action", "count", "simulated", "recorded", "of simulated")
+            sections.append(Section(kinds, header, (1, 2, 3, 4)))
+        orders = (
+            f"{name}: actions in {'the same' if same else 'another'} order"
+            for name, same in self.same_order
+        )
+        return Sheet("", (*sections, Section(lines=(*orders, self.explanation))))
 
     def by_kind(self) -> list[KindPair]:
         """Mean durations of the actions by stage and kind."""
@@ -115,18 +139,12 @@ def compare_recorded(result: Result, recorded: RecordedStep) -> RecordedComparis
         for inside in ("weight_gradient", "recompute"):
             if inside not in recorded.parts:
                 simulated["backward"] += simulated.pop(inside, 0.0)
-    names = dict.fromkeys([*simulated, *recorded.parts])
-    parts = [
-        Difference(name, simulated.get(name, 0.0), recorded.parts.get(name, 0.0)) for name in names
-    ]
-    parts = [part for part in parts if part.a or part.b]
-    parts.sort(key=lambda part: -abs(part.difference or 0.0))
     pairs, orders = _paired(result.timeline, recorded.timeline)
     return RecordedComparison(
         scenario=str(result.summary["scenario"]),
         recording=recorded.timeline.engine,
         step=Difference("step_time_s", result.timeline.step_time_s, recorded.step_time_s),
-        parts=tuple(parts),
+        parts=tuple(part for part in differences(simulated, recorded.parts) if part.a or part.b),
         actions=tuple(pairs),
         same_order=tuple(orders),
         simulated=result.timeline,
