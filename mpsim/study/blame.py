@@ -95,10 +95,7 @@ def measure_blame(timeline: Timeline, undisturbed: Timeline, culprit: Ints | Non
     `undisturbed`: of the same program where nothing varies. `culprit` (int64[N]): rank class whose
     link makes a transfer late; -1 (and without it) nobody's.
 
-    Returns
-    -------
-    Blame
-        Columns of `waiting` sum to the time in which a class's compute stream runs nothing.
+    Returns: columns of `waiting` sum to the time in which a class's compute stream runs nothing.
     """
     program = timeline.program
     binding = _binding(timeline)

@@ -97,10 +97,7 @@ def rate_of(
     """Price of an accelerator of a cluster. `offer`: one of `OFFERS`. `rates`: a user's own, by
     accelerator [USD/h]; they win. ScenarioError for an unknown kind of offer.
 
-    Returns
-    -------
-    Rate or None
-        None where nobody publishes one.
+    Returns: None where nobody publishes one.
     """
     if offer not in OFFERS:
         raise ScenarioError(f"offer: got {offer!r}; {nearest(offer, OFFERS)}")

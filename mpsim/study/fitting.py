@@ -34,11 +34,8 @@ class Change:
 def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
     """Find changes of a scenario that does not fit after which it does.
 
-    Returns
-    -------
-    list of Change
-        The fastest first; pairs of changes only where single ones are too few, and none that holds a single one; empty where not even
-        pairs are enough.
+    Returns: the fastest first; pairs of changes only where single ones are too few, and none that
+    holds a single one; empty where not even pairs are enough.
 
     Notes
     -----

@@ -59,12 +59,8 @@ class Product(Lazy[Mapping[str, object]]):
 def combinations(values: Mapping[str, Sequence[object]]) -> Product:
     """Every combination of `values`, the last key fastest.
 
-    Raises
-    ------
-    ScenarioError
-        If there is no key, or a key without values.
-    TooLargeError
-        If there are more than anybody computes by accident.
+    Raises ScenarioError: if there is no key, or a key without values. Raises TooLargeError: if
+    there are more than anybody computes by accident.
 
     Examples
     --------
@@ -111,10 +107,7 @@ class Points:
         `shard`: which part of how many is asked for. `known`: names that are known already, see
         `named`.
 
-        Raises
-        ------
-        ScenarioError
-            If there is no such part.
+        Raises ScenarioError: if there is no such part.
         """
         names: list[str] = []
         wrong: dict[int, str] = {}

@@ -52,10 +52,7 @@ class Parameter:
 def parameters(plan: Plan) -> list[Parameter]:
     """Everything of a plan that has a size other than zero.
 
-    Returns
-    -------
-    list of Parameter
-        Hardware first.
+    Returns: hardware first.
     """
     return [*_hardware(plan), *_latencies(plan), *_software(plan)]
 

@@ -54,10 +54,8 @@ def ratio_of(
     """The ratio of two step times, or of two rates. `a` and `b`: results in the shape of ``mpsim
     run --json``. `figure`: ``step_time_s``, or a rate such as ``tokens_per_s_per_accelerator``.
 
-    Returns
-    -------
-    Ratio or None
-        None where a result says nothing of its setting, such as one stored by an older version.
+    Returns: None where a result says nothing of its setting, such as one stored by an older
+    version.
 
     Notes
     -----

@@ -253,10 +253,7 @@ def compute_rows(
     `points`: values of each, and why it is none if that is known. `any_size`: whether points above
     the limits are meant (`mpsim.limits`); else they are rows with a reason.
 
-    Returns
-    -------
-    list of dict
-        ``summary`` and ``reason`` of each.
+    Returns: ``summary`` and ``reason`` of each.
     """
     rows: list[Entry] = []
     with unlimited() if any_size else contextlib.nullcontext():

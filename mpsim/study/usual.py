@@ -63,10 +63,7 @@ def settled(
     `scenario`: may be unchecked. `opened`: dotted keys that may change, and ``schedule`` where no
     pipeline is meant. `further`: values tried in turn while nothing fits.
 
-    Raises
-    ------
-    MpsimError
-        That of the scenario itself, where its layout is not open.
+    Raises MpsimError: that of the scenario itself, where its layout is not open.
     """
     own = _fastest(scenario, opened, tried, further)
     memory = read_shipped("mpsim.study.data", "usual.yaml")["memory"]

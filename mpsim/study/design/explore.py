@@ -205,10 +205,7 @@ def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | 
 def jobs_of(scenario: Scenario, spec: DesignChoice) -> dict[str, Scenario]:
     """The scenario of each job on the cluster of the design.
 
-    Raises
-    ------
-    ScenarioError
-        With every job that does not say what it needs.
+    Raises ScenarioError: with every job that does not say what it needs.
     """
     jobs, problems = {}, list[Problem]()
     for name, job in spec.jobs.items():

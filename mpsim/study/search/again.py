@@ -41,10 +41,7 @@ def best_layouts(
 ) -> list[Best | MpsimError]:
     """The best layout of each scenario, in which only the network between nodes differs; what is wrong where there is none.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        If the search was interrupted.
+    Raises KeyboardInterrupt: if the search was interrupted.
     """
     known = None
     if len(scenarios) > 1 and not any(has_parts(scenario) for scenario in scenarios):

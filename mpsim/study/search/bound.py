@@ -79,10 +79,7 @@ class Order:
     def flight(self) -> Flight:
         """Distinct moments of the order.
 
-        Raises
-        ------
-        ScheduleError
-            If the schedule cannot run so many microbatches.
+        Raises ScheduleError: if the schedule cannot run so many microbatches.
         """
         shortest = (schedule(self.schedule).rounds or 0) * self.pp
         shorter = self._repeats and self.microbatches > shortest
@@ -214,10 +211,7 @@ class Bounder:
         own memory where this is less, that may be full. Layouts that need more are not looked at
         any further.
 
-        Raises
-        ------
-        ScenarioError, ScheduleError
-            If the frame cannot be laid out after all.
+        Raises ScenarioError, ScheduleError: if the frame cannot be laid out after all.
         """
         first = layouts[0]
         if first.frame not in self._around:

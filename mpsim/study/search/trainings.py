@@ -55,10 +55,7 @@ class Timer:
     def seconds(self, layouts: Sequence[Layout]) -> list[float]:
         """Step time of each layout [s], that of `mpsim.simulate` bit for bit.
 
-        Raises
-        ------
-        DeadlockError
-            If an order cannot run.
+        Raises DeadlockError: if an order cannot run.
         """
         simulation = self._scenario.simulation
         if simulation.network != "analytic" or simulation.interference:
