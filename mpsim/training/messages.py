@@ -172,18 +172,16 @@ def _block(
 
 def blocking_actions(plan: Plan) -> NDArray[np.bool_]:
     """Around which actions messages block, bool[N]; a fused block has both its inputs before it and both its outputs after it."""
-    fused = plan.orders.fused | np.roll(plan.orders.fused, 1)
-    return _blocking(plan) & ~(plan.fuses_blocks & fused)
-
-
-def _blocking(plan: Plan) -> NDArray[np.bool_]:
     orders, software = plan.orders, plan.layout.framework.pipeline
     sends = software.blocking_sends
     if sends in _ALWAYS or (orders.exchanges and sends is not BlockingSends.NEVER):
-        return np.ones(len(orders), dtype=bool)
-    if sends is BlockingSends.NEVER or software.overlap_warmup_flush:
+        blocking = np.ones(len(orders), dtype=bool)
+    elif sends is BlockingSends.NEVER or software.overlap_warmup_flush:
         return np.zeros(len(orders), dtype=bool)
-    return warmup_and_flush(orders)
+    else:
+        blocking = warmup_and_flush(orders)
+    fused = orders.fused | np.roll(orders.fused, 1)
+    return blocking & ~(plan.fuses_blocks & fused)
 
 
 def warmup_and_flush(orders: Orders) -> NDArray[np.bool_]:

@@ -8,10 +8,8 @@ from mpsim.training.memory.account import (
     memory_constants,
 )
 from mpsim.training.memory.activations import (
-    Held,
     Kept,
     held_by_rank,
-    kept_by_part,
     kept_by_stage,
     offloaded,
 )
@@ -24,7 +22,6 @@ __all__ = [
     "COMPONENTS",
     "Flight",
     "Fresh",
-    "Held",
     "Kept",
     "account_memory",
     "at_the_peak",
@@ -33,7 +30,6 @@ __all__ = [
     "fresh_gradients",
     "gradient_scratch",
     "held_by_rank",
-    "kept_by_part",
     "kept_by_stage",
     "memory_constants",
     "memory_curve",

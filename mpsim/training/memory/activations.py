@@ -36,7 +36,6 @@ __all__ = [
     "Held",
     "Kept",
     "held_by_rank",
-    "kept_by_part",
     "kept_by_piece",
     "kept_by_stage",
     "offloaded",
@@ -132,24 +131,17 @@ SIGNS = {
 
 def kept_by_stage(plan: Plan) -> list[Kept]:
     """Bytes that each stage keeps of a microbatch, and needs beside that while it runs backward."""
-    expansions = _expansions(plan)
-    ends = _ends(plan, expansions)
-    layers = _Layers(plan, expansions)
-    stacks = {
-        kinds: layers.of(kinds)
-        for kinds in dict.fromkeys(plan.layout.layer_kinds(stage) for stage in plan.layout.stages)
-    }
-    result = []
-    for stage in plan.layout.stages:
-        kept = stacks[plan.layout.layer_kinds(stage)]
-        kept = kept + ends["embedding"] if stage.embedding else kept
-        kept = dataclasses.replace(kept, collected=_collected(plan, stage))
-        result.append(kept + ends["head"] if stage.head else kept)
+    known, result = dict[object, Kept](), []
+    for stage, pieces in zip(plan.layout.stages, kept_by_piece(plan), strict=True):
+        content = plan.layout.layer_kinds(stage), stage.embedding, stage.head
+        if content not in known:
+            known[content] = sum((kept for _, kept in pieces), Kept())
+        result.append(dataclasses.replace(known[content], collected=_collected(plan, stage)))
     return result
 
 
 def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
-    """Embedding, layers (or chunks of them that run again together) and head of each stage by name, which `kept_by_stage` adds up."""
+    """Embedding, layers (or chunks of them that run again together) and head of each stage by name."""
     expansions = _expansions(plan)
     ends, layers = _ends(plan, expansions), _Layers(plan, expansions)
     return [
@@ -163,15 +155,6 @@ def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
         ]
         for stage in plan.layout.stages
     ]
-
-
-def kept_by_part(plan: Plan) -> dict[str, Kept]:
-    """Bytes that a layer of each kind (by that name), the embedding and the head keep of a microbatch."""
-    parts, sharding = _expansions(plan), _sharding(plan)
-    again = plan.recompute.of_layer(0, 1)
-    kinds = dict.fromkeys(plan.layout.model.layer_kinds)
-    layers = {kind: _layer(parts[kind], sharding, again) for kind in kinds}
-    return layers | _ends(plan, parts)
 
 
 def offloaded(plan: Plan, kind: str, recompute: Recompute) -> float:
@@ -288,13 +271,6 @@ class _Layers:
         self._chunks: dict[tuple[str, ...], Kept] = {}
         self._alone: dict[tuple[str, Recompute], Kept] = {}
 
-    def of(self, kinds: Sequence[str]) -> Kept:
-        """All layers of a stage."""
-        pieces = [kept for _, kept in self.pieces(kinds)]
-        last = pieces[-1] if pieces else Kept()
-        layer = last.for_input + last.for_weight
-        return dataclasses.replace(sum(pieces, Kept()), layer=layer)
-
     def pieces(self, kinds: Sequence[str]) -> Iterator[tuple[int, Kept]]:
         """First layer and bytes of each piece of a stage: chunks that run again together, and the other layers one by one."""
         chunks = {chunk[0]: chunk for chunk in self._recompute.chunks(len(kinds)) if len(chunk) > 1}
@@ -325,7 +301,7 @@ def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:
     whole = [_all(layer, sharding) for layer in layers]
     again = sum(layer.for_input + layer.for_weight for layer in whole) - inputs
     gradients = max(_gradients(layer.backward, sharding) for layer in layers)
-    return Kept(for_weight=inputs, in_layers=again + gradients)
+    return Kept(for_weight=inputs, in_layers=again + gradients, layer=inputs)
 
 
 def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Kept:
@@ -344,9 +320,11 @@ def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Ke
 
 def _on_host(kept: Kept, share: float) -> Kept:
     """A layer with a share of what it keeps in host memory, and back on the device while it is differentiated."""
-    away = share * (kept.for_input + kept.for_weight)
+    whole = kept.for_input + kept.for_weight
+    away = share * whole
     return dataclasses.replace(
         kept,
+        layer=whole - away,
         for_input=(1.0 - share) * kept.for_input,
         for_weight=(1.0 - share) * kept.for_weight,
         in_layers=kept.in_layers + away,

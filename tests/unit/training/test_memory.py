@@ -9,8 +9,9 @@ from mpsim import Scenario, simulate
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
 from mpsim.training.memory import account_memory, at_the_peak, buffers, held_by_rank, kept_by_stage
-from mpsim.training.memory.activations import Kept, kept_by_part
+from mpsim.training.memory.activations import Kept, kept_by_piece
 from mpsim.training.memory.fresh import blocks_as_one
+from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Experts, model
@@ -24,6 +25,11 @@ TIGHT = {
     "training": {"global_batch": 16, "micro_batch": 2, "sequence_length": 4096},
     "framework": "megatron-core",
 }
+
+
+def kept_by_part(plan: Plan) -> dict[str, Kept]:
+    """Bytes of every piece of the model, layers by number."""
+    return dict(piece for stage in kept_by_piece(plan) for piece in stage)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
@@ -204,7 +210,7 @@ def test_a_gathered_input_that_stays_is_kept_whole() -> None:
                 model_name="gpt-1.7b",
                 overrides={"keeps_gathered": stays},
             )
-        )["dense"]
+        )["layers.0"]
         for stays in (False, True)
     ]
     hidden = model("gpt-1.7b").hidden
@@ -219,7 +225,9 @@ def test_halves_of_a_layer_run_again_one_after_the_other() -> None:
     and after the activation, of 2 B.
     """
     core, mlp, both, neither = (
-        kept_by_part(small_plan(tp=2, recompute=Recompute("selective", modules=modules)))["dense"]
+        kept_by_part(small_plan(tp=2, recompute=Recompute("selective", modules=modules)))[
+            "layers.0"
+        ]
         for modules in (("core_attn",), ("mlp",), ("core_attn", "mlp"), ())
     )
     scores, features = 12 * 2048**2 * 5, 2 * 2048 * 9216 // 2 * 2
@@ -237,7 +245,7 @@ def test_what_two_modules_drop_is_not_kept_by_either(modules: tuple[str, ...]) -
     alone, together, activation = (
         kept_by_part(
             small_plan(tp=1, dp=8, ep=4, moe=moe, recompute=Recompute("selective", modules=chosen))
-        )["moe"]
+        )["layers.0"]
         for chosen in (("moe",), modules, ("moe_act",))
     )
     assert (together.for_input, together.for_weight) == (alone.for_input, alone.for_weight)
@@ -251,4 +259,4 @@ def test_gathered_logits_are_not_divided() -> None:
     whole, divided = (kept_by_part(plan) for plan in plans)
     assert whole["head"].logits == 4 * divided["head"].logits
     assert whole["head"].in_loss == 4 * divided["head"].in_loss
-    assert whole["dense"] == divided["dense"]
+    assert whole["layers.0"] == divided["layers.0"]
