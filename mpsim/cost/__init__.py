@@ -3,7 +3,7 @@
 The formulas are pure functions on floats and arrays; a model binds them to one accelerator or cluster and accounts for every constant.
 """
 
-from mpsim.cost.collectives import COLLECTIVES, CollectiveAnswer, CollectiveModel
+from mpsim.cost.collectives import CollectiveAnswer, CollectiveModel
 from mpsim.cost.constants import Constant, Constants, Status, host_constants
 from mpsim.cost.curve_file import load_curves
 from mpsim.cost.curves import CollectiveCurves, Curve
@@ -26,6 +26,7 @@ from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts, Transfer
 from mpsim.cost.libraries import default_library, library_names
 from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of, unheld_caps
+from mpsim.cost.traffic import COLLECTIVES
 
 __all__ = [
     "COLLECTIVES",

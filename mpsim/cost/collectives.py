@@ -21,8 +21,6 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.memo import Memo, remembered
 from mpsim.parallel.crossing import GroupShape
 
-__all__ = ["COLLECTIVES", "CollectiveAnswer", "CollectiveModel"]
-
 Floats = NDArray[np.float64]
 Size = TypeVar("Size", float, Floats)
 """Bytes or seconds: one number, or one for each of several."""
@@ -34,48 +32,29 @@ _MODELS = 64  # clusters whose collectives are
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectiveAnswer:
-    """Time of one collective, and what it rests on.
+    """Time of one collective, and what it rests on."""
 
-    Parameters
-    ----------
-    seconds, floor : float
-        Time, and the least time of any algorithm on these links [s].
-    library, algorithm, protocol : str
-        Those whose time `seconds` is; ``none`` where nothing runs or protocols are not told apart, ``measured`` where the time was
-        read from a curve.
-    basis : str
-        ``model``, or what of a calibration the time was read from.
-    """
-
-    seconds: float
+    seconds: float  # seconds, floor: time, and the least time of any algorithm on these links [s]
     floor: float
+    # library, algorithm, protocol: those whose time `seconds` is; ``none`` where nothing runs or
+    # protocols are not told apart, ``measured`` where the time was read from a curve
     library: str
     algorithm: str
     protocol: str
-    basis: str
+    basis: str  # ``model``, or what of a calibration the time was read from
 
 
 class CollectiveModel:
     """Time and traffic of collectives on one cluster, alone on its links.
 
-    Parameters
-    ----------
-    loaded : bool
-        True for training, where other traffic of the job shares the network (constants fitted on training runs); False for
-        a benchmark on a quiet network.
-    library : str or None
-        Communication library (`mpsim.cost.libraries.library_names`); None for the one that the accelerators' vendor ships.
-    curves : CollectiveCurves or None
-        Measured curves, which count instead of the model wherever they reach; left out, those of a calibrated cluster.
-    shared : bool
-        Whether it shares answers with equal models; not so where constants of its library are changed by hand.
-
-    Raises
-    ------
-    HardwareError
-        If the library does not exist or does not run on this cluster.
-    CalibrationError
-        If the curves were measured with another library or on another accelerator.
+    `loaded`: True for training, where other traffic of the job shares the network (constants fitted
+    on training runs); False for a benchmark on a quiet network. `library`: communication library
+    (`mpsim.cost.libraries.library_names`); None for the one that the accelerators' vendor ships.
+    `curves`: measured curves, which count instead of the model wherever they reach; left out, those
+    of a calibrated cluster. `shared`: whether it shares answers with equal models; not so where
+    constants of its library are changed by hand. HardwareError if the library does not exist or
+    does not run on this cluster; CalibrationError if the curves were measured with another library
+    or on another accelerator.
     """
 
     def __init__(
@@ -99,14 +78,8 @@ class CollectiveModel:
             curves.check_made_for(self.library.name, cluster.accelerator.name)
 
     def seconds(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
-        """Time of one collective, never below `floor`.
-
-        Parameters
-        ----------
-        kind : str
-            One of `COLLECTIVES`.
-        size_bytes : float or array
-            S as the module's docstring defines it [B].
+        """Time of one collective, never below `floor`. `kind`: one of `COLLECTIVES`. `size_bytes`:
+        S as the module's docstring defines it [B].
 
         Returns
         -------
@@ -135,14 +108,8 @@ class CollectiveModel:
         return np.broadcast_to(result, sizes.shape)
 
     def summed_in_fabric(self, size_bytes: float, group: GroupShape) -> float:
-        """Time of an all-reduce that switches of the network sum (SHARP) [s].
-
-        Parameters
-        ----------
-        size_bytes : float
-            Of every rank's tensor [B].
-        group : GroupShape
-            Of ranks in several domains.
+        """Time of an all-reduce that switches of the network sum (SHARP) [s]. `size_bytes`: of
+        every rank's tensor [B]. `group`: of ranks in several domains.
 
         Notes
         -----
@@ -156,12 +123,10 @@ class CollectiveModel:
         return self.seconds("all_reduce", 8.0, group) + size_bytes / (share * rate)
 
     def uneven_all_to_all(self, pair_bytes: ArrayLike, group: GroupShape) -> float:
-        """Time of an all-to-all whose ranks send each other unequal amounts: the busiest link sets it.
+        """Time of an all-to-all whose ranks send each other unequal amounts: the busiest link sets
+        it.
 
-        Parameters
-        ----------
-        pair_bytes : array
-            What rank i sends to rank j, n by n; ranks are numbered domain by domain [B].
+        `pair_bytes`: what rank i sends to rank j, n by n; ranks are numbered domain by domain [B].
 
         Returns
         -------
@@ -173,14 +138,8 @@ class CollectiveModel:
         return self.seconds("all_to_all", share, group)
 
     def answer(self, kind: str, size_bytes: float, group: GroupShape) -> CollectiveAnswer:
-        """Time of one collective with what runs and what the time rests on.
-
-        Parameters
-        ----------
-        kind : str
-            One of `COLLECTIVES`.
-        size_bytes : float
-            S as the module's docstring defines it [B].
+        """Time of one collective with what runs and what the time rests on. `kind`: one of
+        `COLLECTIVES`. `size_bytes`: S as the module's docstring defines it [B].
         """
         algorithm, protocol = self._priced(kind, size_bytes, group)
         return CollectiveAnswer(
@@ -211,16 +170,10 @@ class CollectiveModel:
     ) -> Size:
         """Time of one message between two accelerators: ``alpha + share S / B``.
 
-        Parameters
-        ----------
-        size_bytes : float or array
-            Message [B].
-        crosses : bool
-            Whether it leaves the scale-up domain; then B is the sender's share of its node's NICs, else the pair's rate.
-        share : int
-            Messages that use the same link (or NIC share) at once.
-        slowdown : float, optional
-            By how much links of the fabric make it longer (`mpsim.parallel.crossing`); left out, it crosses the whole cluster.
+        `size_bytes`: message [B]. `crosses`: whether it leaves the scale-up domain; then B is the
+        sender's share of its node's NICs, else the pair's rate. `share`: messages that use the same
+        link (or NIC share) at once. `slowdown`: by how much links of the fabric make it longer
+        (`mpsim.parallel.crossing`); left out, it crosses the whole cluster.
 
         Returns
         -------

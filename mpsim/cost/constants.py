@@ -22,20 +22,6 @@ from mpsim.hardware.host import Host, host_of
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
-__all__ = [
-    "Answer",
-    "Constant",
-    "ConstantGroup",
-    "Constants",
-    "Ledger",
-    "Status",
-    "calibrated_groups",
-    "choose_group",
-    "constant_groups",
-    "hardware_constant",
-    "host_constants",
-]
-
 A = TypeVar("A")
 
 _PACKAGE = "mpsim.cost.data"
@@ -53,27 +39,13 @@ class Status(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Constant:
-    """One number a cost model used, with where it came from.
+    """One number a cost model used, with where it came from."""
 
-    Parameters
-    ----------
-    name : str
-        Dotted: file, group, leaf (``kernels.gemm.h100-sxm.knee``).
-    value : float
-        In `unit`.
-    unit : str
-        SI unit; ``1`` for a ratio.
-    source : str
-        Where it was read, or on what it was fitted.
-    as_of : str
-        Date of the source (year-month).
-    """
-
-    name: str
-    value: float
-    unit: str
-    source: str
-    as_of: str
+    name: str  # dotted: file, group, leaf (``kernels.gemm.h100-sxm.knee``)
+    value: float  # in `unit`
+    unit: str  # SI unit; ``1`` for a ratio
+    source: str  # where it was read, or on what it was fitted
+    as_of: str  # date of the source (year-month)
     status: Status
 
 
@@ -91,25 +63,14 @@ class Constants(tuple[Constant, ...]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConstantGroup(Mapping[str, Constant]):
-    """Constants that belong together, by leaf name.
+    """Constants that belong together, by leaf name."""
 
-    Parameters
-    ----------
-    name : str
-        Within its file (``gemm.h100-sxm``).
-    members : tuple of str
-        Patterns (``h100*``) of the hardware names it is for.
-    families : tuple of str
-        Families it stands in for when no group names the hardware itself; ``*`` for all the rest.
-    words : mapping of str to tuple of str
-        Settings that are names rather than numbers.
-    """
-
-    name: str
-    members: tuple[str, ...]
+    name: str  # within its file (``gemm.h100-sxm``)
+    members: tuple[str, ...]  # patterns (``h100*``) of the hardware names it is for
+    # families it stands in for when no group names the hardware itself; ``*`` for all the rest
     families: tuple[str, ...]
     constants: Mapping[str, Constant]
-    words: Mapping[str, tuple[str, ...]]
+    words: Mapping[str, tuple[str, ...]]  # settings that are names rather than numbers
 
     def __getitem__(self, leaf: str) -> Constant:
         return self.constants[leaf]
@@ -222,16 +183,12 @@ def _calibrated(
 def choose_group(
     stem: str, prefix: str, name: str, family: str, calibration: Calibration | None = None
 ) -> ConstantGroup:
-    """The group under `prefix` for this hardware: by name, then by family, then the one for all the rest.
+    """The group under `prefix` for this hardware: by name, then by family, then the one for all the
+    rest.
 
-    Parameters
-    ----------
-    stem, prefix : str
-        Data file, and the first part of the group's name.
-    name, family : str
-        Of the hardware.
-    calibration : Calibration, optional
-        Its constants called ``stem.prefix.leaf`` take the place of those of the group.
+    `stem` and `prefix`: data file, and the first part of the group's name. `name` and `family`: of
+    the hardware. `calibration`: its constants called ``stem.prefix.leaf`` take the place of those
+    of the group.
 
     Returns
     -------

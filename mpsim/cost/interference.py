@@ -14,45 +14,30 @@ from mpsim.cost.constants import Constant, choose_group, constant_groups
 from mpsim.hardware.components import Accelerator
 from mpsim.parallel.axes import AXIS_NAMES
 
-__all__ = ["Interference", "interference_of", "straggling_constants", "straggling_seconds"]
-
 _STEM = "interference"
 _OTHERS = "any"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interference:
-    """Shares of one kind of device that collectives take under one framework.
+    """Shares of one kind of device that collectives take under one framework."""
 
-    Parameters
-    ----------
-    held : mapping of str to float
-        Share of the device's processors that a collective of an axis holds, in [0, 1].
-    touches : float
-        Bytes of device memory moved per byte a rank sends.
-    drag : float
-        By how much longer a collective takes while a kernel runs beside it; 0.1 is a tenth.
-    most : float
-        Share of processors or memory bandwidth that all collectives together take of a kernel at most, in [0, 1).
-    lost : float
-        Share of its rate that a kernel loses on average while a collective of data parallelism runs beside it at `full_rate` or more, in [0, 1).
-    full_rate : float
-        Rate of a collective's ranks from which on it takes all that collectives take; below, it takes as much less as it is slower, because
-        a library uses as many processors as the rate needs [B/s].
-    memory_bandwidth : float
-        Of the device [B/s].
-    constants : tuple of Constant
-        Where the numbers come from.
-    """
-
+    # share of the device's processors that a collective of an axis holds, in [0, 1]
     held: Mapping[str, float]
-    touches: float
+    touches: float  # bytes of device memory moved per byte a rank sends
+    # by how much longer a collective takes while a kernel runs beside it; 0.1 is a tenth
     drag: float
+    # share of processors or memory bandwidth that all collectives together take of a kernel at
+    # most, in [0, 1)
     most: float
+    # share of its rate that a kernel loses on average while a collective of data parallelism runs
+    # beside it at `full_rate` or more, in [0, 1)
     lost: float
+    # rate of a collective's ranks from which on it takes all that collectives take [B/s]; below, as
+    # much less as it is slower, because a library uses as many processors as the rate needs
     full_rate: float
-    memory_bandwidth: float
-    constants: tuple[Constant, ...]
+    memory_bandwidth: float  # of the device [B/s]
+    constants: tuple[Constant, ...]  # where the numbers come from
 
     def lost_at(self, rate: float) -> float:
         """Share of its rate that a kernel loses beside a collective of data parallelism whose ranks send at `rate` [B/s]."""
@@ -62,12 +47,9 @@ class Interference:
 def interference_of(framework: str, chip: Accelerator) -> Interference:
     """Constants for a framework and an accelerator.
 
-    Parameters
-    ----------
-    framework : str
-        Name of its preset; one without a group of its own takes those of ``any``.
-    chip : Accelerator
-        Measured constants called ``interference.any.LEAF`` (or of the framework) take the place of those that ship.
+    `framework`: name of its preset; one without a group of its own takes those of ``any``. `chip`:
+    measured constants called ``interference.any.LEAF`` (or of the framework) take the place of
+    those that ship.
 
     Examples
     --------
@@ -106,18 +88,9 @@ def straggling_seconds(
 ) -> float:
     """Time that a step loses [s].
 
-    Parameters
-    ----------
-    flops : float
-        Model FLOPs of the step on one accelerator [FLOP].
-    accelerators : int
-        That meet in the step.
-    rate : float
-        Of large products in 16 bits [FLOP/s].
-    per_doubling : float
-        Loss a doubling, over the time of `flops` at `rate`.
-    beyond : float
-        Accelerators from which doublings count.
+    `flops`: model FLOPs of the step on one accelerator [FLOP]. `accelerators`: that meet in the
+    step. `rate`: of large products in 16 bits [FLOP/s]. `per_doubling`: loss a doubling, over the
+    time of `flops` at `rate`. `beyond`: accelerators from which doublings count.
 
     Notes
     -----

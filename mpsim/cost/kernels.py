@@ -42,8 +42,6 @@ from mpsim.workload.casts import with_casts
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Role, Split
 
-__all__ = ["CLOCKS", "KernelModel", "Work", "executed_flops"]
-
 _SHAPES = 1 << 16  # remembered with their time
 _MODELS = 16  # accelerators, precisions and settings whose shapes are
 

@@ -28,8 +28,6 @@ from mpsim.parallel.axes import Communicator
 from mpsim.parallel.crossing import message_slowdown
 from mpsim.workload import Operator
 
-__all__ = ["LayoutCosts", "Places", "StageCosts", "Transfer", "places_of"]
-
 _OF_EXPERTS = frozenset(
     group.name
     for axis in AXES
@@ -48,12 +46,8 @@ class Transfer(NamedTuple):
 
 
 class LayoutCosts:
-    """Cost models of one Layout.
-
-    Parameters
-    ----------
-    like : LayoutCosts, optional
-        Of a layout on the same cluster, in the same precision and framework: what its models remember serves here too.
+    """Cost models of one Layout. `like`: of a layout on the same cluster, in the same precision and
+    framework: what its models remember serves here too.
     """
 
     def __init__(self, layout: Layout, *, like: LayoutCosts | None = None) -> None:
@@ -174,12 +168,8 @@ class LayoutCosts:
     def message(self, source: int, target: int, size: float) -> Transfer:
         """A message between two pipeline ranks, as the slower of them has it.
 
-        Parameters
-        ----------
-        source, target : int
-            Pipeline ranks.
-        size : float
-            Whole message, before tensor-parallel ranks divide it [B].
+        `source` and `target`: pipeline ranks. `size`: whole message, before tensor-parallel ranks
+        divide it [B].
         """
         key = (source, target, size)
         if key not in self._sent:
@@ -343,12 +333,10 @@ class Places:
         )
 
     def alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> NDArray[np.int64]:
-        """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every communicator has the same shape.
+        """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every
+        communicator has the same shape.
 
-        Parameters
-        ----------
-        nodes : tuple of int
-            Number of each pipeline rank's kind of node; empty where all are alike.
+        `nodes`: number of each pipeline rank's kind of node; empty where all are alike.
         """
         return self._once(("alike", mesh, nodes), lambda: self._alike(mesh, nodes))
 

@@ -32,22 +32,15 @@ ENGINES = ("auto", "simpy", "replay")
 def run(program: Program, engine: str = "auto", links: Links | None = None) -> Timeline:
     """Run a Program.
 
-    Parameters
-    ----------
-    engine : str
-        ``simpy``, ``replay``, or ``auto``: replay where no duration depends on what else runs, else simpy.
-    links : Links, optional
-        Links that rows of `program` share; without them a transfer takes the time it has alone. ``auto`` replays what never meets on them.
+    `engine`: ``simpy``, ``replay``, or ``auto``: replay where no duration depends on what else
+    runs, else simpy. `links`: links that rows of `program` share; without them a transfer takes the
+    time it has alone. ``auto`` replays what never meets on them. DeadlockError if operations wait
+    for each other.
 
     Returns
     -------
     Timeline
         It says which engine ran.
-
-    Raises
-    ------
-    DeadlockError
-        If operations wait for each other.
     """
     if engine not in ENGINES:
         raise ScenarioError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")

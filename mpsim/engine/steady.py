@@ -24,8 +24,6 @@ from mpsim.engine.graph import deadlock, precedence
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 
-__all__ = ["Periods", "ends_of", "periods_of", "run_replay"]
-
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -35,14 +33,8 @@ _WORTH = 4096  # from so many nodes left out finding them costs less than walkin
 
 
 def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
-    """When each node of the chains of `program` ends.
-
-    Parameters
-    ----------
-    chains : Chains
-        Of the program.
-    duration : float64[N]
-        Of each row, not negative.
+    """When each node of the chains of `program` ends. `chains`: of the program. `duration`
+    (float64[N]): of each row, not negative.
 
     Returns
     -------
@@ -56,31 +48,16 @@ def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Steady:
-    """Periods of a graph that need not be walked.
-
-    Parameters
-    ----------
-    takes : float64[G]
-        Duration of each node.
-    chain : int64[G]
-        Of each node.
-    step : int64[C]
-        Nodes of each chain in a period; 0 for those that do not repeat themselves.
-    first : int64[C]
-        From which node on each does.
-    cut : int64[C]
-        Before which node periods are left out.
-    periods : int
-        How many.
-    """
+    """Periods of a graph that need not be walked."""
 
     chains: Chains
-    takes: Floats
-    chain: Ints
+    takes: Floats  # float64[G], duration of each node
+    chain: Ints  # int64[G], of each node
+    # int64[C], nodes of each chain in a period; 0 for those that do not repeat themselves
     step: Ints
-    first: Ints
-    cut: Ints
-    periods: int
+    first: Ints  # int64[C], from which node on each does
+    cut: Ints  # int64[C], before which node periods are left out
+    periods: int  # how many
 
     @classmethod
     def of(cls, program: Program, chains: Chains, duration: Floats) -> _Steady | None:
@@ -213,21 +190,12 @@ def _repeats(chains: Chains, takes: Floats, chain: Ints, step: Ints) -> Flags:
 
 
 class Periods(NamedTuple):
-    """Turns of the rows of a program, and how many of them are a period.
+    """Turns of the rows of a program, and how many of them are a period."""
 
-    Parameters
-    ----------
-    turn : int64[N]
-        Turn of each row, ascending on each rank; -1 for what belongs to none.
-    turns : int
-        Turns of the whole program.
-    length : int
-        Turns of a period.
-    """
-
+    # int64[N], turn of each row, ascending on each rank; -1 for what belongs to none
     turn: NDArray[np.int64]
-    turns: int
-    length: int
+    turns: int  # turns of the whole program
+    length: int  # turns of a period
 
 
 def periods_of(program: Program) -> Periods | None:
@@ -255,17 +223,13 @@ def periods_of(program: Program) -> Periods | None:
 
 
 def run_replay(program: Program) -> Timeline:
-    """Evaluate `program` once, chain by chain: an operation starts at the latest end of what it waits for.
+    """Evaluate `program` once, chain by chain: an operation starts at the latest end of what it
+    waits for. DeadlockError if operations wait for each other.
 
     Returns
     -------
     Timeline
         Equal, bit for bit, to that of the simpy engine.
-
-    Raises
-    ------
-    DeadlockError
-        If operations wait for each other.
     """
     chains = Chains.of(program)
     ends = ends_of(program, chains, program.duration)

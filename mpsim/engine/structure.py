@@ -26,8 +26,6 @@ from mpsim.program.csr import Lists, stable_order
 from mpsim.program.program import Program
 from mpsim.program.unfold import Unfolding
 
-__all__ = ["Levels", "Structure"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -37,12 +35,8 @@ _WIDE = 16  # from so many values a level arrays beat a loop (measured)
 
 
 class Structure:
-    """The part of a program that stays when durations change: its graph, ordered.
-
-    Parameters
-    ----------
-    chains : Chains, optional
-        The same graph for walking; without it everything goes by levels.
+    """The part of a program that stays when durations change: its graph, ordered. `chains`: the
+    same graph for walking; without it everything goes by levels.
     """
 
     def __init__(self, levels: Levels, chains: Chains | None = None) -> None:
@@ -51,13 +45,7 @@ class Structure:
 
     @classmethod
     def of(cls, program: Program) -> Structure:
-        """Order a program.
-
-        Raises
-        ------
-        DeadlockError
-            If operations wait for each other.
-        """
+        """Order a program. DeadlockError if operations wait for each other."""
         chains, waits = Chains.of(program), precedence(program)
         level = _level(program, chains, waits)
         return cls(Levels.of(level, waits), chains)
@@ -89,12 +77,8 @@ class Structure:
         return len(self) / max(len(self._levels), 1)
 
     def replay(self, durations: Floats) -> tuple[Floats, Floats]:
-        """When every row starts and ends, for each duration vector.
-
-        Parameters
-        ----------
-        durations : float64[N] or float64[K, N]
-            Not negative.
+        """When every row starts and ends, for each duration vector. `durations` (float64[N] or
+        float64[K, N]): not negative.
 
         Returns
         -------
@@ -114,12 +98,8 @@ class Structure:
     def makespans(self, durations: Floats, *, index: Ints | None = None) -> Floats:
         """When the last row ends, for each duration vector, without keeping the rest.
 
-        Parameters
-        ----------
-        durations : float64[K, N], or float64[K, C] with `index`
-            Not negative.
-        index : int64[N], optional
-            Class of each row; by default each row is its own.
+        `durations` (float64[K, N], or float64[K, C] with `index`): not negative. `index` (int64[N],
+        optional): class of each row; by default each row is its own.
 
         Returns
         -------
@@ -188,14 +168,8 @@ class _Level(NamedTuple):
 class Levels:
     """Evaluates a graph level by level.
 
-    Parameters
-    ----------
-    order : int64[N]
-        Rows in the order of the layout.
-    size : int64[L]
-        Rows of each level.
-    waits : Lists
-        Places that each place waits for: of the first level nothing, of others something.
+    `order` (int64[N]): rows in the order of the layout. `size` (int64[L]): rows of each level.
+    `waits`: places that each place waits for: of the first level nothing, of others something.
     """
 
     def __init__(self, order: Ints, size: Ints, waits: Lists) -> None:
@@ -216,12 +190,8 @@ class Levels:
         return len(self._levels)
 
     def sweep(self, takes: Floats) -> tuple[Floats, Floats]:
-        """Evaluate durations.
-
-        Parameters
-        ----------
-        takes : float64[N, K] or float64[N]
-            Durations in the order of the layout.
+        """Evaluate durations. `takes` (float64[N, K] or float64[N]): durations in the order of the
+        layout.
 
         Returns
         -------

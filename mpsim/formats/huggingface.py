@@ -268,9 +268,9 @@ class _Reader:
         elif (entry.get("multi_query") or self.kind == "falcon") and not self.switch(
             "new_decoder_architecture"
         ):
-            one, keys = self.switch("multi_query") is not False, (self.head + "multi_query",)
-            value = 1 if one else sizes["heads"]
-            why = "multi_query is the default" if one else "as many as heads"
+            single, keys = self.switch("multi_query") is not False, (self.head + "multi_query",)
+            value = 1 if single else sizes["heads"]
+            why = "multi_query is the default" if single else "as many as heads"
         if value is not None:
             sizes["kv_heads"] = value
             self._put("model.kv_heads", value, keys, why)

@@ -234,29 +234,18 @@ class Link(Sourced):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Accelerators that share a host and its NICs.
-
-    Parameters
-    ----------
-    accelerators : int
-        In the node.
-    domain : int
-        Accelerators of one scale-up domain: those of the node, or more (72 for NVL72, a pod for a torus).
-    nics : int
-        NICs of the node for traffic between nodes; 0 where the scale-up link is the only network.
-    nic : Link
-        What one of them does.
-    power_w : float or None
-        Most power the whole node draws, accelerators included [W].
-    """
+    """Accelerators that share a host and its NICs."""
 
     accelerator: Accelerator
-    accelerators: int
+    accelerators: int  # in the node
     scale_up: Link
+    # accelerators of one scale-up domain: those of the node, or more (72 for NVL72, a pod for a
+    # torus)
     domain: int
+    # NICs of the node for traffic between nodes; 0 where the scale-up link is the only network
     nics: int
-    nic: Link
-    power_w: Power | None = None
+    nic: Link  # what one of them does
+    power_w: Power | None = None  # most power the whole node draws, accelerators included [W]
 
     def __post_init__(self) -> None:
         _check_positive("node", accelerators=self.accelerators, domain=self.domain)

@@ -14,45 +14,27 @@ __all__ = ["Settings", "measure"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of `mpsim measure`.
-
-    Parameters
-    ----------
-    budget : float
-        How long to measure at most, starting and loading excluded [s].
-    resume : bool
-        Go on with what an earlier run left in `out`.
-    device : str
-        ``auto``, ``cpu`` or ``cuda``.
-    """
+    """Settings of `mpsim measure`."""
 
     out: Path
-    budget: float
+    budget: float  # how long to measure at most, starting and loading excluded [s]
     families: tuple[str, ...] = FAMILIES
-    resume: bool = False
-    device: str = "auto"
+    resume: bool = False  # go on with what an earlier run left in `out`
+    device: str = "auto"  # ``auto``, ``cpu`` or ``cuda``
     seed: int = 0
 
 
 def measure(settings: Settings, *, say: Callable[[str], None]) -> Measured | None:
     """Measure, and write the file.
 
-    Parameters
-    ----------
-    say : callable
-        Takes a line of progress; called on the first rank only.
+    `say`: takes a line of progress; called on the first rank only. MissingExtraError if torch is
+    not installed; CalibrationError if the file to go on with was measured elsewhere, or the
+    launcher's variables contradict each other.
 
     Returns
     -------
     Measured or None
         What the file holds; None on every rank but the first.
-
-    Raises
-    ------
-    MissingExtraError
-        If torch is not installed.
-    CalibrationError
-        If the file to go on with was measured elsewhere, or the launcher's variables contradict each other.
     """
     try:
         import torch  # noqa: F401

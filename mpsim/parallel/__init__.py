@@ -2,7 +2,7 @@
 
 from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Stream
 from mpsim.parallel.blocks import block_backward, block_forward, fused_blocks
-from mpsim.parallel.crossing import GroupShape, placed
+from mpsim.parallel.crossing import GroupShape, placed, spread
 from mpsim.parallel.experts import rank_load
 from mpsim.parallel.items import (
     Communication,
@@ -14,7 +14,7 @@ from mpsim.parallel.items import (
     repeated,
 )
 from mpsim.parallel.layout import Layout
-from mpsim.parallel.mesh import EXPERT_AXES, Mesh, spread
+from mpsim.parallel.mesh import EXPERT_AXES, Mesh
 from mpsim.parallel.partition import Stage, partition_layers, placed_stages
 from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
 from mpsim.parallel.whole import best_domain, straddling, whole_groups

@@ -29,8 +29,6 @@ from mpsim.parallel.shard import Sharding, shard
 from mpsim.parallel.tensor import backward_items, forward_items, norm_items
 from mpsim.workload import Expansion, Module, Operator, Phase, Split
 
-__all__ = ["block_backward", "block_forward", "fused_blocks"]
-
 Plain = Callable[[Operator], Iterator[Item]]
 
 
@@ -86,12 +84,8 @@ def block_backward(
 ) -> list[Item]:
     """Backward of one layer (or embedding, or head) on one rank, with its collectives.
 
-    Parameters
-    ----------
-    again : sequence of Repeat
-        Forward kernels that run again, before the first kernel of `Phase.INPUT_GRADIENT` that waits for them.
-    phases : set of Phase
-        Both for a full backward; one of them where the schedule splits it.
+    `again`: forward kernels that run again, before the first kernel of `Phase.INPUT_GRADIENT` that
+    waits for them. `phases`: both for a full backward; one of them where the schedule splits it.
     """
     splits = Phase.INPUT_GRADIENT in phases
     repeats = _Repeats(expansion, sharding, again if splits else ())

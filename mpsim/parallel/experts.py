@@ -29,18 +29,6 @@ from mpsim.workload import (
     make_elementwise,
 )
 
-__all__ = [
-    "expected_maximum",
-    "expert_backward",
-    "expert_forward",
-    "is_fused_away",
-    "overlaps_shared",
-    "rank_load",
-    "sent_tokens",
-    "split_shared",
-    "way_back",
-]
-
 Beside = tuple[Sequence[Item], Sequence[Item]]
 
 _PERMUTING: Final = (Role.PERMUTE, Role.UNPERMUTE)
@@ -54,12 +42,9 @@ def expert_forward(
 ) -> Iterator[Item]:
     """Dispatch, routed experts and combine of one forward.
 
-    Parameters
-    ----------
-    operators : sequence of Operator
-        Those of the routed experts; without their second product among them nothing travels back (a forward that runs again and stops early).
-    beside : pair of sequences of Item
-        What runs while tokens travel there, and back (the shared experts).
+    `operators`: those of the routed experts; without their second product among them nothing
+    travels back (a forward that runs again and stops early). `beside`: what runs while tokens
+    travel there, and back (the shared experts).
     """
     routing = _routing(sharding)
     yield from _bookkeeping(sharding, waits=routing.software.expert_synchronizations)
@@ -72,14 +57,11 @@ def expert_forward(
 def expert_backward(
     operators: Sequence[Operator], sharding: Sharding, *, beside: Beside = ((), ())
 ) -> Iterator[Item]:
-    """Backward of the routed experts: what answers combine travels there, what answers dispatch travels back.
+    """Backward of the routed experts: what answers combine travels there, what answers dispatch
+    travels back.
 
-    Parameters
-    ----------
-    operators : sequence of Operator
-        Backward operators of the routed experts; without one of `Phase.INPUT_GRADIENT` among them nothing travels.
-    beside : pair of sequences of Item
-        As in `expert_forward`.
+    `operators`: backward operators of the routed experts; without one of `Phase.INPUT_GRADIENT`
+    among them nothing travels. `beside`: as in `expert_forward`.
     """
     phase = Phase.INPUT_GRADIENT
     ways: tuple[list[Communication], list[Communication]] = ([], [])
@@ -338,14 +320,9 @@ _POINTS = 20_001
 def rank_load(experts: int, ranks: int, spread: float) -> float:
     """Tokens of the busiest rank over the mean, expected for experts of unequal popularity.
 
-    Parameters
-    ----------
-    experts : int
-        Routed experts of a layer, evenly divided among `ranks`.
-    ranks : int
-        Expert-parallel ranks, at least 1.
-    spread : float
-        Standard deviation of the tokens of an expert over their mean, in [0, inf).
+    `experts`: routed experts of a layer, evenly divided among `ranks`. `ranks`: expert-parallel
+    ranks, at least 1. `spread`: standard deviation of the tokens of an expert over their mean, in
+    [0, inf).
 
     Returns
     -------

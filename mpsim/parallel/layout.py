@@ -40,8 +40,6 @@ from mpsim.workload import (
     expand_layer,
 )
 
-__all__ = ["Layout"]
-
 Floats = NDArray[np.float64]
 
 _INSIDE_LAYERS = {axis.streams[0]: axis.name for axis in FOLDED if axis.communicators}
@@ -58,33 +56,21 @@ class ParameterKinds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A model divided over the ranks of a cluster.
-
-    Parameters
-    ----------
-    stages : tuple of Stage
-        Virtual stages in model order, with the pipeline rank that runs each.
-    precision : str
-        Format of the matrix products.
-    sequence_parallel : bool
-        Whether activations outside tensor-parallel regions are divided too.
-    stage_clusters : tuple of Cluster
-        The cluster as each pipeline rank has it; empty where all are alike.
-    tuning : Tuning
-        Which parameters train.
-    document : int
-        Tokens that attend to each other where several samples share a sequence; 0 for all.
-    """
+    """A model divided over the ranks of a cluster."""
 
     cluster: Cluster
     model: Transformer
     framework: Framework
     mesh: Mesh
+    # virtual stages in model order, with the pipeline rank that runs each
     stages: tuple[Stage, ...]
-    precision: str
+    precision: str  # format of the matrix products
+    # whether activations outside tensor-parallel regions are divided too
     sequence_parallel: bool = False
+    # the cluster as each pipeline rank has it; empty where all are alike
     stage_clusters: tuple[Cluster, ...] = ()
-    tuning: Tuning = ALL_TRAINED
+    tuning: Tuning = ALL_TRAINED  # which parameters train
+    # tokens that attend to each other where several samples share a sequence; 0 for all
     document: int = 0
 
     def __repr__(self) -> str:
@@ -128,12 +114,10 @@ class Layout:
         return dataclasses.replace(lowering, fused_softmax=lowering.fused_softmax and fits)
 
     def expansions(self, sequences: int, sequence_length: int) -> Mapping[str, Expansion]:
-        """Operators of a layer of each kind (by that name), of the embedding and of the head, before tensor parallelism.
+        """Operators of a layer of each kind (by that name), of the embedding and of the head,
+        before tensor parallelism.
 
-        Parameters
-        ----------
-        sequences, sequence_length : int
-            That pass through at once, and tokens of each.
+        `sequences` and `sequence_length`: that pass through at once, and tokens of each.
         """
         return _expansions(
             self.resident_model,
@@ -151,12 +135,11 @@ class Layout:
         return float(tokens * self.model.hidden * self.framework.lowering.activation_bytes)
 
     def sharding(self, tokens: int) -> Sharding:
-        """How operators are divided inside a stage, for so many tokens on one context-parallel rank.
+        """How operators are divided inside a stage, for so many tokens on one context-parallel
+        rank.
 
-        Raises
-        ------
-        ScenarioError
-            If heads do not divide among the context-parallel ranks of a scale-up domain that exchange them.
+        ScenarioError if heads do not divide among the context-parallel ranks of a scale-up domain
+        that exchange them.
         """
         return Sharding(
             tp=self.mesh.tp,
@@ -272,12 +255,8 @@ class Layout:
         return ParameterKinds(*kinds)
 
     def frozen_bytes(self, size: float) -> Floats:
-        """Bytes of a parameter without its adapters, on average over each pipeline rank, float64[P].
-
-        Parameters
-        ----------
-        size : float
-            Of one that trains, or could [B].
+        """Bytes of a parameter without its adapters, on average over each pipeline rank,
+        float64[P]. `size`: of one that trains, or could [B].
         """
         sizes, adapts = np.full(self.mesh.pp, float(size)), self.tuning.rank > 0
         for rank in range(self.mesh.pp) if adapts else ():

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.parallel.axes import AXES, AXIS_NAMES, FOLDED, REPLICATING
-from mpsim.parallel.crossing import GroupShape, placed, spread
-
-__all__ = ["EXPERT_AXES", "Mesh", "spread"]
+from mpsim.parallel.crossing import GroupShape, placed
 
 EXPERT_AXES = tuple(axis.of_experts for axis in AXES if axis.of_experts)
 """Axes of the experts' mesh, fastest first."""
@@ -28,26 +26,21 @@ _GRID = ("pp", *_OF_STAGE)
 class Mesh:
     """Degrees of the axes and the order in which they are laid on accelerators.
 
-    Ranks are accelerators, numbered node by node; the first axis of `order` changes fastest. Experts lay a mesh of their own over
-    the ranks of a stage, so `ep` does not multiply the world: ``etp x ep x edp = tp x cp x dp``, with etp in the place of tp and edp
-    in that of dp (as Megatron-Core does).
-
-    Parameters
-    ----------
-    tp, cp, ep, dp, pp : int
-        Degrees, at least 1.
-    order : tuple of str
-        A permutation of `mpsim.parallel.axes.AXIS_NAMES`, fastest first.
-    etp : int, optional
-        Tensor parallelism of experts; left out, `tp` with experts divided (as it was before there was a choice).
+    Ranks are accelerators, numbered node by node; the first axis of `order` changes fastest.
+    Experts lay a mesh of their own over the ranks of a stage, so `ep` does not multiply the world:
+    ``etp x ep x edp = tp x cp x dp``, with etp in the place of tp and edp in that of dp (as
+    Megatron-Core does).
     """
 
-    tp: int = 1
+    tp: int = 1  # tp, cp, ep, dp, pp: degrees, at least 1
     cp: int = 1
     ep: int = 1
     dp: int = 1
     pp: int = 1
+    # a permutation of `mpsim.parallel.axes.AXIS_NAMES`, fastest first
     order: tuple[str, ...] = AXIS_NAMES
+    # tensor parallelism of experts; left out, `tp` with experts divided (as it was before there was
+    # a choice)
     etp: int | None = None
 
     def __post_init__(self) -> None:
@@ -105,12 +98,8 @@ class Mesh:
         return np.moveaxis(grid, [laid.index(axis) for axis in _GRID], range(len(_GRID)))
 
     def groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
-        """Members of every communicator over `axes` among the ranks of one pipeline rank.
-
-        Parameters
-        ----------
-        axes : sequence of str
-            Of the mesh, or all of `EXPERT_AXES`.
+        """Members of every communicator over `axes` among the ranks of one pipeline rank. `axes`:
+        of the mesh, or all of `EXPERT_AXES`.
 
         Returns
         -------

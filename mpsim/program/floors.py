@@ -22,8 +22,6 @@ from mpsim.program.expand import expand
 from mpsim.program.links import Deployment, links_of, port_rates
 from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
 
-__all__ = ["Floor", "held_to_links", "link_floors", "link_ticks"]
-
 _KEPT = 512  # templates whose transfers stay known: points of a sweep share them
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,24 +29,12 @@ Ints = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Floor:
-    """Least time of what a program puts on links of one kind.
+    """Least time of what a program puts on links of one kind."""
 
-    Parameters
-    ----------
-    name : str
-        ``scale_up``, ``nic`` or ``fabric``.
-    ticks : float
-        That its busiest link needs.
-    where : str
-        The busiest link, such as ``pp 3 NIC out``.
-    rank : int
-        Rank class whose port that is; -1 for a link of the fabric.
-    """
-
-    name: str
-    ticks: float
-    where: str = ""
-    rank: int = -1
+    name: str  # ``scale_up``, ``nic`` or ``fabric``
+    ticks: float  # that its busiest link needs
+    where: str = ""  # the busiest link, such as ``pp 3 NIC out``
+    rank: int = -1  # rank class whose port that is; -1 for a link of the fabric
 
 
 def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:

@@ -63,25 +63,16 @@ COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """Words of a job: what its rows do, and what the time of its ranks is attributed to.
+    """Words of a job: what its rows do, and what the time of its ranks is attributed to."""
 
-    Parameters
-    ----------
-    kinds : tuple of str
-        Names of the kinds of rows, by number: ``send`` and ``collective`` (`SEND`, `COLLECTIVE`), then the job's own.
-    actions : tuple of str
-        Kinds that are the actions of a schedule.
-    parts : tuple of str
-        Parts of the account; those of every rank sum to the time of the whole. ``host`` (the device waits for its host), ``other``
-        and ``exposed_`` with the name of each axis are among them.
-    computing : tuple of str
-        Parts in which kernels work.
-    """
-
+    # names of the kinds of rows, by number: ``send`` and ``collective`` (`SEND`, `COLLECTIVE`),
+    # then the job's own
     kinds: tuple[str, ...]
-    actions: tuple[str, ...]
+    actions: tuple[str, ...]  # kinds that are the actions of a schedule
+    # parts of the account; those of every rank sum to the time of the whole. ``host`` (the device
+    # waits for its host), ``other`` and ``exposed_`` with the name of each axis are among them
     parts: tuple[str, ...]
-    computing: tuple[str, ...]
+    computing: tuple[str, ...]  # parts in which kernels work
 
     def __post_init__(self) -> None:
         assert self.kinds[: COLLECTIVE + 1] == ("send", "collective"), "every job has these first"
@@ -109,67 +100,51 @@ class Template:
 
     Shapes: Q kernels.
 
-    Parameters
-    ----------
-    name : str
-        Such as ``forward, 2 layers``.
-    names : tuple of str
-        Kernel names; `name_index` points into it.
-    stream : int8[Q]
-        `Stream` each occupies.
-    layer : int32[Q]
-        Layer, counted from the stage's first; -1 outside the layers (embedding, head).
-    part : int8[Q]
-        Part of the vocabulary that a compute kernel counts as, or that exposed time of a collective counts as.
-    start, duration : float64[Q]
-        Ticks from the start of the row.
-    flops, up_bytes, out_bytes : float64[Q]
-        Done by the kernel; sent by one rank over scale-up and scale-out links [FLOP, B].
-    collective : int8[Q]
-        Index into `mpsim.cost.COLLECTIVES`, -1 for what is none.
-    size : float64[Q]
-        Of a collective or a message as its cost model counts it [B].
-    before_ptr, before : int32[Q + 1], int32[edges]
-        Kernels of the template that must have ended, beyond the order of its streams, CSR.
-    parts : float64[parts]
-        The row's duration split into the parts of the vocabulary [ticks]; sums to it exactly.
-    executed_flops : float
-        What matrix products execute, masked attention only where it is worked on [FLOP]; at most the sum of `flops`.
-    peak_seconds : float
-        Time that these would take at the peaks of the formats they run in [s].
-    exposed : float64[Q]
-        For how long, up to the end of each collective, the compute stream stands idle waiting for it [ticks]; longer than the collective
-        where it began late. Sums by part to `parts` exactly. Empty where nobody knows, as in results of versions that did not record it.
-    load_seconds : tuple of float
-        Time alone of the kernels inside by what they draw power for, in the order of `KERNELS`; empty where it is not known [s].
-    memory_seconds : float
-        Time in which memory moves what all kernels read and write, each on its own [s].
-
     Notes
     -----
     Templates are shared by all stages of equal content.
     """
 
-    name: str
-    names: tuple[str, ...]
+    name: str  # such as ``forward, 2 layers``
+    names: tuple[str, ...]  # kernel names; `name_index` points into it
     name_index: NDArray[np.int16]
-    stream: NDArray[np.int8]
+    stream: NDArray[np.int8]  # int8[Q], `Stream` each occupies
+    # int32[Q], layer, counted from the stage's first; -1 outside the layers (embedding, head)
     layer: NDArray[np.int32]
+    # int8[Q], part of the vocabulary that a compute kernel counts as, or that exposed time of a
+    # collective counts as
     part: NDArray[np.int8]
-    start: NDArray[np.float64]
+    start: NDArray[np.float64]  # start, duration: float64[Q], ticks from the start of the row
     duration: NDArray[np.float64]
+    # flops, up_bytes, out_bytes: float64[Q], done by the kernel; sent by one rank over scale-up and
+    # scale-out links [FLOP, B]
     flops: NDArray[np.float64]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
+    # int8[Q], index into `mpsim.cost.COLLECTIVES`, -1 for what is none
     collective: NDArray[np.int8]
+    # float64[Q], of a collective or a message as its cost model counts it [B]
     size: NDArray[np.float64]
+    # before_ptr, before: int32[Q + 1], int32[edges], kernels of the template that must have ended,
+    # beyond the order of its streams, CSR
     before_ptr: NDArray[np.int32]
     before: NDArray[np.int32]
+    # float64[parts], the row's duration split into the parts of the vocabulary [ticks]; sums to it
+    # exactly
     parts: NDArray[np.float64]
+    # what matrix products execute, masked attention only where it is worked on [FLOP]; at most the
+    # sum of `flops`
     executed_flops: float = 0.0
+    # time that these would take at the peaks of the formats they run in [s]
     peak_seconds: float = 0.0
+    # float64[Q], for how long, up to the end of each collective, the compute stream stands idle
+    # waiting for it [ticks]; longer than the collective where it began late. Sums by part to
+    # `parts` exactly. Empty where nobody knows, as in results of versions that did not record it
     exposed: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    # time alone of the kernels inside by what they draw power for, in the order of `KERNELS`; empty
+    # where it is not known [s]
     load_seconds: tuple[float, ...] = ()
+    # time in which memory moves what all kernels read and write, each on its own [s]
     memory_seconds: float = 0.0
 
     def __repr__(self) -> str:
@@ -183,75 +158,50 @@ class Template:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program(Saved):
-    """Operations as columns; see the module's docstring for the meaning of rows and slots.
+    """Operations as columns; see the module's docstring for the meaning of rows and slots."""
 
-    Parameters
-    ----------
-    vocabulary : Vocabulary
-        Of the job.
-    labels : tuple of str
-        Name of each row's class of name, for those that have no template; `label` points into it.
-    class_size : int64[R]
-        How many ranks each class stands for.
-    rank_name : tuple of str
-        Such as ``pp 3``.
-    rank, stream, kind, stage, chunk, microbatch : [N]
-        Home rank class, home stream (`Stream`), kind by the vocabulary; -1 where it does not apply.
-    peer : int32[N]
-        Receiving rank class of a SEND, else -1.
-    label : int16[N]
-        Index into `labels`.
-    part : int8[N]
-        Part of the vocabulary that the row's time counts as when it has no template.
-    span : int8[N]
-        `Span` of a collective.
-    template : int32[N]
-        Index into `templates`, or -1.
-    duration : float64[N]
-        Alone, in ticks.
-    up_bytes, out_bytes : float64[N]
-        Sent by one rank over scale-up and scale-out links in this row, template included [B].
-    collective : int8[N]
-        Index into `mpsim.cost.COLLECTIVES`, -1 for rows that are none, those with a template included.
-    size : float64[N]
-        Of a collective or a message as its cost model counts it: the whole tensor of an all-reduce, the gathered one of an all-gather [B].
-    dep_ptr, dep : int64[N + 1], int32[E]
-        Rows that must have ended, CSR.
-    slot_ptr, slot : int64[N + 1], int32[K]
-        Occupied (rank, stream) pairs as ``rank * len(Stream) + stream``, CSR.
-    least : float
-        Ticks that the whole takes at least, because its links cannot carry it sooner; 0 where engines follow how they are shared.
-    least_part : int
-        Part of the vocabulary that what is waited for that counts as.
-    """
-
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary  # of the job
+    # name of each row's class of name, for those that have no template; `label` points into it
     labels: tuple[str, ...]
-    class_size: NDArray[np.int64]
-    rank_name: tuple[str, ...]
+    class_size: NDArray[np.int64]  # int64[R], how many ranks each class stands for
+    rank_name: tuple[str, ...]  # such as ``pp 3``
+    # rank, stream, kind, stage, chunk, microbatch: [N], home rank class, home stream (`Stream`),
+    # kind by the vocabulary; -1 where it does not apply
     rank: NDArray[np.int32]
     stream: NDArray[np.int8]
     kind: NDArray[np.int8]
     stage: NDArray[np.int32]
     chunk: NDArray[np.int32]
     microbatch: NDArray[np.int32]
-    peer: NDArray[np.int32]
-    label: NDArray[np.int16]
+    peer: NDArray[np.int32]  # int32[N], receiving rank class of a SEND, else -1
+    label: NDArray[np.int16]  # int16[N], index into `labels`
+    # int8[N], part of the vocabulary that the row's time counts as when it has no template
     part: NDArray[np.int8]
-    span: NDArray[np.int8]
-    template: NDArray[np.int32]
-    duration: NDArray[np.float64]
+    span: NDArray[np.int8]  # int8[N], `Span` of a collective
+    template: NDArray[np.int32]  # int32[N], index into `templates`, or -1
+    duration: NDArray[np.float64]  # float64[N], alone, in ticks
+    # up_bytes, out_bytes: float64[N], sent by one rank over scale-up and scale-out links in this
+    # row, template included [B]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
+    # int8[N], index into `mpsim.cost.COLLECTIVES`, -1 for rows that are none, those with a template
+    # included
     collective: NDArray[np.int8]
+    # float64[N], of a collective or a message as its cost model counts it: the whole tensor of an
+    # all-reduce, the gathered one of an all-gather [B]
     size: NDArray[np.float64]
+    # dep_ptr, dep: int64[N + 1], int32[E], rows that must have ended, CSR
     dep_ptr: NDArray[np.int64]
     dep: NDArray[np.int32]
+    # slot_ptr, slot: int64[N + 1], int32[K], occupied (rank, stream) pairs as ``rank * len(Stream)
+    # + stream``, CSR
     slot_ptr: NDArray[np.int64]
     slot: NDArray[np.int32]
     templates: tuple[Template, ...] = ()
+    # ticks that the whole takes at least, because its links cannot carry it sooner; 0 where engines
+    # follow how they are shared
     least: float = 0.0
-    least_part: int = 0
+    least_part: int = 0  # part of the vocabulary that what is waited for that counts as
 
     def __len__(self) -> int:
         return len(self.duration)

@@ -22,16 +22,6 @@ from mpsim.program.csr import Column, Columns
 from mpsim.program.program import TICK, Stream, Template, Vocabulary
 from mpsim.workload import Operator
 
-__all__ = [
-    "concatenate",
-    "empty_template",
-    "evaluate_block",
-    "exits",
-    "one_kernel",
-    "stretched",
-    "ticks",
-]
-
 _COLUMNS = {
     **dict.fromkeys(("stream", "part", "collective"), np.int8),
     **dict.fromkeys(("start", "duration", "flops", "up_bytes", "out_bytes", "size"), np.float64),

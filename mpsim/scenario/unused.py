@@ -21,8 +21,6 @@ from mpsim.workload import model_names
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-__all__ = ["unused"]
-
 _KEYS: Final = 1024  # of scenarios, whose rules stay ready
 
 

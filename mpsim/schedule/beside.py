@@ -20,11 +20,8 @@ from mpsim.schedule.orders import Action, Orders
 def forwards_beside_backwards(orders: Orders) -> Orders:
     """Make a block of every full backward and the forward that follows it at once, forward first.
 
-    Parameters
-    ----------
-    orders : Orders
-        Without blocks; on one rank, or interleaved: with one chunk on each of several ranks a block would wait for the block
-        that it feeds.
+    `orders`: without blocks; on one rank, or interleaved: with one chunk on each of several ranks a
+    block would wait for the block that it feeds.
 
     Returns
     -------

@@ -25,15 +25,8 @@ _DIGITS = 18  # of a number that are read: more are far beyond all bounds anyway
 def read_csv(path: str | Path) -> Orders:
     """Read and validate the orders of one training step.
 
-    Parameters
-    ----------
-    path : str or Path
-        One row a rank, rank 0 first; cells such as ``3F0``.
-
-    Raises
-    ------
-    ScheduleError
-        If the file cannot be read, or is not one whole training step; the message names the file.
+    `path`: one row a rank, rank 0 first; cells such as ``3F0``. ScheduleError if the file cannot be
+    read, or is not one whole training step; the message names the file.
     """
     lines = read_cells(path, needed=_NEEDED, error=ScheduleError, largest=_LARGEST)
     tokens = [[cell.strip() for cell in row if cell.strip()] for _, row in lines]

@@ -15,8 +15,6 @@ from mpsim.errors import ScheduleError
 from mpsim.memo import remembered
 from mpsim.schedule.orders import Orders
 
-__all__ = ["Schedule", "check_counts", "check_even", "check_one_chunk", "check_two_chunks"]
-
 _COMMON = ("pp", "microbatches", "virtual_stages")
 
 

@@ -41,43 +41,30 @@ class Orders:
     """The action order of every rank, columnar.
 
     Shapes: N actions over all ranks, P ranks, S = P x virtual stages.
-
-    Parameters
-    ----------
-    schedule : str
-        Name it was made by.
-    stage_rank : int32[S]
-        Which rank holds each stage; stage s feeds stage s + 1.
-    rank_ptr : int64[P + 1]
-        Actions of rank r are rows ``rank_ptr[r]:rank_ptr[r + 1]``, in order.
-    kind : int8[N]
-        `Action` values.
-    stage, microbatch : int32[N]
-    fused : bool[N], optional
-        Whether an action and the next of its rank are one block, a forward beside a backward; none by default.
-    model_stage : int32[S], optional
-        Which part of the model each stage is, counted from 0; stage s feeds s + 1 when the part of s + 1 follows that of s.
-        By default all stages are one chain; two pipelines in opposite directions are two chains, each with a copy of
-        the weights, and every microbatch goes through one of them.
-    forward_only : bool
-        An evaluation step: no backward is missing.
-    exchanges : bool
-        Whether frameworks with blocking communication run it as exchanges between two neighbours at a time, at both ends, as
-        Megatron-LM and PyTorch's loops run GPipe and 1F1B.
     """
 
-    schedule: str
+    schedule: str  # name it was made by
     pp: int
     microbatches: int
     virtual_stages: int
+    # int32[S], which rank holds each stage; stage s feeds stage s + 1
     stage_rank: NDArray[np.int32]
+    # int64[P + 1], actions of rank r are rows ``rank_ptr[r]:rank_ptr[r + 1]``, in order
     rank_ptr: NDArray[np.int64]
-    kind: NDArray[np.int8]
-    stage: NDArray[np.int32]
+    kind: NDArray[np.int8]  # int8[N], `Action` values
+    stage: NDArray[np.int32]  # stage, microbatch: int32[N]
     microbatch: NDArray[np.int32]
+    # bool[N], optional, whether an action and the next of its rank are one block, a forward beside
+    # a backward; none by default
     fused: NDArray[np.bool_] = None  # type: ignore[assignment] # filled in below
+    # int32[S], optional, which part of the model each stage is, counted from 0; stage s feeds s + 1
+    # when the part of s + 1 follows that of s. By default all stages are one chain; two pipelines
+    # in opposite directions are two chains, each with a copy of the weights, and every microbatch
+    # goes through one of them
     model_stage: NDArray[np.int32] = None  # type: ignore[assignment] # filled in below
-    forward_only: bool = False
+    forward_only: bool = False  # an evaluation step: no backward is missing
+    # whether frameworks with blocking communication run it as exchanges between two neighbours at a
+    # time, at both ends, as Megatron-LM and PyTorch's loops run GPipe and 1F1B
     exchanges: bool = False
 
     def __post_init__(self) -> None:
@@ -145,13 +132,9 @@ class Orders:
         """Read an order from one list of tokens a rank, rank 0 first.
 
         The stage map, the number of stages and of microbatches are what the tokens mention; call
-        `validate` to know that the order is a whole training step.
-
-        Raises
-        ------
-        ScheduleError
-            If a token cannot be read, there is none, the ranks hold different numbers of stages, or a
-            stage of those between the first and the last is on no rank.
+        `validate` to know that the order is a whole training step. ScheduleError if a token cannot
+        be read, there is none, the ranks hold different numbers of stages, or a stage of those
+        between the first and the last is on no rank.
         """
         rows = np.array(
             [
@@ -185,19 +168,17 @@ class Orders:
         )
 
     def validate(self) -> Orders:
-        """Prove that this is one whole training step: every action once, where and after what it must.
+        """Prove that this is one whole training step: every action once, where and after what it
+        must.
+
+        ScheduleError if an action is missing, doubled, on a rank that does not hold its stage, or
+        before the action of its own stage and microbatch that it needs; Orders that deadlock across
+        ranks are found by the engine, not here.
 
         Returns
         -------
         Orders
             Itself.
-
-        Raises
-        ------
-        ScheduleError
-            If an action is missing, doubled, on a rank that does not hold its stage, or before the
-            action of its own stage and microbatch that it needs. Orders that deadlock across ranks
-            are found by the engine, not here.
         """
         self._check_ranks()
         count = self._count()

@@ -98,20 +98,11 @@ def make_orders(
 ) -> Orders:
     """Orders of a schedule.
 
-    Parameters
-    ----------
-    name : str
-        One of `schedule_names`, or the path of a ``.csv`` file (`read_csv`), which must agree with the
-        numbers given here.
-    virtual_stages : int, optional
-        Chunks a rank; what the schedule takes by default: 2 on a V, else 1.
-    **options : numbers, optional
-        Of that schedule alone (`Schedule.options`), such as ``group_size`` of interleaved-1f1b or ``times`` of zb-2p.
-
-    Raises
-    ------
-    ScheduleError
-        If the name is unknown, or the schedule cannot be built with these numbers.
+    `name`: one of `schedule_names`, or the path of a ``.csv`` file (`read_csv`), which must agree
+    with the numbers given here. `virtual_stages`: chunks a rank; what the schedule takes by
+    default: 2 on a V, else 1. `**options`: of that schedule alone (`Schedule.options`), such as
+    ``group_size`` of interleaved-1f1b or ``times`` of zb-2p. ScheduleError if the name is unknown,
+    or the schedule cannot be built with these numbers.
 
     Examples
     --------

@@ -19,17 +19,6 @@ from mpsim.workload.operators import Module, Operator, Phase, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import LayerKind, Transformer
 
-__all__ = [
-    "QKV_WEIGHTS",
-    "Core",
-    "attention_core",
-    "cross_attention",
-    "kept_of_qkv",
-    "own_attention",
-    "positions",
-]
-
-
 QKV_WEIGHTS = 3  # queries, keys, values
 
 _OWN = Module.ATTENTION

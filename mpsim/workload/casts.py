@@ -9,8 +9,6 @@ from mpsim.workload.builders import make_elementwise
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 
-__all__ = ["Casting", "kept_narrow", "with_casts"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:

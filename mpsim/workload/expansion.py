@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from mpsim.errors import WorkloadError
 from mpsim.workload.operators import Operator, Split
 
-__all__ = ["Expansion", "Step", "Tokens"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tokens:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-__all__ = ["Experts", "LatentAttention", "small"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:

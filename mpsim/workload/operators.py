@@ -20,8 +20,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-__all__ = ["ATTENTION_CORE", "Module", "Operator", "OperatorKind", "Phase", "Role", "Split"]
-
 
 class OperatorKind(enum.StrEnum):
     """Which cost form applies."""

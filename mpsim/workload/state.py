@@ -10,8 +10,6 @@ from typing import Final
 from mpsim.workload.experts import small
 from mpsim.workload.parameters import Count
 
-__all__ = ["PATTERN", "STATE_KINDS", "StateMixer"]
-
 STATE_KINDS: Final = ("mamba2", "gated-delta")
 PATTERN: Final = MappingProxyType(
     {

@@ -19,8 +19,6 @@ from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role
 from mpsim.workload.parameters import Count
 from mpsim.workload.transformer import Transformer
 
-__all__ = ["ADAPTERS", "ALL_TRAINED", "BASES", "FROZEN", "PROJECTIONS", "Tuning", "trained_weights"]
-
 _QUERY: Final = frozenset({Role.QKV, Role.QUERY, Role.QUERY_UP})
 PROJECTIONS: Final = MappingProxyType(
     {

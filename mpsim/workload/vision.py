@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from mpsim.workload.experts import small
 from mpsim.workload.parameters import Count
 
-__all__ = ["VisionTower"]
-
 _CHANNELS = 3  # of a pixel
 
 

@@ -37,19 +37,9 @@ _FITTED: Mapping[str, Callable[..., Library]] = {
 def make_library(name: str | None, cluster: Cluster, ledger: Ledger, *, loaded: bool) -> Library:
     """The library called `name` on `cluster`; the cluster's own when None.
 
-    Parameters
-    ----------
-    name : str or None
-        One of `library_names`.
-    ledger : Ledger
-        Where constants are accounted for.
-    loaded : bool
-        Whether other traffic of the job shares the network.
-
-    Raises
-    ------
-    HardwareError
-        If the library does not exist or does not run there.
+    `name`: one of `library_names`. `ledger`: where constants are accounted for. `loaded`: whether
+    other traffic of the job shares the network. HardwareError if the library does not exist or does
+    not run there.
     """
     library = name or cluster.library or default_library(cluster)
     check_runs_on(library, cluster, key="" if name else "cluster.library: ")

@@ -31,8 +31,6 @@ from mpsim.cost.network import (
 from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.crossing import GroupShape
 
-__all__ = ["ALGORITHMS", "Algorithm", "Hop", "Wires", "wires_of"]
-
 Floats = NDArray[np.float64]
 Algorithm: TypeAlias = "Callable[[Floats, Wires], Floats]"
 
@@ -217,49 +215,27 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hop:
-    """One message: ``alpha + beta S``.
+    """One message: ``alpha + beta S``."""
 
-    Parameters
-    ----------
-    alpha : float
-        [s].
-    beta : float
-        While every rank of the group sends [s/B].
-    """
-
-    alpha: float
-    beta: float
+    alpha: float  # [s]
+    beta: float  # while every rank of the group sends [s/B]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wires:
-    """The links of a group.
+    """The links of a group."""
 
-    Parameters
-    ----------
-    ranks, per_domain, domains : int
-        n, m, d; ranks are numbered domain by domain.
-    near, far : Hop
-        Inside a domain, and between domains; `far` equals `near` in a group that stays inside.
-    alone : float
-        Of the only rank of its domain that sends out, as in a ring [s/B].
-    gamma : float
-        Summing [s/B].
-    hidden : float
-        Share of the sums of a ring that pass while data arrive.
-    post : float
-        Starting one more message while others are under way [s].
-    """
-
-    ranks: int
+    ranks: int  # ranks, per_domain, domains: n, m, d; ranks are numbered domain by domain
     per_domain: int
     domains: int
+    # near, far: inside a domain, and between domains; `far` equals `near` in a group that stays
+    # inside
     near: Hop
     far: Hop
-    alone: float
-    gamma: float
-    hidden: float
-    post: float
+    alone: float  # of the only rank of its domain that sends out, as in a ring [s/B]
+    gamma: float  # summing [s/B]
+    hidden: float  # share of the sums of a ring that pass while data arrive
+    post: float  # starting one more message while others are under way [s]
 
     @property
     def rounds(self) -> tuple[int, int]:

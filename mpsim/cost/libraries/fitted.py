@@ -32,8 +32,6 @@ from mpsim.hardware.components import LinkShape
 from mpsim.hardware.lookup import shift_of
 from mpsim.parallel.crossing import GroupShape
 
-__all__ = ["FittedLibrary", "NcclLibrary", "TorusLibrary"]
-
 Floats = NDArray[np.float64]
 
 _NAMES = {
@@ -50,14 +48,11 @@ _CHAINED = "broadcast"  # from one rank to the next, chunk by chunk; a reduce to
 
 
 class FittedLibrary:
-    """A library whose times were fitted on measurements: RCCL and HCCL as it stands, NCCL and the torus with more.
+    """A library whose times were fitted on measurements: RCCL and HCCL as it stands, NCCL and the
+    torus with more.
 
-    Parameters
-    ----------
-    ledger : Ledger
-        Where constants are accounted for.
-    loaded : bool
-        Whether other traffic of the job shares the network.
+    `ledger`: where constants are accounted for. `loaded`: whether other traffic of the job shares
+    the network.
 
     Attributes
     ----------

@@ -21,8 +21,6 @@ from mpsim.memo import remembered
 from mpsim.parallel.crossing import GroupShape
 from mpsim.shipped import read_shipped
 
-__all__ = ["DecisionTable", "HostLibrary", "decision_table"]
-
 Floats = NDArray[np.float64]
 _PAIR = GroupShape(2, 2, 1)
 _RINGS = ({"all_reduce", "ring"}, {"reduce_scatter", "all_reduce_slice"})
@@ -30,36 +28,20 @@ _RINGS = ({"all_reduce", "ring"}, {"reduce_scatter", "all_reduce_slice"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rung:
-    """An algorithm, and the size below which it runs.
+    """An algorithm, and the size below which it runs."""
 
-    Parameters
-    ----------
-    below : float
-        [B]; infinite for the last one.
-    per_rank : bool
-        Whether `below` is of S over the ranks.
-    """
-
-    below: float
+    below: float  # [B]; infinite for the last one
     algorithm: str
-    per_rank: bool
+    per_rank: bool  # whether `below` is of S over the ranks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Band:
-    """The rungs of a range of group sizes.
-
-    Parameters
-    ----------
-    powers : bool
-        Whether only powers of two fit.
-    rungs : tuple of Rung
-        Smallest size first.
-    """
+    """The rungs of a range of group sizes."""
 
     ranks_below: float
-    powers: bool
-    rungs: tuple[Rung, ...]
+    powers: bool  # whether only powers of two fit
+    rungs: tuple[Rung, ...]  # smallest size first
 
     def fits(self, ranks: int) -> bool:
         """Whether the band is for a group of `ranks`."""
@@ -68,18 +50,12 @@ class Band:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecisionTable:
-    """The rules of one library.
-
-    Parameters
-    ----------
-    bands : mapping of str to tuple of Band
-        By collective; the first band that fits counts.
-    """
+    """The rules of one library."""
 
     version: str
     source: str
     as_of: str
-    bands: Mapping[str, tuple[Band, ...]]
+    bands: Mapping[str, tuple[Band, ...]]  # by collective; the first band that fits counts
 
     def regimes(self, kind: str, ranks: int) -> tuple[tuple[float, str], ...]:
         """Sizes S below which each algorithm runs, smallest first [B]; the last one is infinite."""
@@ -116,14 +92,8 @@ def _band(entry: Mapping[str, object], *, per_rank: bool) -> Band:
 
 
 class HostLibrary:
-    """Open MPI, MPICH or gloo on one cluster.
-
-    Parameters
-    ----------
-    name : str
-        ``openmpi``, ``mpich`` or ``gloo``.
-    ledger : Ledger
-        Where constants are accounted for.
+    """Open MPI, MPICH or gloo on one cluster. `name`: ``openmpi``, ``mpich`` or ``gloo``. `ledger`:
+    where constants are accounted for.
 
     Notes
     -----

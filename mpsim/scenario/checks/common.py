@@ -18,8 +18,6 @@ from mpsim.scenario.translate import translate
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
-__all__ = ["wrong_values"]
-
 MAX_MESSAGE: Final = 400  # characters; a value quoted in it can be of any length
 MAX_POINTS: Final = 100_000
 FIXED_KEYS: Final = ("schema", "name", "sweep", "design", "include", "overrides")
@@ -113,14 +111,8 @@ def wrong_values(
 ) -> list[Problem]:
     """Say which values do not fit the key they are for, or name a preset that does not exist.
 
-    Parameters
-    ----------
-    scenario : Written
-        That is varied.
-    values : mapping of str to sequence
-        Values by dotted key.
-    indexed : bool
-        Whether the key of a problem ends in the number of the value, as in a file.
+    `scenario`: that is varied. `values`: values by dotted key. `indexed`: whether the key of a
+    problem ends in the number of the value, as in a file.
     """
     # most scenarios vary nothing, and validating one again takes as long as all other checks
     known = set(_misfits(scenario.source, type(scenario))) if values else set()
