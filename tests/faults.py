@@ -6,8 +6,10 @@ A fault changes what a rank does; its true seconds are those by which the same s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -222,6 +224,30 @@ def write(traces: list[Trace], folder: Path, names: Mapping[str, str] = NAMES) -
         files.append(folder / f"rank{rank}.json")
         files[-1].write_text(json.dumps(data))
     return files
+
+
+def write_nsys(trace: Trace, file: Path) -> Path:
+    """The same rank as Nsight Systems exports it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    names: dict[str, int] = {}
+    tables: dict[str, list[tuple[int, int, int]]] = {"kernel": [], "cuda_runtime": [], "user_annotation": []}  # fmt: skip
+    for event in _events(trace, 0):
+        launch = event["cat"] == "cpu_op"
+        table = tables["cuda_runtime" if launch else event["cat"]]
+        name = "cudaLaunchKernel_v7000" if launch else event["name"]
+        begin = round(1e3 * event["ts"])
+        table.append((begin, begin + round(1e3 * event["dur"]), names.setdefault(name, len(names))))
+    with contextlib.closing(sqlite3.connect(file)) as base, base:
+        base.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+        base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(n, name) for name, n in names.items()])  # fmt: skip
+        base.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, demangledName INTEGER)")  # fmt: skip
+        base.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, nameId INTEGER)")  # fmt: skip
+        base.execute("CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, textId INTEGER, text TEXT)")  # fmt: skip
+        base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?)", tables["kernel"])  # fmt: skip
+        base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?)", tables["cuda_runtime"])  # fmt: skip
+        base.executemany("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, NULL)", tables["user_annotation"])  # fmt: skip
+    return file
 
 
 def _events(trace: Trace, rank: int) -> Iterator[dict[str, Any]]:

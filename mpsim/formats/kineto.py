@@ -34,6 +34,8 @@ from mpsim.formats.imported import (
 from mpsim.formats.source import Format, Head, Options, open_text
 from mpsim.formats.spans import (
     ACTIONS,
+    KERNEL_WORDS,
+    SYNCS,
     Array,
     Busy,
     Dense,
@@ -42,6 +44,7 @@ from mpsim.formats.spans import (
     axis_of,
     dense_of,
     is_number,
+    kernel_class,
     kernel_word,
 )
 from mpsim.inputs import LINE, LINES, shown
@@ -88,11 +91,7 @@ _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCHES = ("c10d::", "_c10d_functional::", "record_param_comms", "gloo:")
 _OPTIMIZER, _LOADER = "Optimizer.step#", "enumerate(DataLoader)"
 _BACKWARD = "autograd::engine::evaluate_function"
-_SYNCS = frozenset(
-    "aten::item aten::_local_scalar_dense aten::is_nonzero cudaDeviceSynchronize cudaStreamSynchronize "
-    "cudaEventSynchronize hipDeviceSynchronize hipStreamSynchronize".split()
-)
-_GEMM_WORDS = ("gemm", "cutlass", "matmul", "nvjet", "cublas")
+_SYNCS = SYNCS | {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"}
 _ATTENTION = ("aten::_scaled_dot_product", "aten::scaled_dot_product")
 _UNFUSED = "aten::_scaled_dot_product_attention_math"
 _BITS = {"c10::half": 16, "c10::bfloat16": 16, "float": 32, "double": 64}
@@ -102,7 +101,6 @@ _STREAMS = tuple(
 )
 """Operators of the host that move memory: activations, norms, softmax, loss, embedding, with their backwards."""
 _CLASSES = ("gemm", "attention", "memory")
-_ATTENTION_WORDS = ("flash", "fmha", "attention")
 _RANGE_NAMES = {
     "UNSHARD": "gather parameters",
     "REDUCE_GRAD": "reduce gradients",
@@ -278,7 +276,7 @@ def _timed(
     if "Collective name" in args:
         return _message(args)
     name, computed = str(event.get("name", "")).lower(), operators.get(_external(args))
-    words = {"gemm": _GEMM_WORDS, "attention": _ATTENTION_WORDS}.get(computed.op if computed else "", ("",))  # fmt: skip
+    words = KERNEL_WORDS.get(computed.op if computed else "", ("",))
     return computed if any(word in name for word in words) else None
 
 
@@ -598,9 +596,7 @@ class _Trace:
 
     def _class(self, name: str, number: int | str, start: float, end: float) -> None:
         """Class of a kernel; of a forward operator it runs again where that operator lies inside a backward."""
-        low = name.lower()
-        attends = any(word in low for word in _ATTENTION_WORDS)
-        kind = "gemm" if any(word in low for word in _GEMM_WORDS) else "attention" if attends else "memory"  # fmt: skip
+        kind = kernel_class(name)
         self._mark(f"device {kind}", start, end)
         if number in self.formats:
             self._mark(f"device {kind} {self.formats[number]}", start, end)

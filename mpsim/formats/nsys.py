@@ -10,14 +10,25 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded, collective_name
 from mpsim.formats.source import Format, Head, Options
-from mpsim.formats.spans import ACTIONS, Busy, Span, Spans, dense_of, is_number, kernel_word
+from mpsim.formats.spans import (
+    ACTIONS,
+    SYNCS,
+    Array,
+    Busy,
+    Span,
+    Spans,
+    dense_of,
+    is_number,
+    kernel_class,
+    kernel_word,
+)
 from mpsim.inputs import open_regular
 
 _NANO = 1e-9
@@ -28,6 +39,7 @@ _STEP = re.compile(
 _SQLITE = b"SQLite format 3\0"
 _LONGEST = 1 << 22  # bytes of a value: a name of a kernel has up to thousands
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 
 
 def is_sqlite(path: Path) -> bool:
@@ -87,6 +99,7 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
     names = dict(base.execute("SELECT id, value FROM StringIds")) if has_names else {}
     devices: dict[object, Busy] = {}
     calls: dict[object, list[Span]] = {}
+    marks: dict[object, dict[str, list[tuple[float, float]]]] = {}
     count = 0
     for start, end, where, name in base.execute(
         f"SELECT start, end, {device}, {named} FROM {_KERNELS}"
@@ -101,9 +114,14 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
             calls.setdefault(where, []).append(
                 Span.communication(start * _NANO, end * _NANO, collective, axis="dp")
             )
+        elif keeps and kind == "computation":
+            marked = marks.setdefault(where, {}).setdefault(kernel_class(word), [])
+            marked.append((start * _NANO, end * _NANO))
     if not count:
         raise FormatError(f"{path}: holds no kernels; record a step with --trace=cuda")
     actions, steps = _ranges(base)
+    # calls of several processes in one file do not say of which device they are
+    host = _host(base, names) if keeps and len(devices) == 1 else {"host": []}
     facts: dict[str, object] = {
         "devices": len(devices),
         "kernels": count,
@@ -115,7 +133,13 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
         facts["step_s"] = [end - start for start, end in steps]
     own = actions if len(devices) == 1 else []  # ranges belong to a device where it is the only one
     spans = [
-        _spans(where, devices[where], [*calls.get(where, []), *own], steps)
+        _spans(
+            where,
+            devices[where],
+            [*calls.get(where, []), *own],
+            steps,
+            {**host, **marks.get(where, {})},
+        )
         for where in sorted(devices, key=str)
     ]
     return Recorded(
@@ -128,7 +152,11 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
 
 
 def _spans(
-    device: object, busy: Busy, spans: list[Span], steps: list[tuple[float, float]]
+    device: object,
+    busy: Busy,
+    spans: list[Span],
+    steps: list[tuple[float, float]],
+    marks: Mapping[str, list[tuple[float, float]]],
 ) -> Spans:
     """Everything that one device did; actions stand for what computes."""
     has_actions = any(span.is_action for span in spans)
@@ -138,7 +166,33 @@ def _spans(
         tuple(sorted(spans, key=lambda span: (span.start, span.end))),
         tuple(dense_of(busy, "kernels", has_actions=has_actions)),
         tuple(steps),
+        marks={kind: _pairs(times) for kind, times in marks.items()}
+        | {
+            "busy": next(
+                (item.times for item in busy.dense("computation", "compute", "")), _pairs([])
+            )
+        },
     )
+
+
+def _pairs(times: list[tuple[float, float]]) -> Array:
+    import numpy as np
+
+    return np.array(times, float).reshape(-1, 2)
+
+
+def _host(
+    base: sqlite3.Connection, names: Mapping[int, str]
+) -> dict[str, list[tuple[float, float]]]:
+    """When the host was in a call of the runtime, to launch or to wait for the device [s]."""
+    found: dict[str, list[tuple[float, float]]] = {"host": [], "sync": []}
+    if {"start", "end", "nameId"} <= _columns(base, _CALLS):
+        for start, end, name in base.execute(f"SELECT start, end, nameId FROM {_CALLS}"):
+            if is_number(start) and is_number(end) and end >= start:
+                # names carry the version of their interface: cudaLaunchKernel_v7000
+                waits = str(names.get(name, "")).partition("_")[0] in SYNCS
+                found["sync" if waits else "host"].append((start * _NANO, end * _NANO))
+    return found
 
 
 def _ranges(base: sqlite3.Connection) -> tuple[list[Span], list[tuple[float, float]]]:

@@ -34,6 +34,16 @@ _COLLECTIVE_KERNEL = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv)"
 )
 _COMMUNICATES = re.compile(r"(nccl|rccl)|.*(ncclkernel|nccldevkernel|msccl)", re.DOTALL)
+KERNEL_WORDS: Final = {
+    "gemm": ("gemm", "cutlass", "matmul", "nvjet", "cublas"),
+    "attention": ("flash", "fmha", "attention"),
+}
+"""Words in names of kernels that say of which class they are; all others move memory."""
+SYNCS = frozenset(
+    "cudaDeviceSynchronize cudaStreamSynchronize cudaEventSynchronize "
+    "hipDeviceSynchronize hipStreamSynchronize".split()
+)
+"""Calls in which a host waits for its device."""
 _COPIES = ("memcpy", "memset", "[cuda mem", "dma")
 
 
@@ -181,6 +191,12 @@ def dense_of(busy: Busy, name: str, *, has_actions: bool) -> Iterator[Dense]:
     if not has_actions:
         yield from busy.dense("computation", "compute", name)
     yield from busy.dense("memory", "copy", "copies")
+
+
+def kernel_class(kernel: str) -> str:
+    """Class of a kernel that computes, by its name: ``gemm``, ``attention`` or ``memory``."""
+    low = kernel.lower()
+    return next((kind for kind, words in KERNEL_WORDS.items() if any(word in low for word in words)), "memory")  # fmt: skip
 
 
 def kernel_word(kernel: str) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,21 @@ from tests import faults as trial
 from tests import spliced
 
 REAL = Path(__file__).parents[3] / "validation" / "measured" / "explained"
+
+
+FITS = {
+    "slow_rank": ("for rank {rank} in collectives", "Take rank {rank} out"),
+    "slow_link": ("collectives take", "Measure the link alone"),
+    "slow_kernel": ("measured over simulated kernels", "Look at which {kind} kernel ran"),
+    "lost_overlap": ("of communication is exposed", "Have communication begin earlier"),
+    "host_bound": ("while the host launches", "the host's way to the next kernel"),
+    "data_stall": ("in the data loader", "Have the loader work ahead"),
+    "garbage_collection": ("gaps of up to", "gc.collect()"),
+    "extra_recompute": ("inside the backward, 0 ms expected", "training.recompute: none"),
+    "clock_drop": ("measured over simulated kernels", "all kernels are slower alike"),
+    "synchronisation": ("the host waits", "Take .item()"),
+}
+"""What evidence shows of each fault, and what its mend says of the same."""
 
 
 def traces(name: str) -> list[Path]:
@@ -52,10 +68,29 @@ def test_a_fault_is_named_first_with_its_seconds_and_all_sums_to_the_difference(
     causes: Any = said["causes"]
     assert causes[0]["cause"] == fault
     assert causes[0]["seconds"] == pytest.approx(truth, rel=0.3)
-    assert causes[0]["evidence"]
+    shows, mends = FITS[fault]
+    rank, ratios = causes[0]["ranks"][0], re.findall(r"(\w+) x([\d.]+)", causes[0]["evidence"])
+    kind = max(ratios, key=lambda each: float(each[1]), default=("",))[0]
+    assert shows.format(rank=rank) in causes[0]["evidence"]
+    assert mends.format(rank=rank, kind=kind) in causes[0]["mend"]
     assert "{" not in causes[0]["mend"]
     told = sum(cause["seconds"] for cause in causes) + said["unexplained_s"]
     assert told == pytest.approx(said["measured_s"] - said["predicted_s"])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("fault", ["slow_kernel", "host_bound", "clock_drop", "synchronisation"])
+def test_an_export_of_nsight_systems_says_as_much_of_kernels_and_the_host(
+    fault: str, step: tuple[mpsim.Result, list[trial.Kernel]], tmp_path: Path
+) -> None:
+    """One device of four: classes by the names of kernels, waits by the calls of the runtime, and what other ranks would show is said."""
+    result, kernels = step
+    chosen = {fault: 0.2 * result.summary["step_time_s"]}
+    traces = trial.recorded(kernels, chosen, 7)
+    said = explain(result, [trial.write_nsys(traces[0], tmp_path / "report.sqlite")])
+    truth = trial.seconds_of(kernels, chosen, 7)[fault]
+    assert said.causes[0].cause == fault
+    assert said.causes[0].seconds == pytest.approx(truth, rel=0.3)
+    assert "3 of 4 ranks" in said.unseen[0]
 
 
 def test_a_clean_step_has_no_cause_above_a_twentieth(
