@@ -8,6 +8,7 @@ Run from the repository's root: python validation/serving_kernels.py. It rewrite
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import statistics
 from collections import defaultdict
@@ -42,7 +43,7 @@ LATENT = 64, 512  # rotary and latent width of a cached token
 HEAD = """# Kernels of serving engines
 
 Mean error and bias of mpsim's price of a kernel, which is one for all engines and here at the clocks of a short run, against each engine's kernel; error = predicted / measured - 1. Products of 8 and 4 bits were measured with what quantises
-their input, which services fuse (a scale a tensor) or pay as `cast_latency`; experts are the rows whose routing is balanced. An asterisk marks a missed bar: products 8 % (8 and 4 bits 12 %), decode
+their input, and so are they priced here; services fuse it where a tensor has one scale; experts are the rows whose routing is balanced. An asterisk marks a missed bar: products 8 % (8 and 4 bits 12 %), decode
 attention 12 %, experts 20 %. L40S and RTX PRO 6000 keep the measured cache of up to 96 and 128 MB in their second-level cache, from which no service reads. Written by `python validation/serving_kernels.py`.
 """
 
@@ -66,7 +67,9 @@ def machine(name: str) -> tuple[Cluster, Rates]:
     """Eight accelerators of a name, and their rates."""
     words = name if "GB" in name.split(" ", maxsplit=1)[0] else re.sub(r"\s*\(.*\)", "", name)
     cluster = build_cluster(accelerator=gpu(words), accelerators_per_node=8, nodes=1)
-    return cluster, rates_of(cluster)
+    rates = rates_of(cluster)
+    casts = {**rates.cast_latency, "fp8": rates.cast_latency["fp8_block"]}  # measured apart
+    return cluster, dataclasses.replace(rates, cast_latency=casts)
 
 
 def product(role: Role, n: int, k: int, *, grouped: bool = False) -> Operator:
@@ -106,7 +109,7 @@ def weights(row: dict[str, str], rates: Rates) -> Format:
     """Format of the row's weights; without matrix units for it they alone are narrow."""
     form = FORMATS[WORDS.get(row["dtype"], row["dtype"])]
     if form.compute in rates.peaks:
-        return form
+        return dataclasses.replace(form, precision=form.precision or form.compute)
     return Format(form.name, form.bytes, "bf16")
 
 
