@@ -468,7 +468,7 @@ class DecodeAttention:
 
 def _of(by_format: Mapping[str, float], form: Format) -> float:
     """A rate for weights of a format."""
-    return by_format.get(form.name, by_format["*"])
+    return by_format.get(form.rates, by_format["*"])
 
 
 def _grid() -> Floats:

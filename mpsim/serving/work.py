@@ -41,6 +41,11 @@ class Format:
     compute: str  # precision whose matrix units do the product
     precision: str = ""  # precision as `mpsim.cost.KernelModel` knows it; `compute` if empty
 
+    @property
+    def rates(self) -> str:
+        """Name of its rates: weights of 4 bits that units of 16 bits multiply are ``unpacked``."""
+        return "unpacked" if self.bytes < 1.0 and self.compute == "bf16" else self.name
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Linear:
