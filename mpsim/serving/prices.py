@@ -257,6 +257,15 @@ class IterationPrices:
 
     def parts(self, tokens: Floats) -> dict[str, Floats]:
         """Seconds of one stage that depend on the number of tokens alone, by part."""
+        if self._exchange is None or not self.engine.two_batch_overlap:
+            return self._parts(tokens)
+        # each half reads the weights, and its exchange hides behind the other
+        parts = {name: 2.0 * half for name, half in self._parts(tokens / 2.0).items()}
+        hides = parts["linear"] + parts["experts"] + parts["streaming"]
+        return {**parts, "exchange": np.maximum(0.0, parts["exchange"] - hides)}
+
+    def _parts(self, tokens: Floats) -> dict[str, Floats]:
+        """The same of a batch that passes as one."""
         work, engine, products = self.work, self.engine, self._products
         linear, experts = np.zeros(len(tokens)), np.zeros(len(tokens))
         for each in work.linears:
@@ -265,16 +274,13 @@ class IterationPrices:
             experts += routed.layers * products.expert_seconds(routed, tokens)
         kernels = engine.stream_kernels * self.rates.stream_latency
         streaming = work.layers * (kernels + self._streaming(tokens / work.attention_dp))
-        exchange = np.array([self._exchanged(each) for each in tokens.tolist()])
-        if engine.two_batch_overlap:  # weights that both halves read are counted once
-            exchange = np.maximum(0.0, exchange - linear - experts - streaming)
         return {
             "linear": linear,
             "experts": experts,
             "streaming": streaming,
             "host": np.full(len(tokens), work.layers * engine.layer_time),
             "communication": np.array([self._communication(each) for each in tokens.tolist()]),
-            "exchange": exchange,
+            "exchange": np.array([self._exchanged(each) for each in tokens.tolist()]),
         }
 
     def _streaming(self, tokens: Floats) -> Floats:

@@ -192,6 +192,11 @@ class RankWork:
         wide_roles |= {Role.ROUTER}
         attention_tp = max(1, tp // attention_dp)
         own_heads = Sharding(tp=attention_tp)
+        own_modules = {Module.ATTENTION, Module.STATE}
+        if attention_dp > 1 and ep > 1:
+            # shared experts are whole beside divided ones (`_compute_shared_expert_tp_size` of
+            # TensorRT-LLM's modeling_deepseekv3.py, SGLang's deepseek_v2.py with DeepEP)
+            own_modules.add(Module.SHARED_EXPERTS)
         inside = max(1, tp // ep) if ep > 1 else tp
         shared = Sharding(tp=tp, ep=ep, etp=inside)
         kinds: dict[LayerKind, int] = {}
@@ -212,7 +217,7 @@ class RankWork:
                 if operator.kind is OperatorKind.GROUPED_GEMM:
                     grouped.append(shard(operator, shared))
                     continue
-                around = operator.module in (Module.ATTENTION, Module.STATE)
+                around = operator.module in own_modules
                 product = shard(operator, own_heads if around else shared)
                 form = wide if product.role in wide_roles else weights
                 share = 1.0 / attention_dp if around else 1.0

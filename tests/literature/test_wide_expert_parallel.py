@@ -63,12 +63,18 @@ def test_two_batch_overlap_makes_the_published_throughput(rate, published):
 
 @pytest.mark.parametrize("tokens", [16.0, 1024.0, 65536.0])
 def test_two_batch_overlap_hides_the_lesser_of_compute_and_exchange(tokens):
-    """What is left of the exchange is what linear layers, experts and norms do not cover."""
-    plain, halves = (
-        {name: float(part[0]) for name, part in p.prices.parts(np.array([tokens])).items()}
-        for p in (plan(32, overlap=False), plan(32, overlap=True))
+    """What is left of the exchange of two halves is what their linear layers, experts and norms do not cover; both halves read the weights."""
+    half, whole, halves = (
+        {name: float(part[0]) for name, part in p.prices.parts(np.array([number])).items()}
+        for p, number in (
+            (plan(32, overlap=False), tokens / 2.0),
+            (plan(32, overlap=False), tokens),
+            (plan(32, overlap=True), tokens),
+        )
     )
-    hidden = plain["exchange"] - halves["exchange"]
-    compute = plain["linear"] + plain["experts"] + plain["streaming"]
-    assert hidden == pytest.approx(min(compute, plain["exchange"]))
-    assert {**plain, "exchange": 0.0} == {**halves, "exchange": 0.0}
+    computed = ("linear", "experts", "streaming")
+    hidden = 2.0 * half["exchange"] - halves["exchange"]
+    compute = sum(halves[name] for name in computed)
+    assert hidden == pytest.approx(min(compute, 2.0 * half["exchange"]))
+    assert [halves[name] for name in computed] == pytest.approx([2.0 * half[n] for n in computed])
+    assert all(halves[name] >= whole[name] for name in computed)

@@ -12,7 +12,7 @@ from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.work import ExpertWork, wide_in
-from mpsim.workload import Role, model
+from mpsim.workload import Module, Role, model
 
 TOKENS = np.array([1.0, 4.0, 32.0, 256.0, 8192.0])
 
@@ -68,6 +68,18 @@ def test_the_busiest_rank_is_that_of_drawn_tokens(ranks: int, tokens: int) -> No
     number, within = np.array([float(tokens)]), 0.15 if tokens == 1 else 0.1
     assert routed.touched(number)[0] == pytest.approx(np.mean(touched), rel=within)
     assert routed.rows(number)[0] == pytest.approx(np.mean(rows), rel=within)
+
+
+def test_shared_experts_are_whole_where_ranks_divide_experts_and_keep_requests() -> None:
+    """Of 2,048 features, gate beside up, a rank has all for its own tokens; an eighth for all tokens where one of both is not so."""
+
+    def shared(**fields: int) -> tuple[int, float]:
+        linears = _plan(**fields).work.linears
+        up = next(x for x in linears if x.product.module is Module.SHARED_EXPERTS)
+        return up.product.n, up.share
+
+    assert shared(ep=8, attention_dp=8) == (4096, 0.125)
+    assert shared(ep=8) == shared(attention_dp=8) == (512, 1.0)
 
 
 def test_the_busiest_rank_touches_more_than_its_share() -> None:
