@@ -12,13 +12,7 @@ import yaml
 
 from mpsim.calibrate.collectives import collective_points, fit_collectives, link_bandwidth
 from mpsim.calibrate.host import fit_host, layer_works
-from mpsim.calibrate.kernels import (
-    fit_attention,
-    fit_copy,
-    fit_gemm,
-    fit_memory,
-    fit_optimizer,
-)
+from mpsim.calibrate.kernels import fit_attention, fit_copy, fit_gemm, fit_memory, fit_optimizer
 from mpsim.calibrate.machine import (
     Frame,
     cpu_entry,

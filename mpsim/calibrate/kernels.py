@@ -268,10 +268,7 @@ def _chart_constants(
         for mask in ("causal", "full"):
             other = "full" if mask == "causal" else "causal"
             label = f"{mask}_{width}" if f"{mask}_{width}" in labels else f"{other}_{width}"
-            yield (
-                f"rate_{mask}_{width}",
-                fitted(by_name[f"rate_{label}"], "FLOP/s", scale=peak),
-            )
+            yield (f"rate_{mask}_{width}", fitted(by_name[f"rate_{label}"], "FLOP/s", scale=peak))
             yield f"half_{mask}_{width}", fitted(by_name[f"half_{label}"], "tokens")
 
 

@@ -41,11 +41,7 @@ def design(
     scenario = reading.load(file)
     with progress_bar(scenario.name) as report:
         answer = run_design(
-            scenario,
-            search=search,
-            upgrades=upgrades,
-            progress=report,
-            **computing.arguments(),
+            scenario, search=search, upgrades=upgrades, progress=report, **computing.arguments()
         )
     if csv is not None:
         write_table(answer, csv)

@@ -93,9 +93,7 @@ class ConstantGroup(Mapping[str, Constant]):
         """The same numbers used beyond what they were measured on: labelled a family default, saying why."""
         relabelled = {
             leaf: dataclasses.replace(
-                constant,
-                source=f"{why}: {constant.source}",
-                status=Status.FAMILY_DEFAULT,
+                constant, source=f"{why}: {constant.source}", status=Status.FAMILY_DEFAULT
             )
             for leaf, constant in self.constants.items()
         }

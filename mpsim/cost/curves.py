@@ -247,12 +247,7 @@ def kernel_reading(calibration: Calibration | None, kernel: str, phase: str) -> 
         return None
     name = f"calibration.kernels.{curve.kind}.{curve.phase}.points"
     constant = Constant(
-        name,
-        float(len(curve.sizes)),
-        "1",
-        calibration.source,
-        calibration.as_of,
-        Status.CALIBRATED,
+        name, float(len(curve.sizes)), "1", calibration.source, calibration.as_of, Status.CALIBRATED
     )
     about = f"measured {curve.kind} {curve.phase}"
     return Reading((Curve(curve.sizes, curve.times),), 0.0, about, constant)

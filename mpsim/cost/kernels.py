@@ -23,13 +23,7 @@ from mpsim.cost.constants import (
     hardware_constant,
 )
 from mpsim.cost.curves import kernel_class, kernel_reading
-from mpsim.cost.formulas import (
-    Floats,
-    GemmConstants,
-    attention_pairs,
-    gemm_seconds,
-    memory_seconds,
-)
+from mpsim.cost.formulas import Floats, GemmConstants, attention_pairs, gemm_seconds, memory_seconds
 from mpsim.cost.power import Board, Load
 from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
 from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
@@ -56,11 +50,7 @@ _WIDE = "bf16"  # what stays unquantised when the rest is fp8 or fp4
 _ROWS = "fp8_rowwise"
 _NARROW = ("fp8", _ROWS, "fp8_block", "mxfp8", "fp4", "nvfp4")
 _FP4_FORMAT = "nvfp4"
-_RELATIVES = {
-    "mxfp8": ("fp8_block", "fp8"),
-    "fp8_block": ("fp8",),
-    "nvfp4": ("fp8",),
-}
+_RELATIVES = {"mxfp8": ("fp8_block", "fp8"), "fp8_block": ("fp8",), "nvfp4": ("fp8",)}
 _HALF = ("bf16", "fp16")
 
 Shape = tuple[object, ...]
@@ -187,11 +177,7 @@ class KernelModel:
         return np.array([answers[shape].value for shape in shapes], dtype=np.float64)
 
     def row_seconds(
-        self,
-        product: Operator,
-        rows: Floats,
-        moved: Floats,
-        groups: ArrayLike = 1.0,
+        self, product: Operator, rows: Floats, moved: Floats, groups: ArrayLike = 1.0
     ) -> Floats:
         """Time of a product over other numbers of rows that moves so many bytes [s]; of experts `rows` is the mean of the `groups` that have any, and tiles are no larger than it needs."""
         shape = (rows, product.n, product.k, groups, moved)

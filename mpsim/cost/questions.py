@@ -47,11 +47,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 UNFUSED = "unfused"
 """Stands for attention whose scores, softmax and context are kernels of their own, in place of the name of a fused one."""
 
-_PRODUCT = {
-    "forward": Phase.FORWARD,
-    "dgrad": Phase.INPUT_GRADIENT,
-    "wgrad": Phase.WEIGHT_GRADIENT,
-}
+_PRODUCT = {"forward": Phase.FORWARD, "dgrad": Phase.INPUT_GRADIENT, "wgrad": Phase.WEIGHT_GRADIENT}
 _WHOLE = {"forward": Phase.FORWARD, "backward": Phase.INPUT_GRADIENT}
 _DIRECTIONS: Mapping[str, Mapping[str, Phase]] = {
     "gemm": _PRODUCT,

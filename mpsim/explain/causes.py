@@ -22,8 +22,6 @@ from mpsim.program import COLLECTIVE, SEND, TICK, Program
 from mpsim.result import Result
 from mpsim.shipped import read_shipped
 
-__all__ = ["Cause", "Expected", "causes_of"]
-
 _LEAST = 0.02  # of the step: less is said of nothing
 _NOISE = 0.05  # of the step by which speed drifts on a healthy machine
 _FEW = 4  # gaps of a step that hold most of the idle time: somebody stops the world

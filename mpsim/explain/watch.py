@@ -34,8 +34,6 @@ from mpsim.memo import remembered
 from mpsim.output import write_whole
 from mpsim.result.residuals import HALF_WIDTH
 
-__all__ = ["Change", "Watch", "follow"]
-
 Floats = NDArray[np.float64]
 
 _LEARN: Final = 20  # steps that a level is learnt from

@@ -16,11 +16,7 @@ from mpsim.framework.behaviour import (
     TensorBehaviour,
     TensorOverlap,
 )
-from mpsim.framework.framework import (
-    AREAS,
-    Framework,
-    mark_of,
-)
+from mpsim.framework.framework import AREAS, Framework, mark_of
 from mpsim.framework.optimizers import Optimizer, optimizer, optimizer_names, stepped_by
 from mpsim.framework.presets import (
     framework,

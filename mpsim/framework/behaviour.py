@@ -13,30 +13,6 @@ from typing import Annotated, Literal, TypeAlias
 from mpsim.nouns import Bytes, Count, Factor, Flag, Number, Plain, Seconds, Whole
 from mpsim.workload.lowering import ElementBytes, ElementSize
 
-__all__ = [
-    "AttentionKernel",
-    "BlockingSends",
-    "ContextExchange",
-    "DataBehaviour",
-    "ExpertBehaviour",
-    "ExpertDispatch",
-    "ExpertOverlap",
-    "ExpertRegrouping",
-    "GradientOverlap",
-    "HostBehaviour",
-    "KernelBehaviour",
-    "MemoryBehaviour",
-    "NarrowChunks",
-    "OptimizerBehaviour",
-    "ParameterGather",
-    "PipelineBehaviour",
-    "Reduction",
-    "SelectiveRecompute",
-    "StageSplit",
-    "TensorBehaviour",
-    "TensorOverlap",
-]
-
 AttentionKernel: TypeAlias = Literal[
     "flash1", "flash2", "flash3", "cudnn", "cudnn-2025", "cudnn-fp8", "cudnn-mxfp8"
 ]

@@ -26,8 +26,6 @@ from mpsim.nouns import MistakenError, Plain, Quantity, Scalar, markers, read
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Lowering
 
-__all__ = ["AREAS", "ATTENTION_KERNELS", "Framework", "mark_of", "read_framework"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:

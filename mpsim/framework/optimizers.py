@@ -11,8 +11,6 @@ from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import OptimizerBehaviour
 from mpsim.shipped import read_shipped
 
-__all__ = ["Optimizer", "optimizer", "optimizer_names", "stepped_by"]
-
 _MOMENTS = 8.0  # B of Adam's two in float32; a preset with fewer has both in what it states
 
 

@@ -12,16 +12,6 @@ from mpsim.inputs import shown
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog, read_shipped
 
-__all__ = [
-    "framework",
-    "framework_aliases",
-    "framework_line",
-    "framework_names",
-    "selective_of",
-    "settled_keys",
-    "uncompiled",
-]
-
 _PERSONAL = ("suits", "notes")  # what a preset says of itself alone
 _Preset: TypeAlias = dict[str, Any]  # fields of a framework, and what a preset says beside them
 _SETTLES = "settles"  # of a preset, not of a framework: keys of the scenario

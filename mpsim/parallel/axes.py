@@ -121,10 +121,7 @@ AXES = (
         span=Span.TP | Span.CP | Span.DP,
         multiplies=False,
         of_experts="ep",
-        communicators=(
-            Communicator("ep", ("ep",)),
-            Communicator("etp-ep", ("etp", "ep")),
-        ),
+        communicators=(Communicator("ep", ("ep",)), Communicator("etp-ep", ("etp", "ep"))),
     ),
     Axis(
         name="dp",
@@ -136,13 +133,7 @@ AXES = (
         replicates=True,
         of_experts="edp",
     ),
-    Axis(
-        name="pp",
-        label="pipeline send",
-        streams=_MESSAGES,
-        colour="#332288",
-        accounted=3,
-    ),
+    Axis(name="pp", label="pipeline send", streams=_MESSAGES, colour="#332288", accounted=3),
 )
 """Every axis, in the order in which a mesh lays them on accelerators unless told otherwise, fastest first."""
 

@@ -74,9 +74,7 @@ def spread(domains: NDArray[np.int64]) -> GroupShape:
     is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     runs = np.diff(np.flatnonzero(is_new), append=ordered.size)
     return GroupShape(
-        ranks=ordered.shape[1],
-        per_domain=int(runs.min()),
-        domains=int(is_new.sum(axis=1).max()),
+        ranks=ordered.shape[1], per_domain=int(runs.min()), domains=int(is_new.sum(axis=1).max())
     )
 
 

@@ -20,14 +20,7 @@ from mpsim.framework import ExpertDispatch, ExpertOverlap, ExpertRegrouping
 from mpsim.memo import remembered
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.shard import Routing, Sharding, shard
-from mpsim.workload import (
-    Operator,
-    OperatorKind,
-    Phase,
-    Role,
-    Split,
-    make_elementwise,
-)
+from mpsim.workload import Operator, OperatorKind, Phase, Role, Split, make_elementwise
 
 Beside = tuple[Sequence[Item], Sequence[Item]]
 
@@ -35,10 +28,7 @@ _PERMUTING: Final = (Role.PERMUTE, Role.UNPERMUTE)
 
 
 def expert_forward(
-    operators: Sequence[Operator],
-    sharding: Sharding,
-    *,
-    beside: Beside = ((), ()),
+    operators: Sequence[Operator], sharding: Sharding, *, beside: Beside = ((), ())
 ) -> Iterator[Item]:
     """Dispatch, routed experts and combine of one forward.
 

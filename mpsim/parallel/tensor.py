@@ -126,11 +126,7 @@ def _scales(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
 
 
 def _gather(
-    elements: float,
-    operator: Operator,
-    sharding: Sharding,
-    *,
-    waits: Waits = Waits.ALL,
+    elements: float, operator: Operator, sharding: Sharding, *, waits: Waits = Waits.ALL
 ) -> Iterator[Item]:
     """Gather an operand of a product, as narrow as it is read where gathers are."""
     size = elements * _element(operator, sharding)
@@ -141,11 +137,7 @@ def _gather(
 
 
 def _reduce(
-    elements: float,
-    operator: Operator,
-    sharding: Sharding,
-    *,
-    waits: Waits = Waits.ALL,
+    elements: float, operator: Operator, sharding: Sharding, *, waits: Waits = Waits.ALL
 ) -> Iterator[Item]:
     """Sum what the ranks have, each for its own tokens with sequence parallelism."""
     scatters = sharding.sequence_parallel
@@ -179,12 +171,7 @@ def _element(operator: Operator, sharding: Sharding) -> float:
 
 
 def _collective(
-    kind: str,
-    elements: float,
-    operator: Operator,
-    sharding: Sharding,
-    *,
-    waits: Waits = Waits.ALL,
+    kind: str, elements: float, operator: Operator, sharding: Sharding, *, waits: Waits = Waits.ALL
 ) -> Communication:
     return Communication(
         name=f"{operator.name} {kind.replace('_', '-')}",
@@ -220,10 +207,7 @@ def _scatter_beside(mine: Operator, elements: float, sharding: Sharding) -> Iter
         if step < steps - 1:
             yield _ring_step(mine, arrived, step + 1, "scatter", sharding)
     add = make_elementwise(
-        Role.SUM,
-        mine.phase,
-        moved=arrived + arrived / steps,
-        name=f"{mine.name} add chunks",
+        Role.SUM, mine.phase, moved=arrived + arrived / steps, name=f"{mine.name} add chunks"
     )
     yield Compute(add, needs=_tags(mine, "scatter", steps - 1))
 

@@ -26,11 +26,7 @@ class Rows:
         self._labels: dict[str, int] = {"": 0}
 
     def add(
-        self,
-        count: int,
-        *,
-        label: str | NDArray[np.str_] = "",
-        **columns: ArrayLike | Stream,
+        self, count: int, *, label: str | NDArray[np.str_] = "", **columns: ArrayLike | Stream
     ) -> NDArray[np.int64]:
         """Append `count` rows.
 

@@ -270,9 +270,7 @@ def sweep(
         interrupted = True
     there = [place for place, name in enumerate(points.names) if name in journal]
     rows = StoredRows(
-        [points.values[place] for place in there],
-        [points.names[place] for place in there],
-        journal,
+        [points.values[place] for place in there], [points.names[place] for place in there], journal
     )
     return Sweep(
         scenario=scenario.name,

@@ -70,8 +70,7 @@ class Scale(Shown, Tabular):
         first = self.of(row.mode)[0].shares
         grown = {name: share - first[name] for name, share in row.shares.items()}
         return sorted(
-            ((name, more) for name, more in grown.items() if more > 0),
-            key=lambda item: -item[1],
+            ((name, more) for name, more in grown.items() if more > 0), key=lambda item: -item[1]
         )
 
     def table(self) -> list[dict[str, object]]:

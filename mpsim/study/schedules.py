@@ -283,12 +283,7 @@ def synthesise_schedule(
 
 
 def _synthesise(
-    pp: int,
-    microbatches: int,
-    chunks: int,
-    times: Times,
-    memory: float | None,
-    **options: int,
+    pp: int, microbatches: int, chunks: int, times: Times, memory: float | None, **options: int
 ) -> Synthesis:
     """The best order on any map of that many chunks a rank, bound by the lowest of their bounds [unit of the times]."""
     scale = times.scale

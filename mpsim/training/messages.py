@@ -30,15 +30,6 @@ from mpsim.schedule import Action, Orders
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = [
-    "Messages",
-    "PipelineRows",
-    "Sends",
-    "add_messages",
-    "blocking_actions",
-    "warmup_and_flush",
-]
-
 _ALWAYS = (BlockingSends.ALWAYS, BlockingSends.ONE_WAY)
 _EXPOSED_PP = PARTS.index("exposed_pp")
 

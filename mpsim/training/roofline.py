@@ -25,8 +25,6 @@ from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS, part_of
 from mpsim.workload import Operator
 
-__all__ = ["Roofline", "roofline"]
-
 Floats = NDArray[np.float64]
 
 _WIDE = "bf16"

@@ -5,13 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from mpsim.workload.builders import (
-    STATISTIC_BYTES,
-    make_attention,
-    make_gemm,
-    moving,
-    streaming,
-)
+from mpsim.workload.builders import STATISTIC_BYTES, make_attention, make_gemm, moving, streaming
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.experts import LatentAttention
 from mpsim.workload.lowering import Lowering

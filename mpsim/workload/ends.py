@@ -6,13 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from mpsim.errors import WorkloadError
-from mpsim.workload.builders import (
-    LABEL_BYTES,
-    STATISTIC_BYTES,
-    linear,
-    make_elementwise,
-    moving,
-)
+from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, linear, make_elementwise, moving
 from mpsim.workload.expansion import Expansion, Step, Tokens
 from mpsim.workload.images import tower_steps
 from mpsim.workload.lowering import Lowering
@@ -52,9 +46,7 @@ def expand_embedding(
         steps += _renamed("decoder_", _embedding(model, lowering, target))
         steps.append(Part(model, lowering, tokens).norm(Module.EMBEDDING, "encoder_norm"))
     return Expansion.of(
-        steps,
-        input_bytes=float(LABEL_BYTES * tokens.count),
-        input_split=Split.NONE,
+        steps, input_bytes=float(LABEL_BYTES * tokens.count), input_split=Split.NONE
     )
 
 

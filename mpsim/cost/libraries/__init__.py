@@ -7,12 +7,7 @@ from collections.abc import Callable, Mapping
 from mpsim.cost.constants import Ledger
 from mpsim.cost.libraries.fitted import FittedLibrary, NcclLibrary, TorusLibrary
 from mpsim.cost.libraries.host import HostLibrary
-from mpsim.cost.libraries.library import (
-    Library,
-    check_runs_on,
-    default_library,
-    library_names,
-)
+from mpsim.cost.libraries.library import Library, check_runs_on, default_library, library_names
 from mpsim.hardware.cluster import Cluster
 
 __all__ = [

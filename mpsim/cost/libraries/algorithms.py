@@ -22,12 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost.constants import ConstantGroup, Ledger
-from mpsim.cost.network import (
-    group_bandwidth,
-    nodes_spanned,
-    pair_bandwidth,
-    slowed_nic_bandwidth,
-)
+from mpsim.cost.network import group_bandwidth, nodes_spanned, pair_bandwidth, slowed_nic_bandwidth
 from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.crossing import GroupShape
 
@@ -267,10 +262,7 @@ def wires_of(
         share = raw * min(nic.efficiency, use["far_fraction"])
         port = nic.bandwidth * min(nic.efficiency, use["far_fraction"])
         flow = use["flow_bandwidth"]
-        far = Hop(
-            use["far_latency"] + cluster.network_latency(span),
-            1 / min(share, flow),
-        )
+        far = Hop(use["far_latency"] + cluster.network_latency(span), 1 / min(share, flow))
         alone = 1 / min(share * group.per_domain, max(port, share), flow)
     gamma = 1 / use["sum_bandwidth"]
     return Wires(

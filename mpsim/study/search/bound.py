@@ -402,11 +402,7 @@ class _Around:
         return held
 
     def _seconds(
-        self,
-        stage_ticks: Floats,
-        sends: Floats,
-        zeros: Sequence[_Ends],
-        microbatches: int,
+        self, stage_ticks: Floats, sends: Floats, zeros: Sequence[_Ends], microbatches: int
     ) -> Floats:
         """Bound of each layout, float64[K] [s]."""
         forward = stage_ticks[:, Action.F]

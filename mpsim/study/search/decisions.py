@@ -61,11 +61,7 @@ def turned(best: Mapping[str, str], values: Mapping[str, object]) -> tuple[str, 
 
 
 def decisions_of(
-    rows: Sequence[Found],
-    legal: Mapping[str, set[str]],
-    *,
-    keys: Sequence[str],
-    proved: bool,
+    rows: Sequence[Found], legal: Mapping[str, set[str]], *, keys: Sequence[str], proved: bool
 ) -> tuple[Decision, ...]:
     """Decisions of the best layout, those without an alternative that fits first, then by their
     cost.

@@ -106,10 +106,7 @@ class ServiceLayouts:
             numbers = {round(1 + (most - 1) * step / max(1, count - 1)) for step in range(count)}
             for x in sorted(number for number in numbers if 1 <= number <= most):
                 y = (self._most - x * prefill["tp"]) // decode["tp"]
-                yield {
-                    "prefill": {**prefill, "replicas": x},
-                    "decode": {**decode, "replicas": y},
-                }
+                yield {"prefill": {**prefill, "replicas": x}, "decode": {**decode, "replicas": y}}
 
     def _scenario(self, values: Mapping[str, Any]) -> Scenario:
         base, serving = self._base, self._base.service

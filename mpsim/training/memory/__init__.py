@@ -7,12 +7,7 @@ from mpsim.training.memory.account import (
     fragments,
     memory_constants,
 )
-from mpsim.training.memory.activations import (
-    Kept,
-    held_by_rank,
-    kept_by_stage,
-    offloaded,
-)
+from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_stage, offloaded
 from mpsim.training.memory.curve import memory_curve
 from mpsim.training.memory.flight import Flight
 from mpsim.training.memory.fresh import Fresh, fresh_gradients

@@ -18,8 +18,6 @@ from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["COMPONENTS", "account_memory", "at_the_peak", "fragments", "memory_constants"]
-
 _SHOWN = 0.01  # of the total: smaller components are not told
 
 COMPONENTS = (

@@ -13,8 +13,6 @@ from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import largest_unit, largest_weight, weight_sizes
 
-__all__ = ["Fresh", "Fullest", "blocks_as_one", "fresh_gradients", "fullest"]
-
 Floats = NDArray[np.float64]
 
 
