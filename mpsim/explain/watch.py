@@ -119,13 +119,7 @@ class Watch:
 
     @classmethod
     def load(cls, file: Path) -> Watch:
-        """The state that `save` kept.
-
-        Raises
-        ------
-        FormatError
-            If the file is damaged.
-        """
+        """The state that `save` kept. FormatError if the file is damaged."""
         try:
             data: Any = json.loads(read_text(file, needed="a watch's state", error=FormatError))
             changes = [Change(**change) for change in data["changes"]]
@@ -198,12 +192,10 @@ def _alike(rest: Floats) -> float:
 
 
 def follow(watch: Watch, log: Path, seconds: Callable[[LogStep], float | None]) -> Iterator[Change]:
-    """Read what a log has grown by since the last time, and yield the changes in it; a rotated or shortened file is read from its start, a line without its end next time.
+    """Read what a log has grown by since the last time, and yield the changes in it; a rotated or
+    shortened file is read from its start, a line without its end next time.
 
-    Raises
-    ------
-    FormatError
-        If it cannot be read.
+    FormatError if it cannot be read.
     """
     with open_regular(log, needed="a log of a training run", error=FormatError) as stream:
         size, inode = log.stat().st_size, log.stat().st_ino

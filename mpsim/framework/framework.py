@@ -180,17 +180,9 @@ def mark_of(field: str) -> Quantity | Plain | None:
 def read_framework(data: Mapping[str, object], *, key: str = "framework") -> Framework:
     """Make a Framework of plain data.
 
-    Parameters
-    ----------
-    data : mapping
-        Fields of `Framework` and of its groups, flat; a field with a default may be left out.
-    key : str
-        Dotted key that problems are reported under.
-
-    Raises
-    ------
-    ScenarioError
-        For unknown fields, missing fields and values of the wrong type or range; all at once.
+    `data`: fields of `Framework` and of its groups, flat; a field with a default may be left out.
+    `key`: dotted key that problems are reported under. ScenarioError for unknown fields, missing
+    fields and values of the wrong type or range; all at once.
     """
     areas = _areas()
     groups: dict[str, dict[str, object]] = {area: {} for area in AREAS}

@@ -58,17 +58,9 @@ def optimizer(name: str) -> Optimizer:
 def stepped_by(name: str, preset: OptimizerBehaviour) -> OptimizerBehaviour:
     """Model states and optimizer step of a stack with another optimizer than its preset's.
 
-    Parameters
-    ----------
-    name : str
-        Of the catalog.
-    preset : OptimizerBehaviour
-        With AdamW, from which the width of moments and the master copy are taken where the row does not say.
-
-    Raises
-    ------
-    ScenarioError
-        If the catalog has no optimizer of the name.
+    `name`: of the catalog. `preset`: with AdamW, from which the width of moments and the master
+    copy are taken where the row does not say. ScenarioError if the catalog has no optimizer of the
+    name.
 
     Notes
     -----

@@ -95,19 +95,9 @@ def framework(
 ) -> Framework:
     """Look up a preset and replace some of its fields.
 
-    Parameters
-    ----------
-    preset : str
-        A name or alias of the catalog.
-    overrides : mapping, optional
-        Fields of `Framework` and `Lowering` to replace.
-    key : str
-        Dotted key that problems are reported under.
-
-    Raises
-    ------
-    ScenarioError
-        If the preset is unknown or an override is wrong; it names every mistake.
+    `preset`: a name or alias of the catalog. `overrides`: fields of `Framework` and `Lowering` to
+    replace. `key`: dotted key that problems are reported under. ScenarioError if the preset is
+    unknown or an override is wrong; it names every mistake.
 
     Examples
     --------

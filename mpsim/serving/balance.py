@@ -27,12 +27,8 @@ _HALVINGS: Final = 30
 def balanced(imbalance: float, experts: int, ranks: int, copies: int) -> float:
     """Tokens of the busiest rank over the mean where experts are placed by their load.
 
-    Parameters
-    ----------
-    imbalance : float
-        The same where neighbours share a rank, 1 or more.
-    copies : int
-        Slots beyond one for each expert.
+    `imbalance`: the same where neighbours share a rank, 1 or more. `copies`: slots beyond one for
+    each expert.
 
     Examples
     --------

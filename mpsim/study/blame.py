@@ -31,26 +31,17 @@ TRANSFERS = "transfers"
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Blame:
-    """Waiting by who caused it and who suffered it.
+    """Waiting by who caused it and who suffered it."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Rank classes [R].
-    size : int64[R]
-        Ranks of each class.
-    waiting : float64[R + 1, R]
-        Seconds that a rank of each class (columns) waited while each class computed, and while transfers were under way (last row).
-    late : float64[R + 1, R]
-        Of these, while something ran longer than it does undisturbed, by who did.
-    suffered : float64[R]
-        Seconds that a rank of each class waited longer than in the undisturbed step; 0 where it waited less.
-    """
-
-    names: tuple[str, ...]
-    size: Ints
+    names: tuple[str, ...]  # rank classes [R]
+    size: Ints  # int64[R], ranks of each class
+    # float64[R + 1, R], seconds that a rank of each class (columns) waited while each class
+    # computed, and while transfers were under way (last row)
     waiting: Floats
+    # float64[R + 1, R], of these, while something ran longer than it does undisturbed, by who did
     late: Floats
+    # float64[R], seconds that a rank of each class waited longer than in the undisturbed step; 0
+    # where it waited less
     suffered: Floats
 
     @property

@@ -176,17 +176,9 @@ def plan_training(
 ) -> Training:
     """Plan a training that repeats one simulated step.
 
-    Parameters
-    ----------
-    setting : Setting, optional
-        What the interval of the step depends on, where less is known of it than a scenario says; the scenario's own when left out.
-    without : str
-        Developer whose trainings the interval does not know.
-
-    Raises
-    ------
-    ScenarioError
-        If `tokens` is no number above 0.
+    `setting`: what the interval of the step depends on, where less is known of it than a scenario
+    says; the scenario's own when left out. `without`: developer whose trainings the interval does
+    not know. ScenarioError if `tokens` is no number above 0.
 
     Notes
     -----

@@ -36,21 +36,15 @@ _EXPOSED_PP = PARTS.index("exposed_pp")
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Sends:
-    """Point-to-point messages between neighbouring stages.
+    """Point-to-point messages between neighbouring stages."""
 
-    Parameters
-    ----------
-    duration : float64[2, S]
-        ``[0, s]`` activations from stage s to s + 1, ``[1, s]`` gradients from s to s - 1 [ticks].
-    up_bytes, out_bytes : float64[2, S]
-        One rank's share of the message [B].
-    one_way : bool
-        Whether what neighbours exchange where communication blocks goes one direction after the other.
-    """
-
+    # float64[2, S], ``[0, s]``: activations from stage s to the next, ``[1, s]``: gradients to the one
+    # before [ticks]
     duration: NDArray[np.float64]
+    # up_bytes, out_bytes: float64[2, S], one rank's share of the message [B]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
+    # whether what neighbours exchange where communication blocks goes one direction after the other
     one_way: bool = False
 
     @property
@@ -84,12 +78,8 @@ def add_messages(
     messages: Messages,
     blocking: NDArray[np.bool_] | None,
 ) -> None:
-    """Append a row for each message.
-
-    Parameters
-    ----------
-    blocking : bool[N], optional
-        Around which actions communication blocks; around none by default.
+    """Append a row for each message. `blocking` (bool[N], optional): around which actions
+    communication blocks; around none by default.
     """
     # channels deliver in their sender's order; an action sends one message a direction at most
     place = np.full(2 * len(orders), -1)

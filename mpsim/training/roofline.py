@@ -35,33 +35,17 @@ class Roofline:
     """Kernels of a step, one point a name and part of the step.
 
     Shapes: K points.
-
-    Parameters
-    ----------
-    names, parts : tuple of str
-        Such as ``fc1``, and the part of the step its time counts as.
-    count : float64[K]
-        Launches in a step, mean over pipeline ranks.
-    seconds : float64[K]
-        Of all of them, each alone on the device [s].
-    flops : float64[K]
-        That they execute; 0 for kernels that only move [FLOP].
-    moved : float64[K]
-        To and from device memory, every operand once [B].
-    peaks : mapping of str to float
-        Dense peak of each precision that products run in [FLOP/s].
-    bandwidth : float
-        Of device memory [B/s].
     """
 
+    # names, parts: such as ``fc1``, and the part of the step its time counts as
     names: tuple[str, ...]
     parts: tuple[str, ...]
-    count: Floats
-    seconds: Floats
-    flops: Floats
-    moved: Floats
-    peaks: Mapping[str, float]
-    bandwidth: float
+    count: Floats  # float64[K], launches in a step, mean over pipeline ranks
+    seconds: Floats  # float64[K], of all of them, each alone on the device [s]
+    flops: Floats  # float64[K], that they execute; 0 for kernels that only move [FLOP]
+    moved: Floats  # float64[K], to and from device memory, every operand once [B]
+    peaks: Mapping[str, float]  # dense peak of each precision that products run in [FLOP/s]
+    bandwidth: float  # of device memory [B/s]
 
     @property
     def intensity(self) -> Floats:

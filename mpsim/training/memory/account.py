@@ -122,14 +122,10 @@ def fragments(
 ) -> NDArray[np.float64]:
     """Memory that an allocator loses between tensors that come and go [B].
 
-    Parameters
-    ----------
-    plan : Plan
-        Whose software loses some.
-    peaks, apart : float64[..., P]
-        Most of each rank beside what stands all the time, and the part of it that is no activation: gradients of one microbatch, units [B].
-    others : float or float64[..., P]
-        What a backward needs at its other moments, much of which fits no hole that the fullest has left (`Fresh.elsewhere`) [B].
+    `plan`: whose software loses some. `peaks` and `apart` (float64[..., P]): most of each rank
+    beside what stands all the time, and the part of it that is no activation: gradients of one
+    microbatch, units [B]. `others` (float or float64[..., P]): what a backward needs at its other
+    moments, much of which fits no hole that the fullest has left (`Fresh.elsewhere`) [B].
     """
     if plan.layout.framework.memory.places_buffers:
         return np.zeros_like(peaks)

@@ -18,33 +18,26 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fresh:
-    """Gradients of one rank that its backward makes, and units that it has gathered or is reducing.
+    """Gradients of one rank that its backward makes, and units that it has gathered or is reducing."""
 
-    Parameters
-    ----------
-    total : float
-        Gradients that are not there before the backward; 0 where they are there all the time [B].
-    late : float
-        Those that are not there yet while the last layer of a backward is differentiated: its own, and those of an embedding of its own [B].
-    head, layer : float
-        Those of the head, whole where they wait for a sharded root, and of a layer, once they have been differentiated [B].
-    waiting : float
-        Whole gradients of a sharded root, or of a unit of the embedding, and the copy that is reduced, beyond what is gathered all the time [B].
-    gathered, passing, at_head : float
-        Units or weights that were gathered, and those that are being reduced, while the first layer of a backward is differentiated, any other, and the head [B].
-    root : float
-        Gathered until the end of a backward: a sharded root, or all [B].
-    """
-
+    # gradients that are not there before the backward; 0 where they are there all the time [B]
     total: float = 0.0
+    # those that are not there yet while the last layer of a backward is differentiated: its own,
+    # and those of an embedding of its own [B]
     late: float = 0.0
+    # head, layer: those of the head, whole where they wait for a sharded root, and of a layer, once
+    # they have been differentiated [B]
     head: float = 0.0
     layer: float = 0.0
+    # whole gradients of a sharded root, or of a unit of the embedding, and the copy that is
+    # reduced, beyond what is gathered all the time [B]
     waiting: float = 0.0
+    # gathered, passing, at_head: units or weights that were gathered, and those that are being
+    # reduced, while the first layer of a backward is differentiated, any other, and the head [B]
     gathered: float = 0.0
     passing: float = 0.0
     at_head: float = 0.0
-    root: float = 0.0
+    root: float = 0.0  # gathered until the end of a backward: a sharded root, or all [B]
 
     def __bool__(self) -> bool:
         return self != Fresh()
@@ -90,14 +83,10 @@ def fullest(
 ) -> Fullest:
     """Find the fullest moment of each action.
 
-    Parameters
-    ----------
-    before, after : float64[...]
-        Kept when it starts and when it has ended [B].
-    kept : mapping of str to float64[...]
-        Fields of `mpsim.training.memory.Kept` of its stage [B].
-    backward, whole : bool[...]
-        Whether it computes input gradients, and weight gradients with them.
+    `before` and `after` (float64[...]): kept when it starts and when it has ended [B]. `kept`
+    (mapping of str to float64[...]): fields of `mpsim.training.memory.Kept` of its stage [B].
+    `backward` and `whole` (bool[...]): whether it computes input gradients, and weight gradients
+    with them.
 
     Notes
     -----
@@ -135,12 +124,8 @@ def fullest(
 
 
 def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
-    """Gradients that are not there before the backward of a microbatch, and units under way in it; none with several stages.
-
-    Parameters
-    ----------
-    microbatches : int, optional
-        Of a step; those of the plan's order by default.
+    """Gradients that are not there before the backward of a microbatch, and units under way in it;
+    none with several stages. `microbatches`: of a step; those of the plan's order by default.
     """
     layout, lifetimes = plan.layout, plan.layout.framework.memory
     count = plan.orders.microbatches if microbatches is None else microbatches
