@@ -38,8 +38,7 @@ _EXPOSED_PP = PARTS.index("exposed_pp")
 class Sends:
     """Point-to-point messages between neighbouring stages."""
 
-    # float64[2, S], ``[0, s]``: activations from stage s to the next, ``[1, s]``: gradients to the one
-    # before [ticks]
+    # float64[2, S], activations from each stage to the next, and gradients to the one before [ticks]
     duration: NDArray[np.float64]
     # up_bytes, out_bytes: float64[2, S], one rank's share of the message [B]
     up_bytes: NDArray[np.float64]
