@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ _LEVELS = 6  # rounds until a level settles
 _TOLD = 5  # mistakes in one message
 _MOST = 10.0  # by which the cost of a call falls at most
 _ELEMENTS = (2, 4, 1, 8)
+_RATE = re.compile(r"sustained_fraction$|\.rate_\w+$")  # of products, of attention
 _CURVE = tuple(float(1 << n) for n in range(10, 31, 2))
 
 
@@ -64,14 +66,28 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     steps["steps of the recording"] = float(taken.steps.mean())
     files_of = [file for path in traces for file in (sorted(path.iterdir()) if path.is_dir() else [path])]  # fmt: skip
     sources = [read_source(file) for file in files_of]
+    frame, found, warnings = _fitted(result, frame, base, ranks, taken, sources)
+    waits = float(taken.of("wait").mean())
+    idle = sum(float(taken.of(part).mean()) for part in ("loader", "sync", "begin", "near", "long"))
+    beside = f"{_time(waits)} for the last rank and {_time(idle)} idle otherwise"
+    steps["the same without those"] = steps["steps of the recording"] - waits - idle
+    warnings += [f"the recorded step waits {beside}: no constant of a machine has that, see 'mpsim explain'"]  # fmt: skip
+    fit = _over(base, found)
+    now = _simulated(result.scenario, document_of(frame, fit, ()))
+    fit = dataclasses.replace(fit, framework=_habits(now, taken, base))
+    return _checked(result, frame, fit, steps, warnings)
+
+
+def _fitted(result: Result, frame: Frame, base: Fit, ranks: Sequence[Spans], taken: Account, sources: Sequence[Source]) -> tuple[Frame, Fit, list[str]]:  # fmt: skip
+    """What the recording identifies: constants, levels and curves; and what it does not, by name."""
     measurements = list(_kernels(sources, _optimizer(result, ranks, base)))
     points = kernel_points(measurements)
     _check_possible(points, result.scenario.hardware, float(taken.steps.max()))
     lines = list(_kernel_levels(base, points))
     curved = {(line.kind, line.phase) for line, _ in lines}
     free = [point for point in points if not point.operator or (kernel_class(point.operator), point.operator.phase.value) not in curved]  # fmt: skip
-    wide = ELEMENT_BYTES[result.scenario.training_step.precision]
-    sent, waiting = _collectives(ranks, taken, sources, result.scenario.hardware, wide)
+    precision = result.scenario.training_step.precision
+    sent, waiting = _collectives(ranks, taken, sources, result.scenario.hardware, ELEMENT_BYTES[precision])  # fmt: skip
     collectives = collective_points(sent)
     sizes = Counter(series for series, _ in {(point.series, point.size) for point in collectives})
     many = [point for point in collectives if sizes[point.series] >= _FEWEST_SIZES]
@@ -83,9 +99,11 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
         for key, constant in fit.constants.items()
         if not is_wide(constant) and not outside_range(key, constant)
     }
-    asked = [point for point in free if point.precision == result.scenario.training_step.precision]
+    asked = [point for point in free if point.precision == precision]
     frame, moved, classes = _class_levels(frame, base, asked, kept)
-    kept |= moved
+    # of constants that were fitted together none stands without the rate
+    stems = tuple(key[: key.rindex(".") + 1] for key in moved)
+    kept = {key: fitted for key, fitted in kept.items() if not key.startswith(stems)} | moved
     if not kept and not levels and not lines:
         raise CalibrationError("nothing could be fitted: the recordings name no shape; profile with record_shapes=True")  # fmt: skip
     if any(key.startswith("libraries.") and key not in kept for key in fit.constants):
@@ -95,14 +113,7 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     found = Fit(kept, fit.kernels + tuple(line for line, _ in lines), fit.collectives + tuple(line for line, _ in levels), scores=(*fit.scores, *classes, *(of for _, of in (*lines, *levels))))  # fmt: skip
     refused = sorted({*fit.constants, *base.constants} - set(kept))
     warnings = [f"not identified, left as known: {', '.join(refused)}"] if refused else []
-    idle = sum(float(taken.of(part).mean()) for part in ("loader", "sync", "begin", "near", "long"))
-    beside = f"{_time(float(taken.of('wait').mean()))} for the last rank and {_time(idle)} idle otherwise"
-    steps["the same without those"] = float(taken.steps.mean() - taken.of("wait").mean() - idle)
-    warnings += [*waiting, f"the recorded step waits {beside}: no constant of a machine has that, see 'mpsim explain'"]  # fmt: skip
-    fit = _over(base, found)
-    now = _simulated(result.scenario, document_of(frame, fit, ()))
-    fit = dataclasses.replace(fit, framework=_habits(now, taken, base))
-    return _checked(result, frame, fit, steps, warnings)
+    return frame, found, warnings + waiting
 
 
 def _over(base: Fit, found: Fit) -> Fit:
@@ -269,7 +280,7 @@ def _class_levels(frame: Frame, base: Fit, points: Sequence[Point], kept: Mappin
     scores = []
     for kind, stem in ((OperatorKind.GEMM, "kernels.gemm."), (OperatorKind.ATTENTION, "kernels.attention_")):  # fmt: skip
         mine = [point for point in points if point.operator and point.operator.kind is kind]
-        if not mine or any(key.startswith(stem) for key in kept):
+        if not mine or any(key.startswith(stem) and _RATE.search(key) for key in kept):
             continue
         level, machine, constants = 1.0, frame, dict(moved)
         for _ in range(_LEVELS):

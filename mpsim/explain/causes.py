@@ -26,6 +26,7 @@ _LEAST = 0.02  # of the step: less is said of nothing
 _NOISE = 0.05  # of the step by which speed drifts on a healthy machine
 _FEW = 4  # gaps of a step that hold most of the idle time: somebody stops the world
 _MOST = 0.8
+_RUNS = 8  # of the schedule, for parts of a long recording
 _LINK = 1.25  # ratio to the simulated above which a wire is slow
 _SHOWN = ("data_stall", "synchronisation", "extra_recompute")
 _PART = 0.5  # by how much of itself an excess may be off
@@ -83,23 +84,9 @@ class Expected:
         compute = result.timeline.program.busy_parts[:, computing].sum(axis=1) * TICK
         bare = (program.kind == COLLECTIVE) & (program.template < 0) & (program.size > 0)
         wire = float(program.duration[bare].sum()) * TICK / program.ranks
-        classes = {kind: np.zeros(program.ranks) for kind in CLASSES}
-        products = np.zeros(program.ranks)
         host = result.scenario.hardware.accelerator.family == "cpu"
-        layers = False
-        inner = np.flatnonzero(program.template >= 0)
-        for template in np.unique(program.template[inner]):
-            kernels = program.templates[template]
-            times = np.bincount(program.rank[inner[program.template[inner] == template]], minlength=program.ranks)  # fmt: skip
-            inside = kernels.collective >= 0
-            layers |= bool(inside.any())
-            wire += float(kernels.duration[inside].sum() * times.mean()) * TICK
-            names = np.array(kernels.names)[kernels.name_index]
-            named, gemm = names == "attention", kernels.flops > 0
-            streams = np.isin(names, [n for n in kernels.names if any(w in n for w in _STREAMS)]) if host else names != "host launch"  # fmt: skip
-            products += np.count_nonzero(gemm & ~named) * times
-            for kind, chosen in zip(CLASSES, (gemm & ~named, named, streams & ~gemm & ~named & ~inside), strict=True):  # fmt: skip
-                classes[kind] += float(kernels.duration[chosen].sum()) * TICK * times
+        classes, products, inside = _classes(program, host=host)
+        wire += inside
         step, bubble = float(result.timeline.step_time_s), parts.get("bubble", 0.0)
         microbatches = int(program.microbatch.max()) + 1
         return cls(
@@ -116,10 +103,29 @@ class Expected:
             # of narrow formats attention and what communicates stay at 16
             bits=round(8 * ELEMENT_BYTES.get(result.scenario.training_step.precision, 2.0)),
             layers=max(2, result.scenario.transformer.layers * microbatches // program.ranks),
-            microbatches=0 if layers else microbatches,
+            microbatches=0 if inside else microbatches,
             repeats=min(Counter(program.size[bare].tolist()).values(), default=0),
             stretch=step / (step - bubble),
         )
+
+
+def _classes(program: Program, *, host: bool) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64], float]:  # fmt: skip
+    """Kernels of each rank class by class [s], how many products, and collectives within layers [s]."""
+    classes = {kind: np.zeros(program.ranks) for kind in CLASSES}
+    products, wire = np.zeros(program.ranks), 0.0
+    inner = np.flatnonzero(program.template >= 0)
+    for template in np.unique(program.template[inner]):
+        kernels = program.templates[template]
+        times = np.bincount(program.rank[inner[program.template[inner] == template]], minlength=program.ranks)  # fmt: skip
+        inside = kernels.collective >= 0
+        wire += float(kernels.duration[inside].sum() * times.mean()) * TICK
+        names = np.array(kernels.names)[kernels.name_index]
+        named, gemm = names == "attention", kernels.flops > 0
+        streams = np.isin(names, [n for n in kernels.names if any(w in n for w in _STREAMS)]) if host else names != "host launch"  # fmt: skip
+        products += np.count_nonzero(gemm & ~named) * times
+        for kind, chosen in zip(CLASSES, (gemm & ~named, named, streams & ~gemm & ~named & ~inside), strict=True):  # fmt: skip
+            classes[kind] += float(kernels.duration[chosen].sum()) * TICK * times
+    return classes, products, wire
 
 
 def _orders(program: Program) -> tuple[str, ...]:
@@ -231,6 +237,7 @@ def _stages(result: Result, account: Account, means: dict[str, NDArray[np.float6
     if not all(mine.any() for mine in members):
         return
     ratios = np.array([busy[mine].mean(axis=0) / known for mine, known in zip(members, expected.compute, strict=True)]).T  # fmt: skip
+    ratios = np.array([part.mean(axis=0) for part in np.array_split(ratios, min(_RUNS, len(ratios)))])  # fmt: skip
     mean = ratios.mean(axis=0)
     last = int(mean.argmax())
     alike = np.minimum(ratios, np.delete(ratios, last, axis=1).mean(axis=1, keepdims=True))
@@ -362,6 +369,18 @@ def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], st
     if ran > _PART * more:
         yield _cause("slow_kernel", seconds, account.ranks, f"{kind} kernels run {word} for {_ms(ran)} of a step; {told}", kind=kind)  # fmt: skip
         return
+    kind = _likeliest(measured, simulated, spread, more / known)
+    # a class of which nothing ran under its name ran unfused, as other kernels
+    gone = [each for each in spread if each in _NAMED and not measured[each]]
+    if gone or kind:
+        yield _cause("slow_kernel", seconds, account.ranks, told, kind=(gone or [kind.replace("other", "small")])[0])  # fmt: skip
+    else:
+        yield _cause("clock_drop", seconds, account.ranks, told)
+
+
+def _likeliest(measured: dict[str, float], simulated: dict[str, float], spread: dict[str, float], excess: float) -> str:  # fmt: skip
+    """The class that is slow alone, by a share `excess` of all kernels; empty where all are slower alike."""
+    more = excess * sum(simulated.values())
     logs = {kind: math.log(max(measured[kind] / simulated[kind], _LEAST)) for kind in spread}
     weights = {kind: sigma**-2 for kind, sigma in spread.items()}
 
@@ -371,17 +390,11 @@ def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], st
         off = (level / _TOGETHER) ** 2 + sum(weights[each] * (logs[each] - slower - level) ** 2 for each in rest)  # fmt: skip
         if not slow:
             return off
-        excess = measured[slow] - math.exp(level) * simulated[slow]
-        return off + ((excess / more - 1) / _PART) ** 2 + _RARE * (slow == "other")
+        slower = measured[slow] - math.exp(level) * simulated[slow]
+        return off + ((slower / more - 1) / _PART) ** 2 + _RARE * (slow == "other")
 
-    odds = {"": unlikely("", math.log1p(more / known)), **{each: unlikely(each) for each in spread}}
-    kind = min(odds, key=lambda each: odds[each])
-    # a class of which nothing ran under its name ran unfused, as other kernels
-    gone = [each for each in spread if each in _NAMED and not measured[each]]
-    if gone or kind:
-        yield _cause("slow_kernel", seconds, account.ranks, told, kind=(gone or [kind.replace("other", "small")])[0])  # fmt: skip
-    else:
-        yield _cause("clock_drop", seconds, account.ranks, told)
+    odds = {"": unlikely("", math.log1p(excess)), **{each: unlikely(each) for each in spread}}
+    return min(odds, key=lambda each: odds[each])
 
 
 def _odd(account: Account, shared: NDArray[np.int64], bits: int) -> tuple[str, str, float]:
