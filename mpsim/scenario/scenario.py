@@ -7,6 +7,7 @@ import copy
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pydantic
 
@@ -84,6 +85,15 @@ class Scenario(Shown, Written):
     def problems(self) -> list[Problem]:
         """Problems that keep it from being simulated, as far as they show unplanned."""
         return check(self)
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> Scenario:
+        """A copy with some sections replaced, without what was found out of several of them."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in ("problems", "stage_clusters", "replica_clusters"):
+            copied.__dict__.pop(name, None)
+        return copied
 
     @property
     def digest(self) -> str:

@@ -116,6 +116,17 @@ class ServicePlan:
         return self.tp * self.pp * self.replicas
 
     @property
+    def price_per_hour(self) -> float | None:
+        """Price of all accelerators [USD/h]; None where that of any is not known."""
+        prices = [
+            (pool.cluster.accelerator.price_per_hour, pool.pool_accelerators)
+            for pool in self.pools.values()
+        ]
+        if any(price is None for price, _ in prices):
+            return None
+        return math.fsum((price or 0.0) * count for price, count in prices)
+
+    @property
     def pools(self) -> Mapping[str, ServicePlan]:
         """Pools by what they do, in the order of the cluster."""
         if self.prefill is None:

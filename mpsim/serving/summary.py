@@ -83,17 +83,6 @@ def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> 
     return parts
 
 
-def _price(plan: ServicePlan) -> float | None:
-    """Price of all accelerators for an hour; None where that of any is not known."""
-    prices = [
-        (pool.cluster.accelerator.price_per_hour, pool.pool_accelerators)
-        for pool in plan.pools.values()
-    ]
-    if any(price is None for price, _ in prices):
-        return None
-    return math.fsum((price or 0.0) * count for price, count in prices)
-
-
 def _running(served: Served) -> float:
     """Time in which instances ran, their sum [s]."""
     return math.fsum(end - begin for _, begin, end in served.running)
@@ -260,7 +249,7 @@ def summarise(
     accelerators = plan.accelerators
     energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= duration / served.end if served.end else 0.0
-    price = _price(plan)
+    price = plan.price_per_hour
     paid = _running(served) / served.end / plan.replicas if served.running else 1.0
     return {
         "accelerators": accelerators,

@@ -207,15 +207,15 @@ class Services(Space[_Candidate]):
             return share * len(requests) / duration
         if self.objective == "throughput":
             return output / duration / plan.accelerators
-        each = plan.cluster.accelerator.price_per_hour or 0.0
-        return each * plan.accelerators * duration / _HOUR / output * _MEGA
+        return (plan.price_per_hour or 0.0) * duration / _HOUR / output * _MEGA
 
     def _cost(self, plan: ServicePlan, streams: Streams, replicas: int) -> float:
         """Accelerators of so many instances that serve the workload, or USD of a million tokens."""
+        sized = dataclasses.replace(plan, replicas=replicas)
         if self.objective == "gpus":
-            return float(_accelerators(plan, replicas))
+            return float(sized.accelerators)
         tokens = streams.rate * float(streams.sample.output.mean())
-        return _price(plan, replicas) / _HOUR / tokens * _MEGA
+        return (sized.price_per_hour or 0.0) / _HOUR / tokens * _MEGA
 
     def _affordable(self, scenario: Scenario) -> int:
         """Accelerators within the limits of price and power."""
@@ -382,17 +382,16 @@ class Services(Space[_Candidate]):
         return math.inf if row.misses else score_of(self.objective, objective)
 
     def _row(self, candidate: _Candidate, entry: Entry) -> FoundService:
-        plan, replicas = candidate.plan, entry.get("replicas", candidate.plan.replicas)
-        summary = entry["summary"]
+        replicas, summary = entry.get("replicas", candidate.plan.replicas), entry["summary"]
+        plan = dataclasses.replace(candidate.plan, replicas=replicas)
         whole = plan.prefill is None and "replicas" in entry
-        priced = plan.cluster.accelerator.price_per_hour is not None
         return FoundService(
             values={**candidate.layout.values, **({AXES["replicas"]: replicas} if whole else {})},
             objective=entry["objective"],
             bound=candidate.bound,
-            accelerators=_accelerators(plan, replicas),
+            accelerators=plan.accelerators,
             above=entry.get("above"),
-            price_per_hour=_price(plan, replicas) if priced else None,
+            price_per_hour=plan.price_per_hour,
             meets_slo=entry["kept"] if "kept" in entry else bool(summary["slo"]["met"]),
             summary=summary,
         )
@@ -409,16 +408,6 @@ def _of_rate(found: Rate) -> Entry:
         "above": found.above,
         "summary": dict(found.summary),
     }
-
-
-def _accelerators(plan: ServicePlan, replicas: int) -> int:
-    """Accelerators of a plan with so many instances."""
-    return plan.accelerators + plan.tp * plan.pp * (replicas - plan.replicas)
-
-
-def _price(plan: ServicePlan, replicas: int) -> float:
-    """Price of the accelerators of so many instances of a plan [USD/h]."""
-    return (plan.cluster.accelerator.price_per_hour or 0.0) * _accelerators(plan, replicas)
 
 
 def _stream(layout: ServiceLayout) -> Requests | None:

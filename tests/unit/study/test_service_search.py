@@ -89,6 +89,15 @@ def test_layouts_that_cannot_keep_the_limits_are_not_simulated():
     assert not any(row.meets_slo for row in whole if row.values["parallelism.tp"] == 1)
 
 
+def test_pools_of_the_file_are_priced_by_their_own_chips():
+    """Eight accelerators at 3 USD/h compute prompts, and eight others at 5 USD/h decode."""
+    pools = {"prefill": {"tp": 4, "replicas": 2}, "decode": {"tp": 4, "replicas": 2}}
+    pools["decode"] |= {"accelerator": "h200-sxm", "price_per_hour": "5 USD/h"}
+    scenario = _scenario(nodes=2, disaggregated=pools, workload=QUICK)
+    found = search(scenario, {"parallelism.tp": [8]}, objective="throughput")
+    assert found.own.row.price_per_hour == 8 * 3.0 + 8 * 5.0
+
+
 def test_limits_of_price_memory_and_power_hold():
     scenario = _scenario()
     cheap = search(scenario, SMALL, max_price=3 * 3.0 / 3600 * 3600, objective="goodput")
