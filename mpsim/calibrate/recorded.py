@@ -111,7 +111,9 @@ def _fitted(result: Result, frame: Frame, base: Fit, ranks: Sequence[Spans], tak
         kept = {key: constant for key, constant in kept.items() if not key.startswith("libraries.")}
         fit = dataclasses.replace(fit, collectives=tuple(_lines(many)))
     found = Fit(kept, fit.kernels + tuple(line for line, _ in lines), fit.collectives + tuple(line for line, _ in levels), scores=(*fit.scores, *classes, *(of for _, of in (*lines, *levels))))  # fmt: skip
-    refused = sorted({*fit.constants, *base.constants} - set(kept))
+    # a device hides launches: its idle time does not say what one costs
+    launch = ["framework.launch_cost"] if taken.device else []
+    refused = sorted({*fit.constants, *base.constants} - set(kept)) + launch
     warnings = [f"not identified, left as known: {', '.join(refused)}"] if refused else []
     return frame, found, warnings + waiting
 

@@ -21,6 +21,7 @@ from mpsim.explain import account, read_ranks
 from mpsim.hardware import machine_of
 from mpsim.measured.sources import read_source
 from mpsim.parallel import GroupShape
+from tests import faults
 
 REAL = Path(__file__).parents[3] / "validation" / "measured"
 ALTERED = {
@@ -252,3 +253,35 @@ def test_few_shapes_move_levels_and_steps_of_every_layout_come_out(name: str) ->
     clean = float(taken.steps.mean() - taken.of("wait").mean()) - fault
     assert step == pytest.approx(clean, rel=0.15)
     assert float(str(told.document["framework"]["launch_cost"]).split()[0]) < 100  # us
+
+
+def test_a_device_slower_in_products_and_attention_moves_their_shares(tmp_path: Path) -> None:
+    """Kernels of three products 1.3 times as long as an H100's and one of attention 1.6 times: its peak stays, the level of each class is found, the launch is refused by name."""
+    result, _ = faults.simulated()
+    shapes = ((8192, 3840, 1280), (8192, 1280, 1280), (8192, 5120, 1280))
+    asked: list[tuple[str, list[Any], str]] = [("aten::mm", [[m, k], [k, n]], faults.NAMES["gemm"]) for m, n, k in shapes]  # fmt: skip
+    asked += [("aten::_scaled_dot_product_flash_attention", [[8, 20, 1024, 64]] * 3, faults.NAMES["attention"])]  # fmt: skip
+
+    def written(seconds: list[float]) -> Path:
+        events: list[dict[str, Any]] = []
+        for number, ((name, dims, kernel), length) in enumerate(zip(asked, seconds, strict=True)):
+            call = {"Input Dims": dims, "Input type": ["c10::BFloat16"] * 3, "External id": number + 1}  # fmt: skip
+            begin = 2000.0 * number
+            events += [
+                {"ph": "X", "cat": "cpu_op", "name": name, "ts": begin, "dur": 5, "args": call},
+                {"ph": "X", "cat": "kernel", "name": kernel, "ts": begin + 10, "dur": 1e6 * length, "args": {**call, "device": 0}},
+            ]  # fmt: skip
+        file = tmp_path / "rank0.json"
+        head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}]}
+        file.write_text(json.dumps({**head, "traceEvents": events}))
+        return file
+
+    points = kernel_points(read_source(written([1e-4] * 4)).measurements)
+    operators = [point.operator for point in points if point.operator]
+    known = KernelModel(result.scenario.hardware.accelerator, "bf16").seconds(operators)
+    slow = np.array([1.3, 1.3, 1.3, 1.6])
+    told = calibrate_recorded(result, [written((known * slow).tolist())])
+    found = KernelModel(told.cluster.accelerator, "bf16").seconds(operators)
+    assert found / known == pytest.approx(slow, rel=0.02)
+    assert "framework.launch_cost" in told.warnings[0]
+    assert told.cluster.accelerator.peak_flops == result.scenario.hardware.accelerator.peak_flops
