@@ -242,7 +242,10 @@ def _stages(result: Result, account: Account, means: dict[str, NDArray[np.float6
     last = int(mean.argmax())
     alike = np.minimum(ratios, np.delete(ratios, last, axis=1).mean(axis=1, keepdims=True))
     plain, level, whole = (_steps(result, each) for each in (np.ones((1, stages)), alike, ratios))
-    longer = whole - level
+    # a format or a path that all stages ran in weighs more on the one with the head
+    excess = float((busy.mean(axis=1) - expected.compute[stage]).mean())
+    wide = _odd(account, np.arange(len(busy)), expected.bits)[2] > _PART * excess > 0
+    longer = 0.0 if wide else whole - level
     calls = account.classes["gemm calls"].mean(axis=1)
     calls = np.array([calls[mine].mean() for mine in members]) / np.maximum(1.0, expected.products)
     more = calls[last] > (1 + _NOISE) * np.delete(calls, last).mean()
