@@ -302,6 +302,9 @@ class OptimizerBehaviour:
     step_scratch: ParameterBytes = 0.0
     """Bytes of each owned parameter alive only while the optimizer steps (lists of torch's foreach
     kernels)."""
+    paged_bytes: ParameterBytes = 0.0
+    """State of each owned parameter in managed memory, outside the allocator (paged optimizers): it
+    goes to the device and back in every step unless there is room for all of it."""
     tensor_scratch: ParameterBytes = 0.0
     """Bytes of each element of the largest weight alive while that one steps."""
     orthogonal_iterations: Whole = 0

@@ -79,6 +79,7 @@ def stepped_by(name: str, preset: OptimizerBehaviour) -> OptimizerBehaviour:
     return dataclasses.replace(
         preset,
         optimizer_bytes=0.0 if row.outside else master + state,
+        paged_bytes=master + state if row.outside else 0.0,
         optimizer_traffic=row.passes * fused,
         step_scratch=row.scratch * width,
         tensor_scratch=float(row.tensor_bytes),

@@ -6,11 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import COLLECTIVES, update_seconds
+from mpsim.hardware import host_of
 from mpsim.parallel import spread
 from mpsim.program.program import TICK, Span, Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
+from mpsim.training.memory import account_memory
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (
@@ -108,7 +110,7 @@ class StepRows:
         groups = (dense_group(plan, self._costs), expert_group(plan, self._costs))
         divided = [group.sharers if plan.zero else 1 for group in groups]
         share = dense / divided[0] + experts / divided[1]
-        waits = self._prepare(waits, groups[0])
+        waits = self._prepare(self._move_pages(waits, share), groups[0])
         on_host = 0.0 if plan.offload == "none" else plan.offload_fraction
         if on_host < 1:
             last = device = self._after(waits, self._update((1.0 - on_host) * share))
@@ -121,6 +123,22 @@ class StepRows:
             for group, owned in zip(groups, (dense, experts), strict=True):
                 last = self._gather(group, owned, last)
         self._cast_weights(last)
+
+    def _move_pages(
+        self, ready: NDArray[np.int64], share: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """Pages of states that come and go where no device has room for all of them, in both directions at once.
+
+        The driver evicts what was used longest ago (NVIDIA/open-gpu-kernel-modules, uvm_pmm_gpu.c), which of states that are passed through once a step is what comes next.
+        """
+        plan = self._plan
+        states = plan.layout.framework.optimizer.paged_bytes * share
+        if not states.any():
+            return ready
+        memory = account_memory(plan)
+        states *= states > memory.capacities - memory.total
+        seconds = states / host_of(plan.layout.cluster).link_bandwidth
+        return self._behind(ready, "move pages of states", seconds)
 
     def _prepare(self, ready: NDArray[np.int64], group: ReplicaGroup) -> NDArray[np.int64]:
         """An optimizer's work before it updates: passes for its own estimates, and products that make updates of matrices orthogonal."""

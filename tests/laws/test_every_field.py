@@ -170,6 +170,7 @@ VALUES: dict[str, list[object]] = {
     "loss_peak_bytes": [60.0],
     "narrow_inputs": [2],
     "step_scratch": [4000.0],
+    "paged_bytes": [4000.0],
     "tensor_scratch": [40000.0],
 }
 """Values of fields whose kind says too little."""

@@ -9,6 +9,7 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.framework import framework, optimizer_names, stepped_by
+from mpsim.hardware import host_of
 from mpsim.scenario import Scenario
 from mpsim.training import make_plan
 from mpsim.workload import make_gemm, orthogonal_products
@@ -172,3 +173,31 @@ def test_what_no_optimizer_does_is_refused_with_the_mend(
     """Each mistake is told at its key with what would do."""
     with pytest.raises(ScenarioError, match=word):
         make_plan(scenario(zero, offload, **training))
+
+
+@pytest.mark.parametrize(("chip", "moves"), [("rtx4090", True), ("h100-sxm", False)])
+def test_a_paged_state_without_room_crosses_the_hosts_link_once_a_step(
+    chip: str, moves: bool
+) -> None:
+    """Two moments of 1.016 B beside the weights of 8B: the 16 GB do not fit on a card of 24, and come and go at once; on one of 80 they stay."""
+    alone = {"accelerator": chip, "accelerators_per_node": 1, "nodes": 1}
+    training = {"global_batch": 1, "micro_batch": 1, "sequence_length": 2048, "recompute": "full"}
+    steps = {
+        name: mpsim.simulate(
+            Scenario.from_mapping(
+                {
+                    "schema": 1,
+                    "model": "llama3-8b",
+                    "cluster": alone,
+                    "training": {**training, "optimizer": name},
+                    "framework": {"preset": "torchtune", "steps_in_backward": True},
+                }
+            )
+        )
+        for name in ("adamw-8bit-bnb", "paged-adamw-8bit")
+    }
+    stays, paged = (result.timeline.step_time_s for result in steps.values())
+    plan = steps["paged-adamw-8bit"].plan
+    state = 2 * 1.015625 * float(plan.layout.rank_parameters[0])
+    link = host_of(plan.layout.cluster).link_bandwidth
+    assert paged - stays == pytest.approx(moves * state / link, rel=1e-6, abs=1e-9)
