@@ -91,7 +91,7 @@ class Memo(dict[K, V]):
         """The value of `key`; made and kept where it is not there."""
         # asked for once, as another thread may make room meanwhile
         if (value := self.get(key, _NOTHING)) is not _NOTHING:
-            return cast(V, value)
+            return value  # type: ignore[return-value] # a cast takes as long as looking up
         self[key] = made = make()
         return made
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from mpsim.errors import UnitError
+from mpsim.memo import remembered
 
 __all__ = [
     "Dimension",
@@ -256,6 +257,7 @@ def price(dollars: float) -> str:
     return f"{text.rstrip('0').rstrip('.') if digits else text} USD"
 
 
+@remembered(4096)
 def format_exact(value: float, dimension: Dimension) -> str:
     """Write an SI float so that `parse_quantity` gives the same float back. `value`: in the SI unit
     of `dimension`, finite and at least 0. `dimension`: what it measures.
@@ -269,7 +271,7 @@ def format_exact(value: float, dimension: Dimension) -> str:
         text = format_quantity(value, dimension, digits=digits)
         if parse_quantity(text, dimension) == value:
             return text
-    return f"{value!r} {dimension.value}"
+    return f"{float(value)!r} {dimension.value}"
 
 
 _LADDERS: Mapping[Dimension, tuple[tuple[str, float], ...]] = {

@@ -240,7 +240,7 @@ def hardware_constant(
 
 
 class Answer(NamedTuple, Generic[A]):
-    """Answer of a cost model, and the constants that it rests on, by name; models of equal content share it."""
+    """Answer of a cost model, shared by equal ones, with the constants it rests on by name."""
 
     value: A
     used: Mapping[str, Constant]

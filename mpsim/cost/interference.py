@@ -1,7 +1,9 @@
 """Interference: what collectives and kernels on one device take from each other.
 
-A collective's kernels hold some of the device's processors and move bytes through its memory; products beside it have fewer processors, memory-bound
-kernels less bandwidth, and the collective itself is dragged. Likewise a step of many accelerators loses time because all wait for the slowest (straggling).
+A collective's kernels hold some of the device's processors and move bytes through its memory;
+products beside it have fewer processors, memory-bound kernels less bandwidth, and the collective
+itself is dragged. Likewise a step of many accelerators loses time because all wait for the slowest
+(straggling).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Costs of a Layout: the cost models bound to its accelerators, its communicators and its messages, in seconds.
+"""Costs of a Layout: the cost models bound to its accelerators, its communicators and its messages,
+in seconds.
 
 `Places` of communicators and messages on one cluster are found once for all layouts that ask.
 """
@@ -60,11 +61,13 @@ class LayoutCosts:
         self._first = [clusters.index(cluster) for cluster in clusters]
         self._others: dict[int, LayoutCosts] = {}
         self._stages: dict[int, StageCosts] = {}
-        self._sent = Memo[tuple[int, int, float], Transfer](_MESSAGES)
+        self._sent = Memo[tuple[object, ...], Transfer](_MESSAGES)
         self._messages = Memo[tuple[object, ...], Transfer](_MESSAGES)
         if like is not None:
             self.kernels, self.collectives = like.kernels, like.collectives
             self.places = like.places
+            if not self._first:
+                self._sent, self._messages = like._sent, like._messages
             self._others = {
                 rank: LayoutCosts(_elsewhere(layout, clusters[rank]), like=other)
                 for rank, other in like._others.items()
@@ -171,7 +174,7 @@ class LayoutCosts:
         `source` and `target`: pipeline ranks. `size`: whole message, before tensor-parallel ranks
         divide it [B].
         """
-        key = (source, target, size)
+        key = (self.layout.mesh, self.layout.sequence_parallel, source, target, size)
         if key not in self._sent:
             crosses = self.places.crosses(self.layout.mesh, source, target)
             receivers = self.group(("tp",), target)
@@ -195,7 +198,8 @@ class LayoutCosts:
         With sequence parallelism each tensor-parallel rank sends the 1/t of the tokens that it has. Without, it sends
         everything, or with scatter/gather 1/t, which the receivers all-gather over scale-up links.
         """
-        key = (whole, crosses, receivers, slower)
+        tp, divided = self.layout.mesh.tp, self.layout.sequence_parallel
+        key = (whole, crosses, receivers, slower, tp, divided)
         if key in self._messages:
             return self._messages[key]
         layout, model, gathers = self.layout, self.collectives, self.scatters_messages
@@ -224,7 +228,7 @@ class StageCosts:
     def __init__(self, costs: LayoutCosts, nodes: int, groups: Mapping[str, GroupShape]) -> None:
         self._costs = costs
         self._groups = groups
-        self.key = (nodes, *groups.values())
+        self.key = _content(nodes, *groups.values())
 
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         """Seconds of sharded operators [s]."""
@@ -289,6 +293,13 @@ class StageCosts:
         up, _ = model.wire_bytes(item.kind, item.size, inside)
         out = item.across * (1.0 - 1.0 / group.domains)
         return Transfer(self._issued + float(slower), float(up), float(out))
+
+
+@remembered(_MESSAGES)
+def _content(*content: object) -> object:
+    """One object for equal content, which compares quickly: costs are asked for by it again and again."""
+    del content
+    return object()
 
 
 def _check_casts(layout: Layout) -> None:

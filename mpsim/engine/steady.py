@@ -1,12 +1,15 @@
-"""The replay engine, and the steady state of a program: what repeats itself in its middle is walked a few times, not every time.
+"""The replay engine, and the steady state of a program: what repeats itself in its middle is walked
+a few times, not every time.
 
-Between warm-up and flush a schedule repeats itself every so many microbatches: the same actions follow each other on every rank. A *turn* is what rows of one
-microbatch do, a *period* a number of turns. In it the same durations follow each other in each chain, with gates as many nodes later as their own chain advances.
-With some periods left out the graph keeps its form. Where it has become steady, so that every node ends a fixed time after the one a period before it, the nodes
-left out end at multiples of that time.
+Between warm-up and flush a schedule repeats itself every so many microbatches: the same actions
+follow each other on every rank. A *turn* is what rows of one microbatch do, a *period* a number of
+turns. In it the same durations follow each other in each chain, with gates as many nodes later as
+their own chain advances. With some periods left out the graph keeps its form. Where it has become
+steady, so that every node ends a fixed time after the one a period before it, the nodes left out
+end at multiples of that time.
 
-That is a guess until it is checked: a node ends when `Chains` says it does, from the ends of the two nodes it waits for. If one of all nodes does
-not, everything is walked.
+That is a guess until it is checked: a node ends when `Chains` says it does, from the ends of the
+two nodes it waits for. If one of all nodes does not, everything is walked.
 
 Shapes: N rows, G nodes, C chains, P chains that repeat themselves.
 """

@@ -1,10 +1,12 @@
 """The Structure of a Program: its graph without its durations, ordered once and replayed for many.
 
-Shapes: K duration vectors, N rows, C classes of rows of equal duration, L levels, D most waits of a row of a level.
+Shapes: K duration vectors, N rows, C classes of rows of equal duration, L levels, D most waits of a
+row of a level.
 
-Many vectors, or a wide program, are evaluated level by level, all vectors at once: in the *layout* of `Levels` rows are sorted by level and K vectors lie side
-by side, and the place after the last row stands for what has always ended. One vector of a narrow program is walked node by
-node: an array operation costs as much as some tens of steps of Python.
+Many vectors, or a wide program, are evaluated level by level, all vectors at once: in the *layout*
+of `Levels` rows are sorted by level and K vectors lie side by side, and the place after the last
+row stands for what has always ended. One vector of a narrow program is walked node by node: an
+array operation costs as much as some tens of steps of Python.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Blocks: the forward and the backward of one layer, embedding or head on one rank, as a list of items in issue order.
+"""Blocks: the forward and the backward of one layer, embedding or head on one rank, as a list of
+items in issue order.
 
-A block's operators fall into runs: those of an attention core, those of routed experts, and all others; each kind has its own collectives.
+A block's operators fall into runs: those of an attention core, those of routed experts, and all
+others; each kind has its own collectives.
 
-A forward of some tokens may run beside a backward of others, those of each travelling while the other computes (`fused_blocks`). Per pair of layers the exchange
-stream carries combine of the backward, dispatch of the forward, dispatch of the backward, combine of the forward, in this order; the compute stream runs attention
-of the forward beside the first, experts of the backward beside the second, experts of the forward beside the third and attention of the backward beside the last
+A forward of some tokens may run beside a backward of others, those of each travelling while the
+other computes (`fused_blocks`). Per pair of layers the exchange stream carries combine of the
+backward, dispatch of the forward, dispatch of the backward, combine of the forward, in this order;
+the compute stream runs attention of the forward beside the first, experts of the backward beside
+the second, experts of the forward beside the third and attention of the backward beside the last
 (Megatron-Core's 1F1B overlap, DualPipe's block).
 """
 

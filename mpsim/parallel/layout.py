@@ -208,7 +208,7 @@ class Layout:
 
     def layer_kinds(self, stage: Stage) -> tuple[str, ...]:
         """Kind of every layer of a stage."""
-        return _kinds(self.model)[stage.first_layer : stage.first_layer + stage.layers]
+        return self.model.layer_kinds[stage.first_layer : stage.first_layer + stage.layers]
 
     def stage_parameters(self, stage: Stage) -> dict[str, Count]:
         """Parameters of a stage by part (``embedding``, ``layers``, ``head``).
@@ -216,7 +216,7 @@ class Layout:
         A tied output projection that does not share a rank with the embedding is a second copy of it.
         """
         shared = stage.head and self.shares_embedding(stage)
-        return _stage_parameters(self.model, self.mesh.tp, stage, shared=shared)
+        return dict(_stage_parameters(self.model, self.mesh.tp, stage, shared=shared))
 
     @property
     def all_trained(self) -> Layout:
@@ -332,11 +332,6 @@ def _padded_vocab(model: Transformer, tp: int) -> int:
 
 
 @remembered(_KEPT)
-def _kinds(model: Transformer) -> tuple[str, ...]:
-    return model.layer_kinds
-
-
-@remembered(_KEPT)
 def _resident(model: Transformer, tp: int) -> Transformer:
     return model if tp <= model.kv_heads else dataclasses.replace(model, kv_heads=tp)
 
@@ -361,7 +356,7 @@ def _expansions(
     shape = {"sequences": sequences, "sequence_length": sequence_length, "context": context}
     layers = {
         kind: expand_layer(model, lowering, kind=kind, document=document, **shape)
-        for kind in dict.fromkeys(_kinds(model))
+        for kind in dict.fromkeys(model.layer_kinds)
     }
     ends = {
         "embedding": expand_embedding(model, lowering, **shape),
@@ -373,12 +368,13 @@ def _expansions(
     )
 
 
+@remembered(_KEPT)
 def _stage_parameters(
     model: Transformer, tp: int, stage: Stage, *, shared: bool
 ) -> dict[str, Count]:
     """Parameters of a stage by part; `shared` says whether the rank of a head has the embedding too."""
     count = _parameters(model, tp)
-    kinds = _kinds(model)[stage.first_layer : stage.first_layer + stage.layers]
+    kinds = model.layer_kinds[stage.first_layer : stage.first_layer + stage.layers]
     parts = {"layers": sum((count.layers[kind] for kind in kinds), Count())}
     if stage.embedding:
         parts["embedding"] = count.embedding
@@ -398,7 +394,7 @@ def _rank_parameters(
     known: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
     dense: list[list[float]] = [[] for _ in range(pp)]
     experts: list[list[float]] = [[] for _ in range(pp)]
-    kinds = _kinds(model)
+    kinds = model.layer_kinds
     for stage in stages:
         shared = stage.head and stage.rank in first
         layers = kinds[stage.first_layer : stage.first_layer + stage.layers]

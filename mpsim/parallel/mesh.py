@@ -60,7 +60,7 @@ class Mesh:
         if problems:
             raise ScenarioError(problems)
 
-    @property
+    @functools.cached_property
     def world(self) -> int:
         """Ranks of all axes that multiply them."""
         return math.prod(self.degree(axis) for axis in _GRID)

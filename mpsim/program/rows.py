@@ -54,7 +54,7 @@ class Rows:
         number = {
             text: self._labels.setdefault(text, len(self._labels)) for text in sorted(set(texts))
         }
-        return np.array([number[text] for text in texts], dtype=np.int64)
+        return np.array([*map(number.__getitem__, texts)], dtype=np.int64)
 
     def occupy(self, rows: ArrayLike, rank: ArrayLike, stream: ArrayLike) -> None:
         """Let rows occupy further (rank, stream) pairs; arrays of one length, or scalars."""

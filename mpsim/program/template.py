@@ -365,11 +365,20 @@ def total(templates: Sequence[Template]) -> Template:
 
 def _joined(templates: Sequence[Template], columns: Iterable[str]) -> Columns:
     """Columns of templates end to end, with where each kernel starts and the parts of all."""
-    offset = np.cumsum([0.0, *(template.parts.sum() for template in templates)])
-    starts = [template.start + at for template, at in zip(templates, offset, strict=False)]
+    # layers repeat: each distinct one is looked at once, and taken as often as it stands there
+    took = {template: template.parts.sum() for template in dict.fromkeys(templates)}
+    begins = np.cumsum([0, *(len(template.start) for template in took)])
+    kernels = dict(zip(took, map(np.arange, begins, begins[1:]), strict=False))
+    places = [kernels[template] for template in templates]
+    place, offset = np.concatenate(places), np.cumsum([0.0, *map(took.__getitem__, templates)])
+
+    def column(name: str) -> Column:
+        joined: Column = np.concatenate([getattr(each, name) for each in took])[place]
+        return joined
+
     return {
-        **{name: np.concatenate([getattr(each, name) for each in templates]) for name in columns},
-        "start": np.concatenate(starts),
+        **{name: column(name) for name in columns},
+        "start": column("start") + np.repeat(offset[:-1], [*map(len, places)]),
         "parts": np.sum([template.parts for template in templates], axis=0),
     }
 

@@ -79,10 +79,11 @@ def price_of(each: float | None, ranks: int, seconds: float) -> float | None:
 
 def calibration(constants: Sequence[Constant]) -> dict[str, object]:
     """Constants by status: fitted on measurements, or not."""
+    statuses = [constant.status for constant in constants]
     return {
-        "calibrated": sum(constant.status is Status.CALIBRATED for constant in constants),
-        "family_default": sum(constant.status is Status.FAMILY_DEFAULT for constant in constants),
-        "datasheet": sum(constant.status is Status.DATASHEET for constant in constants),
+        "calibrated": statuses.count(Status.CALIBRATED),
+        "family_default": statuses.count(Status.FAMILY_DEFAULT),
+        "datasheet": statuses.count(Status.DATASHEET),
         "constants": [
             {
                 "name": constant.name,

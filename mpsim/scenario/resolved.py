@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import itertools
@@ -38,7 +37,7 @@ def resolved_data(scenario: Written) -> Fields:
     data: Fields = {
         "schema": scenario.schema_version,
         "name": scenario.name,
-        "model": copy.deepcopy(_figures(scenario.transformer)),
+        "model": _figures(scenario.transformer),
         "cluster": _cluster(scenario.hardware) | _parts(scenario),
         "parallelism": _parallelism(scenario),
         "schedule": {**_dumped(scenario.schedule), "virtual_stages": scenario.schedule.chunks},

@@ -105,7 +105,7 @@ class Scenario(Shown, Written):
 
         `Scenario.from_mapping` makes the same scenario of it, also after a preset has changed.
         """
-        return resolved_data(self)
+        return copy.deepcopy(resolved_data(self))
 
     def with_values(self, values: Mapping[str, object], *, checked: bool = True) -> Scenario:
         """The scenario with some values replaced, checked again, and its sweep dropped.

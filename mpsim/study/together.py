@@ -1,6 +1,8 @@
-"""Many programs at once: work that points of a study have in common is done once, and programs of one structure are replayed together.
+"""Many programs at once: work that points of a study have in common is done once, and programs of
+one structure are replayed together.
 
-Points of one *kind* differ in their links and prices only, and need the same memory. What points of any kind share of their templates, `mpsim.training.blocks` knows.
+Points of one *kind* differ in their links and prices only, and need the same memory. What points of
+any kind share of their templates, `mpsim.training.blocks` knows.
 """
 
 from __future__ import annotations

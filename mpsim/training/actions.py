@@ -1,11 +1,14 @@
 """Rows of every action: which templates an action consists of, and what travels between them.
 
-An action is one row with one template, unless data parallelism cuts it (`mpsim.training.replicas.segments`); then every segment is a row,
-and copies of its gradients before they are reduced another.
+An action is one row with one template, unless data parallelism cuts it
+(`mpsim.training.replicas.segments`); then every segment is a row, and copies of its gradients
+before they are reduced another.
 
-A segment takes longer where gathers and reductions run beside it: a collective's blocks hold processors and memory bandwidth of the device they run on, so a kernel
-beside them loses a part of its rate (`Interference.lost_at`). Segments run in order; what is queued beside one and does not end there runs on beside the next. What
-the next action finds still under way is left out, and so are collectives of other axes.
+A segment takes longer where gathers and reductions run beside it: a collective's blocks hold
+processors and memory bandwidth of the device they run on, so a kernel beside them loses a part of
+its rate (`Interference.lost_at`). Segments run in order; what is queued beside one and does not end
+there runs on beside the next. What the next action finds still under way is left out, and so are
+collectives of other axes.
 
 Shapes: N actions.
 """
@@ -112,7 +115,7 @@ class ActionVariants:
         """Blocks of a segment with the passes over memory around them."""
         gathered = _parameters(segment.gathers) if self._gathers_units else 0.0
         before = self._passes.gathered(gathered, rank)
-        added = math.fsum(each.trained for each in segment.blocks) if action in _GRADIENT else 0.0
+        added = math.fsum([each.trained for each in segment.blocks]) if action in _GRADIENT else 0.0
         return [*before, *segment.blocks, *self._passes.added(added, rank)]
 
     def _register(self, template: Template) -> int:
@@ -120,7 +123,7 @@ class ActionVariants:
 
 
 def _parameters(buckets: tuple[Bucket, ...]) -> float:
-    return sum(bucket.dense + bucket.experts for bucket in buckets)
+    return sum([bucket.dense + bucket.experts for bucket in buckets])
 
 
 def _slowdowns(templates: Sequence[Template], queued: Sequence[Load]) -> list[float]:
@@ -233,7 +236,7 @@ class _Pricing:
         for bucket in buckets:
             if (bucket, gather, alike) not in self._known:
                 self._known[bucket, gather, alike] = self._time(bucket, alike, gather=gather)
-        return _sum(self._known[bucket, gather, alike] for bucket in buckets)
+        return _sum([self._known[bucket, gather, alike] for bucket in buckets])
 
     def _time(self, bucket: Bucket, rank: int, *, gather: bool) -> Load:
         plan, costs = self._plan, self._costs

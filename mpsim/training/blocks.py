@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from mpsim.cost.quantise import launch_seconds
 from mpsim.hardware import host_of
@@ -44,8 +46,7 @@ _PHASES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class Block(NamedTuple):
     """One layer, embedding or head inside an action of a stage, or what comes before the first.
 
     Parameters
@@ -97,7 +98,8 @@ class Blocks:
     sums : bool
         Whether rows of blocks are sums: the time of an action without the kernels inside, which is all that a step time needs.
     known : Memo, optional
-        Templates that plans share whose costs do, where nobody asks which constants they rest on: they are not priced again.
+        Templates that plans share as their costs do; what is known is not priced again, and
+        notes no constants.
 
     Attributes
     ----------
@@ -106,8 +108,9 @@ class Blocks:
 
     Notes
     -----
-    What a template consists of is remembered for all plans that divide layers in the same way; every plan asks its own cost models for the prices, so that these
-    account for the constants it rests on, and gets the template of another plan at the same prices.
+    What a template consists of is remembered for all plans that divide layers in the same way;
+    every plan asks its own cost models for the prices, so that these account for the constants it
+    rests on, and gets the template of another plan at the same prices.
     """
 
     def __init__(
@@ -166,19 +169,19 @@ class Blocks:
         trained = layout.trained(parts)
         mesh = layout.mesh
 
-        made: dict[tuple[str, Recompute | None], tuple[Template, float, float, float, float]] = {}
-
         def block(layer: int, part: str, again: Recompute | None = None) -> Block:
-            if (part, again) not in made:  # layers of a stage are mostly of one kind
-                sizes = [
-                    (layout.held(count), count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp))
-                    for count in (parts[part], trained[part])
-                ]
-                made[part, again] = self.template(part, action, costs, again), *sizes[0], *sizes[1]
-            return Block(layer, *made[part, again])
+            sizes = [
+                (layout.held(count), count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp))
+                for count in (parts[part], trained[part])
+            ]
+            template = self.template(part, action, costs, again)
+            return Block(layer, template, *sizes[0], *sizes[1])
 
+        blocks: list[Block] = []
         alone = zip(layout.layer_kinds(stage), self._again(stage, action), strict=True)
-        blocks = [block(i, kind, again) for i, (kind, again) in enumerate(alone)]
+        for each, run in itertools.groupby(alone):  # layers of a stage are mostly of one kind
+            made = block(0, *each)
+            blocks += [Block(i, *made[1:]) for i, _ in enumerate(run, len(blocks))]
         blocks = self._chunked(stage, action, blocks, costs)
         if stage.embedding and (action is Action.F or self._expansions["embedding"].backward):
             blocks.insert(0, block(-1, "embedding"))
@@ -206,16 +209,11 @@ class Blocks:
         )
         return [Block(-1, template, 0.0)]
 
-    def _again(self, stage: Stage, action: Action) -> list[Recompute]:
+    def _again(self, stage: Stage, action: Action) -> Sequence[Recompute]:
         """Recomputation of every layer of a stage by itself in one action."""
         if action not in (Action.B, Action.I):
             return [NOTHING] * stage.layers
-        recompute = self._plan.recompute
-        alone = [recompute.of_layer(layer, stage.layers) for layer in range(stage.layers)]
-        for chunk in recompute.chunks(stage.layers):
-            if len(chunk) > 1:
-                alone[chunk.start : chunk.stop] = [NOTHING] * len(chunk)
-        return alone
+        return self._plan.recompute.alone(stage.layers)
 
     def _chunked(
         self, stage: Stage, action: Action, blocks: list[Block], costs: StageCosts
@@ -260,7 +258,7 @@ class Blocks:
 
         Both stages are on one rank; what has no counterpart runs alone.
         """
-        return _laid(f"F beside {action.name}", *self._pairs(ahead, behind, action))
+        return _beside(action, *self._pairs(ahead, behind, action))
 
     def _pairs(self, ahead: Stage, behind: Stage, action: Action) -> list[tuple[int, Template]]:
         costs = self._costs.stage(ahead.rank)
@@ -444,10 +442,8 @@ class Blocks:
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end, or sum them; equal rows of blocks share one template."""
         if self._sums:
-            return _summed(*(block.template for block in blocks))
-        layers = sum(block.layer >= 0 for block in blocks)
-        name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"
-        return _laid(name, *((block.layer, block.template) for block in blocks))
+            return _summed(*[block.template for block in blocks])
+        return _laid(action, *[(block.layer, block.template) for block in blocks])
 
 
 def _division(plan: Plan) -> tuple[object, ...]:
@@ -468,8 +464,14 @@ def _recipes(division: tuple[object, ...]) -> Memo[tuple[object, ...], _Recipe]:
 
 
 @remembered(_JOINED)
-def _laid(name: str, *row: tuple[int, Template]) -> Template:
-    return concatenate(name, row)
+def _laid(action: Action, *row: tuple[int, Template]) -> Template:
+    layers = sum(layer >= 0 for layer, _ in row)
+    return concatenate(f"{action.name} of {layers} layer{'s' * (layers != 1)}", row)
+
+
+@remembered(_JOINED)
+def _beside(action: Action, *row: tuple[int, Template]) -> Template:
+    return concatenate(f"F beside {action.name}", row)
 
 
 @remembered(_JOINED)

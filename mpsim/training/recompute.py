@@ -70,6 +70,15 @@ class Recompute:
             return whole
         return dataclasses.replace(whole, offload="none")
 
+    @remembered(_LAYERS)
+    def alone(self, layers: int) -> tuple[Recompute, ...]:
+        """Recomputation of every layer of a stage by itself: of nothing in chunks of several."""
+        each = [self.of_layer(layer, layers) for layer in range(layers)]
+        for chunk in self.chunks(layers):
+            if len(chunk) > 1:
+                each[chunk.start : chunk.stop] = [NOTHING] * len(chunk)
+        return tuple(each)
+
     def at(self, granularity: str) -> Recompute:
         """The same, or another granularity with its defaults."""
         if granularity == self.granularity:

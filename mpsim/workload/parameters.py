@@ -76,4 +76,6 @@ class Parameters:
     def total(self) -> int:
         """All of the model, each parameter once."""
         ends = self.embedding.total + self.final_norm.total + self.output_head.total
-        return ends + sum(self.layers[kind].total for kind in self.kinds)
+        return ends + sum(
+            count.total * self.kinds.count(kind) for kind, count in self.layers.items()
+        )

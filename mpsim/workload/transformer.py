@@ -156,7 +156,7 @@ class Transformer:
     @property
     def layer_kinds(self) -> tuple[str, ...]:
         """Name of the kind of every layer; `expand_layer` and `parameters` know each by this name."""
-        return tuple(kind.name for kind in self.kinds)
+        return _names_of(self)
 
     def kind(self, name: str) -> LayerKind:
         """The kind of layer called `name`; WorkloadError if the model has no such layer."""
@@ -359,6 +359,11 @@ def _kinds_of(model: Transformer) -> tuple[LayerKind, ...]:
     return tuple(_kind(model, layer) for layer in range(model.layers))
 
 
+@remembered(256)
+def _names_of(model: Transformer) -> tuple[str, ...]:
+    return tuple(kind.name for kind in model.kinds)
+
+
 def _kind(model: Transformer, layer: int) -> LayerKind:
     if not model.encoder_layers:
         return _single_stack(model, layer)
@@ -399,6 +404,7 @@ def _patterned(model: Transformer, letter: str, experts: bool) -> LayerKind:
 # --- parameters ------------------------------------------------------------------------------------------------------------------
 
 
+@remembered(64)
 def _count_parameters(model: Transformer, vocab: int) -> Parameters:
     """Count the parameters of `model` with `vocab` rows in its embedding and head."""
     norm = _norm(model)

@@ -1,8 +1,11 @@
-"""NCCL and its kin: curves fitted on measurements inside a scale-up domain, the best of a few algorithms across domains.
+"""NCCL and its kin: curves fitted on measurements inside a scale-up domain, the best of a few
+algorithms across domains.
 
-Inside a domain the better of two protocols, ``min(a1 + passes S / bus1, a2 + passes S / bus2 + c sqrt(S))``, with constants by group size.
-Across domains ``a + passes S / bus + c sqrt(S)`` with ``passes S / bus`` the slower of the scale-up part and the NIC part, and `a` the best
-of a few algorithms (``collectives.algorithm``). On a torus (TPU, Trainium) bidirectional rings run over the axes that a group fills.
+Inside a domain the better of two protocols, ``min(a1 + passes S / bus1, a2 + passes S / bus2 + c
+sqrt(S))``, with constants by group size. Across domains ``a + passes S / bus + c sqrt(S)`` with
+``passes S / bus`` the slower of the scale-up part and the NIC part, and `a` the best of a few
+algorithms (``collectives.algorithm``). On a torus (TPU, Trainium) bidirectional rings run over the
+axes that a group fills.
 """
 
 from __future__ import annotations

@@ -249,7 +249,12 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     total, scratch = fresh_gradients(plan).total, step_scratch(plan) - fresh_gradients(plan).root
     steps = [(0.0, 0.0, total + lists, 0.0, total, lists) for lists in scratch.tolist()]
     return [
-        Held(*(np.append(column[rows], last) for column, last in zip(every, step, strict=True)))
+        Held(
+            *(
+                np.concatenate([column[rows], [last]])
+                for column, last in zip(every, step, strict=True)
+            )
+        )
         for rows, step in zip(ranks, steps, strict=True)
     ]
 

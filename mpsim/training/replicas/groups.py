@@ -233,8 +233,11 @@ def add_collectives(
     whole tensor [B]. `beyond` (float64[E]): time each takes beyond the collective itself [s].
     """
     seconds, up, out = np.zeros((3, len(size)))
+    collective, label = np.zeros(len(size), dtype=np.int8), np.zeros(len(size), dtype=object)
     for kind in sorted(set(kinds.tolist())):
         mine = kinds == kind
+        collective[mine] = COLLECTIVES.index(rooted_kind(kind))
+        label[mine] = _LABELS[kind] + group.name
         members = group.everyone if kind == "all_reduce" else group.inside
         alike = costs.alike[rank[mine]]
         shapes = {first: members(first) for first in set(alike.tolist())}
@@ -255,7 +258,7 @@ def add_collectives(
         duration=ticks(seconds + beyond),
         up_bytes=up,
         out_bytes=out,
-        collective=np.array([COLLECTIVES.index(rooted_kind(kind)) for kind in kinds.tolist()]),
+        collective=collective,
         size=size,
-        label=np.array([_LABELS[kind] + group.name for kind in kinds.tolist()]),
+        label=label,
     )

@@ -205,8 +205,8 @@ def _split(
 
 def _trained(blocks: Sequence[Block]) -> tuple[Bucket, ...]:
     """The bucket of what trains of some blocks; none where nothing does."""
-    experts = math.fsum(block.trained_experts for block in blocks)
-    total = math.fsum(block.trained for block in blocks)
+    experts = math.fsum([block.trained_experts for block in blocks])
+    total = math.fsum([block.trained for block in blocks])
     return (Bucket(total - experts, experts),) if total else ()
 
 
@@ -230,7 +230,7 @@ def _grouped(plan: Plan, stage: Stage, blocks: Sequence[Block]) -> list[list[Blo
     size = data.first_bucket_bytes / element or usual
     groups: list[list[Block]] = [[]]
     for block in blocks:
-        if groups[-1] and math.fsum(block.trained for block in groups[-1]) >= size:
+        if groups[-1] and math.fsum([block.trained for block in groups[-1]]) >= size:
             groups.append([])
             size = usual
         groups[-1].append(block)

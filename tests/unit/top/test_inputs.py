@@ -17,7 +17,16 @@ from mpsim.inputs import open_input, open_regular, open_text, parse_json, read_b
 from mpsim.record import Record
 
 ROOT = Path(mpsim.__file__).parent
-OPENERS = {"open", "read_text", "read_bytes", "fdopen", "is_zipfile", "ZipFile", "connect"}
+OPENERS = {
+    "open",
+    "read_text",
+    "read_bytes",
+    "fdopen",
+    "FileIO",
+    "is_zipfile",
+    "ZipFile",
+    "connect",
+}
 MODULES = {"gzip", "json", "yaml", "tomllib", "np", "numpy", "zipfile", "bz2", "lzma", "pickle"}
 LOADERS = {"load", "open", "safe_load", "loadtxt", "genfromtxt", "fromfile", "memmap"}
 OWN = {
