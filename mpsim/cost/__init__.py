@@ -5,8 +5,7 @@ The formulas are pure functions on floats and arrays; a model binds them to one 
 
 from mpsim.cost.collectives import CollectiveAnswer, CollectiveModel
 from mpsim.cost.constants import Constant, Constants, Status, host_constants
-from mpsim.cost.curve_file import load_curves
-from mpsim.cost.curves import CollectiveCurves, Curve
+from mpsim.cost.curves import CollectiveCurves, Curve, load_curves
 from mpsim.cost.formulas import (
     GemmConstants,
     attention_pairs,

@@ -157,8 +157,7 @@ def _machine(path: Path) -> object:
 
 
 def _curves(path: Path) -> object:
-    from mpsim.cost.curve_file import load_curves
-    from mpsim.cost.curves import CollectiveCurves
+    from mpsim.cost.curves import CollectiveCurves, load_curves
 
     curves = load_curves(path)
     assert isinstance(curves, CollectiveCurves)
