@@ -116,7 +116,7 @@ def adapter_section(pairs: Sequence[Pair]) -> list[str]:
         *table([pair for pair in adapted if pair[0].error is not None]),
         "",
         (
-            "litgpt's Gemma 2 caps its scores, which eager kernels do and this version does not count; Hugging Face's rows are reserved peaks of batches padded to their longest. Of the "
+            "litgpt's Gemma 2 caps its scores in kernels of torch, of which the softmax is counted and the cap's own output is not; Hugging Face's rows are reserved peaks of batches padded to their longest. Of the "
             "RTX 4090 rows LoRA comes out too slow, its products being set by one search of shapes: what was measured is 84 % of the datasheet's rate over the whole step."
         ),
         "",
