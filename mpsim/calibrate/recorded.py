@@ -79,7 +79,7 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
 
 
 def _fitted(result: Result, frame: Frame, base: Fit, ranks: Sequence[Spans], taken: Account, sources: Sequence[Source]) -> tuple[Frame, Fit, list[str]]:  # fmt: skip
-    """What the recording identifies: constants, levels and curves; and what it does not, by name."""
+    """Fit what the recording identifies: constants, levels and curves; what it does not is named."""
     measurements = list(_kernels(sources, _optimizer(result, ranks, base)))
     points = kernel_points(measurements)
     _check_possible(points, result.scenario.hardware, float(taken.steps.max()))

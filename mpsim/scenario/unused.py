@@ -117,7 +117,7 @@ _IS: Final[Mapping[str, Callable[[Written], bool]]] = {
 @remembered(1)
 def _rules() -> tuple[_Rule, ...]:
     """Every rule; a key takes the first that applies."""
-    return tuple(map(_Rule.of, read_shipped("mpsim.scenario.data", "unused.yaml")))
+    return tuple(map(_Rule.of, read_shipped("mpsim.scenario.data", "unused.yaml")["rows"]))
 
 
 @remembered(_KEYS)

@@ -37,6 +37,7 @@ OWN = {
     "scenario/examples.py": "data that ships",
     "measure/world.py": "/proc of this machine",
     "measure/load.py": "/proc of this machine",
+    "measure/timer.py": "/proc of this machine",
     "archive.py": "members of a zip that inputs opened, and the writer",
     "formats/nsys.py": "SQLite opens what inputs looked at",
     "cli/about.py": "data that ships",
