@@ -48,14 +48,20 @@ class Lane:
         return sum(engine.load for engine in self.engines)
 
     @property
-    def state(self) -> tuple[int, int, int]:
-        """Sequences that decode, tokens of their contexts together, and blocks held by requests."""
-        decodes = context = used = 0
-        for engine in self.engines:
-            decodes += engine.decodes
-            context += engine.context
-            used += engine.used
-        return decodes, context, used
+    def used(self) -> int:
+        """Blocks held by requests."""
+        engine, *others = self.engines
+        return engine.used + sum(other.used for other in others) if others else engine.used
+
+    @property
+    def decoding(self) -> tuple[int, int]:
+        """Sequences that decode, and tokens of their contexts together."""
+        engine, *others = self.engines
+        decodes, context = engine.decoding.decodes, engine.decoding.context
+        for other in others:
+            decodes += other.decodes
+            context += other.context
+        return decodes, context
 
     @property
     def waits_for(self) -> str:
@@ -138,7 +144,7 @@ class Lane:
 
     def stages_ahead(self, steps: int) -> tuple[list[float], list[float]]:
         """Times of so many decoding iterations, and of their first stages [s]."""
-        decodes, tokens, _ = self.state
+        decodes, tokens = self.decoding
         ahead = _COUNTING[:steps]
         if (line := self.line()) is not None:
             stage = self.pace * float(self.prices.stage_seconds(Batch(decodes, tokens)))

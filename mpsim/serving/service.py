@@ -333,18 +333,17 @@ class Service:
 
     def _next(self, lanes: Sequence[Lane]) -> float | None:
         """When the next request comes to neighbouring batches; None if only the others can tell."""
-        turns, first = len(self._lanes[0]), lanes[0].number
         if lanes[0].pool or self._fragile:
             return None
+        turns = len(self._lanes[0])
         if self._concurrency is not None:
             if turns > 1:
                 return None
             return self._due[0] if self._due else np.inf
         if len(lanes) < turns and self._routing != "round-robin":
             return None
-        turn = self._sent % turns
-        is_theirs = first <= turn < first + len(lanes)
-        request = self._sent + (0 if is_theirs else (first - turn) % turns)
+        ahead = (lanes[0].number - self._sent) % turns  # requests that come to others before
+        request = self._sent + (ahead if ahead <= turns - len(lanes) else 0)
         return self._queued[request] if request < self._count else np.inf
 
     def _work(self, lane: Lane) -> Events:
@@ -374,9 +373,9 @@ class Service:
             if math.isnan(self._started[started]):
                 self._started[started] = now
         seconds = lane.seconds(iteration)
-        used = lane.state[2]
-        work = (iteration.decodes, iteration.context, iteration.prompt_tokens, used)
-        self._rows.append((now, seconds, 1, *work, lane.number, seconds))
+        decodes, context = iteration.decodes, iteration.context
+        work = (1, decodes, context, iteration.prompt_tokens, lane.used, lane.number)
+        self._rows.append((now, seconds, *work, seconds))
         return seconds
 
     def _finish(self, lane: Lane, iteration: Iteration) -> None:
@@ -466,8 +465,8 @@ class Service:
     ) -> None:
         """Write down iterations passed at once, to their `end` where they waited between."""
         span = seconds if end is None else end - begin
-        decodes, context, used = lane.state
-        self._rows.append((begin, seconds, steps, decodes, context, 0, used, lane.number, span))
+        work = (steps, *lane.decoding, 0, lane.used, lane.number)
+        self._rows.append((begin, seconds, *work, span))
         lane.jump(steps)
 
     def _note(self, lane: Lane, first: Sequence[int], last: Sequence[int]) -> None:

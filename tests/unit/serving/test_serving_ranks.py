@@ -74,7 +74,7 @@ def test_a_request_joins_the_rank_with_the_least_load():
     first, last = ranks.finish(iteration)
     assert sorted(first) == [0, 1, 2, 3, 4]
     assert last == []
-    assert ranks.state[0] == 5
+    assert ranks.decoding[0] == 5
 
 
 @settings(max_examples=40, deadline=None)
