@@ -135,7 +135,8 @@ def _instead(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
 def _divisions(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
     """Divisions for such a model on such accelerators, without what is not open."""
     moe, chip = scenario.transformer.moe, scenario.hardware.accelerator
-    facts = {"experts": bool(moe), "tpu": chip.family == "tpu", "staged": "schedule" not in opened}
+    staged = _STAGES in opened and "schedule" not in opened
+    facts = {"experts": bool(moe), "tpu": chip.family == "tpu", "staged": staged}
     for entry in read_shipped("mpsim.study.data", "usual.yaml")["divisions"]:
         values = {key: value for key, value in entry["values"].items() if key in opened}
         if moe is not None and values.get(_SPREAD) == "all":

@@ -264,7 +264,7 @@ def _at_once(row: Filled) -> Filled:
 
 def _network(row: Filled) -> Filled:
     """NICs of a usual node of this kind, where none are stated."""
-    entry = network_of(row.cells.text("accelerator"))
+    entry = network_of(row.cells.text("accelerator"), row.cells.text("inter_node_link"))
     if entry is None or (row.cells.text("nics_per_node") and row.cells.text("nic_gbit_s")):
         return row
     count, each = row.cells.number("num_accel"), row.cells.number("accel_per_node")
@@ -287,9 +287,9 @@ def guesses(assumed: Sequence[Assumed]) -> int:
     return len({entry.to for entry in assumed if (entry.to, entry.why) in reasons})
 
 
-def network_of(accelerator: str) -> Mapping[str, Any] | None:
-    """NICs of a usual node with this accelerator, None where none are known."""
-    return _entry("networks", accelerator)
+def network_of(accelerator: str, link: str = "") -> Mapping[str, Any] | None:
+    """NICs of a usual node with this accelerator and such words for its network, None where none are known."""
+    return _entry("networks", accelerator, link)
 
 
 def system_of(accelerator: str) -> str | None:
@@ -313,9 +313,10 @@ def slices_of(cells: Cells) -> int:
     return 1
 
 
-def _entry(section: str, text: str) -> Mapping[str, Any] | None:
-    for entry in table("assumptions")[section]:
-        if re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE):
-            result: Mapping[str, Any] = entry
-            return result
+def _entry(section: str, text: str, link: str = "") -> Mapping[str, Any] | None:
+    entries: list[Mapping[str, Any]] = table("assumptions")[section]
+    for entry in entries:
+        words = (entry["pattern"], text), (entry.get("link", ".*"), link)
+        if all(re.fullmatch(*each, flags=re.IGNORECASE) for each in words):
+            return entry
     return None

@@ -191,7 +191,7 @@ def _network(cells: Cells) -> dict[str, str]:
             ports, rate = number(match, entry["nics"]), number(match, entry["rate"])
         words = str(entry.get("link", text))
         return {"nics_per_node": str(ports), "nic_gbit_s": str(rate), "inter_node_link": words}
-    return {}
+    return {"inter_node_link": "InfiniBand"} if "InfiniBand" in text else {}
 
 
 def _batch(row: Filled, cells: Cells) -> Filled:

@@ -91,3 +91,11 @@ def test_stages_hold_unlike_numbers_of_layers_where_these_do_not_divide() -> Non
     values = settled(odd, LAYOUT - {"schedule"}, staged)
     assert values["parallelism.pp"] == 8
     assert values["parallelism.layers_per_stage"] == "auto"
+
+
+def test_under_a_stated_number_of_stages_every_tensor_degree_is_tried() -> None:
+    """With one stage under 1F1B that two ranks hold, two are faster than eight."""
+    degree = lambda values: int(values.get("parallelism.tp", 1))  # noqa: E731
+    tried = Tried(lambda values: 1.5 / degree(values), lambda values: float(degree(values)))
+    opened = {"parallelism.tp", "parallelism.sequence_parallel"}
+    assert settled(asked(), opened, tried)["parallelism.tp"] == 2
