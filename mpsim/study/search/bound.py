@@ -305,7 +305,8 @@ class _Around:
         self._by_keeping: dict[tuple[object, ...], Floats] = {}
         self._by_timing: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         self._by_batch: dict[tuple[object, ...], Fresh] = {}
-        self._by_states: dict[tuple[int, str | None], tuple[Plan, Floats]] = {}
+        self._by_states: dict[tuple[int, str | None], tuple[Plan, Floats, Floats]] = {}
+        self._by_division: dict[tuple[object, ...], Plan] = {}
         self._by_room: dict[tuple[object, ...], Floats] = {}
         self._by_sharing: dict[tuple[int, str | None], _Ends] = {}
 
@@ -326,7 +327,7 @@ class _Around:
         chosen = [layouts[place] for place in left.tolist()]
         fresh = [self._fresh(layout.sharing, order.microbatches) for layout in chosen]
         kept = np.stack([self._kept(layout) for layout in chosen])
-        lists = np.stack([step_scratch(self._shared(layout.sharing)) for layout in chosen])
+        lists = np.stack([self._of_sharing(layout.sharing)[2] for layout in chosen])
         held = self._memory(kept, order, fresh, lists) + standing[left]
         memory[left], filled[left] = held.max(axis=1), (held / room).max(axis=1)
         left = left[filled[left] <= usable]
@@ -364,12 +365,15 @@ class _Around:
 
     def _divided(self, layout: Layout) -> Plan:
         """The plan with the microbatch and the habits of a layout that decide the time of its actions."""
-        return varied(
-            self._plan,
-            micro_batch=layout.micro_batch,
-            sequence_parallel=layout.sequence_parallel,
-            recompute=self._bounder.recompute(layout),
-        )
+        key = (layout.micro_batch, layout.sequence_parallel, layout.again)
+        if key not in self._by_division:
+            self._by_division[key] = varied(
+                self._plan,
+                micro_batch=layout.micro_batch,
+                sequence_parallel=layout.sequence_parallel,
+                recompute=self._bounder.recompute(layout),
+            )
+        return self._by_division[key]
 
     def _kept(self, layout: Layout) -> Floats:
         """Bytes that distinct stages keep, float64[D, 7]."""
@@ -488,11 +492,11 @@ class _Around:
     def _shared(self, sharing: tuple[int, str | None]) -> Plan:
         return self._of_sharing(sharing)[0]
 
-    def _of_sharing(self, sharing: tuple[int, str | None]) -> tuple[Plan, Floats]:
-        """The plan with that sharing, and model states of each rank, float64[P] [B]."""
+    def _of_sharing(self, sharing: tuple[int, str | None]) -> tuple[Plan, Floats, Floats]:
+        """The plan with that sharing, model states of each rank and scratch of its optimizer, float64[P] each [B]."""
         if sharing not in self._by_states:
             zero, offload = sharing
             kept = self._plan.offload if offload is None else offload
             plan = dataclasses.replace(self._plan, zero=zero, offload=kept)
-            self._by_states[sharing] = plan, self._bounder.standing(plan)
+            self._by_states[sharing] = plan, self._bounder.standing(plan), step_scratch(plan)
         return self._by_states[sharing]
