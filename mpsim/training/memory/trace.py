@@ -56,23 +56,28 @@ def allocation_trace(timeline: Timeline, plan: Plan, memory: Memory, rank: int) 
     number = rank % plan.layout.mesh.pp
     orders, pieces, fresh = part.orders, kept_by_piece(part), fresh_gradients(part)
     rows = range(int(orders.rank_ptr[number]), int(orders.rank_ptr[number + 1]))
+    fused = orders.fused & part.fuses_blocks
     start, end = action_times(timeline, rank)
     states = _states(part, memory, rank, number)
     made = {name: size for name, size in states.items() if name.endswith(" gradients")}
     made = made if fresh.total else {}
     changes = [Change(0.0, name, size) for name, size in states.items() if name not in made]
-    for row, begin, until in zip(rows, start, end, strict=True):
+    for at, row in enumerate(rows):
+        # halves of a block go through their layers in turns, a backward before a forward
+        first, last = at - bool(at and fused[row - 1]), at + bool(fused[row])
         action, stage = Action(int(orders.kind[row])), int(orders.stage[row])
         steps = [*_action(action, int(orders.microbatch[row]), pieces[stage], fresh, made)]
-        each = (until - begin) / max(len(steps), 1)
+        each = (end[last] - start[first]) / max(len(steps), 1)
+        later = last > first and action is Action.F
         changes += [
-            Change((begin + place * each) * TICK * _MICROSECONDS, *step)
-            for place, step in enumerate(steps)
+            Change((start[first] + place * each) * TICK * _MICROSECONDS, *step)
+            for place, step in enumerate(steps, start=int(later))
         ]
-    at = float(end[-1]) * TICK * _MICROSECONDS
+    changes.sort(key=lambda change: change.time_us)
+    over = float(end[-1]) * TICK * _MICROSECONDS
     if lists := round(float(step_scratch(part)[number])):
-        changes += [Change(at, "optimizer step", lists), Change(at, "optimizer step", 0)]
-    return [*changes, *(Change(at, name, 0) for name in made)]
+        changes += [Change(over, "optimizer step", lists), Change(over, "optimizer step", 0)]
+    return [*changes, *(Change(over, name, 0) for name in made)]
 
 
 def _states(plan: Plan, memory: Memory, rank: int, number: int) -> dict[str, int]:

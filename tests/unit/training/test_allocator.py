@@ -107,3 +107,24 @@ def test_torch_reads_the_snapshot(step: TrainingResult, tmp_path: Path) -> None:
     assert "cudaMalloc" in viz.trace(snapshot)
     assert "<html" in viz.trace_plot(snapshot)
     assert viz.segsum(snapshot)
+
+
+def test_halves_of_a_block_allocate_no_more_than_one_microbatch_keeps() -> None:
+    """Four microbatches of experts, each forward beside the backward before it: what is played is the account, which counts no second microbatch."""
+    scenario = {
+        "schema": 1,
+        "model": "qwen3-30b-a3b",
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "parallelism": {"ep": 8, "zero": 1},
+        "training": {"global_batch": 32, "micro_batch": 1, "sequence_length": 4096},
+        "framework": {"preset": "megatron-core-2026", "expert_overlap": "microbatch"},
+    }
+    result = simulate(Scenario.from_mapping(scenario))
+    memory = result.memory
+    assert result.plan.fuses_blocks
+    played = play(allocation_trace(result.timeline, result.plan, memory, 0))
+    counted = float(memory.total[0] - memory.components["overhead"][0])
+    assert played.allocated == pytest.approx(counted, rel=2e-3)
+    apart = scenario | {"framework": "megatron-core-2026"}
+    alone = simulate(Scenario.from_mapping(apart)).memory
+    assert memory.components["activations"][0] == alone.components["activations"][0]
