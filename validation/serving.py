@@ -45,9 +45,8 @@ becomes a service, and what is assumed where it says nothing, is in `validation/
 (`mpsim/serving/catalog/engines.yaml`) the spread of popularity of experts and the rates of 4 bits were set on measured points: the last tables leave each family, engine, model and chip out.
 Latencies are means unless named p99. Written by `python validation/serving.py`.
 """
-LEFT_OUT = """Errors of a sample of rows (at most {most} of each engine, model and chip; of static batches and offline runs complete ones), as predicted and with every constant that rows of one {column} shaped
-refitted on the rows of the others by factors of 0.5 to 2, or, where no other shaped it, as literature, kernel tables or a sibling have it (`validation/serving_left_out.yaml`): each {column} left out in
-turn, then all together. Means and medians in percent; the bar of a family alone is 1.5 times.
+LEFT_OUT = """Errors of a sample of rows (of static batches and offline runs complete ones), as predicted and with every constant that rows of one family, engine, model or chip shaped refitted on the others by factors of 0.5 to 2, or,
+where no other shaped it, as literature, kernel tables or a sibling have it (`validation/serving_left_out.yaml`): each left out in turn, then all together. The bar is 1.5 times.
 """
 PAGE_ROWS = 4  # of each engine, model and chip in the tables of the page
 REFIT_ROWS = 16  # that a refit looks at
@@ -108,19 +107,19 @@ Values = Mapping[str, float]
 
 def report(records: Sequence[Record]) -> str:
     """The tables as Markdown."""
-    rows = ROWS
     groups: dict[tuple[str, str, str, str], list[Record]] = defaultdict(list)
     for record in records:
         name, quantity = record.id.rsplit("#", 1)
-        row = rows[name]
+        row = ROWS[name]
         kind = "MoE" if row["moe_experts"] else "dense"
         complete = "complete" if row["complete"] == "yes" else f"complete: {row['complete']}"
         groups[record.family, kind, complete, quantity].append(record)
     lines = [HEAD, "\n## By family\n", *_table(groups)]
     lines += ["\n## Skipped\n", *_skipped(records)]
+    lines += ["\n## Each left out\n", LEFT_OUT]
     points = sampled(PAGE_ROWS)
     for column in COLUMNS:
-        lines += [f"\n## Each {column} left out\n", *left_out(points, column)]
+        lines += [*left_out(points, column), ""]
     return "\n".join([*lines, ""])
 
 
@@ -128,13 +127,9 @@ def _table(groups: dict[tuple[str, str, str, str], list[Record]]) -> Iterable[st
     yield "| family | models | rows say | quantity | measured | predicted | mean | median | bias |"
     yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: |"
     for key, members in sorted(groups.items()):
-        errors = [record.error for record in members if record.error is not None]
-        cells = ["", "", ""]
-        if errors:
-            sizes = [abs(error) for error in errors]
-            cells = [f"{statistics.fmean(sizes):.1%}", f"{statistics.median(sizes):.1%}"]
-            cells.append(f"{statistics.fmean(errors):+.1%}")
-        yield f"| {' | '.join([*key, str(len(members)), str(len(errors)), *cells])} |"
+        errors = [(r.id, r.error, 1.0) for r in members if r.error is not None]
+        cells = _middles(errors) if errors else " | | "
+        yield f"| {' | '.join([*key, str(len(members)), str(len(errors))])} | {cells} |"
 
 
 def _skipped(records: Sequence[Record]) -> Iterable[str]:
@@ -180,7 +175,6 @@ def left_out(points: Sequence[Sampled], column: str) -> Iterable[str]:
     of = {point.point.id: point.row[column] for point in points}
     before = errors_of(points, {})
     after = errors_of([p for p in points if values[p.point.id]], values)
-    yield LEFT_OUT.format(most=PAGE_ROWS, column=column)
     yield f"| {column} | set | quantity | rows | mean | median | bias | left out: mean | median | bias |"
     yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for key, errors in before.items():
@@ -302,7 +296,7 @@ if __name__ == "__main__":
     options.add_argument("--left-out", choices=COLUMNS, help="without each of these in turn")
     chosen = options.parse_args()
     if chosen.left_out:
-        print("\n".join(left_out(sampled(chosen.sample or PAGE_ROWS), chosen.left_out)))
+        print(LEFT_OUT, *left_out(sampled(chosen.sample or PAGE_ROWS), chosen.left_out), sep="\n")
     elif chosen.sample:
         print("\n".join(sample(sampled(chosen.sample))))
     else:
