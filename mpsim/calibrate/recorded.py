@@ -1,7 +1,10 @@
-"""A machine from what one has: recordings of training steps and logs, laid beside the simulated step as `mpsim explain` lays them.
+"""A machine from what one has: recordings of training steps and logs, laid beside the simulated
+step as `mpsim explain` lays them.
 
-Operators of known shape and collectives without the wait for the last rank go the way of any measurement. What was known of the machine counts where they say nothing, and is named.
-A log has the length of steps alone: beside recordings it checks them, alone it gives one level of the accelerator.
+Operators of known shape and collectives without the wait for the last rank go the way of any
+measurement. What was known of the machine counts where they say nothing, and is named. A log has
+the length of steps alone: beside recordings it checks them, alone it gives one level of the
+accelerator.
 """
 
 from __future__ import annotations
@@ -155,7 +158,7 @@ def _entry(value: object) -> Entry | None:
 
 
 def _kernels(sources: Sequence[Source], more: Iterable[Measurement]) -> Iterator[Measurement]:
-    """Kernels of all ranks by what they are, with their mean: a step is their sum, on the machine as busy as it was."""
+    """Kernels of all ranks by what they are, with their mean: a step is their sum."""
     alike: dict[str, list[Measurement]] = {}
     for row in itertools.chain(*(source.measurements for source in sources), more):
         if row.family == "kernels":
@@ -166,7 +169,9 @@ def _kernels(sources: Sequence[Source], more: Iterable[Measurement]) -> Iterator
 
 
 def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
-    """The cost of a call on a host that computes: what operators and the small gaps between them take beside the kernels of the machine as it was fitted."""
+    """The cost of a call on a host that computes: what operators and the small gaps between them
+    take beside the kernels of the machine as it was fitted.
+    """
     habits, expected, program = dict(base.framework), Expected.of(result), result.timeline.program
     if taken.device or "launch_cost" not in habits:
         return habits
@@ -195,7 +200,9 @@ def _optimizer(result: Result, ranks: Sequence[Spans], base: Fit) -> Iterator[Me
 
 
 def _collectives(ranks: Sequence[Spans], taken: Account, sources: Sequence[Source], cluster: Cluster, wide: float) -> tuple[list[Measurement], list[str]]:  # fmt: skip
-    """Collectives from the start of their last member on, by bytes; and why those whose last member was not recorded say nothing."""
+    """Collectives from the start of their last member on, by bytes; and why those whose last member
+    was not recorded say nothing.
+    """
     told = [row for source in sources for row in source.measurements if row.family == "collectives"]
     stated = {(row.op, round(row.shape["bytes"])) for row in told}
     wires: dict[tuple[str, int, int, int], list[float]] = {}
@@ -226,7 +233,7 @@ def _collectives(ranks: Sequence[Spans], taken: Account, sources: Sequence[Sourc
 
 
 def _check_possible(points: Iterable[Point], cluster: Cluster, longest: float) -> None:
-    """Refuse operators far faster than the accelerator, or longer than their step: all at once, by name."""
+    """Refuse operators far faster than the accelerator, or longer than their step, by name."""
     chip, most = cluster.accelerator, limit("impossible")
     wrong = []
     for point in points:
@@ -271,13 +278,15 @@ def _level_of(what: str, line: MeasuredCurve, points: Sequence[Point], sizes: Se
 
 
 def _in_sum(points: Sequence[Point], predicted: NDArray[np.float64]) -> float:
-    """Ratio of what all calls took to what is predicted of them, without those that check it: a step is their sum."""
+    """Ratio of what all calls took in sum to what is predicted, without those that check it."""
     weights = np.array([0 if point.held_out else point.samples for point in points])
     return float(weights @ [point.seconds for point in points] / (weights @ predicted))
 
 
 def _class_levels(frame: Frame, base: Fit, points: Sequence[Point], kept: Mapping[str, Fitted]) -> tuple[Frame, dict[str, Fitted], list[Score]]:  # fmt: skip
-    """Matrix products and attention of too few shapes for constants: all that is known of them, by the level at which their calls ran in sum."""
+    """Matrix products and attention of too few shapes for constants: all that is known of them, by
+    the level at which their calls ran in sum.
+    """
     moved: dict[str, Fitted] = {}
     scores = []
     for kind, stem in ((OperatorKind.GEMM, "kernels.gemm."), (OperatorKind.ATTENTION, "kernels.attention_")):  # fmt: skip
@@ -302,7 +311,9 @@ def _class_levels(frame: Frame, base: Fit, points: Sequence[Point], kept: Mappin
 
 
 def _slowed(frame: Frame, model: KernelModel, stem: str, factor: float) -> tuple[Frame, dict[str, Fitted]]:  # fmt: skip
-    """A class of kernels slower by a factor. The peak of a host that computes is a measurement itself, and moves; of a device its share does."""
+    """A class of kernels slower by a factor. The peak of a host that computes is a measurement
+    itself, and moves; of a device its share does.
+    """
     found, products = {}, stem == "kernels.gemm."
     moves = products and model.accelerator.family == "cpu"
     if moves:

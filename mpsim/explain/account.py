@@ -1,7 +1,9 @@
-"""The account of recorded steps: how much of each step every rank computed, computed again, waited for data, a value, a rank or a link, and did nothing.
+"""The account of recorded steps: how much of each step every rank computed, computed again, waited
+for data, a value, a rank or a link, and did nothing.
 
-Every moment of a step counts once, in the order of `PARTS`, so that they sum to the step. Ranks of one group leave a collective together: until the last of them arrived the others wait
-for that rank, from then on for the wire. Shapes: R ranks, K steps, P parts.
+Every moment of a step counts once, in the order of `PARTS`, so that they sum to the step. Ranks of
+one group leave a collective together: until the last of them arrived the others wait for that rank,
+from then on for the wire. Shapes: R ranks, K steps, P parts.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ Floats = NDArray[np.float64]
 
 _NONE: Final = np.zeros((0, 2))
 PARTS: Final = ("loader", "recompute", "busy", "wait", "wire", "sync", "launch", "begin", "near", "long", "small")  # fmt: skip
-"""Parts of a step: ``launch`` is idle while the host launches, ``begin`` before the first operator, ``near`` in long gaps beside every collective, ``long`` in other long gaps, ``small`` in the usual
-ones between two operators."""
+"""Parts of a step; ``launch`` is idle while the host launches, ``begin`` before the first operator,
+``near`` in long gaps beside every collective, ``long`` in others, ``small`` between operators."""
 CLASSES: Final = ("gemm", "attention", "memory")
 # a long gap: seconds, of the step, of the median gap
 _LONG_S, _LONG_SHARE, _LONG_RATIO = 4e-4, 1e-3, 30.0
@@ -97,7 +99,7 @@ def account(ranks: Sequence[Spans]) -> Account:
 
 
 def _messages(spans: Spans, window: Floats) -> frozenset[str]:
-    """Order of the messages of a step, by their begins, of which a stack may post receives ahead, and by their ends."""
+    """Orders of the messages of a step, by begins (receives may be posted ahead) and by ends."""
     sent = [span for span in spans.spans if span.kind == "send" and window[0] <= span.start < window[1]]  # fmt: skip
     orders = (sorted((getattr(span, edge), span.name == "recv") for span in sent) for edge in ("start", "end"))  # fmt: skip
     return frozenset("".join("sr"[received] for _, received in order) for order in orders)
@@ -164,7 +166,9 @@ def _taken(spans: Spans, windows: Floats, waits: Floats) -> tuple[Floats, Floats
 
 
 def _beside(spans: Spans, begins: Floats, ends: Floats) -> NDArray[np.bool_]:
-    """Gaps right before or after a collective, without a product between, if nearly every collective has one of its own: its hook or its transport waits, and not now and then something else."""
+    """Gaps beside a collective, without a product between, if nearly every collective has its own:
+    its hook or its transport waits, and not now and then something else.
+    """
     calls = [span for span in spans.spans if span.kind == "collective" and span.name != "barrier"]
     times = np.array([(span.start, span.end) for span in calls]).reshape(-1, 2)
     found, has = np.zeros(len(begins), dtype=bool), set[int]()
@@ -185,7 +189,7 @@ def _beside(spans: Spans, begins: Floats, ends: Floats) -> NDArray[np.bool_]:
 
 
 def _held_up(times: Floats, wire: Floats, since: Floats, until: Floats) -> Floats:
-    """Intervals clipped to the gaps that a collective ended: communication that runs on as kernels begin again held nobody up."""
+    """Intervals within gaps that a collective ended: what runs on beside kernels held up nobody."""
     ends = np.sort(np.concatenate([[-np.inf], wire[:, 1], [np.inf]]))
     near = np.maximum(_WAKES, _WAKE_SHARE * (until - since))
     # threads of a host note the end a little before or after the other goes on
@@ -196,7 +200,7 @@ def _held_up(times: Floats, wire: Floats, since: Floats, until: Floats) -> Float
 
 
 def _class(spans: Spans, windows: Floats, kind: str) -> tuple[Floats, Floats]:
-    """Seconds and number of the kernels of a class in every step, those that run again left out [K]."""
+    """Seconds and number of a class's kernels in every step, without those that run again [K]."""
     times = spans.marks.get(kind, _NONE)
     later = CLASSES[CLASSES.index(kind.split(" ", maxsplit=1)[0]) + 1 :]
     others = [spans.marks.get(each, _NONE) for each in ("recompute", *later)]
@@ -210,7 +214,9 @@ _Found = tuple[Call, Mapping[int, tuple[float, float]]]
 
 
 def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> tuple[_Found, ...]:
-    """Collectives of one step, matched by group and order; with each the interval in which a rank waited, on its own clock."""
+    """Collectives of one step, matched by group and order; with each the interval in which a rank
+    waited, on its own clock.
+    """
     queues: dict[tuple[object, ...], dict[int, list[Span]]] = {}
     only = [_only_group(spans, len(ranks)) for spans in ranks]
     for place, spans in enumerate(ranks):
@@ -241,7 +247,7 @@ def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> 
 
 
 def _group(spans: Spans, place: int, size: int, recorded: int) -> tuple[int, ...]:
-    """Ranks of the group of a collective: the one of that size that the trace lists, or neighbours."""
+    """Ranks of a collective's group: the one of that size that the trace lists, or neighbours."""
     if not 1 < size < recorded:
         return ()
     listed = {members for members in spans.groups.values() if len(members) == size and spans.rank in members}  # fmt: skip
@@ -249,7 +255,7 @@ def _group(spans: Spans, place: int, size: int, recorded: int) -> tuple[int, ...
 
 
 def _only_group(spans: Spans, recorded: int) -> int:
-    """Members of the one group that a trace lists, or of all ranks where it lists none; 0 where it lists several."""
+    """Members of the one group that a trace lists, all ranks without any; 0 of several."""
     listed = {members for members in spans.groups.values() if len(members) > 1 and (spans.rank is None or spans.rank in members)}  # fmt: skip
     return len(listed.pop()) if len(listed) == 1 else 0 if listed else recorded
 

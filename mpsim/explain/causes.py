@@ -1,7 +1,8 @@
 """Causes: why a recorded step is longer than the simulated one, in seconds of the step.
 
-The rank whose own time is longest sets the pace, and the others wait for it. What all ranks share is a cause of all; what it has beyond them is a slow rank. Each cause is a part of the account
-beyond what the simulated step has of it; what computes and the usual gaps between operators are held together against the simulated kernels, as these include their launches.
+The rank whose own time is longest sets the pace, and the others wait for it. What all ranks share
+is a cause of all; what it has beyond them is a slow rank. Each cause is what a part of the account
+has beyond the simulated step; of kernels with the usual gaps, as the simulated have launches.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ _WAITS = ("wait", "wire", "sync")
 _WIDE = 32
 _TOGETHER = 0.2
 _SPREAD = {"gemm": 0.1, "attention": 0.2, "memory": 0.3, "other": 1.2}
-"""By how much, in logarithms, classes of kernels of a healthy machine are off together, and each beside the others: of small operators the host is most."""
+"""By how much, in logarithms, a healthy machine's classes of kernels are off, together and each."""
 _STREAMS = ("norm", "activation", "loss", "embedding", "positions", "softmax", "dropout", "gate")
 """Simulated kernels that move memory under a name of their own on the host too."""
 _DRIFT = 0.08  # of the step by which ranks that compute alike may drift apart
 
 
 class Cause(NamedTuple):
-    """One cause: seconds of the step, the ranks that have it, and words; and whether the trace shows it as itself, so that nothing is inferred from the simulated step."""
+    """One cause of the difference, in seconds of the step."""
 
     cause: str
     seconds: float
     ranks: tuple[int, ...]
     evidence: str
     mend: str
-    shown: bool = False
+    shown: bool = False  # as itself by the trace: nothing is inferred from the simulated step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Expected:
 
 
 def _classes(program: Program, *, host: bool) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64], float]:  # fmt: skip
-    """Kernels of each rank class by class [s], how many products, and collectives within layers [s]."""
+    """Kernels of each rank class by class [s], number of products, collectives in layers [s]."""
     classes = {kind: np.zeros(program.ranks) for kind in CLASSES}
     products, wire = np.zeros(program.ranks), 0.0
     inner = np.flatnonzero(program.template >= 0)
@@ -129,7 +130,7 @@ def _classes(program: Program, *, host: bool) -> tuple[dict[str, NDArray[np.floa
 
 
 def _orders(program: Program) -> tuple[str, ...]:
-    """Sends and receives of each rank class in the order of its actions; none where no stage has a neighbour."""
+    """Sends and receives of each rank class in the order of its actions."""
     kinds = program.vocabulary.kinds
     rows = np.flatnonzero(program.vocabulary.is_action(program.kind))
     home = dict(zip(program.stage[rows].tolist(), program.rank[rows].tolist(), strict=True))
@@ -143,7 +144,7 @@ def _orders(program: Program) -> tuple[str, ...]:
 
 
 def _steps(result: Result, ratios: NDArray[np.float64]) -> float:
-    """Step with the actions of every rank class longer by a factor [K, R], on average over recorded steps [s]."""
+    """Mean step [s] with actions of R rank classes longer by factors [K, R] of K recorded steps."""
     program, found = result.timeline.program, []
     computes = (program.kind != COLLECTIVE) & (program.kind != SEND)
     for ratio in ratios:
@@ -156,7 +157,8 @@ def _steps(result: Result, ratios: NDArray[np.float64]) -> float:
 def causes_of(result: Result, account: Account) -> list[Cause]:
     """Causes of the difference, the largest first; what is left of it nobody explains.
 
-    What the trace shows as itself (a loader, a synchronisation, operators that run again) counts as recorded. What is inferred explains no more than the step is longer by.
+    What the trace shows as itself (a loader, a synchronisation, operators that run again) counts as
+    recorded. What is inferred explains no more than the step is longer by.
     """
     expected = Expected.of(result)
     found: dict[str, Cause] = {}
@@ -193,7 +195,8 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
     # what each stage does longer fills and drains the pipeline too
     longer = expected.stretch
     common = {part: longer * float(values[shared].mean()) for part, values in means.items()}
-    # what others reduce while they wait for the last rank, that one hides; of ranks that wait in turns all is the link's
+    # what others reduce while they wait for the last rank, that one hides; of ranks that wait in
+    # turns all is the link's
     common["bare wire"] = float(means["wire"].mean())
     common["wire"] = float((means["wire"] + means["wait"]).mean() if behind is None else means["wire"].min())  # fmt: skip
     if staged:
@@ -226,9 +229,8 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
 
 
 def _stages(result: Result, account: Account, means: dict[str, NDArray[np.float64]], expected: Expected, step: float) -> Iterator[Cause]:  # fmt: skip
-    """The stage that all others wait for, kernels slower in all stages, and idle time beyond the schedule's; ranks follow each other stage by stage.
-
-    The schedule is run again with what every stage computed in each recorded step: alike in all stages, then as it was.
+    """The stage that all others wait for, kernels slower in all stages, and idle time beyond the
+    schedule, which is run again with what stages computed: alike in all, then as it was.
     """
     stages = len(expected.compute)
     stage = np.arange(len(account.ranks)) * stages // len(account.ranks)
@@ -265,7 +267,7 @@ def _stages(result: Result, account: Account, means: dict[str, NDArray[np.float6
 
 
 def _allow(account: Account, common: dict[str, float], expected: Expected) -> None:
-    """Take idle time that the simulated step has too from what was recorded: the host between kernels."""
+    """Take idle time that the simulated step has too off the recorded: the host between kernels."""
     idle = expected.host
     if not account.device:  # operators hold their launches: only what kernels leave over is idle
         left = float(expected.compute.mean()) - common["busy"] - common["small"]
@@ -277,7 +279,7 @@ def _allow(account: Account, common: dict[str, float], expected: Expected) -> No
 
 
 def _behind(account: Account, means: dict[str, NDArray[np.float64]], own: NDArray[np.float64], step: float) -> int | None:  # fmt: skip
-    """The rank that all others wait for in every step; None where nobody is late by more than ranks drift."""
+    """The rank that all others wait for in every step; None where none is later than by drift."""
     if len(own) < 2:
         return None
     waits = account.seconds[:, :, [PARTS.index(part) for part in _WAITS]].sum(axis=2)
@@ -296,7 +298,7 @@ def _behind(account: Account, means: dict[str, NDArray[np.float64]], own: NDArra
 
 
 def _slow(account: Account, means: dict[str, NDArray[np.float64]], common: dict[str, float], own: NDArray[np.float64], behind: int, shared: NDArray[np.int64], step: float) -> Iterator[Cause]:  # fmt: skip
-    """The account of the rank that the others wait for: the loader where it has it, else the rank."""
+    """The account of the rank that others wait for: the loader where it has it, else the rank."""
     late = float(own[behind] - own[shared].mean())
     loader = float(means["loader"][behind] - common["loader"])
     rank = (account.ranks[behind],)
@@ -342,11 +344,14 @@ def _wires(account: Account, common: dict[str, float], expected: Expected) -> It
 
 
 def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], stage: NDArray[np.int64], seconds: float, step: float) -> Iterator[Cause]:  # fmt: skip
-    """Kernels below their level: one class beside the others, or all alike; what checkpointing does around what runs again belongs to that.
+    """Kernels below their level: one class beside the others, or all alike; what checkpointing does
+    around what runs again belongs to that.
 
-    A class that ran in a wider format than the scenario's, or unfused, says so itself. Otherwise each class is off by a factor of its own on a healthy machine too: of the hypotheses that all are
-    slower alike, or one alone by all of the excess, the one that leaves the likeliest factors holds.
-    Looked at are the ranks `shared`, each of the class in `stage`; the step is longer by `seconds` for it.
+    A class that ran in a wider format than the scenario's, or unfused, says so itself. Otherwise
+    each class is off by a factor of its own on a healthy machine too: of the hypotheses that all
+    are slower alike, or one alone by all of the excess, the one that leaves the likeliest factors
+    holds. Looked at are the ranks `shared`, each of the class in `stage`; the step is longer by
+    `seconds` for it.
     """
     if seconds <= _NOISE * step:
         return
@@ -382,7 +387,7 @@ def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], st
 
 
 def _likeliest(measured: dict[str, float], simulated: dict[str, float], spread: dict[str, float], excess: float) -> str:  # fmt: skip
-    """The class that is slow alone, by a share `excess` of all kernels; empty where all are slower alike."""
+    """The class that is slow alone, by `excess` of all; empty where all are slower alike."""
     more = excess * sum(simulated.values())
     logs = {kind: math.log(max(measured[kind] / simulated[kind], _LEAST)) for kind in spread}
     weights = {kind: sigma**-2 for kind, sigma in spread.items()}
@@ -401,7 +406,7 @@ def _likeliest(measured: dict[str, float], simulated: dict[str, float], spread: 
 
 
 def _odd(account: Account, shared: NDArray[np.int64], bits: int) -> tuple[str, str, float]:
-    """The class of kernels of which most ran unfused, or in a wider format than the scenario's: class, words and seconds."""
+    """The class of kernels of which most ran unfused, or wider than `bits`: words and seconds."""
     found = [("", "", 0.0)]
     for name, seconds in account.classes.items():
         kind, _, how = name.partition(" ")

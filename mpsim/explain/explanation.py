@@ -44,7 +44,7 @@ class Explanation(Shown):
 
     @property
     def shaded(self) -> tuple[Mapping[str, NDArray[np.float64]], Mapping[str, NDArray[np.float64]]]:
-        """Spans of the simulated step and of the recorded one in which they differ: what only one of them has [s]."""
+        """Spans of the simulated and the recorded step that only one of them has [s]."""
         longer = self.measured - self.predicted
         ends = np.array([sorted((self.measured, self.predicted))])
         word = f"only recorded: {_time(longer, signed=True)}" if longer > 0 else "only simulated"

@@ -1,4 +1,5 @@
-"""A training log watched as it grows: whether the run is as it should be, when it changed, and how long it will take.
+"""A training log watched as it grows: whether the run is as it should be, when it changed, and how
+long it will take.
 
 At every step the latest ones are laid against those before them, for every moment at which a change
 could have begun (the generalised likelihood ratio, GLR). What counts of a step is the normal score
@@ -93,7 +94,7 @@ class Watch:
         return change
 
     def told(self, steps: int | None = None, usd_per_s: float | None = None) -> dict[str, object]:
-        """Tell the mean step with its 80 % interval, against the scenario, and how long the rest takes."""
+        """Tell the mean step with its 80 % interval, and how long the rest takes."""
         if not self.times:
             raise FormatError("no line tells of a step yet; nothing to watch")
         middle = statistics.median(self.times)
@@ -174,7 +175,9 @@ def _changed(times: Floats) -> int:
 
 
 def _passes(share: float, count: int, wander: float) -> bool:
-    """Whether a change that explains this share of the variance passes the limit, where means vary `wander` times as much as those of independent steps."""
+    """Whether a change that explains this share of the variance passes the limit, where means vary
+    `wander` times as much as those of independent steps.
+    """
     free = count - 2
     ratio = share / (1 - share) / wander
     return free * math.log1p(ratio) > _LIMIT**2

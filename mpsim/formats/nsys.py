@@ -1,4 +1,5 @@
-"""SQLite exports of Nsight Systems: kernels of every device, and actions of a pipeline among the ranges of NVTX.
+"""SQLite exports of Nsight Systems: kernels of every device, and actions of a pipeline among the
+ranges of NVTX.
 
 References
 ----------

@@ -31,7 +31,9 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sample:
-    """One sample: how long it took [s], for which share of that nobody had this process's core, and the actions of its step."""
+    """One sample: how long it took [s], for which share of that nobody had this process's core, and
+    the actions of its step.
+    """
 
     seconds: float
     share: float
@@ -41,10 +43,9 @@ class _Sample:
 class Timer:
     """Times work, on every rank of its group alike.
 
-    Notes
-    -----
-    On a CPU a sample is a loop of calls between two readings of the clock. On a GPU it is a CUDA graph of the calls between two events, so that
-    the host's launches do not count; where the work cannot be captured the calls are launched between the events. A sample lasts
+    On a CPU a sample is a loop of calls between two readings of the clock. On a GPU it
+    is a CUDA graph of the calls between two events, so that the host's launches do not count; where
+    the work cannot be captured the calls are launched between the events. A sample lasts
     `sample_seconds` at least, and begins with a barrier where the ranks work together.
     """
 
@@ -53,7 +54,7 @@ class Timer:
         self.rules = load_grid()["timing"]
 
     def time(self, case: Case, work: Work, limit: float) -> Timed:
-        """Run `work` for about `limit` seconds, warm-up included, and at least the fewest samples."""
+        """Run `work` for `limit` seconds, warm-up included, and at least the fewest samples."""
         begin = perf_counter()
         method, execute = self._method(case, work)
         once = self._warm_up(case, work, execute)
@@ -76,12 +77,12 @@ class Timer:
         return Timed(method, calls, seconds, steps)
 
     def _undisturbed(self, case: Case, samples: list[_Sample]) -> list[_Sample]:
-        """Without the samples during which another process had this one's core; as many on each rank, the fewest at least.
+        """Without the samples during which another process had this one's core; as many on each
+        rank, the fewest at least.
 
-        Notes
-        -----
-        Only where each rank computes by itself with one thread: waiting for others is no disturbance, and threads add up. Where too few
-        samples are left, some of the others stay with the time that this process ran. Steps count in full, for a step is what is predicted.
+        Only where each rank computes by itself with one thread: waiting for others is
+        no disturbance, and threads add up. Where too few samples are left, some of the others stay
+        with the time that this process ran. Steps count in full, for a step is what is predicted.
         """
         if self.world.kind != "cpu" or case.synchronous or self.world.threads > 1:
             return samples
@@ -94,7 +95,9 @@ class Timer:
         return [self._as_run(sample) for sample in chosen]
 
     def _as_run(self, sample: _Sample) -> _Sample:
-        """A sample with the time that this process had the core, where another one had it too and a clock saw it run."""
+        """A sample with the time that this process had the core, where another one had it too and a
+        clock saw it run.
+        """
         if sample.share >= self.rules["own_share"] or sample.share <= 0:
             return sample
         return dataclasses.replace(sample, seconds=sample.seconds * sample.share)
@@ -180,7 +183,9 @@ class Timer:
 
 
 def _ran() -> float:
-    """Clock that stands still while this thread waits for a core that others have, and not while it sleeps [s]; where the system does not tell, the time that the process computed."""
+    """Clock that stands still while this thread waits for a core that others have, and not while it
+    sleeps [s]; where the system does not tell, the time that the process computed.
+    """
     try:
         queued = int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
