@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import mpsim
+from mpsim.calibrate import calibrate_recorded
 from mpsim.engine import run
 from mpsim.errors import MpsimError
 from mpsim.explain import explain
@@ -167,20 +168,41 @@ def test_mends_are_told_for_every_cause_of_the_table() -> None:
 
 
 def test_damaged_recordings_give_one_clear_error_or_an_answer(tmp_path: Path) -> None:
-    """Truncated and mutated traces never end in a traceback of ours."""
-    whole = gzip.decompress((REAL / "clean" / "rank0.json.gz").read_bytes())[:400_000]
-    result = mpsim.simulate(mpsim.load(REAL / "clean" / "scenario.yaml"))
+    """Truncated and mutated traces, their archives, and values that no trace has never end in a traceback of ours, nor in a machine from them."""
+    base = REAL / "tp-python-loops"
+    packed = (base / "rank0.json.gz").read_bytes()
+    whole = gzip.decompress(packed)
+    result = mpsim.simulate(mpsim.load(base / "scenario.yaml"))
     draw = random.Random(1)
-    for number in range(12):
-        data = bytearray(whole + (b"]}" if number % 2 else b""))
-        for _ in range(number):
-            data[draw.randrange(len(data))] = draw.randrange(32, 127)
-        file = tmp_path / "rank0.json"
-        file.write_bytes(bytes(data[: draw.randrange(1000, len(data))] if number % 3 else data))
-        try:
-            explain(result, [file])
-        except MpsimError as error:
-            assert str(file) in str(error)
+    keys = (
+        "ts",
+        "dur",
+        "External id",
+        "Fwd thread id",
+        "ranks",
+        "rank",
+        "Input Dims",
+        "Input type",
+    )
+    for number in range(24):
+        data, ending = bytearray(packed if number % 4 == 3 else whole), ".gz" * (number % 4 == 3)
+        if number % 4 == 0:
+            data = data[: draw.randrange(1000, len(data))]
+        elif number % 4 == 1:
+            key, value = draw.choice(keys), draw.choice(("null", "-1", "1e400", "[[null]]", '"x"'))
+            places = [each.end() for each in re.finditer(f'"{key}":'.encode(), data)]
+            place = draw.choice(places)
+            data[place : place + 1] = f"{value},".encode()
+        else:
+            for _ in range(number // 4 + 1):
+                data[draw.randrange(len(data))] = draw.randrange(32, 127)
+        file = tmp_path / f"rank0.json{ending}"
+        file.write_bytes(bytes(data))
+        for ask in (explain, calibrate_recorded):
+            try:
+                ask(result, [file, base / "rank1.json.gz"])
+            except MpsimError as error:
+                assert str(file) in str(error) or "no shape" in str(error)
 
 
 def test_a_log_alone_gives_the_difference(tmp_path: Path, mpsim_cli: Callable[..., Any]) -> None:
