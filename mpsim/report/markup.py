@@ -248,7 +248,7 @@ def _timeline(block: Plain, place: str) -> str:
         [name, int(bars[i]), float(busy[i]), float(busy[i]) / (block["end_s"] or 1.0)]
         for i, name in enumerate(block["names"])
     ]
-    heads = [("lane", ""), ("bars", "count"), ("busy", "s"), ("of the step", "share")]
+    heads = [("lane", ""), ("bars", "count"), ("busy", "s"), ("of the time", "share")]
     table = _table([{"name": name, "unit": unit} for name, unit in heads], rows, "Lanes")
     tools = "".join(
         f'<button type="button" aria-label="{name}" title="{name}">{sign}</button>'
