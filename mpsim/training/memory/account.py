@@ -45,28 +45,20 @@ def account_memory(plan: Plan) -> Memory:
     constants = memory_constants()
     activations = kept_by_stage(plan)
     held = held_by_rank(plan, activations)
-    peak = [held_rank.most[held_rank.fullest] for held_rank in held]
-    logits = np.array([held_rank.logits[held_rank.fullest] for held_rank in held])
-    collected = np.array([held_rank.collected[held_rank.fullest] for held_rank in held])
-    passing = np.array([held_rank.passing[held_rank.fullest] for held_rank in held])
+    peak, logits, collected, passing = np.array([rank.at_fullest for rank in held]).T
     states = model_states(plan) | {
-        "activations": np.array(peak) - logits - collected - passing,
+        "activations": peak - logits - collected - passing,
         "logits": logits,
         "buffers": buffers(plan) + gradient_scratch(plan) + passing,
     }
     fresh = fresh_gradients(plan)
     others = fresh.elsewhere(activations[0].in_layers)
     states["gradients"] = states["gradients"] - fresh.total + collected
-    lost = fragments(plan, np.array(peak), collected + passing, others)
+    lost = fragments(plan, peak, collected + passing, others)
     states["overhead"] = constants["context"] + lost
     return Memory(
         components=states,
-        capacities=np.array(
-            [
-                plan.layout.cluster_of(rank).accelerator.memory_bytes
-                for rank in range(plan.layout.mesh.pp)
-            ]
-        ),
+        capacities=np.array([each.accelerator.memory_bytes for each in plan.class_clusters]),
         when=tuple(_moment(plan, rank, held_rank.fullest) for rank, held_rank in enumerate(held)),
     )
 

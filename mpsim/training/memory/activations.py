@@ -119,6 +119,12 @@ class Held:
         """The action during which most is alive; the one after the last is the optimizer's step."""
         return int(np.argmax(self.most))
 
+    @property
+    def at_fullest(self) -> list[float]:
+        """`most`, `logits`, `collected` and `passing` of that action [B]."""
+        columns = self.most, self.logits, self.collected, self.passing
+        return [float(column[self.fullest]) for column in columns]
+
 
 SIGNS = {
     Action.F: (1, 1, 1),

@@ -47,12 +47,9 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
         "buffers": _over_time(held.passing, np.zeros_like(held.passing)),
     }
     own["activations"] = moments - sum(own.values())
-    most = {
-        "gradients": held.collected[held.fullest],
-        "logits": held.logits[held.fullest],
-        "buffers": held.passing[held.fullest],
-    }
-    most["activations"] = held.most[held.fullest] - sum(most.values())
+    whole, *parts = held.at_fullest
+    most = dict(zip(("logits", "gradients", "buffers"), parts, strict=True))
+    most["activations"] = whole - sum(most.values())
     components = {
         name: float(sizes[rank]) - most.get(name, 0.0) + own.get(name, np.zeros(len(time)))
         for name, sizes in memory.components.items()

@@ -32,7 +32,8 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
     sizes, held = plan.layout.framework.optimizer, residency(plan)
     gradients = held.gradients
     if plan.layout.framework.memory.steps_in_backward:
-        gradients = np.minimum(gradients, _largest_weights(plan))
+        # of one weight the gradient is applied while that of the next is computed
+        gradients = np.minimum(gradients, sum(sorted(weight_sizes(plan, plan.expansions))[-2:]))
     return {
         "parameters": held.parameters * plan.layout.frozen_bytes(sizes.parameter_bytes)
         + held.adapters * sizes.parameter_bytes
@@ -79,20 +80,11 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
         casts = casting(layout.precision, layout.cluster_of(rank).accelerator)
         if casts is None:
             continue
-        layers = [
-            layout.held(layout.layer_parameters[kind])
-            for stage in layout.rank_stages(rank)
-            for kind in layout.layer_kinds(stage)
-        ]
+        layers = [layout.held(layout.layer_parameters[kind]) for kind in _kinds(plan, rank)]
         copies = casts.copies if software.memory.transposed_weights else 1.0
         element = casts.element_bytes * copies - software.optimizer.parameter_bytes
         held[rank] = min(element, 0.0) * math.fsum(layers)
     return held
-
-
-def _largest_weights(plan: Plan) -> float:
-    """Elements of the two largest weights on a rank: of one the gradient is applied while that of the next is computed."""
-    return float(sum(sorted(weight_sizes(plan, plan.expansions))[-2:]))
 
 
 def buffers(plan: Plan) -> NDArray[np.float64]:
@@ -135,13 +127,12 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
         for kind in dict.fromkeys(plan.layout.model.layer_kinds)
     }
     held = [
-        set().union(
-            *(
-                shapes[kind]
-                for stage in plan.layout.rank_stages(rank)
-                for kind in plan.layout.layer_kinds(stage)
-            )
-        )
+        set().union(*(shapes[kind] for kind in _kinds(plan, rank)))
         for rank in range(plan.layout.mesh.pp)
     ]
     return np.array([float(element * sum(m * n for m, n in held_rank)) for held_rank in held])
+
+
+def _kinds(plan: Plan, rank: int) -> list[str]:
+    layout = plan.layout
+    return [kind for stage in layout.rank_stages(rank) for kind in layout.layer_kinds(stage)]
