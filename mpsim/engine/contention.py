@@ -15,8 +15,8 @@ from typing import cast
 import numpy as np
 import simpy
 
+from mpsim.engine.chains import deadlock, precedence, successors
 from mpsim.engine.fluid import Fluid
-from mpsim.engine.graph import deadlock, precedence, successors
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import Traffic
 from mpsim.program.links import Links

@@ -13,7 +13,7 @@ import numpy as np
 import simpy
 from simpy.events import NORMAL
 
-from mpsim.engine.graph import chain_of, deadlock, precedence, successors
+from mpsim.engine.chains import chain_of, deadlock, precedence, successors
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 

@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.engine.chains import Chains, walk
-from mpsim.engine.graph import deadlock, precedence
+from mpsim.engine.chains import Chains, deadlock, precedence, walk
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.engine.chains import Chains, NodeSequence
-from mpsim.engine.graph import deadlock, precedence
+from mpsim.engine.chains import Chains, NodeSequence, deadlock, precedence
 from mpsim.engine.steady import ends_of
 from mpsim.engine.timeline import Timeline
 from mpsim.program.csr import Lists, stable_order

@@ -14,10 +14,9 @@ from mpsim.parallel.items import (
     repeated,
 )
 from mpsim.parallel.layout import Layout
-from mpsim.parallel.mesh import EXPERT_AXES, Mesh
+from mpsim.parallel.mesh import EXPERT_AXES, Mesh, best_domain, straddling, whole_groups
 from mpsim.parallel.partition import Stage, partition_layers, placed_stages
 from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
-from mpsim.parallel.whole import best_domain, straddling, whole_groups
 
 __all__ = [
     "ACCOUNTED",

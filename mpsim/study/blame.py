@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Timeline
-from mpsim.engine.graph import precedence
+from mpsim.engine.chains import precedence
 from mpsim.program import TICK
 from mpsim.result.intervals import idle_gaps
 from mpsim.training.vocabulary import Kind

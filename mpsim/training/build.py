@@ -9,10 +9,9 @@ import numpy as np
 
 from mpsim.errors import ScenarioError
 from mpsim.program.floors import held_to_links
-from mpsim.program.join import UnequalCollectivesError, join
 from mpsim.program.program import Program
 from mpsim.program.rows import Rows
-from mpsim.program.unfold import spans
+from mpsim.program.unfold import UnequalCollectivesError, join, spans
 from mpsim.training.actions import ActionVariants, exchanges_beside
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
