@@ -11,13 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost.quantise import casting
-from mpsim.parallel import shard
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.residency import Residency, matrices, residency, weight_sizes
-from mpsim.workload import OperatorKind, Phase
+from mpsim.training.replicas.residency import (
+    Residency,
+    matrices,
+    residency,
+    weight_sizes,
+    weights_of,
+)
 
 _MESSAGES = 4  # sent and received, activations and gradients
-_WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
 
 def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
@@ -117,18 +120,10 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
     element = plan.layout.framework.optimizer.gradient_scratch
     if not element:
         return np.zeros(plan.layout.mesh.pp)
-    parts, sharding = plan.expansions, plan.sharding
-    shapes = {
-        kind: {
-            (operator.m, operator.n)
-            for operator in (shard(whole, sharding) for whole in parts[kind].backward)
-            if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
-        }
-        for kind in dict.fromkeys(plan.layout.model.layer_kinds)
-    }
+    parts = plan.expansions
     held = [
-        set().union(*(shapes[kind] for kind in _kinds(plan, rank)))
-        for rank in range(plan.layout.mesh.pp)
+        {(weight.m, weight.n) for weight in weights_of(plan, (parts[kind] for kind in kinds))}
+        for kinds in (dict.fromkeys(_kinds(plan, rank)) for rank in range(plan.layout.mesh.pp))
     ]
     return np.array([float(element * sum(m * n for m, n in held_rank)) for held_rank in held])
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import Expansion, Operator, OperatorKind, Phase
 
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
@@ -106,21 +106,23 @@ def largest_unit(plan: Plan) -> float:
 
 def weight_sizes(plan: Plan, parts: Iterable[str]) -> list[int]:
     """Elements of every weight of some parts of a model on one rank, those of all its experts together one weight."""
-    return [_elements(operator) // operator.weights for operator in _weights_of(plan, parts)]
+    whole = weights_of(plan, (plan.weights[part] for part in parts))
+    return [_elements(operator) // operator.weights for operator in whole]
 
 
 def matrices(plan: Plan) -> Floats:
     """Elements of the weights of layers' products on each pipeline rank, float64[P]."""
     held = np.zeros(plan.layout.mesh.pp)
     for stage in plan.layout.stages:
-        held[stage.rank] += sum(map(_elements, _weights_of(plan, plan.layout.layer_kinds(stage))))
+        layers = (plan.weights[kind] for kind in plan.layout.layer_kinds(stage))
+        held[stage.rank] += sum(map(_elements, weights_of(plan, layers)))
     return held
 
 
-def _weights_of(plan: Plan, parts: Iterable[str]) -> Iterator[Operator]:
+def weights_of(plan: Plan, parts: Iterable[Expansion]) -> Iterator[Operator]:
     """Gradients of the weights of some parts, as one rank has them."""
     for part in parts:
-        for whole in plan.weights[part].backward:
+        for whole in part.backward:
             operator = shard(whole, plan.sharding)
             if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS:
                 yield operator
