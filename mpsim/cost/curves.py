@@ -34,8 +34,6 @@ from mpsim.inputs import shown
 from mpsim.parallel.crossing import GroupShape
 from mpsim.workload.operators import Operator, OperatorKind, Role
 
-__all__ = []
-
 Floats = NDArray[np.float64]
 Place = tuple[str, int, int]
 """Collective, ranks, domains."""

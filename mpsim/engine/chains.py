@@ -29,8 +29,6 @@ from mpsim.errors import DeadlockError
 from mpsim.program.csr import Lists, compress, owners, stable_order
 from mpsim.program.program import Program, Stream
 
-__all__ = []
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

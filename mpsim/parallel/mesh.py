@@ -22,8 +22,6 @@ from mpsim.memo import remembered
 from mpsim.parallel.axes import AXES, AXIS_NAMES, FOLDED, REPLICATING
 from mpsim.parallel.crossing import GroupShape, placed, spread
 
-__all__ = []
-
 EXPERT_AXES = tuple(axis.of_experts for axis in AXES if axis.of_experts)
 """Axes of the experts' mesh, fastest first."""
 _OF_EXPERTS = {axis.name: axis.of_experts for axis in AXES if axis.of_experts}

@@ -25,8 +25,6 @@ from mpsim.parallel.axes import FOLDED
 from mpsim.program.csr import Column, Columns, Lists, compress, owners
 from mpsim.program.program import COLUMNS, Program, Span, Stream
 
-__all__ = []
-
 Ints = NDArray[np.int64]
 
 _AXES = tuple((axis.name, axis.span) for axis in reversed(FOLDED))  # slowest first

@@ -29,8 +29,6 @@ from mpsim.scenario.written import Written, framework_of, in_order
 from mpsim.sheet import Section as Part
 from mpsim.sheet import Sheet, Shown
 
-__all__ = ["Scenario", "json_schema", "load"]
-
 
 class Scenario(Shown, Written):
     """One run as a person describes it: model, cluster, how the work is divided, and what software runs it.

@@ -33,8 +33,6 @@ from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
 from mpsim.training.vocabulary import TRAINING, part_of
 from mpsim.workload import ADAPTERS, Expansion, Phase, Role, Split
 
-__all__ = ["Block", "Blocks"]
-
 _DIVISIONS = 64  # ways to divide layers whose recipes stay ready
 _RECIPES = 512  # of each of them
 _PRICES = 64  # templates of a recipe
@@ -47,59 +45,36 @@ _PHASES = {
 
 
 class Block(NamedTuple):
-    """One layer, embedding or head inside an action of a stage, or what comes before the first.
+    """One layer, embedding or head inside an action of a stage, or what comes before the first."""
 
-    Parameters
-    ----------
-    layer : int
-        Counted from the stage's first; -1 for all others.
-    parameters : float
-        Of this part on one tensor-parallel rank; its gradients are complete when its last backward ends.
-    experts : float
-        Those of them that belong to routed experts.
-    trained, trained_experts : float
-        Those of both that train.
-    """
-
-    layer: int
+    layer: int  # counted from the stage's first; -1 for all others
     template: Template
-    parameters: float
-    experts: float = 0.0
-    trained: float = 0.0
-    trained_experts: float = 0.0
+    parameters: (
+        float  # on one tensor-parallel rank; gradients are complete as its last backward ends
+    )
+    experts: float = 0.0  # those of them that belong to routed experts
+    trained: float = 0.0  # those of `parameters` that train
+    trained_experts: float = 0.0  # those of `experts` that train
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Recipe:
-    """A template before it is priced: all that no cost model decides.
-
-    Parameters
-    ----------
-    launches : float
-        Time that the host needs to launch the items [s].
-    small : float
-        Device time of a kernel that is shorter than its launch [s].
-    known : Memo
-        Its templates by their prices; points of a sweep and layouts of a search ask for the same again and again.
-    """
+    """A template before it is priced: all that no cost model decides."""
 
     name: str
     items: tuple[Item, ...]
-    launches: float
-    small: float
+    launches: float  # time that the host needs to launch the items [s]
+    small: float  # device time of a kernel that is shorter than its launch [s]
+    # its templates by their prices, for which points of a sweep and layouts ask again and again
     known: Memo[tuple[object, ...], Template]
 
 
 class Blocks:
     """Expands, shards and times the parts of the model, each distinct one once.
 
-    Parameters
-    ----------
-    sums : bool
-        Whether rows of blocks are sums: the time of an action without the kernels inside, which is all that a step time needs.
-    known : Memo, optional
-        Templates that plans share as their costs do; what is known is not priced again, and
-        notes no constants.
+    With `sums`, rows of blocks are sums: the time of an action without the kernels inside, all that
+    a step time needs. `known` are templates that plans share as their costs do; what is known is
+    not priced again, and notes no constants.
 
     Attributes
     ----------

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 from mpsim.errors import WorkloadError
 
-__all__ = ["Count", "Parameters"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Count:

@@ -13,8 +13,6 @@ from mpsim.workload.parameters import Count, Parameters
 from mpsim.workload.state import PATTERN, StateMixer
 from mpsim.workload.vision import VisionTower
 
-__all__ = ["ATTENTIONS", "NORMS", "POSITIONS", "LayerKind", "Transformer"]
-
 NORMS = ("layernorm", "rmsnorm")
 ATTENTIONS = ("causal", "full", "sliding")
 POSITIONS = ("learned", "rotary", "relative", "alibi", "none")

@@ -31,51 +31,24 @@ from mpsim.workload import (
     kept_narrow,
 )
 
-__all__ = [
-    "SIGNS",
-    "Held",
-    "Kept",
-    "held_by_rank",
-    "kept_by_piece",
-    "kept_by_stage",
-    "offloaded",
-]
-
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 _SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes of one microbatch on one stage.
+    """Bytes of one microbatch on one stage."""
 
-    Parameters
-    ----------
-    for_input, for_weight, logits : float
-        Kept from the forward until the input gradient, until the weight gradient, and as logits [B].
-    in_layers : float
-        Most that is alive beside them while one layer is recomputed and differentiated [B].
-    in_head : float
-        The same while the output head is.
-    in_loss : float
-        Part of `in_head` that is of the loss's own [B].
-    collected : float
-        Gradients that a whole backward collects before they are added to those kept [B].
-    on_host : float
-        Kept in host memory, of which one layer's is on the device while that is differentiated (`in_layers`) [B].
-    layer : float
-        Part of what is kept that its last layer keeps, the first to be differentiated [B].
-    """
-
-    for_input: float = 0.0
-    for_weight: float = 0.0
-    logits: float = 0.0
-    in_layers: float = 0.0
-    in_head: float = 0.0
-    in_loss: float = 0.0
-    collected: float = 0.0
+    for_input: float = 0.0  # kept from the forward until the input gradient [B]
+    for_weight: float = 0.0  # kept until the weight gradient [B]
+    logits: float = 0.0  # kept as logits [B]
+    in_layers: float = 0.0  # most beside them while a layer is recomputed and differentiated [B]
+    in_head: float = 0.0  # the same while the output head is [B]
+    in_loss: float = 0.0  # part of `in_head` that is of the loss's own [B]
+    collected: float = 0.0  # gradients of a whole backward before they are added to those kept [B]
+    # in host memory; one layer's is on the device (`in_layers`) while that is differentiated [B]
     on_host: float = 0.0
-    layer: float = 0.0
+    layer: float = 0.0  # part that the last layer keeps, the first to be differentiated [B]
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(
