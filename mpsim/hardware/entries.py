@@ -51,10 +51,9 @@ class _Provenance:
 
     source: str
     as_of: object
+    # figures that were read elsewhere
     figures: Mapping[str, _Origin] = dataclasses.field(default_factory=dict)
-    """Figures that were read elsewhere."""
-    recalled: tuple[str, ...] = ()
-    """Figures that nobody has read."""
+    recalled: tuple[str, ...] = ()  # figures that nobody has read
 
     def by_field(self, fields: Mapping[str, str]) -> Mapping[str, str]:
         """Sources by the field that holds a figure; ``*`` for the whole entry."""

@@ -125,14 +125,11 @@ class _System:
     fabric: str
     sources: Mapping[str, str]
     scale_up: str | None = None
-    domain: Whole | None = None
-    """Accelerators of a scale-up domain; left out, those of a node."""
+    domain: Whole | None = None  # accelerators of a scale-up domain; left out, those of a node
     oversubscription: Number = 1.0
-    nodes: Whole = 1
-    """By which it is known."""
+    nodes: Whole = 1  # by which it is known
     max_nodes: Whole | None = None
-    power_w: Power | None = None
-    """Of a node [W]."""
+    power_w: Power | None = None  # of a node [W]
     price_per_hour: PriceRate | None = None
     note: str = ""
 

@@ -46,20 +46,15 @@ class Assumptions:
     """Figures of a plan beside its scenario."""
 
     facility: Facility
-    offer: str = "on-demand"
-    """Kind of price, one of `mpsim.study.facility.OFFERS`."""
+    offer: str = "on-demand"  # kind of price, one of `mpsim.study.facility.OFFERS`
+    # a user's own prices by accelerator [USD/h]
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """A user's own prices by accelerator [USD/h]."""
-    failures: float = 1.0
-    """Multiplier on the published failure rates of components."""
+    failures: float = 1.0  # multiplier on the published failure rates of components
+    # from an interruption to the first step [s]; assumed when left out
     restart: float | None = None
-    """From an interruption to the first step [s]; assumed when left out."""
-    storage: float | None = None
-    """Bandwidth for all checkpoints [B/s]; assumed when left out."""
-    background: bool = True
-    """Whether checkpoints are written beside training."""
-    interval: float | None = None
-    """Work between checkpoints [s]; what is practice when left out."""
+    storage: float | None = None  # bandwidth for all checkpoints [B/s]; assumed when left out
+    background: bool = True  # whether checkpoints are written beside training
+    interval: float | None = None  # work between checkpoints [s]; what is practice when left out
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -67,10 +62,8 @@ class Training(Shown):
     """One whole training."""
 
     scenario: str
-    values: Mapping[str, object]
-    """What differs from the scenario, by dotted key."""
-    tokens: float
-    """Trained on, repeats included."""
+    values: Mapping[str, object]  # what differs from the scenario, by dotted key
+    tokens: float  # trained on, repeats included
     steps: int
     step_time_s: float
     accelerators: int
@@ -81,28 +74,17 @@ class Training(Shown):
     # formula finds it best; infinity where nothing fails.
     checkpoint_interval_s: float
     daly_interval_s: float
-    interruptions: float
-    """Expected in all."""
-    computing_hours: float
-    """Accelerator-hours of the steps alone."""
-    days: float
-    """Computing and everything that goodput leaves."""
-    rate: Rate | None
-    """Price; None where there is none."""
-    energy_j: float
-    """At the meter: accelerators, hosts, network, cooling [J]."""
-    carbon_kg: float
-    """Of the grid for that energy; embodied carbon is left out [kgCO2e]."""
-    fits: bool
-    """Whether the layout fits into memory."""
-    fits_probability: float | None
-    """Odds that it does, of published runs."""
-    spread: tuple[float, float]
-    """Low and high days over the predicted ones."""
-    basis: str
-    """Where the spread comes from."""
-    computing_spread: tuple[float, float]
-    """Low and high hours of the steps over the predicted ones."""
+    interruptions: float  # expected in all
+    computing_hours: float  # accelerator-hours of the steps alone
+    days: float  # computing and everything that goodput leaves
+    rate: Rate | None  # price; None where there is none
+    energy_j: float  # at the meter: accelerators, hosts, network, cooling [J]
+    carbon_kg: float  # of the grid for that energy; embodied carbon is left out [kgCO2e]
+    fits: bool  # whether the layout fits into memory
+    fits_probability: float | None  # odds that it does, of published runs
+    spread: tuple[float, float]  # low and high days over the predicted ones
+    basis: str  # where the spread comes from
+    computing_spread: tuple[float, float]  # low and high hours of the steps over the predicted ones
     warnings: tuple[str, ...] = ()
 
     @property

@@ -152,15 +152,13 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
 class Core:
     """Shape of the attention of one layer."""
 
-    module: Module
-    """ATTENTION, or CROSS_ATTENTION where a decoder attends to the encoder."""
+    module: Module  # ATTENTION, or CROSS_ATTENTION where a decoder attends to the encoder
     heads: int
     kv_heads: int
     head_dim: int
     head_dim_v: int
     causal: bool
-    window: int
-    """0 for none [tokens]."""
+    window: int  # 0 for none [tokens]
     dropout: bool
 
     @classmethod

@@ -14,12 +14,9 @@ from mpsim.workload.operators import Operator, Split
 class Tokens:
     """The part of a microbatch that one context-parallel rank works on."""
 
-    sequences: int
-    """Sequences of the microbatch."""
-    queries: int
-    """Tokens of each that live on this rank."""
-    keys: int
-    """Tokens of each that its queries attend to: the whole sequence."""
+    sequences: int  # sequences of the microbatch
+    queries: int  # tokens of each that live on this rank
+    keys: int  # tokens of each that its queries attend to: the whole sequence
 
     @classmethod
     def of(cls, sequences: int, sequence_length: int, context: int) -> Tokens:

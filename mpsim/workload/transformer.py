@@ -22,21 +22,16 @@ POSITIONS = ("learned", "rotary", "relative", "alibi", "none")
 class LayerKind:
     """A kind of layer: experts, mask, window, and whether it attends to an encoder."""
 
+    # ``dense`` or ``moe``, with ``-sliding`` or ``-full`` where both attentions alternate;
+    # ``encoder``, ``encoder-moe``, ``decoder`` and ``decoder-moe`` where there are two stacks
     name: str
-    """``dense`` or ``moe``, with ``-sliding`` or ``-full`` where both attentions alternate;
-    ``encoder``, ``encoder-moe``, ``decoder`` and ``decoder-moe`` where there are two stacks."""
-    experts: bool
-    """Whether experts stand in place of the MLP."""
-    causal: bool
-    """Whether a query sees only the keys before it."""
-    window: int = 0
-    """Sliding window [tokens], 0 for none."""
-    cross: bool = False
-    """Whether it attends to the output of an encoder too."""
+    experts: bool  # whether experts stand in place of the MLP
+    causal: bool  # whether a query sees only the keys before it
+    window: int = 0  # sliding window [tokens], 0 for none
+    cross: bool = False  # whether it attends to the output of an encoder too
+    # ``attention``, ``state``, or ``none`` where the layer is an MLP alone
     mixer: str = "attention"
-    """``attention``, ``state``, or ``none`` where the layer is an MLP alone."""
-    mlp: bool = True
-    """Whether it has an MLP, or experts."""
+    mlp: bool = True  # whether it has an MLP, or experts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
