@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 """Data of the document."""
-Kind: TypeAlias = Any
-"""What a field is declared as: a class, or what typing makes of several."""
+Kind: TypeAlias = Any  # what a field is declared as: a class, or what typing makes of several
 Array: TypeAlias = NDArray[np.generic]
 
 _DOCUMENT, _VALUE = "value.json", "value"

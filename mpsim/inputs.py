@@ -25,20 +25,14 @@ from mpsim.errors import MpsimError, Problem, ScenarioError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-TEXT: Final = 1 << 28
-"""Bytes of a file that is read whole."""
+TEXT: Final = 1 << 28  # bytes of a file that is read whole
 DOCUMENT: Final = 1 << 25
 """Bytes of a JSON document: what is made of it takes up to 30 times as much."""
-LINE: Final = 1 << 24
-"""Characters of a line."""
-LINES: Final = 10_000_000
-"""Lines of a table, a trace or a journal."""
-CELLS: Final = 8_000_000
-"""Cells of a table that is held whole, of 100 bytes or so each."""
-RECORDING: Final = 1 << 36
-"""Bytes of a recording that is streamed: 64 GiB, unpacked."""
-DEEPEST: Final = 48
-"""Levels of nesting in a document."""
+LINE: Final = 1 << 24  # characters of a line
+LINES: Final = 10_000_000  # lines of a table, a trace or a journal
+CELLS: Final = 8_000_000  # cells of a table that is held whole, of 100 bytes or so each
+RECORDING: Final = 1 << 36  # bytes of a recording that is streamed: 64 GiB, unpacked
+DEEPEST: Final = 48  # levels of nesting in a document
 _GZIP: Final = b"\x1f\x8b"
 _RATIO: Final = 300
 """Times that a packed file may grow: traces grow 10 to 50 times, a bomb 1000 times."""

@@ -12,12 +12,9 @@ from typing import Final
 
 from mpsim.errors import TooLargeError
 
-MEMORY_LIMIT: Final = 2e9
-"""Memory of one simulation [B]."""
-TIME_LIMIT: Final = 60.0
-"""Time of one simulation [s]."""
-POINT_LIMIT: Final = 1_000_000
-"""Points of one study."""
+MEMORY_LIMIT: Final = 2e9  # memory of one simulation [B]
+TIME_LIMIT: Final = 60.0  # time of one simulation [s]
+POINT_LIMIT: Final = 1_000_000  # points of one study
 
 _UNLIMITED: contextvars.ContextVar[bool] = contextvars.ContextVar("unlimited", default=False)
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0

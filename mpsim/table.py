@@ -15,8 +15,7 @@ from mpsim.output import printable
 
 WIDTH: Final = 100
 """Columns of a page that is no terminal: what people read, mail and paste without scrolling sideways."""
-RULE: Final = "\u2500"
-"""Under the header of a table."""
+RULE: Final = "\u2500"  # under the header of a table
 
 _BETWEEN_WORDS: Final = re.compile(
     r" (?!(?<=\d )[%A-Za-z])"

@@ -17,8 +17,7 @@ from mpsim.measured.records import Header
 from mpsim.measured.sources import Source
 from mpsim.units import Dimension, format_exact, format_quantity
 
-Entry: TypeAlias = dict[str, object]
-"""What a machine file holds under one key."""
+Entry: TypeAlias = dict[str, object]  # what a machine file holds under one key
 _DIGITS = 4
 _LOOPBACK = "10 GB/s"
 _WATTS = "10 W"

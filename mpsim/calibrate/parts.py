@@ -18,8 +18,7 @@ from mpsim.plot import Lines, residual_chart
 from mpsim.shipped import read_shipped
 
 Floats = NDArray[np.float64]
-Line = tuple[tuple[float, ...], tuple[float, ...]]
-"""Sizes and times of a curve."""
+Line = tuple[tuple[float, ...], tuple[float, ...]]  # sizes and times of a curve
 _DIGITS = 6
 _MOVES = 3.0  # a known machine may be as much faster or slower
 _GAPS = 2  # gaps that become one where a point of a curve is left out

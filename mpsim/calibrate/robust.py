@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from mpsim.errors import CalibrationError, MissingExtraError
 
 Floats = NDArray[np.float64]
-Form = Callable[[Floats], Floats]
-"""Seconds of N points for K constants."""
+Form = Callable[[Floats], Floats]  # seconds of N points for K constants
 
 _ROUNDS = 80
 _PASSES = 12  # fits in a row, each with the spread that the one before it left

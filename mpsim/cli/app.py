@@ -79,8 +79,7 @@ INSTEAD: Mapping[str, str] = {
     "train": "a training step is simulated by 'mpsim run' of a scenario; 'mpsim new FILE' writes one",
 }
 """What to do instead of commands that people try and that there are not."""
-LASTING = ("explore",)
-"""Commands that last until somebody ends them."""
+LASTING = ("explore",)  # commands that last until somebody ends them
 
 
 def _options(

@@ -22,8 +22,7 @@ from mpsim.memo import Memo, remembered
 from mpsim.parallel.crossing import GroupShape
 
 Floats = NDArray[np.float64]
-Size = TypeVar("Size", float, Floats)
-"""Bytes or seconds: one number, or one for each of several."""
+Size = TypeVar("Size", float, Floats)  # bytes or seconds: one number, or one for each of several
 
 _MODELLED = "model"
 _ANSWERS = 4096  # remembered: collectives of one size, or of several

@@ -35,8 +35,7 @@ from mpsim.parallel.crossing import GroupShape
 from mpsim.workload.operators import Operator, OperatorKind, Role
 
 Floats = NDArray[np.float64]
-Place = tuple[str, int, int]
-"""Collective, ranks, domains."""
+Place = tuple[str, int, int]  # collective, ranks, domains
 
 SWITCH_JUMP = 0.35
 

@@ -15,8 +15,7 @@ from mpsim.cost.constants import constant_groups
 from mpsim.hardware.calibrated import Calibration
 
 Floats = NDArray[np.float64]
-UPDATES: Final = "optimizer"
-"""Group of constants of updates in place."""
+UPDATES: Final = "optimizer"  # group of constants of updates in place
 _UPDATE_FRACTION = f"kernels.{UPDATES}.fraction"
 _COPY_FRACTION = "kernels.copy.fraction"
 

@@ -33,8 +33,7 @@ class Load(enum.StrEnum):
     WAITING = "waiting"  # a context is open, clocks are up, nothing runs
 
 
-KERNELS = (Load.PRODUCTS, Load.ATTENTION, Load.STREAMS)
-"""Loads that are kernels."""
+KERNELS = (Load.PRODUCTS, Load.ATTENTION, Load.STREAMS)  # loads that are kernels
 
 
 def load_of(operator: Operator) -> Load:

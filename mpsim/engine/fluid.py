@@ -22,8 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpsim.errors import HardwareError
 
-_TOLERANCE = 1e-9
-"""Share of a link's capacity below which it counts as full."""
+_TOLERANCE = 1e-9  # share of a link's capacity below which it counts as full
 
 
 @dataclasses.dataclass(slots=True, eq=False)

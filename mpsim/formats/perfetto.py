@@ -30,8 +30,7 @@ from mpsim.program import SEND, TICK, Program, Stream, Template
 
 DETAILS = ("chunk", "kernel")
 MOST_RANKS = 64
-INSIDE = (Stream.TP, Stream.CP, Stream.EP)
-"""Queues of collectives inside actions."""
+INSIDE = (Stream.TP, Stream.CP, Stream.EP)  # queues of collectives inside actions
 _TICKS_PER_NS = round(1e-9 / TICK)
 _NS_PER_US = 1000
 

@@ -12,8 +12,7 @@ from mpsim import inputs
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import Imported, Points, Recorded
 
-HEAD = 1 << 16
-"""Characters from which formats recognise their own."""
+HEAD = 1 << 16  # characters from which formats recognise their own
 
 
 open_text = functools.partial(inputs.open_text, error=CalibrationError)

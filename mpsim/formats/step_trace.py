@@ -32,8 +32,7 @@ _MOST_MOMENTS = 2000
 """Moments of memory of one rank at most; of more, the fullest of each of so many spans."""
 _MOST_KERNELS = 1_000_000
 """Kernels of a step whose links are followed; following more takes gigabytes."""
-_MOST_LINKS = 32
-"""Links of the fabric in a trace at most, the busiest."""
+_MOST_LINKS = 32  # links of the fabric in a trace at most, the busiest
 _EXPOSED_COLOUR, _HIDDEN_COLOUR = "terrible", "grey"
 _IN_PLACE = {
     AXIS_NAMES.index(axis.name): axis.streams[0] for axis in AXES if axis.streams[0] in INSIDE

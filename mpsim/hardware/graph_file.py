@@ -20,8 +20,7 @@ from mpsim.units import Dimension, parse_quantity
 Vertex: TypeAlias = tuple[str, int] | tuple[str, int, int] | tuple[str, str]
 Links: TypeAlias = tuple[tuple[str, str, float], ...]
 """Two vertices and the bandwidth between them [B/s], for every link."""
-_Link: TypeAlias = tuple[str, str, object]
-"""Two vertices and a bandwidth as written."""
+_Link: TypeAlias = tuple[str, str, object]  # two vertices and a bandwidth as written
 
 _SAMPLE = 64
 _LARGEST: Final = 1 << 25  # bytes: a link is about 100

@@ -31,8 +31,7 @@ BACKENDS: Final[Mapping[str, str]] = {
     "efficient": "EFFICIENT_ATTENTION",
     "math": "MATH",
 }
-CHECKED_ROWS = 4
-"""Rows of a product that are compared with float64."""
+CHECKED_ROWS = 4  # rows of a product that are compared with float64
 
 
 def kernel_series(world: World, grid: Grid) -> list[list[Case]]:

@@ -10,8 +10,7 @@ from time import perf_counter, process_time
 
 IDLE = (3, 4)
 """Columns of /proc/stat that are no work: idle, and waiting for input or output (proc(5))."""
-GUEST = 8
-"""From this column on guests are counted a second time."""
+GUEST = 8  # from this column on guests are counted a second time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from mpsim.measured.records import Actions
 
 P = ParamSpec("P")
 R = TypeVar("R")
-cuda: Any = torch.cuda
-"""Its functions have no types."""
+cuda: Any = torch.cuda  # its functions have no types
 
 
 class Noted(NamedTuple):

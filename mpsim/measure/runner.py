@@ -34,10 +34,8 @@ _FAILURES = (
     *(AttributeError, ImportError, TypeError, ValueError),  # another torch has other names
 )
 """Errors that cost one case and not the run."""
-SAY_EVERY = 5.0
-"""Between lines of progress [s]."""
-TOO_LONG = 3.0
-"""A case is left out where its series says that it takes this many times its limit."""
+SAY_EVERY = 5.0  # between lines of progress [s]
+TOO_LONG = 3.0  # a case is left out where its series says that it takes this many times its limit
 
 
 def run(settings: Settings, say: Callable[[str], None]) -> Measured | None:

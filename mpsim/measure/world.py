@@ -26,8 +26,7 @@ from mpsim.measured.records import SCHEMA, Header, RankRecord
 from mpsim.version import __version__
 
 T = TypeVar("T")
-PINGS = 20
-"""Round trips from which the offset of a clock is taken."""
+PINGS = 20  # round trips from which the offset of a clock is taken
 
 
 class Groups(NamedTuple):

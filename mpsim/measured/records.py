@@ -71,12 +71,10 @@ ELEMENT_BYTES: Final[Mapping[str, float]] = {
     "fp8": 1.0,
 }
 _QUARTILE = 25
-NOISY_ABOVE: Final = 0.15
-"""Spread of samples above which errors cannot be told from noise."""
+NOISY_ABOVE: Final = 0.15  # spread of samples above which errors cannot be told from noise
 BUSY_ABOVE: Final = 0.1
 """Share of a host that other processes used, above which times are not the machine's alone."""
-DRIFT: Final = 0.1
-"""Change of the yardstick or of a clock over a file that is worth a warning."""
+DRIFT: Final = 0.1  # change of the yardstick or of a clock over a file that is worth a warning
 
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)

@@ -137,11 +137,9 @@ AXES = (
 )
 """Every axis, in the order in which a mesh lays them on accelerators unless told otherwise, fastest first."""
 
-AXIS_NAMES = tuple(axis.name for axis in AXES)
-"""Names of the axes."""
+AXIS_NAMES = tuple(axis.name for axis in AXES)  # names of the axes
 
-ACCOUNTED = tuple(sorted(AXES, key=lambda axis: axis.accounted))
-"""Axes in the order of the account."""
+ACCOUNTED = tuple(sorted(AXES, key=lambda axis: axis.accounted))  # axes in the order of the account
 
 FOLDED = tuple(axis for axis in AXES if axis.multiplies and axis.span)
 """Axes whose ranks a rank class stands for: those of one stage, fastest first."""

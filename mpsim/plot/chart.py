@@ -23,8 +23,7 @@ from mpsim.units import Dimension, rung
 Floats = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | Floats
 
-LINE_INCHES = 0.17
-"""Height of a line of notes."""
+LINE_INCHES = 0.17  # height of a line of notes
 _DIMENSIONS = {dimension.value: dimension for dimension in Dimension}
 _FEW, _BETWEEN = 24, 60  # points of a line that names keep off, places between two of them
 _MOST_KEPT_FREE = 300  # points of a series: of more there is no room between them

@@ -34,8 +34,7 @@ from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LABELS, LIMIT, LUMIN
 from mpsim.units import percent
 
 HATCH = "//////"
-Style: TypeAlias = dict[str, Any]
-"""Options of an artist."""
+Style: TypeAlias = dict[str, Any]  # options of an artist
 
 _ENTRY, _PER_LETTER = 0.42, 0.066  # of a legend [inch]
 _NARROWEST_WRITTEN, _MOST_WRITTEN = 0.035, 24  # of the axis; bars

@@ -36,8 +36,7 @@ SERIES = (
 )
 """Colours of lines that are no kinds of event, such as the values of a sweep."""
 
-MARKERS = "osD^vPX*"
-"""Marks of their points."""
+MARKERS = "osD^vPX*"  # marks of points
 
 LABELS: Final[Mapping[str, str]] = {
     "input_gradient": "input gradient",
@@ -48,8 +47,7 @@ LABELS: Final[Mapping[str, str]] = {
 }
 """What legends say, where it is not the kind's own name."""
 
-COMMUNICATION = frozenset(AXIS_NAMES)
-"""Kinds that are hatched in stacked bars."""
+COMMUNICATION = frozenset(AXIS_NAMES)  # kinds that are hatched in stacked bars
 
 RESOURCES: Final[Mapping[str, str]] = {
     "compute": EVENTS["forward"],
@@ -102,8 +100,7 @@ TABLES: Final[Mapping[str, Mapping[str, str]]] = {
 LUMINANCE = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue in how bright a colour looks (ITU-R BT.601)."""
 
-DARK = 0.45
-"""Luminance under which white text reads better than black."""
+DARK = 0.45  # luminance under which white text reads better than black
 
 _LIGHTEST = 0.6  # how far the last chunk's shade is on the way to white
 

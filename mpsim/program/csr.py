@@ -7,10 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Column: TypeAlias = NDArray[Any]
-"""An array of any type, such as one of a table of columns."""
-Columns: TypeAlias = dict[str, Any]
-"""Columns by name, to be spread over the fields of a program."""
+Column: TypeAlias = NDArray[Any]  # an array of any type, such as one of a table of columns
+Columns: TypeAlias = dict[str, Any]  # columns by name, to be spread over the fields of a program
 
 _DIGIT_BITS = 16  # numpy sorts integers of up to 16 bits by radix
 

@@ -33,8 +33,7 @@ __all__ = [
     "Vocabulary",
 ]
 
-TICK = 1e-12
-"""One tick of the engines [s]."""
+TICK = 1e-12  # one tick of the engines [s]
 
 SEND, COLLECTIVE = 0, 1
 """Kinds of rows that every job has: a message between two rank classes, which occupies streams of both, and a collective of a group."""

@@ -18,8 +18,7 @@ _STATUS = {
     "datasheet": "of datasheets",
 }
 
-ASSUMED: Sections[JobResult] = Sections()
-"""Sections that end the part of every result."""
+ASSUMED: Sections[JobResult] = Sections()  # sections that end the part of every result
 
 
 def settings_of(scenario: Scenario) -> dict[str, object]:

@@ -28,8 +28,7 @@ class Quantity:
     unit: str
 
 
-Cell: TypeAlias = float | str | bool | Quantity | None
-"""What stands in a table."""
+Cell: TypeAlias = float | str | bool | Quantity | None  # what stands in a table
 
 _CHARTED = (Chart, Axis, Limit, Part, Series)
 _FIELDS: Mapping[str, Any] = {

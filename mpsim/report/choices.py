@@ -13,8 +13,7 @@ from mpsim.report.step import HEADLINE as OF_STEP
 from mpsim.result.words import Figures
 from mpsim.units import Dimension, parse_quantity
 
-MOST = 2000
-"""Answers on one page."""
+MOST = 2000  # answers on one page
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

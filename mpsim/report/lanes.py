@@ -27,8 +27,7 @@ from mpsim.result import Result
 from mpsim.serving import ServiceResult
 from mpsim.units import Dimension, format_quantity
 
-MOST = 200_000
-"""Bars on one page; of more, the lanes of some ranks are left out."""
+MOST = 200_000  # bars on one page; of more, the lanes of some ranks are left out
 
 _EVENTS = (*EVENTS, *(f"exposed {axis}" for axis in AXIS_NAMES))
 _FINEST, _WIDEST = 1e-9, 2**31 - 1  # of the unit of times [s], and of the numbers that hold them

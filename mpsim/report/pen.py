@@ -31,8 +31,7 @@ from mpsim.plot.chart import (
     thin,
 )
 
-WIDTH = 960
-"""Units from left to right."""
+WIDTH = 960  # units from left to right
 
 Floats = NDArray[np.float64]
 

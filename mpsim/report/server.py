@@ -18,8 +18,7 @@ from mpsim.errors import MpsimError
 from mpsim.report.explorer import Explorer
 from mpsim.result.words import Figures
 
-HOST: Final = "127.0.0.1"
-"""The one interface it listens on."""
+HOST: Final = "127.0.0.1"  # the one interface it listens on
 
 _LONGEST = 65_536  # bytes of a question
 _SECRET = 16  # bytes of the token

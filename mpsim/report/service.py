@@ -40,8 +40,7 @@ HEADLINE = (
 )
 """Headline figures of a service."""
 
-SERVICE: Sections[ServiceResult] = Sections()
-"""Sections of a service."""
+SERVICE: Sections[ServiceResult] = Sections()  # sections of a service
 
 
 def _served(result: ServiceResult) -> str:

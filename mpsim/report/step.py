@@ -27,8 +27,7 @@ HEADLINE = (
 )
 """Headline figures of a step."""
 
-STEP: Sections[Result] = Sections()
-"""Sections of a training step."""
+STEP: Sections[Result] = Sections()  # sections of a training step
 
 
 def _time(seconds: float) -> str:

@@ -20,8 +20,7 @@ from mpsim.result.result import Result
 from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
 
-IDLE = "idle"
-"""The part that boards would draw with nothing to do."""
+IDLE = "idle"  # the part that boards would draw with nothing to do
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

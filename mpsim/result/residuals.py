@@ -26,12 +26,9 @@ _PLACES = 256  # settings whose nearest runs are kept
 _REST = ("micro batch", "sharding", "schedule", "recompute")  # parts of the label `rest`
 _KIND_OF = {"format": "format", "framework": "release"}  # attributes that pairs were measured with
 _NARROW = ("fp8", "fp4", "int8", "int4")
-MOST_GUESSED = 4
-"""Guessed settings from which one more widens an interval no further."""
-LEVEL = 0.8
-"""Share of measured values that lie in their interval."""
-HALF_WIDTH = 1.2816
-"""Half-width of such an interval of a normal distribution over its sigma."""
+MOST_GUESSED = 4  # guessed settings from which one more widens an interval no further
+LEVEL = 0.8  # share of measured values that lie in their interval
+HALF_WIDTH = 1.2816  # half-width of such an interval of a normal distribution over its sigma
 FIGURES = (
     *("step", "step-experts", "memory", "collective", "kernel"),
     *("ttft", "tpot", "e2e", "throughput"),
@@ -39,8 +36,7 @@ FIGURES = (
 """Figures whose residuals are known: one file each."""
 FASTEST_BY = ("accelerator", "format", "length", "model")
 """Attributes that trainings share which are of one kind, of which the fastest was measured."""
-EXACT = "exact: an order of actions has no residual"
-"""Basis of an interval of no width."""
+EXACT = "exact: an order of actions has no residual"  # basis of an interval of no width
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

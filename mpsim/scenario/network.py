@@ -13,8 +13,7 @@ from mpsim.errors import HardwareError
 from mpsim.hardware import FabricKind, Routing
 from mpsim.scenario.fields import Bandwidth, Fields, Name, Power, Section, Time
 
-Folder = Callable[[str], Path]
-"""Where the file lies in which a dotted key was written."""
+Folder = Callable[[str], Path]  # where the file lies in which a dotted key was written
 
 FIGURES: Final = {
     "preset": "name",

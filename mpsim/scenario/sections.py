@@ -28,10 +28,8 @@ KeptValue = Literal["query", "key", "value", "context", "output", "sums", "gate"
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 AXES: Final = ("tp", "cp", "ep", "dp", "pp")
 """Fields of `Parallelism` that are degrees of axes, as `mpsim.parallel.axes.AXES` has them."""
-DIVIDING: Final = ("tp", "pp", "cp")
-"""Axes among whose ranks one replica of the model is divided."""
-REPLICATING: Final = ("dp", "cp")
-"""Axes whose ranks hold the same parameters."""
+DIVIDING: Final = ("tp", "pp", "cp")  # axes among whose ranks one replica of the model is divided
+REPLICATING: Final = ("dp", "cp")  # axes whose ranks hold the same parameters
 OF_STAGE: Final = tuple(axis for axis in AXES if axis != "pp" and axis in DIVIDING + REPLICATING)
 """Axes whose degrees multiply to the ranks of one pipeline stage."""
 

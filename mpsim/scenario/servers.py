@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from mpsim.scenario.written import Written
 
 DATA: Final = "mpsim.scenario.data"
-SERVERS: Final = ("vllm", "sglang", "trtllm")
-"""Engines with a table of options."""
+SERVERS: Final = ("vllm", "sglang", "trtllm")  # engines with a table of options
 _USUAL: Final = "vllm-v1"
 
 

@@ -14,8 +14,7 @@ from mpsim.nouns import TYPES
 from mpsim.scenario.paths import join
 from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
 
-MISSING = "missing"
-"""How the message of a key that is not there begins."""
+MISSING = "missing"  # how the message of a key that is not there begins
 
 MAX_PROBLEMS: Final = 30
 

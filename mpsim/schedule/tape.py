@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from mpsim.schedule.orders import Action, Orders
 
-Step = tuple[int, int, int]
-"""An action as (`Action` value, stage, microbatch)."""
+Step = tuple[int, int, int]  # an action as (`Action` value, stage, microbatch)
 
 
 class Tape:

@@ -19,8 +19,7 @@ import simpy
 from mpsim.serving.batching import Iteration
 from mpsim.serving.lane import Lane
 
-AHEAD: Final = 96
-"""Iterations of a batch that are looked ahead at most."""
+AHEAD: Final = 96  # iterations of a batch that are looked ahead at most
 
 
 class State(enum.Enum):

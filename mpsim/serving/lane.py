@@ -21,8 +21,7 @@ from mpsim.serving.prices import IterationPrices
 
 Floats = NDArray[np.float64]
 
-LONGEST_JUMP: Final = 4096
-"""Iterations that are passed at once at most, so that arrays stay small."""
+LONGEST_JUMP: Final = 4096  # iterations that are passed at once at most, so that arrays stay small
 _COUNTING = np.arange(LONGEST_JUMP)
 
 

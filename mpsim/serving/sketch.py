@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-BATCHES: Final = 10
-"""Batches of neighbours whose means are nearly independent."""
+BATCHES: Final = 10  # batches of neighbours whose means are nearly independent
 GROWTH: Final = 0.01  # of the ends of a sketch's bins
 LEAST: Final = 1e-7  # s: what is below counts as that
 _BINS: Final = 3200  # up to some 200 days

@@ -20,10 +20,8 @@ import operator
 from mpsim.serving.work import RankWork
 from mpsim.workload import Transformer
 
-HEADS = "mtp"
-"""A layer of the model's own kind with its head drafts."""
-N_GRAM = "n-gram"
-"""Tokens are looked up in what was said before."""
+HEADS = "mtp"  # a layer of the model's own kind with its head drafts
+N_GRAM = "n-gram"  # tokens are looked up in what was said before
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from mpsim.training.vocabulary import Kind
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-TRANSFERS = "transfers"
-"""The cause that is no rank: messages and collectives on their way."""
+TRANSFERS = "transfers"  # the cause that is no rank: messages and collectives on their way
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

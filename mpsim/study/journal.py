@@ -20,8 +20,7 @@ from mpsim.errors import ScenarioError
 from mpsim.inputs import open_regular, read_lines
 from mpsim.stamp import stamp
 
-Entry: TypeAlias = dict[str, Any]
-"""What stands in a line of a journal: data of whoever wrote it."""
+Entry: TypeAlias = dict[str, Any]  # what stands in a line of a journal: data of whoever wrote it
 
 _DIGEST, _STAMP, _CHECKSUM = "digest", "mpsim", "crc"
 _OPENING = b'{"digest": "'

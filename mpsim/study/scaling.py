@@ -18,8 +18,7 @@ _FIGURES = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu"
 _BESIDE = ("hfu", "peak_memory_bytes", "fits_memory", "interval")
 _GROWN = 3  # parts that are told
 _LEAST = 0.0005  # share of the step
-MODES = ("strong", "weak")
-"""Strong: the global batch stays; weak: it grows with the accelerators."""
+MODES = ("strong", "weak")  # strong: the global batch stays; weak: it grows with the accelerators
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from mpsim.training.vocabulary import PARTS, Kind
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-CAUSES = ("warm-up", "drain", "imbalance", "message")
-"""Causes of the bubble."""
+CAUSES = ("warm-up", "drain", "imbalance", "message")  # causes of the bubble
 
 _WARM_UP, _DRAIN, _IMBALANCE, _MESSAGE = range(len(CAUSES))
 _BUBBLE = PARTS.index("bubble")

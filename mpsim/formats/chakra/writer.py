@@ -39,8 +39,7 @@ from mpsim.program.expand import expand, expanded_flops
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, prepare
 
-MOST_NODES: Final = 4_000_000
-"""Nodes of all ranks together: a GB of files."""
+MOST_NODES: Final = 4_000_000  # nodes of all ranks together: a GB of files
 _VERSION = "1.0.0"
 _MICRO = 1e-6
 _TAGS = 1 << 30
@@ -48,8 +47,7 @@ _SHARDS = ("all_gather",)  # collectives whose size ASTRA-sim counts before they
 _AS = {"reduce": "reduce_scatter"}  # every member owns a share of what is reduced to its owners
 _MESSAGE = COLLECTIVES.index("send_recv")
 
-Groups = Mapping[int, tuple[int, ...]]
-"""Members of the group of every rank."""
+Groups = Mapping[int, tuple[int, ...]]  # members of the group of every rank
 _Varying = Callable[[int, int], Mapping[str, int | str]]
 """Attributes that a rank adds to a node of its class, by its place in the class and its number."""
 

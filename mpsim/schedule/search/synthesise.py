@@ -37,8 +37,7 @@ from mpsim.schedule.search.zb_auto import zb_search
 from mpsim.schedule.stages import loop_map, v_map
 from mpsim.schedule.tape import Step, from_steps, steps_of
 
-STAGE_MAPS = {"loop": loop_map, "v": v_map}
-"""How stages lie on ranks."""
+STAGE_MAPS = {"loop": loop_map, "v": v_map}  # how stages lie on ranks
 
 _BUDGET = 1000  # evaluations
 # Part of an action by which a message on its way may be kept waiting.

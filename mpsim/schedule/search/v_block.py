@@ -32,11 +32,9 @@ _PERIOD = 6
 _FA, _FB, _IB, _IA, _W = range(5)
 _FREE = -1
 
-Block = list[list[int]]
-"""First slot of the four kinds, by rank."""
+Block = list[list[int]]  # first slot of the four kinds, by rank
 
-Slots = list[list[list[int]]]
-"""Slot of each (rank, kind, microbatch)."""
+Slots = list[list[list[int]]]  # slot of each (rank, kind, microbatch)
 
 
 def v_half(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:

@@ -17,8 +17,7 @@ from mpsim.study.design.outcome import Design, Flip, Option, Upgrade
 from mpsim.study.sensitivity import measure_sensitivity
 from mpsim.units import Dimension, format_exact
 
-CHANGES = 7
-"""Most changes to a cluster that `upgrades_of` looks at."""
+CHANGES = 7  # most changes to a cluster that `upgrades_of` looks at
 _MOST = 8.0  # times a price: further than that nobody is wrong
 _LEAST = 0.02  # elasticity below which a constant moves nothing
 

@@ -48,8 +48,7 @@ _FRAME = (*_DEGREES, "order", "schedule", "virtual_stages", "layers_per_stage")
 ALWAYS_SAID = ("tp", "pp", "dp")
 """Degrees that every description of a layout has, also where they are 1."""
 _HABITS = ("sequence_parallel", "zero", "offload", "recompute", "modules")
-_ASIDE = ("order", "offload", "modules")
-"""Axes that are as the scenario has them unless asked for."""
+_ASIDE = ("order", "offload", "modules")  # axes that are as the scenario has them unless asked for
 _SELECTIVE = "selective"
 _OF_RECOMPUTE = (
     *("recompute_modules", "recompute_method", "recompute_layers", "recompute_keeps"),

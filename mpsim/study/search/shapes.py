@@ -37,8 +37,7 @@ from mpsim.training.vocabulary import TRAINING
 _TEMPLATES = 4096
 Floats = NDArray[np.float64]
 
-KEPT = tuple(field.name for field in dataclasses.fields(Kept))
-"""Columns of what stages keep."""
+KEPT = tuple(field.name for field in dataclasses.fields(Kept))  # columns of what stages keep
 
 
 def part_names(plan: Plan) -> tuple[str, ...]:

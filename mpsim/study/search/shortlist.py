@@ -21,8 +21,7 @@ from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import Search
 from mpsim.units import Dimension, format_quantity, percent
 
-STEPS = 20
-"""Steps of a launch."""
+STEPS = 20  # steps of a launch
 _POOL = 400  # layouts that are ranked again
 SHORTLIST = "shortlist.json"
 """File of a shortlist's folder that says what was launched, and of which layouts."""
