@@ -3,7 +3,7 @@
 The formulas are pure functions on floats and arrays; a model binds them to one accelerator or cluster and accounts for every constant.
 """
 
-from mpsim.cost.collectives import CollectiveAnswer, CollectiveModel
+from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant, Constants, Status, host_constants
 from mpsim.cost.curves import CollectiveCurves, Curve, load_curves
 from mpsim.cost.formulas import (
@@ -31,7 +31,6 @@ __all__ = [
     "COLLECTIVES",
     "KERNELS",
     "Board",
-    "CollectiveAnswer",
     "CollectiveCurves",
     "CollectiveModel",
     "Constant",

@@ -10,16 +10,7 @@ from mpsim.cost.libraries.host import HostLibrary
 from mpsim.cost.libraries.library import Library, check_runs_on, default_library, library_names
 from mpsim.hardware.cluster import Cluster
 
-__all__ = [
-    "FittedLibrary",
-    "HostLibrary",
-    "Library",
-    "NcclLibrary",
-    "TorusLibrary",
-    "default_library",
-    "library_names",
-    "make_library",
-]
+__all__ = ["FittedLibrary", "HostLibrary", "default_library", "library_names", "make_library"]
 
 _FITTED: Mapping[str, Callable[..., Library]] = {
     "nccl": NcclLibrary,
