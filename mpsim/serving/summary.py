@@ -442,10 +442,7 @@ def _pool_figures(plan: ServicePlan, sums: RowSums) -> Figures:
 
 
 def _disaggregation(
-    plan: ServicePlan,
-    served: Served,
-    accounts: Mapping[str, object],
-    sums: Mapping[str, RowSums],
+    plan: ServicePlan, served: Served, accounts: Mapping[str, object], sums: Mapping[str, RowSums]
 ) -> Figures:
     """Figures of each pool, and of the transfers between them; nothing without pools."""
     if plan.prefill is None:
@@ -498,10 +495,7 @@ def _rate(count: float, seconds: float) -> float:
 
 
 def _warnings(
-    plan: ServicePlan,
-    served: Served,
-    tally: Tally,
-    parts: Mapping[str, float],
+    plan: ServicePlan, served: Served, tally: Tally, parts: Mapping[str, float]
 ) -> list[str]:
     """Say what a reader should know, such as a state that is not steady, or a flag's cost."""
     warnings = [pool.straddles for pool in plan.pools.values() if pool.straddles]

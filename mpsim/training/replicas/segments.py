@@ -183,13 +183,7 @@ def _extreme(orders: Orders, kinds: tuple[Action, ...], *, last: bool) -> NDArra
 
 
 def _split(
-    plan: Plan,
-    stage: Stage,
-    action: Action,
-    blocks: Sequence[Block],
-    *,
-    gather: bool,
-    reduce: bool,
+    plan: Plan, stage: Stage, action: Action, blocks: Sequence[Block], *, gather: bool, reduce: bool
 ) -> list[Segment]:
     """Cut an action that needs parameters gathered (`gather`) or completes gradients that are reduced (`reduce`)."""
     if plan.gathers_units:
