@@ -233,8 +233,8 @@ def _design(data: Figures) -> _Study:
         )
         notes = [Note(f"The best in {data['by']}: {changed(chosen['values'])}{odds}.", "good")]
     if data["rests_on"]:
-        told = "; ".join(data["rests_on"])
-        notes.append(Note(f"Rests on what nobody measured on this hardware: {told}."))
+        guesses = "; ".join(data["rests_on"])
+        notes.append(Note(f"Rests on what nobody measured on this hardware: {guesses}."))
     cells = [
         [
             changed(row["values"]),
