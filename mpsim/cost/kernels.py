@@ -5,6 +5,7 @@ Shapes: N operators, U shapes among them that were never seen before.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -37,6 +38,7 @@ from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Role, Split
 
 _SHAPES = 1 << 16  # remembered with their time
+_FEW_ROWS = 4.0  # of a tile over the mean of few, fitted: validation/data/serving-kernels.csv
 _MODELS = 16  # accelerators, precisions and settings whose shapes are
 
 CLOCKS = ("sustained", "burst")
@@ -177,12 +179,12 @@ class KernelModel:
         return np.array([answers[shape].value for shape in shapes], dtype=np.float64)
 
     def row_seconds(
-        self, product: Operator, rows: Floats, moved: Floats, groups: ArrayLike = 1.0
+        self, product: Operator, rows: Floats, moved: Floats, groups: ArrayLike = 1, knee: float = 0
     ) -> Floats:
-        """Time of a product over other numbers of rows that moves so many bytes [s]; of experts `rows` is the mean of the `groups` that have any, and tiles are no larger than it needs."""
+        """Time of a product over other numbers of rows that moves so many bytes [s]; of experts `rows` is the mean of the `groups` that have any, and `knee` that of their kernel."""
         shape = (rows, product.n, product.k, groups, moved)
         if product.kind is OperatorKind.GROUPED_GEMM:
-            return self._group_seconds(shape, ragged=True, smaller=True)
+            return self._group_seconds(shape, True, knee=knee)
         return self._product_seconds(shape, *self._gemm[self._precision_of(product)])
 
     def work(self, operators: Sequence[Operator]) -> Work:
@@ -319,22 +321,21 @@ class KernelModel:
         """One kernel for the experts of a layer; `m` is the mean of their tokens, in `Phase.WEIGHT_GRADIENT` `k` is."""
         m, n, k, batch, moved = _columns(operators, "m", "n", "k", "batch", "bytes")
         ragged = np.array([o.phase is not Phase.WEIGHT_GRADIENT for o in operators])
-        times = self._group_seconds((m, n, k, batch, moved), ragged=ragged)
+        times = self._group_seconds((m, n, k, batch, moved), ragged)
         rules = self._rules["gemm_rules"]
         slower = 1.0 if ragged.all() else self._use(rules, "grouped_weight_gradient")
         result: Floats = times * np.where(ragged, 1.0, slower) * self._edges(operators)
         return result
 
-    def _group_seconds(self, shape: _Shapes, *, ragged: ArrayLike, smaller: bool = False) -> Floats:
-        """Time of grouped products; where tiles may be smaller, of the smallest that holds the mean of rows."""
+    def _group_seconds(self, shape: _Shapes, ragged: ArrayLike, *, knee: float = 0.0) -> Floats:
+        """Time of grouped products; with a knee of the kernel's own, in tiles of fewer rows where experts have few."""
         largest, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
-        peak, constants = self._gemm[self.precision]
+        peak, c = self._gemm[self.precision]
         m, n, _, batch, _ = shape
-        tile = np.minimum(2.0 ** np.ceil(np.log2(m)), largest) if smaller else largest
+        tile = np.minimum(_FEW_ROWS * np.asarray(m), largest) if knee else largest, largest
         padding = group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors)
-        return gemm_seconds(
-            *shape, peak=peak, bandwidth=self._bandwidth, c=constants, padding=padding
-        )
+        c = dataclasses.replace(c, knee=knee or c.knee)
+        return gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c, padding=padding)
 
     def _product_seconds(self, shape: _Shapes, peak: float, c: GemmConstants) -> Floats:
         if self._waves is None:

@@ -74,7 +74,7 @@ def group_padding(
     groups: ArrayLike,
     *,
     ragged: ArrayLike,
-    tile: ArrayLike,
+    tile: tuple[ArrayLike, ArrayLike],
     processors: float,
 ) -> Floats:
     """Work of whole tiles of one kernel over groups, over the work asked for, at least 1.
@@ -91,12 +91,12 @@ def group_padding(
 
     Examples
     --------
-    >>> float(group_padding(512, 4096, 8, ragged=True, tile=128, processors=132))
+    >>> float(group_padding(512, 4096, 8, ragged=True, tile=(128, 128), processors=132))
     1.125
     """
-    m, n, count, tile = (np.asarray(size, float) for size in (rows, columns, groups, tile))
-    done = np.where(ragged, np.maximum(m + tile / 2, tile), np.maximum(m, tile))
-    tiles = count * (done / tile) * np.maximum(n / tile, 1.0)
+    m, n, count, height, width = (np.asarray(x, float) for x in (rows, columns, groups, *tile))
+    done = np.where(ragged, np.maximum(m + height / 2, height), np.maximum(m, height))
+    tiles = count * (done / height) * np.maximum(n / width, 1.0)
     filled = np.divide(done, m, out=np.ones_like(done), where=m > 0)
     result: Floats = filled * np.maximum(1.0, processors / np.maximum(tiles, 1.0))
     return result

@@ -286,12 +286,7 @@ class IterationPrices:
     def _streaming(self, tokens: Floats) -> Floats:
         """Time in which the memory-bound kernels of a layer move so many tokens of a rank [s]."""
         elements = tokens * (self.engine.stream_elements * self.work.hidden)
-        return elements * (_ACTIVATION / self._streamed)
-
-    @property
-    def _streamed(self) -> float:
-        """Rate of memory-bound kernels [B/s]."""
-        return self.rates.stream_bandwidth * self.rates.bandwidth
+        return elements * (_ACTIVATION / self.rates.streamed)
 
     def _communication(self, tokens: float) -> float:
         """Two all-reduces a layer; with own requests a gather and a scatter, half of one each."""
@@ -338,7 +333,7 @@ class IterationPrices:
         head = self.work.head
         sizes = samples * (head.product.n * _LOGIT)
         gathered = np.array([self._reductions.seconds(size) / 2.0 for size in sizes.tolist()])
-        passes = _SAMPLING_PASSES * sizes / self._streamed
+        passes = _SAMPLING_PASSES * sizes / self.rates.streamed
         seconds = self._products.seconds(head, samples) + passes + gathered
         return np.maximum.accumulate(seconds) + self.engine.sampling_time
 
@@ -357,6 +352,7 @@ class Products:
         chip = cluster.accelerator
         kernel = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
         self._routing = rates.expert_latency[kernel], rates.expert_each[kernel]
+        self._knee = rates.expert_knee[kernel]
         self._cast_time, self._clocks = cast_time, clocks
         self._chip = dataclasses.replace(chip, memory_bandwidth=rates.bandwidth)
         self._rates = rates
@@ -384,7 +380,7 @@ class Products:
         for number, product in enumerate(experts.products):
             moved = touched * product.n * product.k * form.bytes
             moved = moved + _ACTIVATION * rows * (product.n + product.k)
-            seconds += kernel.row_seconds(product, rows / touched, moved, touched)
+            seconds += kernel.row_seconds(product, rows / touched, moved, touched, self._knee)
             # tokens are quantised before they are permuted; of what lies between the products,
             # only blocks by a kernel of its own
             elements = (rows if number else rows / experts.top_k) * product.k
@@ -392,16 +388,15 @@ class Products:
         # rows are read and written as the products take them, and read once more to be combined
         width = form.bytes if casts.any() else _ACTIVATION
         permuted = rows * experts.products[0].k * (2.0 * width + _ACTIVATION)
-        stream = permuted / (self._rates.stream_bandwidth * self._rates.bandwidth)
+        stream = permuted / self._rates.streamed
         return seconds / _of(self._rates.expert_rate, form) + casts + stream + fixed
 
     def _cast(self, form: Format, elements: Floats, *, alone: bool = True) -> Floats | float:
         """Time of quantising a product's input: a kernel if alone, read wide, written narrow [s]."""
         if form.name not in self._rates.cast_latency or not form.precision:
             return 0.0
-        rate = self._rates.stream_bandwidth * self._rates.bandwidth
         latency = self._rates.cast_latency[form.name] if alone else 0.0
-        return latency + elements * (_ACTIVATION + form.bytes) / rate
+        return latency + elements * (_ACTIVATION + form.bytes) / self._rates.streamed
 
     def _kernel(self, form: Format) -> KernelModel:
         """Kernels in the precision of a format; chips without bfloat16 work in fp16."""
@@ -419,11 +414,10 @@ class StateScan:
     slope = 0.0
 
     def __init__(self, state: StateWork, rates: Rates) -> None:
-        rate = rates.stream_bandwidth * rates.bandwidth
         self._fixed = _STATE_KERNELS * state.layers * rates.stream_latency
-        self._each = state.layers * 2.0 * state.held / rate
+        self._each = state.layers * 2.0 * state.held / rates.streamed
         compute = state.token_flops / (rates.prompt_share * rates.peaks["bf16"])
-        self.prompt_token = state.layers * max(compute, state.token_bytes / rate)
+        self.prompt_token = state.layers * max(compute, state.token_bytes / rates.streamed)
 
     def least(self, contexts: Floats) -> Floats:
         """Time that each of several sequences adds [s]."""

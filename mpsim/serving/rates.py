@@ -37,21 +37,25 @@ class Rates:
     attention_compute: float
     attention_narrow: float  # rate of its products over that where the cache has 8 bits
     prompt_share: float  # share of the bf16 peak that attention of prompts reaches
-    # stream_latency, stream_bandwidth: of norms, rotary, activation: fixed time [s] and share of
-    # `bandwidth`
+    # of norms, rotary, activation: fixed time [s], and share of `bandwidth`
     stream_latency: Seconds
     stream_bandwidth: float
-    # reduction_latency, reduction_share: of an engine's own all-reduces: fixed time [s] and share
-    # of the link
+    # of an engine's own all-reduces: fixed time [s], and share of the link
     reduction_latency: Seconds
     reduction_share: float
     # expert_latency, expert_each: time of kernels that route, permute and combine, and what each
     # expert of a rank adds, by the kernel of the experts [s]
     expert_latency: Mapping[str, Seconds]
     expert_each: Mapping[str, Seconds]
+    expert_knee: Mapping[str, float]  # 1: it multiplies after it loads, 3: while it loads
     expert_kernel: str  # that kernel where the engine does not say
     # standard deviation of an expert's tokens over their mean where the model does not say
     expert_spread: float
+
+    @property
+    def streamed(self) -> float:
+        """Rate of memory-bound kernels [B/s]."""
+        return self.stream_bandwidth * self.bandwidth
 
 
 # fixed time of two-shot over one-shot: vLLM's kernels on eight H100, 9.7 and 5.5 us

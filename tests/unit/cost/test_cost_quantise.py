@@ -121,7 +121,7 @@ def test_experts_waste_half_a_tile_each_and_more_of_them_waste_more() -> None:
 
 def test_group_padding_by_hand() -> None:
     """512 ragged rows fill 4.5 tiles of 128; equal rows fill theirs; one tile for 132 processors leaves 131 idle."""
-    sizes = {"tile": 128.0, "processors": 132.0}
+    sizes = {"tile": (128, 128), "processors": 132.0}
     assert float(group_padding(512, 4096, 8, ragged=True, **sizes)) == 576 / 512
     assert float(group_padding(512, 4096, 8, ragged=False, **sizes)) == 1.0
     assert float(group_padding(128, 128, 1, ragged=False, **sizes)) == 132.0
