@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.console import print_json, print_table, print_text
-from mpsim.cli.export import targets, write_emitted
+from mpsim.cli.emit import targets, write_emitted
 from mpsim.cli.options import AsJson, Emit, Reading
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
-from mpsim.cli.export import targets, write_emitted
+from mpsim.cli.emit import targets, write_emitted
 from mpsim.cli.options import AsJson, Emit, Engine, MemorySnapshot, Plots, Reading, Trace, refuse
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError

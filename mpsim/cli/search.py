@@ -19,7 +19,7 @@ from mpsim.cli.console import (
     write_table,
     wrote,
 )
-from mpsim.cli.export import refuse_unwritable, targets, write_emitted
+from mpsim.cli.emit import refuse_unwritable, targets, write_emitted
 from mpsim.cli.options import (
     AsJson,
     Csv,

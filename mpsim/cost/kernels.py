@@ -38,7 +38,6 @@ from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Role, Split
 
 _SHAPES = 1 << 16  # remembered with their time
-_FEW_ROWS = 4.0  # of a tile over the mean of few, fitted: validation/data/serving-kernels.csv
 _MODELS = 16  # accelerators, precisions and settings whose shapes are
 
 CLOCKS = ("sustained", "burst")
@@ -332,8 +331,13 @@ class KernelModel:
         largest, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
         peak, c = self._gemm[self.precision]
         m, n, _, batch, _ = shape
-        tile = np.minimum(_FEW_ROWS * np.asarray(m), largest) if knee else largest, largest
-        padding = group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors)
+        height: ArrayLike = largest
+        if knee:
+            few = self._use(self._rules["gemm_rules"], "grouped_rows")
+            height = np.minimum(few * np.asarray(m), largest)
+        padding = group_padding(
+            m, n, batch, ragged=ragged, tile=(height, largest), processors=processors
+        )
         c = dataclasses.replace(c, knee=knee or c.knee)
         return gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c, padding=padding)
 
