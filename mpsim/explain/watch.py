@@ -8,6 +8,8 @@ noise. The largest ratio is a change if it passes the limit that goes with the r
 asked for: one in about sqrt(2 pi) exp(b^2 / 2) / (0.735 b) steps for a limit of b sigma (Siegmund
 and Venkatraman). Steps that follow each other alike wander further than independent ones: the
 variance of a mean counts with the correlation of what remains, over all lags at which there is one.
+Where a log prints means of many steps few lines hold a change: the latest lines that are all slower
+than every one before count by the share of orders in which they are the last.
 
 References
 ----------
@@ -79,9 +81,10 @@ class Watch:
         # memory alone, another rank's line of the same step, or steps run again after a restart
         if seconds is None or number <= self.last:
             return None
+        steps = number - self.last if self.last >= 0 else 1  # of which the line is the mean
         self.last = number
         self.times = [*self.times[-_KEPT + 1 :], seconds]
-        count = _changed(np.array(self.times))
+        count = _changed(np.array(self.times), steps)
         if not count:
             return None
         earlier, after = self.times[:-count], self.times[-count:]
@@ -129,15 +132,13 @@ class Watch:
             raise FormatError(f"{file}: is no state of 'mpsim watch'; give another file") from error
 
 
+@remembered(16)
 def _limit(rate: float) -> float:
-    """Limit of the ratio, in sigma, that noise passes so often per step."""
+    """Limit of the ratio, in sigma, that noise passes so often per line."""
     limit = 5.0
     for _ in range(9):
         limit = math.sqrt(2 * math.log(0.735 * limit / (math.sqrt(2 * math.pi) * rate)))
     return limit
-
-
-_LIMIT: Final = _limit(_RATE)
 
 
 @remembered(2)
@@ -147,8 +148,10 @@ def _scores(count: int) -> Floats:
     return np.array([0.0, *(normal(half / (2 * count + 2)) for half in range(1, 2 * count + 2))])
 
 
-def _changed(times: Floats) -> int:
-    """How many of the latest steps belong to a change; 0 where nothing changed."""
+def _changed(times: Floats, steps: int) -> int:
+    """How many of the latest lines, of so many steps each, belong to a change; 0 where nothing
+    changed.
+    """
     count = len(times)
     if count <= _LEARN:
         return 0
@@ -166,21 +169,51 @@ def _changed(times: Floats) -> int:
     shares = sums**2 * count / (earlier * (count - earlier)) / whole
     place = int(shares.argmax())
     share, split = float(shares[place]), int(earlier[place])
-    if not _passes(share, count, 1.0):
-        return 0
+    rate = steps * _RATE
+    if _passes(share, count, 1.0, rate) and _passes(share, count, _wander(scores, split), rate):
+        return count - split
+    split = _apart(times)
+    if _rare(split, count, 1.0, rate) and _rare(split, count, _wander(scores, split), rate):
+        return count - split
+    return 0
+
+
+def _wander(scores: Floats, split: int) -> float:
+    """By how much means vary more than those of independent lines, a change at `split` taken out."""
     rest = scores.copy()
     rest[:split] -= rest[:split].mean()
     rest[split:] -= rest[split:].mean()
-    return count - split if _passes(share, count, _alike(rest)) else 0
+    return _alike(rest)
 
 
-def _passes(share: float, count: int, wander: float) -> bool:
+def _passes(share: float, count: int, wander: float, rate: float) -> bool:
     """Whether a change that explains this share of the variance passes the limit, where means vary
     `wander` times as much as those of independent steps.
     """
     free = count - 2
     ratio = share / (1 - share) / wander
-    return free * math.log1p(ratio) > _LIMIT**2
+    return free * math.log1p(ratio) > _limit(rate) ** 2
+
+
+def _apart(times: Floats) -> int:
+    """How many of the earlier lines are all faster, or all slower, than every one after; of several
+    such places the one nearest the middle, 0 where there is none.
+    """
+    least, most = np.minimum.accumulate, np.maximum.accumulate
+    slower = least(times[::-1])[::-1][1:] > most(times)[:-1]
+    faster = most(times[::-1])[::-1][1:] < least(times)[:-1]
+    places = np.flatnonzero(slower | faster) + 1
+    places = places[places >= _FEW]
+    return int(places[np.abs(places - len(times) / 2).argmin()]) if len(places) else 0
+
+
+def _rare(split: int, count: int, wander: float, rate: float) -> bool:
+    """Whether chance alone seldom orders lines like this: 2 in C(n, k) orders of n lines have the k
+    latest at one end; lines that resemble each other count as fewer.
+    """
+    n, k = count / wander, (count - split) / wander
+    orders = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return split > 0 and math.log(2) - orders < math.log(rate)
 
 
 def _alike(rest: Floats) -> float:

@@ -52,6 +52,20 @@ def test_three_per_cent_is_found_in_noise_of_two(known: int) -> None:
     assert found >= 16
 
 
+def test_lines_of_five_steps_show_three_per_cent_in_a_few() -> None:
+    """Lines that print means, noise of 1 %: within thirty steps in six of ten logs, within fifty in nine; before, nothing."""
+    found = []
+    for seed in range(20):
+        draw, watch = random.Random(seed), Watch(1.0)
+        for step in range(5, 251, 5):
+            mean = sum(draw.gauss(1.0 if step <= 200 else 1.03, 0.01) for _ in range(5)) / 5
+            if watch.take(step, mean, None) is not None:
+                found.append(step)
+    assert min(found) > 200
+    assert sum(step <= 230 for step in found) >= 12
+    assert len(found) >= 18
+
+
 def test_noise_and_single_slow_steps_are_no_change() -> None:
     """Ten thousand steps with a checkpoint, three times as long, in each five hundred."""
     draw = random.Random(5)
