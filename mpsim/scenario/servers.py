@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mpsim.errors import MpsimError, Problem, nearest
 from mpsim.hardware import Accelerator
@@ -19,9 +19,6 @@ from mpsim.scenario.cluster import ClusterChoice
 from mpsim.scenario.paths import Data, expand_shorthand
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
-
-if TYPE_CHECKING:
-    from mpsim.scenario.written import Written
 
 DATA: Final = "mpsim.scenario.data"
 SERVERS: Final = ("vllm", "sglang", "trtllm")  # engines with a table of options
@@ -131,11 +128,10 @@ def said(data: Data) -> dict[str, object]:
     return {key: value for key, value in found.items() if key not in written}
 
 
-def server_problems(scenario: Written) -> Iterator[Problem]:
-    """Options of ``server:`` that its engine does not have, that are not simulated, or whose value is wrong."""
-    if not (section := scenario.server):
-        return
-    preset = scenario.service.engine.preset
+def server_problems(
+    section: Mapping[str, object], preset: str, *, places: Mapping[str, tuple[int, int]]
+) -> Iterator[Problem]:
+    """Options of ``server:`` that its engine does not have, that are not simulated, or whose value is wrong; `places` are those of the keys of the file."""
     if not (name := _server_of(preset)):
         engines = [preset for name in SERVERS for preset in table_of(name)["presets"]]
         yield Problem(f"got {preset}; {nearest(preset, engines)}", "server.engine")
@@ -148,7 +144,7 @@ def server_problems(scenario: Written) -> Iterator[Problem]:
             yield Problem(_why_not(name, _plain(key)), place)
         elif needed := (meant := meaning(row, value)).needed:
             yield Problem(f"got {shown(value)}; needed {needed}", place)
-        elif scenario.source.places.get(meant.to, (0, 0)) != (0, 0):
+        elif places.get(meant.to, (0, 0)) != (0, 0):
             yield Problem(f"{meant.to} says it too; leave one of them out", place)
 
 

@@ -38,7 +38,9 @@ def check_job(scenario: Written) -> Iterator[Problem]:
 
 def check_server(scenario: Written) -> Iterator[Problem]:
     """Refuse options of a server that its engine does not have, or that are not simulated."""
-    yield from server_problems(scenario)
+    if scenario.server:
+        preset, places = scenario.service.engine.preset, scenario.source.places
+        yield from server_problems(scenario.server, preset, places=places)
 
 
 def check_service_state(scenario: Written) -> Iterator[Problem]:
