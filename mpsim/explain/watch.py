@@ -50,6 +50,7 @@ _ALIKE: Final = 0.8  # most correlation of one step with the next that counts
 _LEAST: Final = 0.01  # share of a step below which a change is learnt and not told
 _GROWS: Final = 0.02  # share by which memory grows before it is told
 _LINE: Final = 1 << 20
+_ROUNDING: Final = 1e-12  # share of a variance that sums of floats may leave of none
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class Watch:
         # memory alone, another rank's line of the same step, or steps run again after a restart
         if seconds is None or number <= self.last:
             return None
-        steps = number - self.last if self.last >= 0 else 1  # of which the line is the mean
+        # of which the line is the mean; a restart leaves a gap that it is not the mean of
+        steps = min(number - self.last, _LEARN) if self.last >= 0 else 1
         self.last = number
         self.times = [*self.times[-_KEPT + 1 :], seconds]
         count = _changed(np.array(self.times), steps)
@@ -173,7 +175,7 @@ def _changed(times: Floats, steps: int) -> int:
     if _passes(share, count, 1.0, rate) and _passes(share, count, _wander(scores, split), rate):
         return count - split
     split = _apart(times)
-    if _rare(split, count, 1.0, rate) and _rare(split, count, _wander(scores, split), rate):
+    if split and _rare(split, count, _wander(scores, split), rate):
         return count - split
     return 0
 
@@ -188,8 +190,11 @@ def _wander(scores: Floats, split: int) -> float:
 
 def _passes(share: float, count: int, wander: float, rate: float) -> bool:
     """Whether a change that explains this share of the variance passes the limit, where means vary
-    `wander` times as much as those of independent steps.
+    `wander` times as much as those of independent steps. Two values alone have no variance left to
+    weigh a change by: their order decides.
     """
+    if 1 - share < _ROUNDING:
+        return False
     free = count - 2
     ratio = share / (1 - share) / wander
     return free * math.log1p(ratio) > _limit(rate) ** 2
@@ -213,12 +218,14 @@ def _rare(split: int, count: int, wander: float, rate: float) -> bool:
     """
     n, k = count / wander, (count - split) / wander
     orders = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-    return split > 0 and math.log(2) - orders < math.log(rate)
+    return math.log(2) - orders < math.log(rate)
 
 
 def _alike(rest: Floats) -> float:
     """By how much the mean of such steps varies more than that of independent ones."""
     count, whole = len(rest), float(rest @ rest)
+    if whole < _ROUNDING * count:  # a rounded clock that shows two values
+        return 1.0
     lags = [float(rest[lag:] @ rest[:-lag]) / whole for lag in range(1, count // _LAGS + 1)]
     # means were taken out, so that what remains resembles itself less than the steps did
     lags = [lag + (1 + 3 * max(lag, 0.0)) / count for lag in lags]

@@ -1,7 +1,7 @@
 """Traces of torch.profiler (Kineto), read as a stream, event by event: kernels by operator and shape, or what happened in the step and when.
 
 A trace of a training run is gigabytes; of kernels only their times are kept. Shapes are there when the profiler ran with ``record_shapes=True``; without them a trace says how long kernels took,
-but not of what, and nothing can be fitted. Host names and paths of the recording are not kept.
+but not of what, and nothing can be fitted. Host names and paths of the recording are not kept. Above 600 lines, as both readings share one stream of events.
 
 References
 ----------

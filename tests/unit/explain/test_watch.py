@@ -66,6 +66,26 @@ def test_lines_of_five_steps_show_three_per_cent_in_a_few() -> None:
     assert len(found) >= 18
 
 
+def test_a_log_whose_steps_jump_is_watched_on() -> None:
+    """A run that goes on two million steps later shows no change of itself, and the next one is found."""
+    draw = random.Random(2)
+    watch = fed([draw.gauss(1.0, 0.01) for _ in range(100)])
+    later = [draw.gauss(1.0 if n < 100 else 1.03, 0.01) for n in range(130)]
+    changes = [watch.take(2_000_000 + n, seconds, None) for n, seconds in enumerate(later)]
+    assert not any(changes[:100])
+    assert any(changes[100:])
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_clock_that_shows_two_values_tells_a_change_in_a_handful_of_lines(every: int) -> None:
+    """Fifty equal lines and longer ones after them: neither the first alone is a change, nor is there a variance to divide by."""
+    watch = Watch(1.0)
+    changes = [watch.take(line * every, 1.1 if line >= 50 else 1.0, None) for line in range(60)]
+    found = [line for line, change in enumerate(changes) if change is not None]
+    assert len(found) == 1
+    assert 50 < found[0] < 56
+
+
 def test_noise_and_single_slow_steps_are_no_change() -> None:
     """Ten thousand steps with a checkpoint, three times as long, in each five hundred."""
     draw = random.Random(5)
