@@ -166,6 +166,11 @@ class PoolChoice(Section):
     engine: Mapping[str, object] = {}
     """Fields of the service's engine to replace in this pool, such as {max_tokens: 16384}."""
 
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of all instances."""
+        return self.tp * self.pp * self.replicas
+
 
 class Disaggregated(Section):
     """Prefill and decode on pools of their own: prompts are computed in one, and their keys and values sent to the other."""

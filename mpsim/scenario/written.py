@@ -33,7 +33,7 @@ from mpsim.scenario.sections import (
     Training,
     Variation,
 )
-from mpsim.scenario.serving import Serving
+from mpsim.scenario.serving import PoolChoice, Serving
 from mpsim.scenario.settled import settle
 from mpsim.workload import Transformer
 
@@ -120,6 +120,25 @@ class Written(Section):
             message = "missing; this needs a service, and the scenario trains"
             raise ScenarioError([Problem(message, key="serving")])
         return self.serving
+
+    @property
+    def pools(self) -> Mapping[str, PoolChoice]:
+        """Instances of a service, or of each of its pools, by the section that has them: with what
+        pools share filled in, and one instance where the cluster is to say how many.
+        """
+        degrees, serving = self.parallelism, self.service
+        shared = {"weights": serving.weights, "kv": serving.kv}
+        if (apart := serving.disaggregated) is None:
+            own = {axis: getattr(degrees, axis) for axis in ("tp", "pp", "ep")}
+            own |= {name: getattr(serving, name) for name in ("attention_dp", "kv_blocks")}
+            own |= {**shared, "replicas": serving.replicas or 1}
+            return {"serving": PoolChoice().model_copy(update=own)}
+        return {
+            f"serving.disaggregated.{name}": pool.model_copy(
+                update={name: getattr(pool, name) or value for name, value in shared.items()}
+            )
+            for name, pool in (("prefill", apart.prefill), ("decode", apart.decode))
+        }
 
     @classmethod
     def of(cls, document: Document, *, like: Written | None = None) -> Self:

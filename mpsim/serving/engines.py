@@ -125,15 +125,17 @@ def calibrated(preset: EnginePreset, cluster: Cluster) -> EnginePreset:
     return dataclasses.replace(preset, **fields)  # type: ignore[arg-type]
 
 
-def override(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset:
-    """An engine with some fields replaced, written as in a scenario: quantities with units.
-    ScenarioError names every field that does not exist or has a wrong value.
+def override(
+    preset: EnginePreset, fields: Mapping[str, object], *, section: str = "serving"
+) -> EnginePreset:
+    """An engine with some fields replaced, written as in that section of a scenario: quantities
+    with units. ScenarioError names every field that does not exist or has a wrong value.
     """
     usable = [
         field.name for field in dataclasses.fields(EnginePreset) if field.name not in _PROVENANCE
     ]
     problems = [
-        Problem(f"unknown key {key[:60]!r}; {nearest(key, usable)}", key=f"serving.engine.{key}")
+        Problem(f"unknown key {key[:60]!r}; {nearest(key, usable)}", key=f"{section}.engine.{key}")
         for key in fields
         if key not in usable
     ]
@@ -144,7 +146,8 @@ def override(preset: EnginePreset, fields: Mapping[str, object]) -> EnginePreset
         values = {key: getattr(parsed, key) for key in known}
     except MistakenError as error:
         problems += [
-            Problem(str(mistake), key=f"serving.engine.{mistake.key}") for mistake in error.mistakes
+            Problem(str(mistake), key=f"{section}.engine.{mistake.key}")
+            for mistake in error.mistakes
         ]
     if problems:
         raise ScenarioError(problems)

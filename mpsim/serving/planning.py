@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import accelerator
@@ -19,17 +19,11 @@ def make_service(scenario: Scenario) -> ServicePlan:
     if problems := scenario.problems:
         raise ScenarioError(problems)
     refuse_large_scenario(scenario)
-    serving, p = scenario.service, scenario.parallelism
-    apart = serving.disaggregated
-    if apart is None:
-        plan = _plan(scenario, p.tp, p.pp, p.ep)
-    else:
-        behind = _pool_plan(scenario, apart.prefill, "prefill")
-        plan = dataclasses.replace(
-            _pool_plan(scenario, apart.decode, "decode"),
-            prefill=behind,
-            samples_first=apart.first_token == "decode",
-        )
+    apart = scenario.service.disaggregated
+    *before, plan = (_plan(scenario, pool, key) for key, pool in scenario.pools.items())
+    if apart is not None:
+        sampler = apart.first_token == "decode"
+        plan = dataclasses.replace(plan, prefill=before[0], samples_first=sampler)
     blocks = (problem for pool in plan.pools.values() for problem in _too_many_blocks(pool))
     if problems := [*plan.problems(), *blocks]:
         raise ScenarioError(scenario.locate(problems))
@@ -45,71 +39,50 @@ def _too_many_blocks(plan: ServicePlan) -> Iterator[Problem]:
         yield Problem(message, f"{plan.key}.kv_blocks")
 
 
-def _plan(scenario: Scenario, tp: int, pp: int, ep: int) -> ServicePlan:
-    """The service without pools."""
-    serving = scenario.service
-    return ServicePlan(
-        name=scenario.name,
-        model=scenario.transformer,
-        cluster=scenario.hardware,
-        engine=_engine(scenario, serving.engine.preset, serving.engine.overrides),
-        workload=serving.workload,
-        slo=serving.slo,
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        attention_dp=serving.attention_dp,
-        replicas=serving.replicas or max(1, scenario.world_size // (tp * pp)),
-        weights=serving.weights,
-        kv=serving.kv,
-        routing=serving.routing,
-        given_blocks=serving.kv_blocks,
-        speculation=serving.speculation,
-        autoscale=serving.autoscale,
-        variation=scenario.variation,
-        seed=scenario.simulation.seed,
-        folder=str(scenario.folder),
-    )
-
-
-def _pool_plan(scenario: Scenario, pool: PoolChoice, name: str) -> ServicePlan:
-    """One of two pools: the service with the pool's own choices."""
-    plan, key = _plan(scenario, pool.tp, pool.pp, pool.ep), f"serving.disaggregated.{name}"
-    try:
-        engine = override(plan.engine, pool.engine)
-    except ScenarioError as error:
-        moved = [
-            dataclasses.replace(problem, key=problem.key.replace("serving", key, 1))
-            for problem in error.problems
-        ]
-        raise ScenarioError(scenario.locate(moved)) from None
-    cluster = plan.cluster
+def _plan(scenario: Scenario, pool: PoolChoice, key: str) -> ServicePlan:
+    """The plan of a service, or of one of its pools, whose choices stand in the section `key`."""
+    serving, cluster, replicas = scenario.service, scenario.hardware, pool.replicas
     if pool.accelerator is not None:
         chip = accelerator(pool.accelerator)
         if pool.price_per_hour is not None:
             chip = dataclasses.replace(chip, price_per_hour=pool.price_per_hour)
         node = dataclasses.replace(cluster.node, accelerator=chip)
         cluster = dataclasses.replace(cluster, node=node)
-    return dataclasses.replace(
-        plan,
+    if serving.disaggregated is None and serving.replicas is None:
+        replicas = max(1, scenario.world_size // (pool.tp * pool.pp))
+    return ServicePlan(
+        name=scenario.name,
+        model=scenario.transformer,
         cluster=cluster,
-        engine=engine,
+        engine=_engine(scenario, pool, key),
+        workload=serving.workload,
+        slo=serving.slo,
+        tp=pool.tp,
+        pp=pool.pp,
+        ep=pool.ep,
         attention_dp=pool.attention_dp,
-        replicas=pool.replicas,
-        weights=pool.weights or plan.weights,
-        kv=pool.kv or plan.kv,
+        replicas=replicas,
+        weights=pool.weights or serving.weights,
+        kv=pool.kv or serving.kv,
+        routing=serving.routing,
         given_blocks=pool.kv_blocks,
+        speculation=serving.speculation,
+        autoscale=serving.autoscale,
+        variation=scenario.variation,
         key=key,
+        seed=scenario.simulation.seed,
+        folder=str(scenario.folder),
     )
 
 
-def _engine(scenario: Scenario, preset: str, overrides: Mapping[str, object]) -> EnginePreset:
-    if preset not in engine_names():
-        problem = Problem(
-            f"no engine {preset!r}; {nearest(preset, engine_names())}", key="serving.engine"
-        )
-        raise ScenarioError(scenario.locate([problem]))
+def _engine(scenario: Scenario, pool: PoolChoice, key: str) -> EnginePreset:
+    """The engine of a pool: the preset, what was fitted on the machine, what the file replaces."""
+    choice = scenario.service.engine
+    if choice.preset not in engine_names():
+        message = f"no engine {choice.preset!r}; {nearest(choice.preset, engine_names())}"
+        raise ScenarioError(scenario.locate([Problem(message, key="serving.engine")]))
+    preset = calibrated(engine(choice.preset), scenario.hardware)
     try:
-        return override(calibrated(engine(preset), scenario.hardware), overrides)
+        return override(override(preset, choice.overrides), pool.engine, section=key)
     except ScenarioError as error:
         raise ScenarioError(scenario.locate(error.problems)) from None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import Problem, nearest
 from mpsim.hardware import accelerator, accelerator_names
 from mpsim.scenario.checks.machine import absent_parts
 from mpsim.scenario.servers import server_problems
-from mpsim.scenario.serving import PoolChoice
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -83,39 +82,9 @@ def check_training_keys(scenario: Written) -> Iterator[Problem]:
             yield Problem(message + mend, f"parallelism.{key}")
 
 
-class _Instances(NamedTuple):
-    """Equal instances of a service, and where their layout is written."""
-
-    tp: int
-    pp: int
-    ep: int
-    attention_dp: int
-    replicas: int | None
-    weights: str
-    kv_blocks: int | None
-    layout: str
-    section: str
-    chip: str | None = None
-
-    @property
-    def accelerators(self) -> int:
-        return self.tp * self.pp * (self.replicas or 1)
-
-
-def _pools(scenario: Written) -> list[_Instances]:
-    """The instances of a service, or of each of its pools."""
-    p, serving = scenario.parallelism, scenario.service
-    if serving.disaggregated is None:
-        own = (serving.attention_dp, serving.replicas, serving.weights, serving.kv_blocks)
-        return [_Instances(p.tp, p.pp, p.ep, *own, "parallelism", "serving")]
-    found = []
-    for name in ("prefill", "decode"):
-        pool: PoolChoice = getattr(serving.disaggregated, name)
-        key = f"serving.disaggregated.{name}"
-        weights = pool.weights or serving.weights
-        own = (pool.attention_dp, pool.replicas, weights, pool.kv_blocks)
-        found.append(_Instances(pool.tp, pool.pp, pool.ep, *own, key, key, pool.accelerator))
-    return found
+def _layout(section: str) -> str:
+    """The section with the degrees of instances whose other choices stand in a section."""
+    return "parallelism" if section == "serving" else section
 
 
 def check_service_parts(scenario: Written) -> Iterator[Problem]:
@@ -153,12 +122,12 @@ def check_pools(scenario: Written) -> Iterator[Problem]:
     ):
         message = "got a layout beside serving.disaggregated, whose pools have layouts of their own; leave it out"
         yield Problem(message, key)
-    prefill, decode = (pool.accelerators for pool in _pools(scenario))
+    prefill, decode = (pool.accelerators for pool in scenario.pools.values())
     need, world = prefill + decode, scenario.world_size
     if need > world and max(prefill, decode) <= world:
         message = f"got {prefill} accelerators to prefill and {decode} to decode, {need} of {world}; needed at most {world}: lower replicas or tp, or add nodes"
         yield Problem(message, "serving.disaggregated")
-    first, second = (pool.kv or serving.kv for pool in (pools.prefill, pools.decode))
+    first, second = (pool.kv for pool in scenario.pools.values())
     if first != second:
         message = f"got {second}, but prompts come with keys and values in {first}; needed the same in both pools"
         yield Problem(message, "serving.disaggregated.decode.kv")
@@ -169,16 +138,15 @@ def check_pool_chips(scenario: Written) -> Iterator[Problem]:
     pools = scenario.service.disaggregated
     if pools is None:
         return
-    for name in ("prefill", "decode"):
-        pool: PoolChoice = getattr(pools, name)
-        key = f"serving.disaggregated.{name}"
+    for key, pool in scenario.pools.items():
         if pool.accelerator is not None and pool.accelerator not in accelerator_names():
             message = f"unknown accelerator {pool.accelerator[:60]!r}; {nearest(pool.accelerator, accelerator_names())}"
             yield Problem(message, f"{key}.accelerator")
         if pool.price_per_hour is not None and pool.accelerator is None:
             message = f"is the price of {key}.accelerator, which is left out; give cluster.price_per_hour, or the accelerator"
             yield Problem(message, f"{key}.price_per_hour")
-    first, each = _pools(scenario)[0].accelerators, scenario.hardware.node.accelerators
+    first = next(iter(scenario.pools.values())).accelerators
+    each = scenario.hardware.node.accelerators
     if pools.prefill.accelerator != pools.decode.accelerator and first % each:
         message = f"got {first} accelerators to prefill on nodes of {each}, and others to decode; needed whole nodes: a multiple of {each}"
         yield Problem(message, "serving.disaggregated.prefill")
@@ -194,8 +162,8 @@ def check_autoscale(scenario: Written) -> Iterator[Problem]:
     elif scenario.variation is not None and scenario.variation.outages:
         message = "got outages with serving.autoscale; leave one of them out"
         yield Problem(message, "variation.outages")
-    (pool, *_) = _pools(scenario)
-    most = pool.replicas or max(1, scenario.world_size // (pool.tp * pool.pp))
+    (pool, *_) = scenario.pools.values()
+    most = serving.replicas or max(1, scenario.world_size // (pool.tp * pool.pp))
     if scaling.least > most:
         message = f"got {scaling.least} instances at least, of {most}; needed at most as many"
         yield Problem(message, "serving.autoscale.least")
@@ -204,22 +172,22 @@ def check_autoscale(scenario: Written) -> Iterator[Problem]:
 def check_instances(scenario: Written) -> Iterator[Problem]:
     """Refuse instances that the cluster has no room for."""
     world, layers = scenario.world_size, scenario.transformer.layers
-    for pool in _pools(scenario):
+    for section, pool in scenario.pools.items():
         if pool.pp > layers:
             message = f"got {pool.pp} stages for {layers} layers; needed at most as many"
-            yield Problem(message, f"{pool.layout}.pp")
+            yield Problem(message, f"{_layout(section)}.pp")
         if pool.accelerators > world:
             most = world // (pool.tp * pool.pp)
             what = f"set replicas to at most {most}" if most else "lower tp or pp, or add nodes"
-            key = f"{pool.section}.replicas" if pool.replicas and most else f"{pool.layout}.tp"
-            message = f"got {pool.replicas or 1} replicas of tp {pool.tp} x pp {pool.pp} on {world} accelerators; {what}"
+            key = f"{section}.replicas" if most else f"{_layout(section)}.tp"
+            message = f"got {pool.replicas} replicas of tp {pool.tp} x pp {pool.pp} on {world} accelerators; {what}"
             yield Problem(message, key)
         if pool.tp % pool.attention_dp:
             message = f"got {pool.attention_dp}, not a divisor of tp {pool.tp}; needed one"
-            yield Problem(message, f"{pool.section}.attention_dp")
+            yield Problem(message, f"{section}.attention_dp")
         if pool.kv_blocks is not None and pool.kv_blocks < pool.pp:
             message = f"got {pool.kv_blocks} blocks for {pool.pp} stages; needed at least one each"
-            yield Problem(message, f"{pool.section}.kv_blocks")
+            yield Problem(message, f"{section}.kv_blocks")
 
 
 def check_service_positions(scenario: Written) -> Iterator[Problem]:
@@ -235,7 +203,7 @@ def check_service_positions(scenario: Written) -> Iterator[Problem]:
 def check_service_heads(scenario: Written) -> Iterator[Problem]:
     """Refuse tensor parallelism that does not divide the heads."""
     model, divides = scenario.transformer, True
-    for pool in _pools(scenario):
+    for section, pool in scenario.pools.items():
         inside = max(1, pool.tp // pool.attention_dp)
         needed = ""
         if model.heads % inside:
@@ -246,7 +214,7 @@ def check_service_heads(scenario: Written) -> Iterator[Problem]:
             )
         if needed:
             divides = False
-            yield Problem(f"got {pool.tp}{needed}", f"{pool.layout}.tp")
+            yield Problem(f"got {pool.tp}{needed}", f"{_layout(section)}.tp")
     if model.encoder_layers and divides:
         message = "got an encoder and a decoder; needed one stack: serving them is not simulated"
         yield Problem(message, "model")
@@ -255,8 +223,8 @@ def check_service_heads(scenario: Written) -> Iterator[Problem]:
 def check_service_experts(scenario: Written) -> Iterator[Problem]:
     """Refuse expert parallelism that does not divide experts or ranks."""
     moe = scenario.transformer.moe
-    for pool in _pools(scenario):
-        key = f"{pool.layout}.ep"
+    for section, pool in scenario.pools.items():
+        key = f"{_layout(section)}.ep"
         if pool.ep == 1:
             continue
         if moe is None:
@@ -274,11 +242,11 @@ def check_service_experts(scenario: Written) -> Iterator[Problem]:
 
 def check_service_precision(scenario: Written) -> Iterator[Problem]:
     """Refuse weights in a format that the accelerator cannot multiply."""
-    for pool in _pools(scenario):
-        chip = accelerator(pool.chip) if pool.chip else scenario.hardware.accelerator
+    for section, pool in scenario.pools.items():
+        chip = accelerator(pool.accelerator) if pool.accelerator else scenario.hardware.accelerator
         has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]
         usable = ", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"])
-        need = _COMPUTE.get(pool.weights)
+        need = _COMPUTE.get(pool.weights or "")
         if need is not None and need not in chip.peak_flops:
             message = f"got {pool.weights}, but {chip.name} has no {need}; needed one of {usable}"
-            yield Problem(message, f"{pool.section}.weights")
+            yield Problem(message, f"{section}.weights")
