@@ -43,13 +43,9 @@ _NONE = np.zeros(1)
 _BLOCKS = "fp8_block"  # whose inputs are quantised by a kernel of their own
 
 
+@dataclasses.dataclass(eq=False)
 class IterationPrices:
     """Seconds of iterations of one instance.
-
-    `reductions`: all-reduces among the ranks of a stage. `kv_bytes`: of an element of cache [B].
-    `send`: latency of a message to the next stage [s], and rate of such messages [B/s]. `draft`:
-    tokens that each iteration drafts and verifies for every decoding sequence. `exchange`: dispatch
-    and combine among ranks with requests of their own; without it they gather all tokens.
 
     Notes
     -----
@@ -57,40 +53,24 @@ class IterationPrices:
     FLOPs / (c F))``; causal attention of prompts its FLOPs at a share of the peak.
     """
 
-    def __init__(
-        self,
-        work: RankWork,
-        rates: Rates,
-        engine: EnginePreset,
-        reductions: Reductions,
-        kv_bytes: float,
-        *,
-        send: tuple[float, float],
-        products: Products,
-        draft: Draft | None = None,
-        exchange: Exchange | None = None,
-    ) -> None:
-        self.work = work
-        self.rates = rates
-        self.engine = engine
-        self._reductions = reductions
-        self._exchange = exchange
-        self._send = send
-        self.draft = draft
+    work: RankWork
+    rates: Rates
+    engine: EnginePreset
+    reductions: Reductions  # all-reduces among the ranks of a stage
+    kv_bytes: float  # of an element of cache [B]
+    send: tuple[float, float]  # of messages to the next stage: latency [s], rate [B/s]
+    products: Products
+    # tokens that each iteration drafts and verifies for every decoding sequence
+    draft: Draft | None = None
+    # dispatch and combine among ranks with requests of their own; without it they gather all tokens
+    exchange: Exchange | None = None
+
+    def __post_init__(self) -> None:
+        work, rates, engine, draft = self.work, self.rates, self.engine, self.draft
         self._queries = 1 if draft is None else 1 + draft.tokens  # of a decoding sequence
         self._drafting: IterationPrices | None = None
         if draft is not None and draft.work is not None:
-            self._drafting = IterationPrices(
-                draft.work,
-                rates,
-                engine,
-                reductions,
-                kv_bytes,
-                send=send,
-                products=products,
-                exchange=exchange,
-            )
-        self._products = products
+            self._drafting = dataclasses.replace(self, work=draft.work, draft=None)
         # more tokens never take less time: whoever has fewer may pad them
         parts = self.parts(_GRID)
         self._table = np.maximum.accumulate(sum(parts.values())).tolist()
@@ -99,7 +79,7 @@ class IterationPrices:
         self._head_table = self._head_parts(_GRID).tolist()
         shared = engine.shared_reads
         self._decode: list[DecodeAttention | StateScan] = [
-            DecodeAttention(shape, rates, kv_bytes, shared=shared, queries=self._queries)
+            DecodeAttention(shape, rates, self.kv_bytes, shared=shared, queries=self._queries)
             for shape in work.attention
         ]
         states = [] if work.state is None else [StateScan(work.state, rates)]
@@ -179,7 +159,7 @@ class IterationPrices:
         seconds = self.work.layers * self._streaming(tokens)
         for linear in self.work.linears:
             if linear.share < 1.0:
-                seconds = seconds + linear.layers * self._products.seconds(linear, tokens)
+                seconds = seconds + linear.layers * self.products.seconds(linear, tokens)
         return seconds
 
     def _joined(self, stage: Seconds, batch: Batch, prompts: int, sequences: float) -> Seconds:
@@ -225,7 +205,7 @@ class IterationPrices:
 
     def send_seconds(self, tokens: float) -> float:
         """Time of the messages from stage to stage for so many tokens [s]."""
-        latency, rate = self._send
+        latency, rate = self.send
         return (self.work.pp - 1) * (latency + tokens * self.work.hidden * _ACTIVATION / rate)
 
     def stage_seconds(self, batch: Batch) -> Seconds:
@@ -257,7 +237,7 @@ class IterationPrices:
 
     def parts(self, tokens: Floats) -> dict[str, Floats]:
         """Seconds of one stage that depend on the number of tokens alone, by part."""
-        if self._exchange is None or not self.engine.two_batch_overlap:
+        if self.exchange is None or not self.engine.two_batch_overlap:
             return self._parts(tokens)
         # each half reads the weights, and its exchange hides behind the other
         parts = {name: 2.0 * half for name, half in self._parts(tokens / 2.0).items()}
@@ -266,7 +246,7 @@ class IterationPrices:
 
     def _parts(self, tokens: Floats) -> dict[str, Floats]:
         """The same of a batch that passes as one."""
-        work, engine, products = self.work, self.engine, self._products
+        work, engine, products = self.work, self.engine, self.products
         linear, experts = np.zeros(len(tokens)), np.zeros(len(tokens))
         for each in work.linears:
             linear += each.layers * products.seconds(each, tokens * each.share)
@@ -304,13 +284,13 @@ class IterationPrices:
         if work.attention_dp == 1:
             return 0.0
         each = self._gathered(tokens)
-        if self._exchange is not None:
-            each = min(each, self._exchange.seconds(tokens / work.attention_dp))
+        if self.exchange is not None:
+            each = min(each, self.exchange.seconds(tokens / work.attention_dp))
         return work.expert_layers * each
 
     def _gathered(self, tokens: float) -> float:
         """Time of an all-reduce of the hidden state of so many tokens [s]."""
-        return self._reductions.seconds(tokens * self.work.hidden * _ACTIVATION)
+        return self.reductions.seconds(tokens * self.work.hidden * _ACTIVATION)
 
     def pairs_seconds(self, tokens: float, pairs: float) -> float:
         """Attention of so many tokens of prompts on one stage [s]."""
@@ -332,9 +312,9 @@ class IterationPrices:
     def _head_parts(self, samples: Floats) -> Floats:
         head = self.work.head
         sizes = samples * (head.product.n * _LOGIT)
-        gathered = np.array([self._reductions.seconds(size) / 2.0 for size in sizes.tolist()])
+        gathered = np.array([self.reductions.seconds(size) / 2.0 for size in sizes.tolist()])
         passes = _SAMPLING_PASSES * sizes / self.rates.streamed
-        seconds = self._products.seconds(head, samples) + passes + gathered
+        seconds = self.products.seconds(head, samples) + passes + gathered
         return np.maximum.accumulate(seconds) + self.engine.sampling_time
 
 
