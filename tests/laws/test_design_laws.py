@@ -231,6 +231,26 @@ def test_a_search_that_was_cut_short_beats_nobody() -> None:
     assert short.odds is None
 
 
+def test_prices_that_nobody_was_asked_for_take_certainty_from_the_choice_of_a_chip() -> None:
+    """Of rented clusters of two chips the cheaper one leads with more odds once prices are stated."""
+    chips = {"choices": {"cluster.accelerator": ["h100-sxm", "a100-sxm-80"]}, "money/basis": "rent"}
+    listed = study(chips)
+    own = {row.values["cluster.accelerator"]: row.bill for row in listed.options}
+    prices = {str(chip): bill.items[str(chip)][1] for chip, bill in own.items()}
+    stated = study({**chips, "prices": prices})
+    assert listed.best is not None
+    assert stated.best is not None
+    assert stated.best.cost == pytest.approx(listed.best.cost)
+    assert 0.5 < (listed.odds or 0.0) < (stated.odds or 0.0)
+
+
+def test_parts_of_both_clusters_err_alike() -> None:
+    """Clusters of one rented chip that differ in their number have the odds of their times alone."""
+    answer = study({"money/basis": "rent", "choices": {"cluster.nodes": [1, 2]}})
+    best, other = answer.ranking
+    assert best.doubt(other) == pytest.approx(0.0, abs=1e-12)
+
+
 def test_a_page_and_a_picture_show_the_same_design() -> None:
     """The page of a design has its clusters, front and choices with the figures of its JSON, as the picture has."""
     answer = usual()

@@ -6,8 +6,9 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from mpsim.hardware import Cluster
+from mpsim.hardware import GIVEN, Cluster, source_of
 from mpsim.hardware.inventory import inventory_of
+from mpsim.result.residuals import HALF_WIDTH
 from mpsim.scenario.design import DesignChoice
 from mpsim.shipped import read_shipped
 from mpsim.study.facility import rate_of
@@ -32,6 +33,8 @@ class Bill:
     items: Mapping[str, Item] = dataclasses.field(default_factory=dict)  # by part
     life_h: float = 0.0  # hours over which what was bought is paid off; 0 where it is rented
     tariff: float = 0.0  # of electricity [USD/kWh]; 0 where it is in the rent
+    # standard deviation of ln(price) of parts whose price nobody asked for a quote of
+    doubts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -68,11 +71,33 @@ def bill_of(cluster: Cluster, chosen: Mapping[str, object], design: DesignChoice
         first = key in design.choices and value == design.choices[key][0]
         if name in design.prices or not (counted or first):
             items[name] = cluster.accelerators, design.prices.get(name)
+    doubts = dict(_doubts(items, cluster, design, known["parts"]))
     if rents:
-        return Bill(items)
+        return Bill(items, doubts=doubts)
     life = known["life"]["days"] * 24.0 if money.life is None else money.life / 3600.0
     tariff = known["tariff"]["usd_per_kwh"] if money.tariff is None else money.tariff
-    return Bill(items, life, tariff)
+    return Bill(items, life, tariff, doubts)
+
+
+def _doubts(
+    items: Mapping[str, Item],
+    cluster: Cluster,
+    design: DesignChoice,
+    known: Mapping[str, Mapping[str, float]],
+) -> Iterator[tuple[str, float]]:
+    """How far each price may be from a quote, as ln: one that the user states is certain."""
+    chip = cluster.accelerator
+    rent = 0.0
+    if source_of(chip, "price_per_hour") != GIVEN:
+        rent = read_shipped("mpsim.study.data", "prices.yaml")["spread"]
+    for name, (_, price) in items.items():
+        listed = known.get(name, {})
+        if name in design.prices:
+            continue
+        if design.money.basis == "rent" and name == chip.name:
+            yield name, rent
+        elif listed and listed["price"] == price:
+            yield name, math.log(listed["high"] / listed["low"]) / (2.0 * HALF_WIDTH)
 
 
 def _rented(cluster: Cluster, design: DesignChoice) -> dict[str, Item]:

@@ -104,6 +104,16 @@ class Option:
         """Sum of `parts`."""
         return math.fsum(self.parts.values())
 
+    def doubt(self, other: Option) -> float:
+        """Standard deviation of ln(cost over the other's) by prices: a part errs in both alike."""
+        mine, theirs = self.parts, other.parts
+        sizes = {**self.bill.doubts, **other.bill.doubts}
+        shares = {
+            name: mine.get(name, 0.0) / self.cost - theirs.get(name, 0.0) / other.cost
+            for name in sizes
+        }
+        return math.hypot(*(shares[name] * size for name, size in sizes.items()))
+
     @property
     def hourly(self) -> float:
         """Cost of an hour [USD/h]."""
@@ -232,12 +242,17 @@ class Design(Shown, Tabular):
         return min(near, key=lambda row: max(row.over.values()), default=None)
 
     def lead(self, option: Option, over: Option) -> float | None:
-        """Odds that an option is better than another, by the interval of their difference; None where nothing is known, or the other's search was cut short."""
+        """Odds that an option is better than another, by the intervals of their difference in time
+        and, where cost decides, of prices; None where nothing is known, or the other's search was
+        cut short.
+        """
         ratio = beats(over, option)
-        if ratio is None or not over.proved or ratio.high <= ratio.low:
+        if ratio is None or not over.proved:
             return None
+        time = math.log(ratio.high / ratio.low) / (2.0 * HALF_WIDTH)
+        sigma = math.hypot(time, option.doubt(over) if self.by == "cost" else 0.0)
         lead = math.log(self.score(over) / self.score(option))
-        return NormalDist().cdf(2.0 * lead * HALF_WIDTH / math.log(ratio.high / ratio.low))
+        return NormalDist().cdf(lead / sigma) if sigma else None
 
     @property
     def odds(self) -> float | None:
