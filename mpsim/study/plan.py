@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
-from mpsim.frame import Tabular
+from mpsim.frame import Tabular, named
 from mpsim.result import Result
 from mpsim.result.residuals import Setting
 from mpsim.result.words import odds_words
@@ -121,14 +121,10 @@ class Training(Shown):
         return {
             "scenario": self.scenario,
             "values": dict(self.values),
-            "tokens": self.tokens,
-            "steps": self.steps,
-            "step_time_s": self.step_time_s,
-            "accelerators": self.accelerators,
+            **named(self, "tokens", "steps", "step_time_s", "accelerators"),
             **figures,
             "computing_gpu_hours": self.computing_hours,
-            "goodput": self.goodput,
-            "checkpoint_interval_s": self.checkpoint_interval_s,
+            **named(self, "goodput", "checkpoint_interval_s"),
             "daly_interval_s": self.daly_interval_s
             if math.isfinite(self.daly_interval_s)
             else None,

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpsim.engine import Timeline
 from mpsim.formats.recorded_step import RecordedStep
+from mpsim.frame import named
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.sheet import Section, Sheet, Shown
@@ -116,9 +117,7 @@ class RecordedComparison(Shown):
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            "scenario": self.scenario,
-            "recording": self.recording,
-            "explanation": self.explanation,
+            **named(self, "scenario", "recording", "explanation"),
             "step_time_s": self.step.to_json(),
             "breakdown_s": {part.name: part.to_json() for part in self.parts},
             "actions": [dataclasses.asdict(pair) for pair in self.actions],

@@ -11,6 +11,7 @@ import numpy as np
 
 from mpsim.engine import Timeline, run
 from mpsim.errors import DeadlockError, ScheduleError
+from mpsim.frame import named
 from mpsim.schedule import Action, Orders, make_orders, schedule, schedules
 from mpsim.schedule.search.synthesise import Synthesis, synthesise
 from mpsim.table import plural
@@ -19,6 +20,7 @@ from mpsim.units import percent
 
 Number = int | float | Fraction
 
+_SPANS = ("makespan", "max_rank_span", "bubble_fraction", "bubble_over_ideal")
 _COMPARED_CHUNKS = 2  # virtual stages of schedules that can have any number of them
 
 
@@ -102,15 +104,9 @@ class TimedSchedule:
         """The figures of the outside contract."""
         orders = self.orders
         return {
-            "schedule": orders.schedule,
-            "pp": orders.pp,
-            "microbatches": orders.microbatches,
-            "virtual_stages": orders.virtual_stages,
+            **named(orders, "schedule", "pp", "microbatches", "virtual_stages"),
             "orders": orders.tokens(),
-            "makespan": self.makespan,
-            "max_rank_span": self.max_rank_span,
-            "bubble_fraction": self.bubble_fraction,
-            "bubble_over_ideal": self.bubble_over_ideal,
+            **named(self, *_SPANS),
             "peak_inflight_activations": orders.peak_inflight(),
             "peak_until_input_grad": orders.peak_until_input_grad(),
         }
@@ -340,10 +336,7 @@ class ScheduleChoice:
         return {
             "schedule": self.name,
             "virtual_stages": timed.orders.virtual_stages,
-            "makespan": timed.makespan,
-            "max_rank_span": timed.max_rank_span,
-            "bubble_fraction": timed.bubble_fraction,
-            "bubble_over_ideal": timed.bubble_over_ideal,
+            **named(timed, *_SPANS),
             "peak_activations": self.activations,
             "weight_copies": self.weight_copies,
             "reason": self.reason or None,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpsim.frame import named
 from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residuals
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
@@ -91,13 +92,7 @@ class Record:
     def to_json(self) -> dict[str, object]:
         """The keys of the outside contract."""
         return {
-            "id": self.id,
-            "family": self.family,
-            "kind": self.kind,
-            "unit": self.unit,
-            "measured": self.measured,
-            "predicted": self.predicted,
-            "error": self.error,
+            **named(self, "id", "family", "kind", "unit", "measured", "predicted", "error"),
             "interval": None if self.interval is None else self.interval.to_json(),
             "mismatched": list(self.mismatched),
             "skipped_because": self.skipped_because,

@@ -14,6 +14,7 @@ import numpy as np
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.perfetto import Event, named_events, slice_event, write_events
 from mpsim.formats.words import gpu
+from mpsim.frame import named
 from mpsim.hardware import Cluster
 from mpsim.measured.files import read_measured
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement
@@ -106,22 +107,15 @@ class StepComparison:
 
     def to_json(self) -> dict[str, object]:
         """Plain data, without the timelines."""
-        data = {
-            key: getattr(self, key)
-            for key in ("id", "family", "title", "measured", "predicted", "error", "noise", "noisy")
-        }
-        return data | {
-            "samples": self.samples,
-            "others": self.others,
+        return {
+            **named(self, "id", "family", "title", "measured", "predicted", "error", "noise"),
+            **named(self, "noisy", "samples", "others"),
             "measured_parts_s": dict(self.measured_parts),
             "predicted_parts_s": dict(self.predicted_parts),
-            "explained_by": self.explained_by,
-            "same_order": self.same_order,
-            "first_difference": self.first_difference,
+            **named(self, "explained_by", "same_order", "first_difference"),
             "measured_memory_bytes": self.measured_memory or None,
             "predicted_memory_bytes": self.predicted_memory or None,
-            "memory_error": self.memory_error,
-            "skipped_because": self.skipped_because,
+            **named(self, "memory_error", "skipped_because"),
         }
 
 
@@ -206,11 +200,9 @@ class Comparison(Shown):
         return {
             "machine": self.machine,
             "median_abs_error": self.median_error,
-            "noise": self.noise,
-            "drift": self.drift,
+            **named(self, "noise", "drift"),
             "others": self.busy,
-            "tells": self.tells,
-            "components": self.components,
+            **named(self, "tells", "components"),
             "families": [family.to_json() for family in self.families],
             "steps": [step.to_json() for step in self.steps],
             "warnings": list(self.warnings),

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from mpsim.accessors import Drawable, chart
-from mpsim.frame import Tabular, aligned
+from mpsim.frame import Tabular, aligned, named
 from mpsim.result.residuals import HALF_WIDTH
 from mpsim.scenario.design import DesignChoice
 from mpsim.sheet import Sheet, Shown
@@ -136,7 +136,7 @@ class Option:
         ends = None if self.days is None else [self.days * end for end in self.spread]
         return {
             "values": dict(self.values),
-            **{name: getattr(self, name) for name in names},
+            **named(self, *names),
             "cost_usd" if self.trained else "cost_usd_per_h": self.cost,
             "capital_usd": self.bill.capital,
             "usd_per_h": self.hourly,
@@ -144,8 +144,7 @@ class Option:
             "interval": {"days": ends, "level": 0.8},
             "parts_usd": self.parts,
             "over": dict(self.over),
-            "misses": self.misses,
-            "possible": self.possible,
+            **named(self, "misses", "possible"),
             "jobs": dict(self.entries),
         }
 

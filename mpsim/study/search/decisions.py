@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from mpsim.frame import named
 from mpsim.study.search.found import Found
 from mpsim.study.search.further import FURTHER
 from mpsim.study.search.layouts import AXES
@@ -30,10 +31,7 @@ class Decision:
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            "key": self.key,
-            "value": self.value,
-            "cost_s": self.cost_s,
-            "proved": self.proved,
+            **named(self, "key", "value", "cost_s", "proved"),
             "without": None if self.without is None else self.without.to_json(),
         }
 

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from mpsim.frame import named
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.scenario.sections import Parallelism
@@ -39,6 +40,13 @@ _USUAL: Mapping[str, object] = {
     "expert_overlap": "none",
 }
 """What goes without saying."""
+
+_OWN = (
+    *("step_time_s", "bound_s", "memory_bytes", "fits_probability", "ranked_by_s"),
+    *("accelerators", "tokens_per_s_per_accelerator", "price_per_hour", "cost_per_step"),
+)
+_OF_SUMMARY = ("energy_j_per_token", "meter_energy_j_per_token", "mfu", "bubble_fraction")
+"""Figures of a row of the table, of the layout and of its whole result."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -88,7 +96,7 @@ class Found:
         """Plain data."""
         own = (field.name for field in dataclasses.fields(self) if field.name != "setting")
         names = (*own, "ranked_by_s", "tokens_per_s_per_accelerator", "interval")
-        return {name: getattr(self, name) for name in names}
+        return named(self, *names)
 
     @property
     def name(self) -> str:
@@ -133,19 +141,8 @@ class Found:
         )
         return {
             **self.values,
-            "step_time_s": self.step_time_s,
-            "bound_s": self.bound_s,
-            "memory_bytes": self.memory_bytes,
-            "fits_probability": self.fits_probability,
-            "ranked_by_s": self.ranked_by_s,
-            "accelerators": self.accelerators,
-            "tokens_per_s_per_accelerator": self.tokens_per_s_per_accelerator,
-            "price_per_hour": self.price_per_hour,
-            "cost_per_step": self.cost_per_step,
-            "energy_j_per_token": summary.get("energy_j_per_token"),
-            "meter_energy_j_per_token": summary.get("meter_energy_j_per_token"),
-            "mfu": summary.get("mfu"),
-            "bubble_fraction": summary.get("bubble_fraction"),
+            **named(self, *_OWN),
+            **{name: summary.get(name) for name in _OF_SUMMARY},
             **times,
         }
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from mpsim.frame import Tabular, aligned
+from mpsim.frame import Tabular, aligned, named
 from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.search.decisions import Decision
@@ -267,26 +267,18 @@ class Search(Outcome[Found]):
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            "scenario": self.scenario,
-            "objective": self.objective,
-            "top": self.top,
-            "complete": self.complete,
-            "interrupted": self.interrupted,
-            "gap": self.gap,
-            "undivided": self.undivided,
-            "unbatched": self.unbatched,
+            **named(self, "scenario", "objective", "top", "complete", "interrupted"),
+            **named(self, "gap", "undivided", "unbatched"),
             "lines": [line.to_json() for line in self.lines],
             "decisions": [decision.to_json() for decision in self.decisions],
-            "own": {"step_time_s": self.own.step_time_s, "reason": self.own.reason},
+            "own": named(self.own, "step_time_s", "reason"),
             "runner_up": self.runner_up,
             "best_by_value": {
                 key: {value: dataclasses.asdict(row) for value, row in chosen.items()}
                 for key, chosen in self.best_by_value.items()
             },
             "legal": self.looked_at,
-            "ties": self.ties,
-            "may_tie": self.may_tie,
-            "expected_step_time_s": self.expected_step_time_s,
+            **named(self, "ties", "may_tie", "expected_step_time_s"),
             "switches": self.switches.to_json(),
             "simplest": None if self.simplest is None else dict(self.simplest.values),
             "safest": None if self.safest is None else dict(self.safest.values),

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from mpsim.frame import named
 from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet
 from mpsim.study.search.outcome import Outcome, shown
@@ -133,11 +134,7 @@ class FoundService:
             "layout": self.name,
             "objective": self.objective,
             "bound": self.bound if math.isfinite(self.bound) else None,
-            "accelerators": self.accelerators,
-            "price_per_hour": self.price_per_hour,
-            "meets_slo": self.meets_slo,
-            "steady": self.steady,
-            "above": self.above,
+            **named(self, "accelerators", "price_per_hour", "meets_slo", "steady", "above"),
             **latencies,
             **{name: self.summary[name] for name in names},
         }
@@ -211,10 +208,7 @@ class ServiceSearch(Outcome[FoundService]):
         return {
             "scenario": self.scenario,
             "job": "serving",
-            "objective": self.objective,
-            "top": self.top,
-            "complete": self.complete,
-            "interrupted": self.interrupted,
+            **named(self, "objective", "top", "complete", "interrupted"),
             "layouts": self.looked_at,
             "counts": dict(self.counts),
             "rows": [
