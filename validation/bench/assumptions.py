@@ -74,7 +74,7 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     for column, value in rule.get("assume", {}).items():
         text = cells.text(value["same_as"]) if isinstance(value, Mapping) else str(value)
         row = row.with_column(column, text, BY_FAMILY)
-    row = _network(_head(_inner(_gate(_shape(_degree(_division(row)))))))
+    row = _network(_head(_inner(_gate(_shape(_degree(row))))))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
             if not row.cells.text(column) and _fits(row.cells, entry["where"]):
@@ -151,29 +151,6 @@ def with_batch(cells: Cells, rule: Mapping[str, Any], *, timed: bool = False) ->
     batch = f"{replicas * each * number:.0f}"
     row = row.with_column("micro_batch_seqs", f"{each:.0f}", "as where a batch is stated")
     return row.with_column("global_batch_seqs", batch, usual["why"])
-
-
-def _division(row: Filled) -> Filled:
-    """The least tensor parallelism, then pipeline, with which model states fit, where neither is stated and replicas share no parameters."""
-    cells, usual = row.cells, table("assumptions")["division"]
-    count, each = cells.number("num_accel"), cells.number("accel_per_node") or 8.0
-    billions, capacity = cells.number("params_billion"), cells.number("accel_mem_gb")
-    shared = any(re.search(usual["not"], cells.text(name)) for name in usual["columns"])
-    if any(cells.text(axis) for axis in _MULTIPLYING) or shared:
-        return row
-    if not count or not billions or not capacity:
-        return row
-    room = usual["share"] * capacity
-    tp = pp = 1
-    while billions * usual["state_bytes"] / (tp * pp) > room and 2 * tp * pp <= count:
-        if 2 * tp <= min(each, usual["most"]):
-            tp *= 2
-        else:
-            pp *= 2
-    if tp * pp == 1:
-        return row
-    row = row.with_column("tp", str(tp), usual["why"])
-    return row.with_column("pp", str(pp), usual["why"])
 
 
 def _degree(row: Filled) -> Filled:

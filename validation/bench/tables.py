@@ -22,7 +22,8 @@ lookup = functools.partial(words.lookup, _DATA)
 # Words that deny what follows them in a clause, or what stands before them; what is like a software is another one
 _DENIED = re.compile(
     r"(?<!\w)(?:no|not|non|without|w/o|never|lacks?|disabled?)(?=[\s-])[^,;|()]*?(?=[,;|()]|\sbut\s|\swith\s|$)"
-    r"|[^,;|()]*[\s=:](?:off|disabled|false)(?!\w)"
+    r"|[^,;|()]*[\s=:](?:off|disabled|false|unavailable|unused|not (?:used|enabled|available|supported))(?!\w)"
+    r"|[^,;|()]*[=:]\s*(?:no|none|0)(?=\s*(?:[,;|()]|$))"
     r"|[\w.]+-like(?!\w)",
     re.IGNORECASE,
 )
@@ -87,6 +88,8 @@ def _fits(cells: Cells, entry: Mapping[str, Any], *, denied: bool = False) -> bo
 
 def _clauses(text: str, *, denied: bool) -> str:
     """What a text affirms, or what it denies, such as ``no overlap``, ``without Triton`` or ``compile off``."""
+    for entry in table("training")["synonyms"]:
+        text = re.sub(entry["pattern"], entry["means"], text, flags=re.IGNORECASE)
     if denied:
         return " | ".join(match[0] for match in _DENIED.finditer(text))
     return _DENIED.sub(" ", text)

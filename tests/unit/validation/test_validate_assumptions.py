@@ -6,6 +6,7 @@ import pytest
 
 from bench.assumptions import BY_FAMILY, fill_in, guesses, slices_of, with_batch
 from bench.runs import filled, scenario_of
+from bench.tables import rule_of
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
 
@@ -188,10 +189,11 @@ def test_a_measured_time_gets_no_batch_but_that_of_its_words() -> None:
     assert with_batch(told, {}, timed=True).cells.text("global_batch_seqs") == "2930"
 
 
-def test_a_model_too_large_is_divided_until_its_states_fit() -> None:
-    """175 billion parameters of 18 B are 3,150 GB: 56 GB of 80 leave tp 8 x pp 8 = 49 GB, with tp 8 alone or pp 4 it is 98."""
-    row = {"num_accel": "128", "params_billion": "175", "accel_mem_gb": "80", "layers": "96"}
-    filled = fill_in(Cells(row), {}).cells
-    assert [filled.text(axis) for axis in ("tp", "pp", "dp")] == ["8", "8", "2"]
-    sharded = fill_in(Cells({**row, "zero_stage": "3"}), {}).cells
-    assert [sharded.text(axis) for axis in ("tp", "pp")] == ["1", "1"]
+def test_attention_is_fused_in_torch_from_2023_on() -> None:
+    """Of a stack that nothing is known of; the words of a row come before its date."""
+    row = {"framework": "own trainer", "measured_date": "2022-11"}
+    rules = [
+        rule_of(Cells({**row, **more}))["framework"].get("fused_attention", True)
+        for more in ({}, {"measured_date": "2023-04"}, {"framework": "trainer, FlashAttention"})
+    ]
+    assert rules == [False, True, True]

@@ -582,10 +582,65 @@ def test_words_act_in_every_stack_and_their_denial_undoes_them(
         assert spoken.get(key) == entry.get(key)
     denied = plain
     for other in table("training")["everywhere"]:
-        if "off" in other and re.search(other["where"].get("said", "^$"), words, re.IGNORECASE):
+        where = {"said": "^$", "words": "", **other["where"]}
+        texts = {"said": words, "words": software}
+        if "off" in other and all(
+            re.search(where[key], texts[key], re.IGNORECASE) for key in texts
+        ):
             denied = on_top(denied, other["off"])
     for text in (f"without {words}", f"no {words}", f"w/o {words}", f"{words} off"):
         assert _rule(framework=software, overlap_notes=text) == denied, text
+
+
+PHRASES: list[tuple[dict[str, object], tuple[str, ...]]] = [
+    (
+        {"fused_attention": False},
+        (
+            *("FlashAttention not used", "flash attention is unavailable", "FlashAttention: no"),
+            *("use_flash_attn=False", "--no-flash-attn", "naive attention", "eager attention"),
+            *("attn_implementation=eager", "flash attention turned off", "FlashAttention = none"),
+        ),
+    ),
+    (
+        {"compile": False},
+        (
+            *("uncompiled", "not compiled", "compilation disabled", "torch.compile=False"),
+            *("eager mode", "eager"),
+        ),
+    ),
+    ({"compile": True}, ("compilation on", "inductor", "jit compiled")),
+    (
+        {"gradient_overlap": "never", "parameter_gather_overlap": False},
+        (
+            *("overlap_comm=false", "non-overlapped gradients", "unoverlapped", "overlap not used"),
+            *("does not overlap anything", "blocking all-reduce", "gradients are not hidden"),
+            *("synchronous gradient reduction", "exposed communication", "overlap is not enabled"),
+        ),
+    ),
+    ({"wide_norms": False}, ("apex FusedLayerNorm", "RMSNorm kernel")),
+    (
+        {"offload": "optimizer"},
+        ("ZeRO-Offload", "optimizer on CPU", "CPU Adam", "host offload of states"),
+    ),
+    (
+        {},
+        (
+            *("unfused kernels", "no TP overlap", "user buffers off", "fused kernels: none"),
+            *("activations offloaded to CPU", "no CPU offload", "offload: no"),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "change"), [(text, change) for change, texts in PHRASES for text in texts]
+)
+def test_what_a_stranger_writes_means_what_it_says(text: str, change: dict[str, object]) -> None:
+    """Synonyms, and denials before or behind a word, change what they name and nothing else."""
+    plain, spoken = (_rule(framework=STACKS[-1], overlap_notes=words) for words in ("", text))
+    keys = {"offload": spoken.get("offload")} if "offload" in spoken else {}
+    fields = {**spoken["framework"], **keys}.items()
+    assert {k: v for k, v in fields if plain["framework"].get(k) != v} == change
 
 
 @pytest.mark.parametrize(("gpu", "fused"), [("V100-SXM2-32GB", False), ("A100-SXM4-80GB", True)])
