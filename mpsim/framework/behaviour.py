@@ -415,8 +415,8 @@ class ExpertBehaviour:
     """Kernels shorter than their launch that router, dispatch and combine launch in each pass of a
     layer."""
     product_launch_cost: Seconds = 0.0
-    """Host time of one expert's product where one call of the framework issues all of them (a loop
-    in C++); 0 for as any launch [s]."""
+    """Host time of one expert's product, or of the cast before it, where one call of the framework
+    issues all of them (a loop in C++); 0 for as any launch [s]."""
     expert_synchronizations: Whole = 1
     """Times a forward of an expert layer waits for the device to know its token counts."""
     consecutive_experts: Flag = False

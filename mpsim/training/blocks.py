@@ -386,8 +386,10 @@ class Blocks:
         operators = [item.operator for item in items if isinstance(item, Compute)]
         products = [o for o in operators if o.split is Split.EXPERT and o.flops > 0]
         calls = len({(product.role, product.phase) for product in products})
+        casts = sum(o.split is Split.EXPERT and o.is_cast for o in operators)
         each = software.experts.product_launch_cost or self._call_seconds
-        looped = each * (len(products) - calls)
+        # a call that loops over experts casts what each of them reads by itself, too
+        looped = each * (len(products) - calls) * (1.0 + casts / max(calls, 1))
         passes = sum(
             operator.role is Role.ROUTER and operator.phase is not Phase.WEIGHT_GRADIENT
             for operator in operators

@@ -155,6 +155,10 @@ def test_narrow_layers_and_experts_launch_more():
     # a call for the first expert of each product, a loop in C++ for the others
     calls, looped = 6 * 1e-3, 6 * 3 * 8e-6
     assert routed - wide == pytest.approx(LAYERS * (calls + looped), rel=0.05)
+    # in fp8 a call takes twice as long, and four casts are looped over beside the six products
+    routed = layers("fp8", moe, expert_launches=0, product_launch_cost="100 us")
+    looped = (6 + 4) * 3 * 100e-6
+    assert routed - narrow == pytest.approx(LAYERS * (2 * calls + looped), rel=0.02)
 
 
 def test_metrics_gathered_from_every_rank_cost_the_host_time_for_each():
