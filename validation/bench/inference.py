@@ -45,7 +45,6 @@ MEASURED = (
 _UNITS = {"ms": 1e-3, "tokens/s": 1.0}
 _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
-_OUTPUT = "output_tokens"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
 _EXPERT_KERNEL = r"\bexperts \w*?(trtllm|triton|cutlass|deepgemm)"  # others count as unsaid
 _LIMITS = {
@@ -338,8 +337,12 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     if share := cells.number("kv_memory_fraction"):
         fields["memory_fraction"] = share
     if recipe := _first("recipes", cells):
-        fields = {**recipe["fields"], **fields}
-        assumed.append(Assumed("engine", ", ".join(recipe["fields"]), recipe["why"]))
+        own = dict(recipe["fields"])
+        if budget := recipe.get("budget"):
+            users = budget["users"] * (cells.whole("batch_per_instance") or 0)
+            own["max_tokens"] = cells.required("input_tokens") + budget["tokens"] + users
+        fields = {**own, **fields}
+        assumed.append(Assumed("engine", ", ".join(own), recipe["why"]))
     if kernel := re.search(_EXPERT_KERNEL, cells.text("server_flags"), re.IGNORECASE):
         fields["expert_kernel"] = kernel[1].lower()
     if cells.text("regime") == "static-batch":
@@ -404,19 +407,8 @@ def _workload(cells: Cells, assumed: list[Assumed]) -> Workload:
 def _length(cells: Cells, column: str, assumed: list[Assumed]) -> LengthChoice:
     tokens, shortest = cells.required(column), cells.number("shortest_length_share")
     said = cells.text("length_distribution")
-    if shortest is None and said != "fixed" and not (said == "nominal" and column == _OUTPUT):
+    if shortest is None and said != "fixed":
         assumed.append(Assumed(column, tokens, "the same for every request"))
-    if not shortest and said == "nominal" and column == _OUTPUT:
-        return _nominal(tokens, assumed)
     if not shortest or shortest >= 1:
         return LengthChoice(tokens=tokens)
     return LengthChoice(kind="uniform", tokens=tokens, shortest=shortest)
-
-
-def _nominal(tokens: int, assumed: list[Assumed]) -> LengthChoice:
-    """Outputs about a nominal length: exactly equal ones would move in lockstep for ever, which servers do not."""
-    entry = table(_TABLE)["nominal"]
-    assumed.append(Assumed(_OUTPUT, f"{tokens} +- {entry['spread']:.0%}", entry["why"]))
-    longest = round(tokens * (1 + entry["spread"]))
-    shortest = round(tokens * (1 - entry["spread"])) / longest
-    return LengthChoice(kind="uniform", tokens=longest, shortest=shortest)
