@@ -277,8 +277,9 @@ class KernelModel:
             return self._half_fraction(group)
         leaf = "sustained_fraction" if self._hot else "burst_fraction"
         narrow = _FP4_FORMAT if precision == "fp4" else precision
-        if self._hot and leaf not in group and f"{narrow}_share" in self._draw:
-            return self._use(self._draw, f"{narrow}_share") * self._half_fraction(group)
+        if self._hot and leaf not in group and f"{narrow}_gain" in self._draw:
+            gain = self._use(self._draw, f"{narrow}_gain") * self.accelerator.peak("bf16")
+            return gain / self.accelerator.peak(precision) * self._half_fraction(group)
         for known in (narrow, *_RELATIVES.get(narrow, ())):
             if known != narrow:
                 group = group.demoted(f"{known}'s fraction used for {narrow}")
