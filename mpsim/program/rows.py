@@ -1,14 +1,70 @@
-"""Rows: a Program under construction, whole columns at a time."""
+"""Rows: a Program under construction, whole columns at a time.
+
+What rows cost may be left open: rows *named* by a price belong to a `Graph`, which many programs
+share that differ in their prices only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.program.csr import Column, Columns, Lists, compress
 from mpsim.program.program import COLUMNS, Program, Stream, Template, Vocabulary
+
+_PRICED = ("price", "place")
+"""Columns of rows whose prices are left open: which prices, and which of them."""
+_COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
+    **COLUMNS,
+    **dict.fromkeys(_PRICED, (np.int64, 0)),
+}
+
+
+class Prices(NamedTuple):
+    """What rows of one name cost, one entry each distinct price: `duration` is float64[n], others are that or one number."""
+
+    duration: NDArray[np.float64]  # [ticks]
+    up_bytes: ArrayLike = 0.0
+    out_bytes: ArrayLike = 0.0
+    size: ArrayLike = 0.0
+    template: ArrayLike = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A Program without what its rows cost: their columns, order and dependencies."""
+
+    program: Program
+    names: tuple[str, ...]  # of prices
+    price: NDArray[np.int64]  # int64[N], which of the names each row has
+    place: NDArray[np.int64]  # int64[N], which of the prices of that name
+
+    def priced(
+        self,
+        prices: Mapping[str, Prices],
+        *,
+        class_size: ArrayLike,
+        templates: tuple[Template, ...] = (),
+    ) -> Program:
+        """The program at these prices, by name."""
+        used = [prices[name] for name in self.names]
+        ends = np.cumsum([0, *(len(each.duration) for each in used)])
+        table = np.zeros((len(Prices._fields), int(ends[-1])))
+        for begin, each in zip(ends.tolist(), used, strict=False):
+            for row, column in enumerate(each):
+                table[row, begin : begin + len(each.duration)] = column
+        *columns, template = table.take(ends[self.price] + self.place, axis=1)
+        return dataclasses.replace(
+            self.program,
+            class_size=np.asarray(class_size, dtype=np.int64),
+            templates=templates,
+            template=template.astype(np.int32),
+            **dict(zip(Prices._fields, columns, strict=False)),
+        )
 
 
 class Rows:
@@ -24,6 +80,7 @@ class Rows:
         self._edges: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._slots: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._labels: dict[str, int] = {"": 0}
+        self._prices: dict[str, int] = {}
 
     def add(
         self, count: int, *, label: str | NDArray[np.str_] = "", **columns: ArrayLike | Stream
@@ -32,15 +89,19 @@ class Rows:
 
         `label`: name of rows that have no template, one for all or one each. `**columns`: columns
         of `Program`, scalars or arrays of length `count`; each row occupies its home (rank,
-        stream).
+        stream). What rows cost is left open with ``price``, the name of their prices, and
+        ``place``, which of these each has; by default each has its own.
 
         Returns
         -------
         int64[count]
             Row numbers.
         """
-        assert columns.keys() <= COLUMNS.keys(), f"unknown columns {sorted(columns)}"
+        assert columns.keys() <= _COLUMNS.keys(), f"unknown columns {sorted(columns)}"
         rows = np.arange(self._count, self._count + count)
+        if name := columns.get("price"):
+            number = self._prices.setdefault(str(name), len(self._prices))
+            columns = {"place": np.arange(count), **columns, "price": number}
         self._blocks.append((count, {**columns, "label": self._number(label)}))
         self._count += count
         self.occupy(rows, columns.get("rank", 0), columns.get("stream", 0))
@@ -81,12 +142,6 @@ class Rows:
         places, ranks = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], width)
         return rows[places], ranks
 
-    def busy(self, kinds: Sequence[int], ranks: int) -> NDArray[np.float64]:
-        """Ticks that rows of some kinds take on each rank so far, float64[ranks]."""
-        mine = np.isin(self._column("kind"), kinds)
-        home, took = self._column("rank")[mine], self._column("duration")[mine]
-        return np.bincount(home, weights=took, minlength=ranks).astype(np.float64)
-
     def finish(
         self,
         *,
@@ -111,9 +166,17 @@ class Rows:
             **columns,
         )
 
+    def graph(self, rank_name: Iterable[str]) -> Graph:
+        """Freeze rows that are all named by their prices."""
+        names = tuple(rank_name)
+        program = self.finish(rank_name=names, class_size=np.ones(len(names)))
+        for name in (*COLUMNS, "dep_ptr", "dep", "slot_ptr", "slot"):
+            getattr(program, name).setflags(write=False)  # programs share them
+        return Graph(program, tuple(self._prices), *map(self._column, _PRICED))
+
     def _column(self, name: str) -> Column:
         """One column of all rows."""
-        kind, default = COLUMNS[name]
+        kind, default = _COLUMNS[name]
         column, begin = np.full(self._count, default, dtype=kind), 0
         for count, given in self._blocks:
             if name in given:

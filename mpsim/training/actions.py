@@ -15,24 +15,26 @@ Shapes: N actions.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.cost import copy_seconds, interference_of, update_seconds
 from mpsim.hardware import Calibration
 from mpsim.memo import remembered
 from mpsim.program.program import TICK, Template
+from mpsim.program.rows import Prices
 from mpsim.program.template import one_kernel, stretched, ticks
-from mpsim.schedule import Action
+from mpsim.schedule import Action, Orders
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
-from mpsim.training.pipeline import Variants
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import exchange_times
-from mpsim.training.replicas.segments import Bucket, CutAction, Cuts, Segment, SegmentedAction
+from mpsim.training.replicas.segments import Bucket, CutAction, CutRows, Cuts, Segment
 from mpsim.training.vocabulary import PARTS, TRAINING
 
 _GRADIENT = (Action.B, Action.W)
@@ -47,10 +49,10 @@ class ActionVariants:
 
     Attributes
     ----------
-    chosen : int64[N]
-        Which variant each action is.
-    segmented : list of SegmentedAction
-        Segments of every variant, with what travels around them.
+    cuts : list of CutRows
+        Rows of every variant.
+    gathers, reduces : list of Bucket
+        What is gathered before the segments of all variants, and reduced after them.
     """
 
     def __init__(
@@ -62,9 +64,10 @@ class ActionVariants:
         self._passes = _MemoryPasses(plan)
         # templates compare by identity: equal ones are made once
         self._number: dict[Template, int] = {}
-        self._rows: list[list[int]] = []  # templates of the rows of each variant
-        self.segmented: list[SegmentedAction] = []
-        self.chosen = cuts.chosen
+        self._rows: list[int] = []  # templates of the rows of all variants
+        self.cuts: list[CutRows] = []
+        self.gathers: list[Bucket] = []
+        self.reduces: list[Bucket] = []
         for cut, queued in zip(cuts.distinct, beside, strict=True):
             self._append(cut, queued)
 
@@ -73,19 +76,18 @@ class ActionVariants:
         """Every template, in the order `variants` numbers them."""
         return tuple(self._number)
 
-    @property
-    def variants(self) -> Variants:
-        """Rows of each variant, columnar."""
-        template = np.array([row for rows in self._rows for row in rows], dtype=np.int32)
-        counts = [len(rows) for rows in self._rows]
-        templates = self.templates
-        return Variants(
-            ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            template=template,
-            duration=np.array([each.parts.sum() for each in templates])[template],
-            up_bytes=np.array([each.up_bytes.sum() for each in templates])[template],
-            out_bytes=np.array([each.out_bytes.sum() for each in templates])[template],
-        )
+    @functools.cached_property
+    def prices(self) -> Prices:
+        """What the rows of all variants cost, one variant after the other."""
+        duration, up, out = np.array([*map(_sums, self._number)])[self._rows].T
+        return Prices(duration, up, out, template=self._rows)
+
+    def busy(self, orders: Orders, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Time that the actions of each rank take, float64[R] [ticks]. `chosen` (int64[N]): which variant each is."""
+        ends = np.cumsum([0, *(cut.rows for cut in self.cuts)])[:-1]
+        took = np.add.reduceat(self.prices.duration, ends)
+        busy = np.bincount(orders.rank, weights=took[chosen], minlength=orders.pp)
+        return busy.astype(np.float64)
 
     def _append(self, cut: CutAction, queued: Sequence[Load]) -> None:
         """Register the rows that an action becomes: one a segment, longer by what runs beside it, and one for copies of its gradients."""
@@ -94,6 +96,8 @@ class ActionVariants:
         factors = _slowdowns(alone, queued)
         rows: list[int] = []
         own, ready = [], []
+        # a reference model's units are gathered beside the model's own
+        times = 1.0 + (self._gathers_units and self._plan.reference and action is Action.F)
         for segment, template, factor in zip(cut.segments, alone, factors, strict=True):
             own.append(len(rows))
             longer = template if factor == 1.0 else stretched(template, factor)
@@ -101,8 +105,12 @@ class ActionVariants:
             if copies := self._passes.to_reduce(_parameters(segment.reduces), rank):
                 rows.append(self._register(self._blocks.join(action, copies)))
             ready.append(len(rows) - 1)
-        self._rows.append(rows)
-        self.segmented.append(SegmentedAction(cut.segments, own, ready))
+            self.gathers += [Bucket(*(times * each for each in all_)) for all_ in segment.gathers]
+            self.reduces += segment.reduces
+        self._rows += rows
+        travels = [(len(segment.gathers), len(segment.reduces)) for segment in cut.segments]
+        gathers, reduces = zip(*travels, strict=True)
+        self.cuts.append(CutRows(len(rows), tuple(own), tuple(ready), gathers, reduces))
 
     def _alone(self, cut: CutAction) -> list[Template]:
         """Templates of segments beside which nothing runs."""
@@ -122,6 +130,20 @@ class ActionVariants:
         return self._number.setdefault(template, len(self._number))
 
 
+class _Sums(NamedTuple):
+    """Time of a template [ticks], and what one rank sends in it [B]."""
+
+    duration: float
+    up_bytes: float
+    out_bytes: float
+
+
+@remembered(_KEPT)
+def _sums(template: Template) -> _Sums:
+    columns = (template.parts, template.up_bytes, template.out_bytes)
+    return _Sums(*(float(column.sum()) for column in columns))
+
+
 def _parameters(buckets: tuple[Bucket, ...]) -> float:
     return sum([bucket.dense + bucket.experts for bucket in buckets])
 
@@ -134,7 +156,7 @@ def _slowdowns(templates: Sequence[Template], queued: Sequence[Load]) -> list[fl
     factors, left, lost = [], 0.0, 0.0
     for template, joining in zip(templates, queued, strict=True):
         left, lost = left + joining.seconds, lost + joining.lost
-        alone = float(template.parts.sum()) * TICK
+        alone = _sums(template).duration * TICK
         busy = alone - float(template.parts[_HOST]) * TICK
         share = lost / left if left else 0.0
         # either all that is queued ends beside this segment, or collectives run all the time that it does

@@ -1,28 +1,42 @@
 """Plan to Program: the pipeline's actions, and around them what a step does once.
 
-The walk goes one way: cuts, what runs beside them, templates, rows of the pipeline, exchanges, end of the step.
+The walk goes one way: cuts, what runs beside them, templates, end of the step; then the graph of them all, which plans of one shape share,
+and its prices.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 
 from mpsim.errors import ScenarioError
+from mpsim.framework import BlockingSends, PipelineBehaviour
+from mpsim.memo import remembered
 from mpsim.program.floors import held_to_links
 from mpsim.program.program import Program
-from mpsim.program.rows import Rows
+from mpsim.program.rows import Graph, Rows
 from mpsim.program.unfold import UnequalCollectivesError, join, spans
+from mpsim.schedule import Orders
 from mpsim.training.actions import ActionVariants, exchanges_beside
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
-from mpsim.training.messages import blocking_actions
-from mpsim.training.pipeline import add_pipeline
+from mpsim.training.messages import MESSAGES, blocking_actions
+from mpsim.training.pipeline import ACTIONS, add_pipeline
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.exchanges import add_exchanges
-from mpsim.training.replicas.issue import SegmentRuns, issue_exchanges
-from mpsim.training.replicas.segments import cut_actions
-from mpsim.training.step_end import StepRows
+from mpsim.training.replicas.exchanges import Travels, add_exchanges, exchange_prices
+from mpsim.training.replicas.groups import exchanging, replica_groups
+from mpsim.training.replicas.issue import Exchanging, SegmentRuns, issue_exchanges
+from mpsim.training.replicas.segments import CutRows, cut_actions
+from mpsim.training.step_end import Ending, StepEnd, add_ending, add_overhead, add_shared_sums
 from mpsim.training.vocabulary import TRAINING
+
+_GRAPHS = 16  # that stay ready, for points of a sweep and layouts of a search
+_LONG = 1 << 16  # actions of a step
 
 
 def build_program(
@@ -46,34 +60,84 @@ def build_program(
     return program if plan.network == "flow" else held_to_links(program, plan)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """All that decides the graph of a step: plans of one shape differ in what its rows cost."""
+
+    orders: Orders
+    chosen: bytes  # int64[N], which of the cuts each action is
+    cuts: tuple[CutRows, ...]
+    some: bytes  # bool[B, 2], whether buckets have dense parameters, and parameters of experts
+    how: Exchanging
+    pipeline: PipelineBehaviour
+    fuses: bool
+    ending: Ending
+
+
+class _StepGraph(NamedTuple):
+    """The graph of a step, and what its exchanges are."""
+
+    graph: Graph
+    travels: Mapping[str, Travels]
+
+
 def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> Program:
     """The program of replicas that are alike."""
-    rows = Rows(TRAINING)
-    step = StepRows(rows, plan, costs)
-    begun = step.overhead()
     blocks = blocks or Blocks(plan, costs)
     cuts = cut_actions(plan, costs, blocks)
     beside = exchanges_beside(plan, costs, cuts)
     actions = ActionVariants(plan, blocks, cuts, beside)
+    groups = replica_groups(plan, costs)
+    busy = functools.partial(actions.busy, plan.orders, cuts.chosen)
+    end = StepEnd(plan, costs, groups, busy)
+    buckets = (actions.gathers, actions.reduces)
+    shape = _Shape(
+        orders=plan.orders,
+        chosen=cuts.chosen.tobytes(),
+        cuts=tuple(actions.cuts),
+        some=(np.array([*itertools.chain(*buckets)]) > 0).tobytes(),
+        how=exchanging(plan, groups),
+        pipeline=plan.layout.framework.pipeline,
+        fuses=plan.fuses_blocks,
+        ending=end.ending,
+    )
+    # the graph of a long step takes more memory than it is worth to keep
+    graph, travels = (_graph if len(plan.orders) <= _LONG else _lay_out)(shape)
+    prices = {
+        ACTIONS: actions.prices,
+        **dict(zip(MESSAGES, costs.sends(), strict=True)),
+        **exchange_prices(plan, costs, groups, travels, *buckets),
+        **end.prices,
+    }
+    pp = plan.layout.mesh.pp
+    size = np.full(pp, plan.layout.mesh.world // pp)
+    return graph.priced(prices, class_size=size, templates=actions.templates)
+
+
+def _lay_out(shape: _Shape) -> _StepGraph:
+    """Lay out the rows of a step."""
+    rows, orders, how = Rows(TRAINING), shape.orders, shape.how
+    begun = add_overhead(rows, orders.pp)
+    chosen = np.frombuffer(shape.chosen, dtype=np.int64)
     placed = add_pipeline(
         rows,
-        plan.orders,
-        actions.chosen,
-        actions.variants,
-        costs.sends(),
-        overlap="fused" if plan.fuses_blocks else "late-send",
-        blocking=blocking_actions(plan),
+        orders,
+        chosen,
+        np.array([cut.rows for cut in shape.cuts]),
+        overlap="fused" if shape.fuses else "late-send",
+        blocking=blocking_actions(orders, shape.pipeline, fuses=shape.fuses),
+        one_way=shape.pipeline.blocking_sends is BlockingSends.ONE_WAY,
     )
-    runs = SegmentRuns.of(actions.segmented, actions.chosen, placed, plan.orders)
-    exchanges = issue_exchanges(plan, runs, placed)
-    reduced = add_exchanges(rows, plan, costs, exchanges, placed, begun)
-    reduced = step.sum_shared_weights(reduced, placed)
-    step.optimizer_step(reduced)
-    return rows.finish(
-        rank_name=[f"pp {rank}" for rank in range(plan.layout.mesh.pp)],
-        class_size=np.full(plan.layout.mesh.pp, plan.layout.mesh.world // plan.layout.mesh.pp),
-        templates=actions.templates,
-    )
+    runs = SegmentRuns.of(shape.cuts, chosen, placed, orders)
+    exchanges = issue_exchanges(how, orders, runs, placed)
+    some = np.frombuffer(shape.some, dtype=np.bool_).reshape(-1, 2)
+    reduced, travels = add_exchanges(rows, how, orders, exchanges, some, placed, begun)
+    shared = add_shared_sums(rows, shape.ending, orders, placed)
+    add_ending(rows, shape.ending, orders.pp, np.concatenate([reduced, shared]))
+    return _StepGraph(rows.graph(f"pp {rank}" for rank in range(orders.pp)), travels)
+
+
+_graph = remembered(_GRAPHS)(_lay_out)
 
 
 def _joined(plan: Plan, programs: list[Program]) -> Program:

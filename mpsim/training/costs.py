@@ -18,10 +18,10 @@ from mpsim.cost import (
     straggling_constants,
     straggling_seconds,
 )
-from mpsim.framework import BlockingSends, ExpertOverlap
+from mpsim.framework import ExpertOverlap
 from mpsim.parallel import Layout
+from mpsim.program.rows import Prices
 from mpsim.program.template import ticks
-from mpsim.training.messages import Sends
 from mpsim.training.plan import Plan
 from mpsim.workload import model_flops
 
@@ -102,8 +102,8 @@ class PlanCosts(LayoutCosts):
             slowest = max(slowest, seconds)
         return plan.straggling * slowest
 
-    def sends(self) -> Sends:
-        """Messages between neighbouring stages, in ticks."""
+    def sends(self) -> tuple[Prices, Prices]:
+        """Messages of every stage to the next, and to the one before."""
         ranks, size = [stage.rank for stage in self.layout.stages], self.plan.message_bytes
         columns = np.zeros((3, 2, len(ranks)))
         # chunks of the same two ranks send the same message
@@ -116,5 +116,5 @@ class PlanCosts(LayoutCosts):
                     sent[pair] = self.message(*pair, size)
                 columns[:, direction, place + direction] = sent[pair]
         seconds, up, out = columns
-        one_way = self.layout.framework.pipeline.blocking_sends is BlockingSends.ONE_WAY
-        return Sends(ticks(seconds), up, out, one_way)
+        onward, back = zip(ticks(seconds), up, out, up + out, strict=True)
+        return Prices(*onward), Prices(*back)

@@ -23,33 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import COLLECTIVES
-from mpsim.framework import BlockingSends
+from mpsim.framework import BlockingSends, PipelineBehaviour
 from mpsim.program.program import Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
-from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS, Kind
 
 _ALWAYS = (BlockingSends.ALWAYS, BlockingSends.ONE_WAY)
 _EXPOSED_PP = PARTS.index("exposed_pp")
 
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Sends:
-    """Point-to-point messages between neighbouring stages."""
-
-    # float64[2, S], activations from each stage to the next, and gradients to the one before [ticks]
-    duration: NDArray[np.float64]
-    # up_bytes, out_bytes: float64[2, S], one rank's share of the message [B]
-    up_bytes: NDArray[np.float64]
-    out_bytes: NDArray[np.float64]
-    # whether what neighbours exchange where communication blocks goes one direction after the other
-    one_way: bool = False
-
-    @property
-    def size(self) -> NDArray[np.float64]:
-        """Bytes that one rank sends, over whichever link [2, S]."""
-        return self.up_bytes + self.out_bytes
+MESSAGES = ("send activation", "send gradient")
+"""Labels of messages to the next stage and to the one before, and names of their prices, one a stage that sends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -73,12 +57,14 @@ def add_messages(
     rows: Rows,
     orders: Orders,
     placed: PipelineRows,
-    sends: Sends,
     messages: Messages,
     blocking: NDArray[np.bool_] | None,
+    *,
+    one_way: bool,
 ) -> None:
     """Append a row for each message. `blocking` (bool[N], optional): around which actions
-    communication blocks; around none by default.
+    communication blocks; around none by default. `one_way`: whether what neighbours exchange there
+    goes one direction after the other.
     """
     # channels deliver in their sender's order; an action sends one message a direction at most
     place = np.full(2 * len(orders), -1)
@@ -90,7 +76,7 @@ def add_messages(
     source, target = orders.stage_rank[stage], orders.stage_rank[orders.stage[consumer]]
     out, into = _channels(direction, source, target, orders.pp)
     ids = np.empty(len(order), dtype=np.int64)
-    for which, label in enumerate(("send activation", "send gradient")):
+    for which, label in enumerate(MESSAGES):
         mine = np.flatnonzero(direction == which)
         ids[mine] = rows.add(
             len(mine),
@@ -103,18 +89,16 @@ def add_messages(
             microbatch=orders.microbatch[producer[mine]],
             peer=target[mine],
             label=label,
-            duration=sends.duration[which, stage[mine]],
-            up_bytes=sends.up_bytes[which, stage[mine]],
-            out_bytes=sends.out_bytes[which, stage[mine]],
             collective=COLLECTIVES.index("send_recv"),
-            size=sends.size[which, stage[mine]],
+            price=label,
+            place=stage[mine],
         )
     rows.occupy(ids, target, into)
     rows.depend(ids, placed.last[producer])
     rows.depend(placed.first[consumer], ids)
     if blocking is not None:
         exchanged = Messages(producer, consumer, direction)
-        _block(rows, orders, placed, exchanged, ids, blocking, one_way=sends.one_way)
+        _block(rows, orders, placed, exchanged, ids, blocking, one_way=one_way)
 
 
 def _block(
@@ -150,9 +134,10 @@ def _block(
     rows.depend(sent[before[first]], ids[first])
 
 
-def blocking_actions(plan: Plan) -> NDArray[np.bool_]:
+def blocking_actions(
+    orders: Orders, software: PipelineBehaviour, *, fuses: bool
+) -> NDArray[np.bool_]:
     """Around which actions messages block, bool[N]; a fused block has both its inputs before it and both its outputs after it."""
-    orders, software = plan.orders, plan.layout.framework.pipeline
     sends = software.blocking_sends
     if sends in _ALWAYS or (orders.exchanges and sends is not BlockingSends.NEVER):
         blocking = np.ones(len(orders), dtype=bool)
@@ -161,7 +146,7 @@ def blocking_actions(plan: Plan) -> NDArray[np.bool_]:
     else:
         blocking = warmup_and_flush(orders)
     fused = orders.fused | np.roll(orders.fused, 1)
-    return blocking & ~(plan.fuses_blocks & fused)
+    return blocking & ~(fuses & fused)
 
 
 def warmup_and_flush(orders: Orders) -> NDArray[np.bool_]:

@@ -5,20 +5,21 @@ Shapes: N actions, S stages, M microbatches, V variants (actions that consist of
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.errors import ScheduleError
 from mpsim.program.program import Program, Stream
-from mpsim.program.rows import Rows
+from mpsim.program.rows import Prices, Rows
 from mpsim.schedule import Action, Orders
-from mpsim.training.messages import Messages, PipelineRows, Sends, add_messages
+from mpsim.training.messages import MESSAGES, Messages, PipelineRows, add_messages
 from mpsim.training.vocabulary import PARTS, PIPELINE, TRAINING
 
 OVERLAPS = ("serial", "late-send", "fused")
 """How a fused block of a forward and a backward runs; see `from_orders`."""
+
+ACTIONS = "actions"
+"""Name of the prices of the rows of all variants, one after the other."""
 
 _KIND = np.array(PIPELINE, dtype=np.int8)
 _PART = np.array(
@@ -27,41 +28,30 @@ _PART = np.array(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Variants:
-    """Rows of each variant of an action, one after the other (several where data parallelism cuts
-    it).
-    """
-
-    ptr: NDArray[np.int64]  # int64[V + 1], segments of variant v are ``ptr[v]:ptr[v + 1]``
-    template: NDArray[np.int32]  # template of each, -1 for none
-    # duration, up_bytes, out_bytes: float64[segments], ticks and bytes of each
-    duration: NDArray[np.float64]
-    up_bytes: NDArray[np.float64]
-    out_bytes: NDArray[np.float64]
-
-
 def add_pipeline(
     rows: Rows,
     orders: Orders,
     variant: NDArray[np.int64],
-    variants: Variants,
-    sends: Sends,
+    size: NDArray[np.int64],
     *,
     overlap: str = "late-send",
     blocking: NDArray[np.bool_] | None = None,
+    one_way: bool = False,
 ) -> PipelineRows:
-    """Append the compute rows of all ranks and the sends between them.
+    """Append the compute rows of all ranks and the sends between them; prices are those of
+    `ACTIONS` and `mpsim.training.messages.MESSAGES`.
 
-    `variant` (int64[N]): which of `variants` each action is. `overlap`: how a fused block runs, one
-    of `OVERLAPS`. `blocking` (bool[N], optional): around which actions communication blocks (see
-    `mpsim.training.messages`); around none by default.
+    `variant` (int64[N]): which variant each action is. `size` (int64[V]): rows of each of them,
+    several where data parallelism cuts it. `overlap`: how a fused block runs, one of `OVERLAPS`.
+    `blocking` (bool[N], optional) and `one_way`: around which actions communication blocks, and
+    whether one direction waits for the other (see `mpsim.training.messages`); around none by
+    default.
     """
-    segments = np.diff(variants.ptr)[variant]
+    segments = size[variant]
     action = np.repeat(np.arange(len(variant)), segments)
     starts = np.cumsum(segments) - segments
     # row number within its action, added to the first row of the action's variant
-    source = variants.ptr[variant[action]] + np.arange(len(action)) - starts[action]
+    source = (np.cumsum(size) - size)[variant[action]] + np.arange(len(action)) - starts[action]
     rank = orders.stage_rank[orders.stage]
     ids = rows.add(
         len(action),
@@ -72,14 +62,12 @@ def add_pipeline(
         stage=orders.stage[action],
         chunk=orders.stage_chunk[orders.stage[action]],
         microbatch=orders.microbatch[action],
-        template=variants.template[source],
-        duration=variants.duration[source],
-        up_bytes=variants.up_bytes[source],
-        out_bytes=variants.out_bytes[source],
+        price=ACTIONS,
+        place=source,
     )
     own = PipelineRows(first=ids[starts], last=ids[starts + segments - 1])
     placed = _blocks(own, orders, overlap)
-    _depend(rows, orders, placed, sends, blocking)
+    _depend(rows, orders, placed, blocking, one_way=one_way)
     return own
 
 
@@ -107,8 +95,9 @@ def _depend(
     rows: Rows,
     orders: Orders,
     placed: PipelineRows,
-    sends: Sends,
     blocking: NDArray[np.bool_] | None,
+    *,
+    one_way: bool,
 ) -> None:
     table = _positions(orders)
     forward, weight = table[Action.F], table[Action.W]
@@ -128,7 +117,7 @@ def _depend(
         rows.depend(placed.first[consumer[near]], placed.last[producer[near]])
         remote.append((producer[far], consumer[far], np.full(int(far.sum()), direction)))
     messages = Messages(*(np.concatenate(columns) for columns in zip(*remote, strict=True)))
-    add_messages(rows, orders, placed, sends, messages, blocking)
+    add_messages(rows, orders, placed, messages, blocking, one_way=one_way)
 
 
 def _edges(
@@ -186,19 +175,11 @@ def from_orders(
             "times must be finite and not negative; got a negative, infinite or missing one"
         )
     f, b, w = times
-    durations = np.stack([f, b + w, b, w])
-    variants = Variants(
-        ptr=np.arange(durations.size + 1),
-        template=np.full(durations.size, -1, np.int32),
-        duration=durations.ravel(),
-        up_bytes=np.zeros(durations.size),
-        out_bytes=np.zeros(durations.size),
-    )
     rows = Rows(TRAINING)
-    nothing = np.zeros((2, stages))
     variant = orders.kind.astype(np.int64) * stages + orders.stage
-    messages = Sends(message, nothing, nothing, one_way)
-    around = np.full(len(orders), blocking)
-    add_pipeline(rows, orders, variant, variants, messages, overlap=overlap, blocking=around)
-    names = (f"pp {rank}" for rank in range(orders.pp))
-    return rows.finish(rank_name=names, class_size=np.ones(orders.pp))
+    alone, around = np.ones(len(Action) * stages, dtype=np.int64), np.full(len(orders), blocking)
+    add_pipeline(rows, orders, variant, alone, overlap=overlap, blocking=around, one_way=one_way)
+    prices = {ACTIONS: Prices(np.concatenate([f, b + w, b, w]))}
+    prices |= {name: Prices(took) for name, took in zip(MESSAGES, message, strict=True)}
+    graph = rows.graph(f"pp {rank}" for rank in range(orders.pp))
+    return graph.priced(prices, class_size=np.ones(orders.pp))

@@ -1,6 +1,12 @@
-"""Rows that a step has once: its start, the sum of shared weights, clipping, the optimizer, the gather of what it updated."""
+"""Rows that a step has once: its start, the sum of shared weights, clipping, the optimizer, the gather of what it updated.
+
+`Ending` says which these are, and `StepEnd` what they cost.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,26 +15,29 @@ from mpsim.cost import COLLECTIVES, update_seconds
 from mpsim.hardware import host_of
 from mpsim.parallel import spread
 from mpsim.program.program import TICK, Span, Stream
-from mpsim.program.rows import Rows
+from mpsim.program.rows import Prices, Rows
 from mpsim.program.template import ticks
+from mpsim.schedule import Orders
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import account_memory
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (
     GATHERS,
+    STREAMS,
     ReplicaGroup,
-    add_collectives,
-    dense_group,
-    expert_group,
+    collective_link,
+    collective_prices,
 )
-from mpsim.training.replicas.offload import add_host_optimizer
+from mpsim.training.replicas.offload import host_optimizer
 from mpsim.training.replicas.residency import matrices
-from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
+from mpsim.training.vocabulary import PARTS, Kind, Link
 from mpsim.workload import Phase, orthogonal_products
 
 _NORM_BYTES = 4.0  # one float32
-_EXPOSED_DP = PARTS.index("exposed_dp")
+_OVERHEAD, _SHARED, _NORM, _LINKS = "overhead", "shared weights", "norm", "ending"
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def host_overhead(plan: Plan) -> float:
@@ -37,41 +46,197 @@ def host_overhead(plan: Plan) -> float:
     return host.step_overhead + host.step_rank_time * plan.layout.mesh.world
 
 
-class StepRows:
-    """Appends the rows that surround the pipeline of one step."""
+class Shared(NamedTuple):
+    """Weights that two ranks hold, whose gradients are summed."""
 
-    def __init__(self, rows: Rows, plan: Plan, costs: PlanCosts) -> None:
-        self._rows = rows
+    first: int
+    last: int
+    label: str
+
+
+class Ending(NamedTuple):
+    """Rows at the end of a step; links are rows of every rank, each after what comes before it there."""
+
+    shared: tuple[Shared, ...]
+    norm: Span | None  # of the communicator of the gradients' norm; None where nothing asks for it
+    # before, device, host, after: around the update, which runs on device, host or both
+    before: tuple[Link, ...]
+    device: tuple[Link, ...]
+    host: tuple[Link, ...]
+    after: tuple[Link, ...]
+
+
+class _Adder:
+    """Appends the rows of an ending, with one price a link and rank."""
+
+    def __init__(self, rows: Rows, ending: Ending, ranks: int) -> None:
+        self._rows, self._ending, self._ranks = rows, ending, np.arange(ranks)
+        self._links = 0  # appended so far
+
+    def add(self, reduced: Ints) -> None:
+        """Clip by the global norm, update, and gather what was updated unless a forward does."""
+        ending, waits = self._ending, reduced
+        if ending.norm is not None:
+            waits = self._norm(ending.norm, reduced)
+        waits = self._chain(ending.before, waits)
+        last = device = self._chain(ending.device, waits)
+        if ending.host:
+            first, *others = map(self._row, ending.host)
+            last = others[-1] if others else first
+            if (
+                ending.host[-1].stream is Stream.COPY
+            ):  # the steps before follow each other in a stream of the host
+                self._rows.depend(last, [first, *others][-2])
+            if ending.device:
+                self._rows.depend(last, device)
+            self._after(waits, first)
+        self._chain(ending.after, last)
+
+    def _chain(self, links: tuple[Link, ...], ready: Ints) -> Ints:
+        for link in links:
+            ready = self._after(ready, self._row(link))
+        return ready
+
+    def _after(self, ready: Ints, rows: Ints) -> Ints:
+        """The same rows, one a rank, each after what it takes part in of what is ready, and no more."""
+        row, rank = self._rows.ranks_of(ready)
+        self._rows.depend(rows[rank], row)
+        return rows
+
+    def _row(self, link: Link) -> Ints:
+        ranks = len(self._ranks)
+        place = self._links * ranks + self._ranks
+        self._links += 1
+        columns = link._asdict() | {"part": PARTS.index(link.part)}
+        return self._rows.add(ranks, rank=self._ranks, price=_LINKS, place=place, **columns)
+
+    def _norm(self, span: Span, reduced: Ints) -> Ints:
+        """All-reduce of the gradient norm: every stage waits for the last."""
+        row = self._rows.add(
+            1,
+            rank=0,
+            stream=Stream.COMPUTE,
+            kind=Kind.COLLECTIVE,
+            part=PARTS.index("other"),
+            span=span,
+            collective=COLLECTIVES.index("all_reduce"),
+            label="all-reduce gradient norm",
+            price=_NORM,
+        )
+        self._rows.occupy(row, self._ranks, Stream.COMPUTE)
+        if len(reduced):
+            self._rows.depend(row, reduced)
+        return row
+
+
+def add_overhead(rows: Rows, ranks: int) -> Ints:
+    """Append the serial host time at the start of every rank."""
+    return rows.add(
+        ranks,
+        rank=np.arange(ranks),
+        stream=Stream.COMPUTE,
+        kind=Kind.COLLECTIVE,
+        part=PARTS.index("host"),
+        label="step overhead",
+        price=_OVERHEAD,
+    )
+
+
+def add_shared_sums(rows: Rows, ending: Ending, orders: Orders, placed: PipelineRows) -> Ints:
+    """Append the sums of gradients of weights that two ranks hold: a tied embedding, copies of stages."""
+    ids = [np.zeros(0, dtype=np.int64)]
+    for place, (first, last, label) in enumerate(ending.shared):
+        row = rows.add(
+            1,
+            rank=first,
+            stream=Stream.DP,
+            kind=Kind.COLLECTIVE,
+            part=PARTS.index("exposed_dp"),
+            peer=last,
+            collective=COLLECTIVES.index("all_reduce"),
+            label=label,
+            price=_SHARED,
+            place=np.array([place]),
+        )
+        rows.occupy(row, last, Stream.DP)
+        for rank in (first, last):
+            rows.depend(row, placed.last[orders.rank_ptr[rank + 1] - 1])
+        ids.append(row)
+    return np.concatenate(ids)
+
+
+def add_ending(rows: Rows, ending: Ending, ranks: int, reduced: Ints) -> None:
+    """Append the rows behind those after which all gradients are `reduced`."""
+    _Adder(rows, ending, ranks).add(reduced)
+
+
+Priced: TypeAlias = list[tuple[Link, Prices]]
+"""Links with what they cost on each rank."""
+
+
+class StepEnd:
+    """Prices the rows that a plan has once in a step.
+
+    Attributes
+    ----------
+    ending : Ending
+        Which they are.
+    prices : dict of str to Prices
+        What they cost.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        costs: PlanCosts,
+        groups: Sequence[ReplicaGroup],
+        busy: Callable[[], Floats],
+    ) -> None:
+        """`busy`: gives the time that the actions of each rank take, float64[R] [ticks]."""
         self._plan = plan
         self._costs = costs
-        self._ranks = np.arange(plan.layout.mesh.pp)
+        self._groups = groups
+        ranks = plan.layout.mesh.pp
+        self.prices = {_OVERHEAD: Prices(np.full(ranks, ticks(host_overhead(plan))))}
+        owned = plan.layout.trained_kinds
+        divided = [group.sharers if plan.zero else 1 for group in self._groups]
+        share = owned[0] / divided[0] + owned[1] / divided[1]
+        on_host = 0.0 if plan.offload == "none" else plan.offload_fraction
+        before = [*self._stragglers(), *self._pages(share), *self._prepared(busy)]
+        device = [self._update((1.0 - on_host) * share)] if on_host < 1 else []
+        host = host_optimizer(plan, on_host * share) if on_host else []
+        after = [*self._gathers(owned), *self._casts()]
+        parts = (before, device, host, after)
+        columns = [
+            np.broadcast_to(column, ranks)
+            for part in parts
+            for _, price in part
+            for column in price
+        ]
+        table = np.reshape(columns, (-1, len(Prices._fields), ranks)).swapaxes(0, 1)
+        self.prices[_LINKS] = Prices(*table.reshape(len(Prices._fields), -1))
+        links = (tuple(link for link, _ in part) for part in parts)
+        self.ending = Ending(self._shared(), self._norm(), *links)
 
-    def overhead(self) -> NDArray[np.int64]:
-        """Serial host time, at the start of every rank."""
-        seconds = host_overhead(self._plan)
-        return self._on_every_rank(Kind.COLLECTIVE, "host", seconds, label="step overhead")
-
-    def sum_shared_weights(
-        self, reduced: NDArray[np.int64], placed: PipelineRows
-    ) -> NDArray[np.int64]:
-        """Sum the gradients of weights that two ranks hold: a tied embedding, copies of stages."""
+    def _shared(self) -> tuple[Shared, ...]:
         plan = self._plan
-        rows = [reduced]
+        shared: list[tuple[Shared, float]] = []  # with the parameters of each
         if plan.layout.embedding_ends is not None and plan.layout.tuning.trains_all:
             table = plan.layout.padded_vocab * plan.layout.model.hidden / plan.layout.mesh.tp
-            ends, label = plan.layout.embedding_ends, "all-reduce tied embedding"
-            rows.append(self._between(*ends, table, label, placed))
+            weights = Shared(*plan.layout.embedding_ends, "all-reduce tied embedding")
+            shared.append((weights, table))
         for pair in plan.layout.stage_copies:
             first, last = (stage.rank for stage in pair)
             counts = plan.layout.trained_parameters(pair[0]).values()
             held = sum(plan.layout.held(count) for count in counts)
             if first != last:
-                rows.append(self._between(first, last, held, "all-reduce weight copies", placed))
-        return np.concatenate(rows)
+                shared.append((Shared(first, last, "all-reduce weight copies"), held))
+        prices = [self._between(weights.first, weights.last, held) for weights, held in shared]
+        columns = np.array(prices).reshape(-1, 4).T
+        self.prices[_SHARED] = Prices(*columns)
+        return tuple(weights for weights, _ in shared)
 
-    def _between(
-        self, first: int, last: int, parameters: float, label: str, placed: PipelineRows
-    ) -> NDArray[np.int64]:
+    def _between(self, first: int, last: int, parameters: float) -> tuple[float, ...]:
         """All-reduce between two ranks: each sends half of its gradients, then half of the sums."""
         plan = self._plan
         size = parameters * plan.layout.framework.optimizer.gradient_bytes
@@ -79,54 +244,29 @@ class StepRows:
         slower, models = self._costs.slowdown(first, last), self._costs.models((first, last))
         up, out = models[0].send_wire_bytes(size, crosses=crosses)
         seconds = max(model.send(size, crosses=crosses, slowdown=slower) for model in models)
-        row = self._rows.add(
-            1,
-            rank=first,
-            stream=Stream.DP,
-            kind=Kind.COLLECTIVE,
-            part=_EXPOSED_DP,
-            peer=last,
-            duration=ticks(seconds),
-            up_bytes=up,
-            out_bytes=out,
-            collective=COLLECTIVES.index("all_reduce"),
-            size=size,
-            label=label,
-        )
-        self._rows.occupy(row, last, Stream.DP)
-        for rank in (first, last):
-            self._rows.depend(row, placed.last[plan.orders.rank_ptr[rank + 1] - 1])
-        return row
+        return float(ticks(seconds)), up, out, size
 
-    def optimizer_step(self, reduced: NDArray[np.int64]) -> None:
-        """Clip by the global norm, update, and gather what was updated unless a forward does."""
-        plan = self._plan
-        waits = reduced
-        alone = plan.layout.mesh.pp == plan.layout.mesh.tp == 1 and not plan.shares_gradients
-        if plan.layout.framework.optimizer.gradient_norm and not alone:
-            waits = self._norm(reduced)
-        waits = self._wait_for_slowest(waits)
-        dense, experts = plan.layout.trained_kinds
-        groups = (dense_group(plan, self._costs), expert_group(plan, self._costs))
-        divided = [group.sharers if plan.zero else 1 for group in groups]
-        share = dense / divided[0] + experts / divided[1]
-        waits = self._prepare(self._move_pages(waits, share), groups[0])
-        on_host = 0.0 if plan.offload == "none" else plan.offload_fraction
-        if on_host < 1:
-            last = device = self._after(waits, self._update((1.0 - on_host) * share))
-        if on_host:
-            first, last = add_host_optimizer(self._rows, plan, on_host * share)
-            if on_host < 1:
-                self._rows.depend(last, device)
-            self._after(waits, first)
-        if self._gathers_after:
-            for group, owned in zip(groups, (dense, experts), strict=True):
-                last = self._gather(group, owned, last)
-        self._cast_weights(last)
+    def _norm(self) -> Span | None:
+        """All-reduce of the gradient norm among all that share one copy of the gradients; None where nothing asks for it."""
+        plan, mesh = self._plan, self._plan.layout.mesh
+        alone = mesh.pp == mesh.tp == 1 and not plan.shares_gradients
+        if alone or not plan.layout.framework.optimizer.gradient_norm:
+            return None
+        groups = mesh.ranks.reshape(1, -1) if plan.shares_gradients else mesh.model_groups()
+        shape = spread(plan.layout.cluster.domain_of(groups))
+        models = self._costs.models(range(mesh.pp))
+        seconds = max(model.seconds("all_reduce", _NORM_BYTES, shape) for model in models)
+        self.prices[_NORM] = Prices(np.atleast_1d(ticks(seconds)), size=_NORM_BYTES)
+        return Span.TP | (Span.DP | Span.CP if plan.shares_gradients else Span.NONE)
 
-    def _move_pages(
-        self, ready: NDArray[np.int64], share: NDArray[np.float64]
-    ) -> NDArray[np.int64]:
+    def _stragglers(self) -> Priced:
+        """Wait of every rank for accelerators and links that are slower than the others; nothing where nothing is lost."""
+        if not (seconds := self._costs.straggling()):
+            return []
+        link = Link("wait for stragglers", Kind.COLLECTIVE, "straggling")
+        return [(link, Prices(ticks(np.full(self._plan.layout.mesh.pp, seconds))))]
+
+    def _pages(self, share: Floats) -> Priced:
         """Pages of states that come and go where no device has room for all of them, in both directions at once.
 
         The driver evicts what was used longest ago (NVIDIA/open-gpu-kernel-modules, uvm_pmm_gpu.c), which of states that are passed through once a step is what comes next.
@@ -134,42 +274,29 @@ class StepRows:
         plan = self._plan
         states = plan.layout.framework.optimizer.paged_bytes * share
         if not states.any():
-            return ready
+            return []
         memory = account_memory(plan)
         states *= states > memory.capacities - memory.total
-        seconds = states / host_of(plan.layout.cluster).link_bandwidth
-        return self._behind(ready, "move pages of states", seconds)
+        return [_step("move pages of states", states / host_of(plan.layout.cluster).link_bandwidth)]
 
-    def _prepare(self, ready: NDArray[np.int64], group: ReplicaGroup) -> NDArray[np.int64]:
+    def _prepared(self, busy: Callable[[], Floats]) -> Priced:
         """An optimizer's work before it updates: passes for its own estimates, and products that make updates of matrices orthogonal."""
         plan, optimizer = self._plan, self._plan.layout.framework.optimizer
+        links: Priced = []
         if optimizer.repeated_share:
-            again = optimizer.repeated_share * self._rows.busy(PIPELINE, len(self._ranks))
-            ready = self._behind(ready, "optimizer's own passes", again * TICK)
+            again = optimizer.repeated_share * busy()
+            links.append(_step("optimizer's own passes", again * TICK))
         if optimizer.orthogonal_iterations:
-            divided = group.sharers if plan.zero else 1
+            divided = self._groups[0].sharers if plan.zero else 1
             if divided > 1 and optimizer.orthogonal_gather:
-                gathered = self._gathered(group, matrices(plan) * optimizer.orthogonal_gather)
-                ready = self._after(ready, gathered)
-            ready = self._behind(ready, "orthogonal updates", self._orthogonal() / divided)
-        return ready
+                size = matrices(plan) * optimizer.orthogonal_gather
+                links.append(self._gathered(self._groups[0], size))
+            links.append(_step("orthogonal updates", self._orthogonal() / divided))
+        return links
 
-    def _behind(
-        self, ready: NDArray[np.int64], label: str, seconds: NDArray[np.float64]
-    ) -> NDArray[np.int64]:
-        """A row of the optimizer on every rank, after what is ready there."""
-        rows = self._on_every_rank(Kind.OPTIMIZER, "optimizer", seconds, label=label)
-        return self._after(ready, rows)
-
-    def _after(self, ready: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same rows, one a rank, each after what it takes part in of what is ready, and no more."""
-        row, rank = self._rows.ranks_of(ready)
-        self._rows.depend(rows[rank], row)
-        return rows
-
-    def _orthogonal(self) -> NDArray[np.float64]:
+    def _orthogonal(self) -> Floats:
         """Time of the products of Newton and Schulz on every matrix of each rank's layers, whole over tensor parallelism [s]."""
-        plan, seconds = self._plan, np.zeros(len(self._ranks))
+        plan, seconds = self._plan, np.zeros(self._plan.layout.mesh.pp)
         each = plan.layout.framework.optimizer.orthogonal_iterations
         alone = {
             kind: [
@@ -186,92 +313,40 @@ class StepRows:
                 seconds[stage.rank] += each * float(costs.kernels(alone[kind]).sum())
         return seconds
 
-    def _wait_for_slowest(self, ready: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Wait of every rank for accelerators and links that are slower than the others; no rows where nothing is lost."""
-        if not (seconds := self._costs.straggling()):
-            return ready
-        label = "wait for stragglers"
-        waits = self._on_every_rank(Kind.COLLECTIVE, "straggling", seconds, label=label)
-        return self._after(ready, waits)
-
-    def _on_every_rank(
-        self, kind: Kind, part: str, seconds: float | NDArray[np.float64], *, label: str
-    ) -> NDArray[np.int64]:
-        """A row on the compute stream of every rank."""
-        return self._rows.add(
-            len(self._ranks),
-            rank=self._ranks,
-            stream=Stream.COMPUTE,
-            kind=kind,
-            part=PARTS.index(part),
-            duration=ticks(seconds),
-            label=label,
-        )
-
-    @property
-    def _gathers_after(self) -> bool:
-        """Whether the step ends with gathering the parameters that others have updated."""
-        plan = self._plan
-        return plan.sharers > 1 and not plan.gathers_units and not plan.gathers_beside
-
-    def _update(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
+    def _update(self, share: Floats) -> tuple[Link, Prices]:
         seconds, moved = [], share * self._plan.layout.framework.update_traffic
-        for rank, size in zip(self._ranks.tolist(), moved.tolist(), strict=True):
+        for rank, size in enumerate(moved.tolist()):
             chip = self._plan.layout.cluster_of(rank).accelerator
             seconds.append(update_seconds(size, chip.memory_bandwidth, chip.calibration))
-        return self._on_every_rank(
-            Kind.OPTIMIZER, "optimizer", np.array(seconds), label="optimizer step"
-        )
+        return _step("optimizer step", np.array(seconds))
 
-    def _gather(
-        self, group: ReplicaGroup, owned: NDArray[np.float64], updated: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Gather what every rank has updated."""
-        if not owned.any():
-            return updated
-        data = self._plan.layout.framework.data
-        element = data.gathered_bytes or self._plan.layout.framework.optimizer.parameter_bytes
-        after = self._gathered(group, owned * element)
-        self._rows.depend(after, updated)
-        return after
+    def _gathers(self, owned: Sequence[Floats]) -> Priced:
+        """Gathers of what others have updated, where the step ends with them."""
+        plan, data = self._plan, self._plan.layout.framework.data
+        if plan.sharers == 1 or plan.gathers_units or plan.gathers_beside:
+            return []
+        element = data.gathered_bytes or plan.layout.framework.optimizer.parameter_bytes
+        return [
+            self._gathered(group, parameters * element)
+            for group, parameters in zip(self._groups, owned, strict=True)
+            if parameters.any()
+        ]
 
-    def _gathered(self, group: ReplicaGroup, size: NDArray[np.float64]) -> NDArray[np.int64]:
-        """A gather of so many bytes of every rank, of no stage."""
-        kind = GATHERS[self._plan.layout.framework.data.parameter_gather]
-        kinds, stage = np.full(len(size), kind), np.full(len(size), -1)
-        return add_collectives(
-            self._rows, self._costs, group, kinds, size, rank=self._ranks, stage=stage
-        )
+    def _gathered(self, group: ReplicaGroup, size: Floats) -> tuple[Link, Prices]:
+        """A gather of so many bytes of every rank."""
+        kind, ranks = GATHERS[self._plan.layout.framework.data.parameter_gather], len(size)
+        link = collective_link(kind, group.name, STREAMS[group.name])
+        kinds = np.full(ranks, kind)
+        return link, collective_prices(self._costs, group, kinds, size, np.arange(ranks))
 
-    def _cast_weights(self, updated: NDArray[np.int64]) -> None:
-        """Cast the weights of the linear layers to a narrow precision; the microbatches of the next step share the casts."""
+    def _casts(self) -> Priced:
+        """Casts of the weights of the linear layers to a narrow precision; the microbatches of the next step share them."""
         if not self._costs.casts_weights or self._plan.layout.tuning.base == "fp8":
-            return
+            return []
         seconds = self._costs.cast_weights(self._plan.layout.rank_linear_weights)
-        ids = self._on_every_rank(Kind.OPTIMIZER, "optimizer", seconds, label="quantise weights")
-        self._rows.depend(ids, updated)
+        return [_step("quantise weights", seconds)]
 
-    def _norm(self, reduced: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All-reduce the gradient norm among all that share one copy of the gradients: every stage waits for the last."""
-        plan = self._plan
-        mesh = plan.layout.mesh
-        groups = mesh.ranks.reshape(1, -1) if plan.shares_gradients else mesh.model_groups()
-        shape = spread(plan.layout.cluster.domain_of(groups))
-        models = self._costs.models(self._ranks.tolist())
-        seconds = max(model.seconds("all_reduce", _NORM_BYTES, shape) for model in models)
-        row = self._rows.add(
-            1,
-            rank=0,
-            stream=Stream.COMPUTE,
-            kind=Kind.COLLECTIVE,
-            part=PARTS.index("other"),
-            span=Span.TP | (Span.DP | Span.CP if plan.shares_gradients else Span.NONE),
-            duration=ticks(seconds),
-            collective=COLLECTIVES.index("all_reduce"),
-            size=_NORM_BYTES,
-            label="all-reduce gradient norm",
-        )
-        self._rows.occupy(row, self._ranks, Stream.COMPUTE)
-        if len(reduced):
-            self._rows.depend(row, reduced)
-        return row
+
+def _step(label: str, seconds: Floats) -> tuple[Link, Prices]:
+    """A link of the optimizer."""
+    return Link(label, Kind.OPTIMIZER, "optimizer"), Prices(ticks(seconds))

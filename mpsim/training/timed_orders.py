@@ -33,7 +33,7 @@ def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
         ]
         return float(np.mean(ticks))
 
-    sends = costs.sends().duration
+    sends = np.stack([messages.duration for messages in costs.sends()])
     sent = sends[sends > 0]
     send = float(sent.mean()) if len(sent) else 0.0
     return ActionTimes(mean(Action.F), mean(Action.I), mean(Action.W), send)

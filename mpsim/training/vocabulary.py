@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 from mpsim.parallel import Compute
-from mpsim.parallel.axes import ACCOUNTED
+from mpsim.parallel.axes import ACCOUNTED, Span, Stream
 from mpsim.program.program import COLLECTIVE, SEND, Vocabulary
 from mpsim.workload import Phase
 
@@ -46,6 +47,18 @@ TRAINING = Vocabulary(
     computing=("forward", "backward", "weight_gradient", "recompute", "optimizer"),
 )
 """The vocabulary of every program of a training step."""
+
+
+class Link(NamedTuple):
+    """Columns of a row of every rank, a link of the chain at the end of a step."""
+
+    label: str
+    kind: Kind
+    part: str
+    stream: Stream = Stream.COMPUTE
+    span: Span = Span.NONE
+    collective: int = -1
+
 
 _PART_OF_PHASE = {
     Phase.FORWARD: PARTS.index("forward"),

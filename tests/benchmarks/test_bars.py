@@ -22,11 +22,13 @@ import mpsim
 from mpsim.engine import Structure, kernel_times, reduce_templates, run
 from mpsim.engine.fluid import Fluid
 from mpsim.program import Program, Rows, Span, Stream, expand
+from mpsim.program.rows import Prices
 from mpsim.program.unfold import Unfolding
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 from mpsim.training.build import build_program
-from mpsim.training.pipeline import Sends, Variants, add_pipeline
+from mpsim.training.messages import MESSAGES
+from mpsim.training.pipeline import ACTIONS, add_pipeline
 from mpsim.training.planning import make_plan
 from mpsim.training.vocabulary import TRAINING, Kind
 from tests.benchmarks.timing import best
@@ -144,29 +146,29 @@ def test_variants_of_8_ranks_at_kernel_grain(clear, bare):
 def _folded(pp: int, microbatches: int) -> Program:
     """1F1B, a tensor-parallel collective after every chunk, and a data-parallel one at the end."""
     orders = make_orders("1f1b", pp=pp, microbatches=microbatches)
-    rows, zero = Rows(TRAINING), np.zeros((2, pp))
-    nothing = np.zeros(2)
-    variants = Variants(
-        np.arange(3), np.full(2, -1, np.int32), np.array([1000.0, 2000.0]), nothing, nothing
-    )
-    sends = Sends(np.full((2, pp), 10.0), zero, zero)
-    placed = add_pipeline(rows, orders, (orders.kind > 0).astype(np.int64), variants, sends)
+    rows, prices = Rows(TRAINING), {ACTIONS: Prices(np.array([1000.0, 2000.0]))}
+    prices |= {message: Prices(np.full(pp, 10.0)) for message in MESSAGES}
+    variant = (orders.kind > 0).astype(np.int64)
+    placed = add_pipeline(rows, orders, variant, np.ones(2, dtype=np.int64))
+    prices["tp"] = Prices(np.full(len(orders), 50.0))
     after = rows.add(
         len(orders),
         rank=orders.rank,
         stream=Stream.TP,
         kind=Kind.COLLECTIVE,
         span=Span.TP,
-        duration=50.0,
+        price="tp",
     )
     rows.depend(after, placed.last)
     same = orders.rank[1:] == orders.rank[:-1]
     rows.depend(placed.first[1:][same], after[:-1][same])
+    prices["dp"] = Prices(np.full(pp, 500.0))
     reduced = rows.add(
-        pp, rank=np.arange(pp), stream=Stream.DP, kind=Kind.COLLECTIVE, span=Span.DP, duration=500.0
+        pp, rank=np.arange(pp), stream=Stream.DP, kind=Kind.COLLECTIVE, span=Span.DP, price="dp"
     )
     rows.depend(reduced, placed.last[orders.rank_ptr[1:] - 1])
-    return rows.finish(rank_name=[f"pp {r}" for r in range(pp)], class_size=np.full(pp, 1024))
+    graph = rows.graph(f"pp {r}" for r in range(pp))
+    return graph.priced(prices, class_size=np.full(pp, 1024))
 
 
 def unfolded_step() -> tuple[int, float, float]:

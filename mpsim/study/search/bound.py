@@ -47,7 +47,8 @@ from mpsim.training.memory import (
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, place_layers, runs_beside, step_orders
 from mpsim.training.recompute import Recompute
-from mpsim.training.step_end import StepRows, host_overhead
+from mpsim.training.replicas.groups import replica_groups
+from mpsim.training.step_end import StepEnd, add_ending, host_overhead
 from mpsim.training.vocabulary import TRAINING
 
 Floats = NDArray[np.float64]
@@ -234,16 +235,14 @@ class Bounder:
         """Ticks after which each rank is done once all gradients are reduced, float64[P], and host time before the first action."""
         key = (plan.layout.mesh, plan.zero, plan.offload, plan.layout.rank_parameters.tobytes())
         if key not in self._steps:
-            rows = Rows(TRAINING)
-            closing = StepRows(rows, plan, costs)
-            closing.optimizer_step(np.zeros(0, dtype=np.int64))
-            program = rows.finish(
-                rank_name=[f"pp {rank}" for rank in range(plan.layout.mesh.pp)],
-                class_size=np.ones(plan.layout.mesh.pp),
-            )
+            rows, pp = Rows(TRAINING), plan.layout.mesh.pp
+            end = StepEnd(plan, costs, replica_groups(plan, costs), lambda: np.zeros(pp))
+            add_ending(rows, end.ending, pp, np.zeros(0, dtype=np.int64))
+            graph = rows.graph(f"pp {rank}" for rank in range(pp))
+            program = graph.priced(end.prices, class_size=np.ones(pp))
             timeline = run(program, "replay")
             owner = np.repeat(np.arange(len(program)), np.diff(program.slot_ptr))
-            done = np.zeros(plan.layout.mesh.pp)
+            done = np.zeros(pp)
             np.maximum.at(done, program.slot // len(Stream), timeline.end[owner])
             # the same for all layouts with these states: replayed once, added to every bound
             self._steps[key] = done, float(ticks(host_overhead(plan)))

@@ -129,10 +129,8 @@ class Shapes:
                 for index in range(2 * pp)
             )
             probe = self.costs(plan.on(dataclasses.replace(plan.layout, stages=twice)))
-            ticks = probe.sends().duration
-            onward = ticks[0, :pp]
-            back = np.roll(ticks[1, 1 : pp + 1], 1)
-            self._sends[key] = np.stack([onward, back])
+            onward, back = (sends.duration for sends in probe.sends())
+            self._sends[key] = np.stack([onward[:pp], np.roll(back[1 : pp + 1], 1)])
         return self._sends[key]
 
 

@@ -5,101 +5,179 @@ Shapes: E exchanges, R ranks.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.program import Stream
-from mpsim.program.rows import Rows
+from mpsim.program.program import Span, Stream
+from mpsim.program.rows import Prices, Rows
 from mpsim.program.template import ticks
+from mpsim.schedule import Orders
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (
+    STREAMS,
     ReplicaGroup,
-    add_collectives,
+    collective_link,
     collective_of,
-    dense_group,
-    expert_group,
-    reduction_kind,
+    collective_prices,
 )
-from mpsim.training.replicas.issue import Exchanges
-from mpsim.training.replicas.offload import Copies, add_copies
+from mpsim.training.replicas.issue import Exchanges, Exchanging
+from mpsim.training.replicas.offload import COPIES, Copies, add_copies, copy_prices
+from mpsim.training.replicas.segments import Bucket
 from mpsim.training.vocabulary import PARTS, Kind
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 _EXPOSED_DP = PARTS.index("exposed_dp")
+_CYCLE, _EXCHANGES, _BETWEEN = "fusion cycle", "exchanges", "sums between copies"
+
+
+class Travels(NamedTuple):
+    """What exchanges at one price are: number of the bucket, and pipeline rank."""
+
+    bucket: Ints
+    rank: Ints
+
+    @classmethod
+    def of(cls, bucket: Ints, rank: Ints) -> tuple[Travels, Ints]:
+        """The distinct ones among exchanges, and which of them each is."""
+        width = int(rank.max(initial=0)) + 1
+        count = np.bincount(bucket * width + rank)
+        distinct = np.flatnonzero(count)
+        place = np.cumsum(count > 0) - 1
+        return cls(*np.divmod(distinct, width)), place[bucket * width + rank]
+
+
+class Exchanged(NamedTuple):
+    """Exchanges that were appended."""
+
+    reduced: Ints  # rows after which the gradients of all ranks are reduced
+    travels: Mapping[str, Travels]  # what they cost, by the names of prices
 
 
 def add_exchanges(
     rows: Rows,
-    plan: Plan,
-    costs: PlanCosts,
+    how: Exchanging,
+    orders: Orders,
     exchanges: Exchanges,
+    some: Flags,
     placed: PipelineRows,
     start: Ints,
-) -> Ints:
-    """Append the gathers and reductions of a step. `start` (int64[R]): row of each rank that begins
-    the step; sharded parameters are gathered after it, which exposes the first gather.
-
-    Returns
-    -------
-    int64
-        Rows after which the gradients of all ranks are reduced.
+) -> Exchanged:
+    """Append the gathers and reductions of a step. `some` (bool[B, 2]): whether buckets have dense
+    parameters, and parameters of experts. `start` (int64[R]): row of each rank that begins the
+    step; sharded parameters are gathered after it, which exposes the first gather.
     """
     if not len(exchanges):
-        return np.zeros(0, dtype=np.int64)
-    return _Adder(rows, plan, costs, exchanges).add(start, placed)
+        return Exchanged(np.zeros(0, dtype=np.int64), {})
+    return _Adder(rows, how, orders, exchanges, placed).add(start, some)
+
+
+def exchange_prices(
+    plan: Plan,
+    costs: PlanCosts,
+    groups: Sequence[ReplicaGroup],
+    travels: Mapping[str, Travels],
+    gathered: Sequence[Bucket],
+    reduced: Sequence[Bucket],
+) -> dict[str, Prices]:
+    """What the exchanges of a step cost. `gathered` and `reduced`: buckets by their numbers."""
+    parameters = np.array([*gathered, *reduced]).reshape(-1, 2)
+    dense, experts = parameters.T
+    share = dense / groups[0].sharers + experts / groups[1].sharers
+    data = plan.layout.framework.data
+    prices = {
+        COPIES: copy_prices(plan, share, len(gathered)),
+        _CYCLE: Prices(np.atleast_1d(ticks(data.fusion_cycle / 2))),
+    }
+    gathers, reduces = collective_of(plan, gather=True), collective_of(plan, gather=False)
+    for group, amount in zip(groups, (dense, experts), strict=True):
+        if inside := travels.get(_EXCHANGES + group.name):
+            gather = inside.bucket < len(gathered)
+            prices[_EXCHANGES + group.name] = collective_prices(
+                costs,
+                group,
+                np.where(gather, gathers[0], reduces[0]),
+                amount[inside.bucket] * np.where(gather, gathers[1], reduces[1]),
+                inside.rank,
+                np.where(gather, data.gather_rank_time * group.sharers, 0.0),
+            )
+        if between := travels.get(_BETWEEN + group.name):
+            size = amount[between.bucket] * reduces[1] / group.sharers
+            kinds = np.full(len(size), "all_reduce")
+            holders = dataclasses.replace(group, everyone=group.between, owners=0)
+            prices[_BETWEEN + group.name] = collective_prices(
+                costs, holders, kinds, size, between.rank
+            )
+    return prices
 
 
 class _Adder:
     """Appends the rows of all exchanges of a step."""
 
-    def __init__(self, rows: Rows, plan: Plan, costs: PlanCosts, exchanges: Exchanges) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        how: Exchanging,
+        orders: Orders,
+        exchanges: Exchanges,
+        placed: PipelineRows,
+    ) -> None:
         self._rows = rows
-        self._plan = plan
-        self._costs = costs
+        self._how = how
         self._runs = exchanges.runs
         self._all = exchanges
+        self._final = placed.last[orders.rank_ptr[1:] - 1]  # of each rank
+        self._travels: dict[str, Travels] = {}
 
-    def add(self, start: Ints, placed: PipelineRows) -> Ints:
-        """Append them; the rows after which the gradients of all ranks are reduced."""
+    def add(self, start: Ints, some: Flags) -> Exchanged:
+        """Append them."""
         exchanges = self._all
-        groups = (dense_group(self._plan, self._costs), expert_group(self._plan, self._costs))
-        sharers = (groups[0].sharers, groups[1].sharers)
-        copies = add_copies(self._rows, self._plan, exchanges, sharers)
+        copies = add_copies(self._rows, self._how.offload, exchanges)
         cycles = self._cycles()
         finished = [copies.given]
-        for group, parameters in zip(groups, (exchanges.dense, exchanges.experts), strict=True):
-            chosen = np.flatnonzero(parameters > 0)
+        for column, (name, stream) in enumerate(STREAMS.items()):
+            chosen = np.flatnonzero(some[exchanges.bucket, column])
             gathers = chosen[exchanges.is_gather[chosen]]
             ids = np.full(len(exchanges), -1, dtype=np.int64)
-            ids[chosen] = self._collectives(group, chosen, parameters[chosen])
+            kinds = np.where(exchanges.is_gather[chosen], self._how.gathers, self._how.reduces)
+            ids[chosen] = self._collectives(_EXCHANGES + name, kinds, chosen, name, stream)
             self._start(ids, chosen, start, copies, cycles)
             self._rows.depend(self._runs.row[exchanges.run[gathers]], ids[gathers])
             reduces = chosen[~exchanges.is_gather[chosen]]
-            self._hold(ids, reduces, placed)
-            done = self._between(group, reduces, ids[reduces], parameters[reduces], placed)
+            self._hold(ids, reduces)
+            done = ids[reduces]
+            if self._how.between[column] and len(done):
+                done = self._between(done, reduces, name)
             copies.give(self._rows, reduces, done)
             finished.append(self._last(reduces, done))
-        return np.concatenate(finished)
+        return Exchanged(np.concatenate(finished), self._travels)
 
-    def _collectives(self, group: ReplicaGroup, chosen: Ints, parameters: Floats) -> Ints:
-        """One row an exchange on the communicator of the sharers."""
-        plan, exchanges = self._plan, self._all
-        gather = exchanges.is_gather[chosen]
-        gathered, reduced = collective_of(plan, gather=True), collective_of(plan, gather=False)
-        each_rank = plan.layout.framework.data.gather_rank_time
-        return add_collectives(
-            self._rows,
-            self._costs,
-            group,
-            np.where(gather, gathered[0], reduced[0]),
-            parameters * np.where(gather, gathered[1], reduced[1]),
-            rank=exchanges.rank[chosen],
-            stage=exchanges.stage[chosen],
-            beyond=np.where(gather, each_rank * group.sharers, 0.0),
+    def _collectives(
+        self, price: str, kinds: NDArray[np.str_], chosen: Ints, name: str, stream: Stream
+    ) -> Ints:
+        """One row an exchange, on a communicator of its rank."""
+        rank = self._all.rank[chosen]
+        self._travels[price], place = Travels.of(self._all.bucket[chosen], rank)
+        links = [collective_link(kind, name, stream) for kind in kinds.tolist()]
+        return self._rows.add(
+            len(chosen),
+            rank=rank,
+            stream=stream,
+            kind=Kind.COLLECTIVE,
+            part=_EXPOSED_DP,
+            span=Span.DP | Span.CP,
+            stage=self._all.stage[chosen],
+            collective=np.array([link.collective for link in links], dtype=np.int8),
+            label=np.array([link.label for link in links]),
+            price=price,
+            place=place,
         )
 
     def _start(self, ids: Ints, chosen: Ints, start: Ints, copies: Copies, cycles: Ints) -> None:
@@ -108,16 +186,16 @@ class _Adder:
         for before in (exchanges.after, copies.fetched, cycles):
             known = chosen[before[chosen] >= 0]
             self._rows.depend(ids[known], before[known])
-        if self._plan.gathers_units:
+        if self._how.gathers_units:
             gathers = chosen[exchanges.is_gather[chosen]]
             self._rows.depend(ids[gathers], start[exchanges.rank[gathers]])
 
     def _cycles(self) -> Ints:
         """Rows in which reductions wait for the next look at what is ready, half a cycle on average; -1 for none [E]."""
-        exchanges, cycle = self._all, self._plan.layout.framework.data.fusion_cycle
+        exchanges = self._all
         ids = np.full(len(exchanges), -1, dtype=np.int64)
         reduces = np.flatnonzero(~exchanges.is_gather)
-        if cycle and len(reduces):
+        if self._how.data.fusion_cycle and len(reduces):
             ids[reduces] = self._rows.add(
                 len(reduces),
                 rank=exchanges.rank[reduces],
@@ -125,19 +203,20 @@ class _Adder:
                 kind=Kind.COLLECTIVE,
                 part=_EXPOSED_DP,
                 stage=exchanges.stage[reduces],
-                duration=ticks(cycle / 2),
                 label="wait for fusion cycle",
+                price=_CYCLE,
+                place=np.zeros_like(reduces),
             )
             self._rows.depend(ids[reduces], exchanges.after[reduces])
         return ids
 
-    def _hold(self, ids: Ints, reduces: Ints, placed: PipelineRows) -> None:
+    def _hold(self, ids: Ints, reduces: Ints) -> None:
         """Let computing wait for reductions, as far as they may not run beside it."""
-        framework, exchanges, runs = self._plan.layout.framework, self._all, self._runs
+        exchanges, runs = self._all, self._runs
         ready, ranks = exchanges.after[reduces], exchanges.rank[reduces]
-        if not framework.overlaps_gradients(self._plan.layout.mesh.pp):
-            self._resume(ready + 1, ranks, ids[reduces], placed)
-        elif under_way := framework.data.buckets_in_flight:
+        if not self._how.overlaps_gradients:
+            self._resume(ready + 1, ranks, ids[reduces])
+        elif under_way := self._how.data.buckets_in_flight:
             later, earlier = reduces[under_way:], reduces[:-under_way]
             same = exchanges.rank[later] == exchanges.rank[earlier]
             later, earlier = later[same], earlier[same]
@@ -147,52 +226,24 @@ class _Adder:
                 runs.ready[run] > exchanges.after[earlier]
             )
             waiting = np.where(copied, runs.ready[run], exchanges.after[later] + 1)
-            self._resume(waiting, exchanges.rank[later], ids[earlier], placed)
+            self._resume(waiting, exchanges.rank[later], ids[earlier])
 
-    def _resume(self, rows: Ints, rank: Ints, before: Ints, placed: PipelineRows) -> None:
+    def _resume(self, rows: Ints, rank: Ints, before: Ints) -> None:
         """Let compute rows wait, where they still belong to the pipeline's actions of their rank."""
-        final = placed.last[self._plan.orders.rank_ptr[1:] - 1]
-        inside = rows <= final[rank]
+        inside = rows <= self._final[rank]
         self._rows.depend(rows[inside], before[inside])
 
-    def _between(
-        self,
-        group: ReplicaGroup,
-        reduces: Ints,
-        ids: Ints,
-        parameters: Floats,
-        placed: PipelineRows,
-    ) -> Ints:
+    def _between(self, ids: Ints, reduces: Ints, name: str) -> Ints:
         """Sum what each holder of a share has; the rows after which gradients are final.
 
         Where reductions, or these sums, may not run beside a backward they stand behind the last one.
         """
-        plan = self._plan
-        if group.copies == 1 or reduction_kind(plan) == "all_reduce" or not len(ids):
-            return ids
-        _, element = collective_of(plan, gather=False)
-        holders = ReplicaGroup(
-            name=f"{group.name} between copies",
-            stream=Stream.REPLICA,
-            sharers=group.copies,
-            copies=1,
-            inside=group.between,
-            between=group.between,
-            everyone=group.between,
-        )
-        done = add_collectives(
-            self._rows,
-            self._costs,
-            holders,
-            np.full(len(ids), "all_reduce"),
-            parameters * element / group.sharers,
-            rank=self._all.rank[reduces],
-            stage=self._all.stage[reduces],
-        )
+        kinds = np.full(len(ids), "all_reduce")
+        of = f"{name} between copies"
+        done = self._collectives(_BETWEEN + name, kinds, reduces, of, Stream.REPLICA)
         self._rows.depend(done, ids)
-        if plan.layout.framework.defers_sums(plan.layout.mesh.pp):
-            final = placed.last[plan.orders.rank_ptr[1:] - 1]
-            self._rows.depend(done, final[self._all.rank[reduces]])
+        if self._how.defers_sums:
+            self._rows.depend(done, self._final[self._all.rank[reduces]])
         return done
 
     def _last(self, reduces: Ints, done: Ints) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,12 +14,13 @@ from mpsim.cost import COLLECTIVES, CollectiveModel
 from mpsim.framework import ParameterGather, Reduction
 from mpsim.parallel import REPLICATING, GroupShape, placed
 from mpsim.program.program import Span, Stream
-from mpsim.program.rows import Rows
+from mpsim.program.rows import Prices
 from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import SHARDED_PARAMETERS, Plan
+from mpsim.training.replicas.issue import Exchanging
 from mpsim.training.replicas.segments import Bucket
-from mpsim.training.vocabulary import PARTS, Kind
+from mpsim.training.vocabulary import Kind, Link
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -28,6 +29,8 @@ GATHERS: Mapping[ParameterGather, str] = MappingProxyType(
     {ParameterGather.ALL_GATHER: "all_gather", ParameterGather.BROADCAST: "broadcast"}
 )
 """Collective of each way to hand out parameters, as `collective_columns` names it."""
+STREAMS: Mapping[str, Stream] = MappingProxyType({"": Stream.DP, " of experts": Stream.EDP})
+"""Queue of the communicator inside a group of sharers, by the group's name; gathers and reductions share it."""
 _LABELS = {
     "all_gather": "gather parameters",
     "broadcast": "broadcast parameters",
@@ -44,8 +47,6 @@ class ReplicaGroup:
     """A group of ranks that share the parameters of one kind."""
 
     name: str
-    # queue of the communicator inside a group of sharers; gathers and reductions share it
-    stream: Stream
     # sharers, copies: ranks that divide one copy among them, and how many copies there are
     sharers: int
     copies: int
@@ -74,7 +75,6 @@ def dense_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
     whole = sharers == plan.replicas
     return ReplicaGroup(
         name="",
-        stream=Stream.DP,
         sharers=sharers,
         copies=plan.replicas // sharers,
         inside=everyone if whole else inside,
@@ -113,12 +113,35 @@ def expert_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
 
     return ReplicaGroup(
         name=" of experts",
-        stream=Stream.EDP,
         sharers=sharers,
         copies=copies,
         inside=inside,
         between=between,
         everyone=everyone,
+    )
+
+
+def replica_groups(plan: Plan, costs: PlanCosts) -> tuple[ReplicaGroup, ReplicaGroup]:
+    """Those of dense parameters and of experts."""
+    return dense_group(plan, costs), expert_group(plan, costs)
+
+
+def exchanging(plan: Plan, groups: Sequence[ReplicaGroup]) -> Exchanging:
+    """How a plan exchanges the parameters of groups."""
+    framework, pp, kind = plan.layout.framework, plan.layout.mesh.pp, reduction_kind(plan)
+    dense, experts = (kind != "all_reduce" and group.copies > 1 for group in groups)
+    return Exchanging(
+        data=framework.data,
+        gathers=collective_of(plan, gather=True)[0],
+        reduces=kind,
+        between=(dense, experts),
+        gathers_units=plan.gathers_units,
+        units_in_flight=plan.units_in_flight,
+        keeps_gathered=plan.keeps_gathered,
+        reduces_every_microbatch=plan.reduces_every_microbatch,
+        overlaps_gradients=framework.overlaps_gradients(pp),
+        defers_sums=framework.defers_sums(pp),
+        offload=plan.offload,
     )
 
 
@@ -196,8 +219,7 @@ def exchange_times(
     """Times of the collectives that gather a bucket on a pipeline rank, or reduce its gradients."""
     kind, element = collective_of(plan, gather=gather)
     model, times = costs.of(rank).collectives, []
-    groups = (dense_group(plan, costs), expert_group(plan, costs))
-    for group, parameters in zip(groups, bucket, strict=True):
+    for group, parameters in zip(replica_groups(plan, costs), bucket, strict=True):
         if not parameters:
             continue
         size = parameters * element
@@ -218,26 +240,20 @@ def _time_and_rate(
     return ExchangeTime(float(seconds[0]), rate)
 
 
-def add_collectives(
-    rows: Rows,
+def collective_prices(
     costs: PlanCosts,
     group: ReplicaGroup,
     kinds: NDArray[np.str_],
     size: Floats,
-    *,
     rank: Ints,
-    stage: Ints,
     beyond: Floats | float = 0.0,
-) -> Ints:
-    """Append collectives of a group, each on the communicator of its rank. `size` (float64[E]):
-    whole tensor [B]. `beyond` (float64[E]): time each takes beyond the collective itself [s].
+) -> Prices:
+    """Prices of collectives of a group, each on the communicator of its rank. `size` (float64[n]):
+    whole tensor [B]. `beyond` (float64[n]): time each takes beyond the collective itself [s].
     """
     seconds, up, out = np.zeros((3, len(size)))
-    collective, label = np.zeros(len(size), dtype=np.int8), np.zeros(len(size), dtype=object)
     for kind in sorted(set(kinds.tolist())):
         mine = kinds == kind
-        collective[mine] = COLLECTIVES.index(rooted_kind(kind))
-        label[mine] = _LABELS[kind] + group.name
         members = group.everyone if kind == "all_reduce" else group.inside
         alike = costs.alike[rank[mine]]
         shapes = {first: members(first) for first in set(alike.tolist())}
@@ -247,18 +263,10 @@ def add_collectives(
             groups = [shapes[first] for first in alike[same].tolist()]
             columns = collective_columns(model, kind, size[chosen], groups, group.owners)
             seconds[chosen], up[chosen], out[chosen] = columns
-    return rows.add(
-        len(size),
-        rank=rank,
-        stream=group.stream,
-        kind=Kind.COLLECTIVE,
-        part=PARTS.index("exposed_dp"),
-        span=Span.DP | Span.CP,
-        stage=stage,
-        duration=ticks(seconds + beyond),
-        up_bytes=up,
-        out_bytes=out,
-        collective=collective,
-        size=size,
-        label=label,
-    )
+    return Prices(ticks(seconds + beyond), up, out, size)
+
+
+def collective_link(kind: str, name: str, stream: Stream) -> Link:
+    """Columns of a collective of a group of some name, on a stream."""
+    number, part = COLLECTIVES.index(rooted_kind(kind)), "exposed_dp"
+    return Link(_LABELS[kind] + name, Kind.COLLECTIVE, part, stream, Span.DP | Span.CP, number)

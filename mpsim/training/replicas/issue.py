@@ -5,6 +5,8 @@ begins, a reduction when the segment it belongs to has ended. In a backward pass
 gather (n - 2), reduce (n - 1), ...: the order of torch's FSDP.
 
 Shapes: N actions, V runs of segments (each time a rank runs one), E exchanges (a gather or a reduction each).
+
+Nothing here knows how much travels: buckets are numbered, gathers of all variants of an action first.
 """
 
 from __future__ import annotations
@@ -15,14 +17,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.framework import DataBehaviour
 from mpsim.schedule import Action, Orders
 from mpsim.training.messages import PipelineRows
-from mpsim.training.plan import Plan
-from mpsim.training.replicas.segments import Bucket, SegmentedAction
+from mpsim.training.replicas.segments import CutRows
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 _BESIDE, _AFTER = 1, 2  # places in the queue: gathers ahead of them come first
 
@@ -32,8 +33,7 @@ class Buckets:
     """Buckets gathered before runs of segments, or reduced after them, columnar."""
 
     run: Ints  # int64[buckets], which of the runs, ascending
-    dense: Floats  # dense, experts: float64[buckets], parameters on one rank
-    experts: Floats
+    bucket: Ints  # int64[buckets], its number
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -51,32 +51,29 @@ class SegmentRuns:
 
     @classmethod
     def of(
-        cls, variants: Sequence[SegmentedAction], chosen: Ints, placed: PipelineRows, orders: Orders
+        cls, cuts: Sequence[CutRows], chosen: Ints, placed: PipelineRows, orders: Orders
     ) -> SegmentRuns:
-        """Lay out the segments of all actions. `chosen` (int64[N]): which of them each action is."""
-        count = np.array([len(variant.segments) for variant in variants])
+        """Lay out the segments of all actions. `chosen` (int64[N]): which of `cuts` each action is."""
+        count = np.array([len(cut.row) for cut in cuts])
         action, source = _tiled(count, chosen)
         base = np.cumsum(count[chosen]) - count[chosen]
         start = placed.first[action]
 
         def rows(name: str) -> Ints:
-            flat = [row for variant in variants for row in getattr(variant, name)]
+            flat = [row for cut in cuts for row in getattr(cut, name)]
             result: Ints = start + np.array(flat, dtype=np.int64)[source]
             return result
 
-        def buckets(name: str) -> Buckets:
-            travels = [
-                [getattr(segment, name) for segment in variant.segments] for variant in variants
-            ]
-            return _buckets(travels, chosen, base)
-
+        gathers = _buckets([cut.gathers for cut in cuts], chosen, base)
+        reduces = _buckets([cut.reduces for cut in cuts], chosen, base)
+        before = sum(map(sum, (cut.gathers for cut in cuts)))
         return cls(
             action=action,
             rank=orders.stage_rank[orders.stage[action]].astype(np.int64),
             row=rows("row"),
             ready=rows("ready"),
-            gathers=buckets("gathers"),
-            reduces=buckets("reduces"),
+            gathers=gathers,
+            reduces=Buckets(reduces.run, before + reduces.bucket),
         )
 
     def end_before(self, run: Ints, by: int) -> Ints:
@@ -97,16 +94,29 @@ def _tiled(count: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     return which, begin[chosen[which]] + within
 
 
-def _buckets(travels: Sequence[Sequence[tuple[Bucket, ...]]], chosen: Ints, base: Ints) -> Buckets:
-    """Buckets of every run, from those of the segments of every variant."""
-    flat = [
-        [(place, *bucket) for place, buckets in enumerate(segments) for bucket in buckets]
-        for segments in travels
-    ]
-    table = np.array([row for rows in flat for row in rows], dtype=float).reshape(-1, 3)
-    which, source = _tiled(np.array([len(rows) for rows in flat]), chosen)
-    place, dense, experts = table[source].T
-    return Buckets(base[which] + place.astype(np.int64), dense, experts)
+def _buckets(counts: Sequence[tuple[int, ...]], chosen: Ints, base: Ints) -> Buckets:
+    """Buckets of every run, from how many each segment of every variant has."""
+    place = [np.repeat(np.arange(len(count)), count) for count in counts]
+    which, bucket = _tiled(np.array([*map(len, place)]), chosen)
+    return Buckets(base[which] + np.concatenate(place)[bucket], bucket)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanging:
+    """How a plan exchanges parameters and gradients: all that decides the order of exchanges and what they wait for."""
+
+    data: DataBehaviour
+    # kinds of collectives that gather and that reduce, as `mpsim.training.replicas.groups` names them
+    gathers: str
+    reduces: str
+    between: tuple[bool, bool]  # whether dense parameters and experts are summed between copies too
+    gathers_units: bool
+    units_in_flight: int
+    keeps_gathered: bool
+    reduces_every_microbatch: bool
+    overlaps_gradients: bool
+    defers_sums: bool
+    offload: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +128,7 @@ class Exchanges:
     rank: Ints
     stage: Ints
     place: Ints  # int64[E], run at which it is queued
-    dense: Floats  # dense, experts: float64[E], parameters on one rank
-    experts: Floats
+    bucket: Ints  # int64[E], number of what travels
     is_gather: Flags
     # int64[E], row that has to end first: of a gather the one that frees memory for it, of a
     # reduction the one that completes its gradients; -1 for none
@@ -132,58 +141,57 @@ class Exchanges:
         return len(self.run)
 
 
-def issue_exchanges(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> Exchanges:
+def issue_exchanges(
+    how: Exchanging, orders: Orders, runs: SegmentRuns, placed: PipelineRows
+) -> Exchanges:
     """Queue every exchange of a step."""
     gathers, reduces = runs.gathers, runs.reduces
     run = np.concatenate([gathers.run, reduces.run])
     is_gather = np.arange(len(run)) < len(gathers.run)
-    queued, side = _gather_places(plan, runs)
-    reduced, ready = _reduce_places(plan, runs, placed)
+    queued, side = _gather_places(how, orders, runs)
+    reduced, ready = _reduce_places(how, orders, runs, placed)
     place = np.concatenate([queued, reduced])
     # by rank, then by place; at one place a gather may come before or behind the reduction
     order = np.lexsort(
         (np.concatenate([side, np.full(len(reduces.run), _BESIDE)]), place, runs.rank[run])
     )
-    again = plan.reference & plan.gathers_units & (plan.orders.kind == Action.F)
-    # the reference model's units are gathered beside the model's own
-    times = 1.0 + again[runs.action[gathers.run]]
-    window = plan.units_in_flight if plan.gathers_units else len(runs.rank)
+    window = how.units_in_flight if how.gathers_units else len(runs.rank)
     nothing = np.full(len(reduces.run), -1)
     columns = {
         "run": run,
         "rank": runs.rank[run],
-        "stage": plan.orders.stage[runs.action[run]].astype(np.int64),
+        "stage": orders.stage[runs.action[run]].astype(np.int64),
         "place": place,
         "is_gather": is_gather,
-        "dense": np.concatenate([times * gathers.dense, reduces.dense]),
-        "experts": np.concatenate([times * gathers.experts, reduces.experts]),
+        "bucket": np.concatenate([gathers.bucket, reduces.bucket]),
         "after": np.concatenate([runs.end_before(gathers.run, window), ready]),
         "fetch_after": np.concatenate([runs.end_before(gathers.run, window + 1), nothing]),
     }
     return Exchanges(**{name: column[order] for name, column in columns.items()}, runs=runs)
 
 
-def _reduce_places(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> tuple[Ints, Ints]:
+def _reduce_places(
+    how: Exchanging, orders: Orders, runs: SegmentRuns, placed: PipelineRows
+) -> tuple[Ints, Ints]:
     """For every reduction: at which run it is queued, and the row after which it may start.
 
     A pipeline over sharded parameters reduces unit by unit once a stage's last backward has ended. What may not run beside a
     backward and is reduced once a step waits for the last action of its rank.
     """
     run = runs.reduces.run
-    if plan.keeps_gathered:
+    if how.keeps_gathered:
         return run, placed.last[runs.action[run]]
-    overlaps = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
-    if overlaps or plan.reduces_every_microbatch:
+    if how.overlaps_gradients or how.reduces_every_microbatch:
         return run, runs.ready[run]
-    final = placed.last[plan.orders.rank_ptr[1:] - 1]
+    final = placed.last[orders.rank_ptr[1:] - 1]
     return np.full_like(run, len(runs.rank)), final[runs.rank[run]]
 
 
-def _gather_places(plan: Plan, runs: SegmentRuns) -> tuple[Ints, Ints]:
+def _gather_places(how: Exchanging, orders: Orders, runs: SegmentRuns) -> tuple[Ints, Ints]:
     """For every gather: at which run it is queued, and whether before or behind that run's reduction."""
-    run, data = runs.gathers.run, plan.layout.framework.data
-    if not plan.gathers_units:  # from the start of the step
+    run = runs.gathers.run
+    if not how.gathers_units:  # from the start of the step
         return np.full_like(run, -1), np.zeros_like(run)
-    late = (plan.orders.kind[runs.action[run]] != Action.F) & (not data.prefetch_backward)
-    place = np.where(late, run - 1, run - (plan.units_in_flight - 1))
+    late = (orders.kind[runs.action[run]] != Action.F) & (not how.data.prefetch_backward)
+    place = np.where(late, run - 1, run - (how.units_in_flight - 1))
     return place, np.where(late, _AFTER, 0)

@@ -12,15 +12,18 @@ import dataclasses
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from mpsim.hardware import Host, host_of
 from mpsim.program.program import Stream
-from mpsim.program.rows import Rows
+from mpsim.program.rows import Prices, Rows
 from mpsim.program.template import ticks
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.issue import Exchanges
-from mpsim.training.vocabulary import PARTS, Kind
+from mpsim.training.vocabulary import PARTS, Kind, Link
+
+COPIES = "copies"
+"""Name of the prices of copying each bucket."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -41,28 +44,24 @@ class Copies:
         rows.depend(self.taken[reduces][known], done[known])
 
 
-def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int, int]) -> Copies:
-    """Append the copies of a step up to the optimizer. `sharers`: ranks that divide one copy of the
-    dense parameters, and of the experts.
-    """
+def add_copies(rows: Rows, offload: str, exchanges: Exchanges) -> Copies:
+    """Append the copies of a step up to the optimizer, those of a bucket at one price."""
     ids = np.full(len(exchanges), -1, dtype=np.int64)
-    wanted = np.full(len(exchanges), plan.offload != "none")
-    wanted &= ~exchanges.is_gather | (plan.offload == "parameters")
+    wanted = np.full(len(exchanges), offload != "none")
+    wanted &= ~exchanges.is_gather | (offload == "parameters")
     chosen = np.flatnonzero(wanted)
     ahead = exchanges.place[chosen] - exchanges.is_gather[chosen]
     chosen = chosen[np.lexsort((exchanges.is_gather[chosen] == 0, ahead, exchanges.rank[chosen]))]
     gather = exchanges.is_gather[chosen]
-    share = exchanges.dense[chosen] / sharers[0] + exchanges.experts[chosen] / sharers[1]
-    # casts before a gather, and after a reduction, are the device's
-    sizes = plan.layout.framework.optimizer
-    taken = plan.offload_fraction * sizes.gradient_bytes
-    moved = share * np.where(gather, sizes.parameter_bytes, taken)
-    fetch, take = _rates(plan)
-    ids[chosen] = _copy(
-        rows,
-        np.where(gather, "fetch parameters", "take gradients to host"),
-        moved / np.where(gather, fetch, take),
+    ids[chosen] = rows.add(
+        len(chosen),
         rank=exchanges.rank[chosen],
+        stream=Stream.COPY,
+        kind=Kind.COLLECTIVE,
+        part=PARTS.index("exposed_dp"),
+        label=np.where(gather, "fetch parameters", "take gradients to host"),
+        price=COPIES,
+        place=exchanges.bucket[chosen],
     )
     after = exchanges.fetch_after[chosen]
     rows.depend(ids[chosen][after >= 0], after[after >= 0])
@@ -76,21 +75,29 @@ def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int,
     )
 
 
-def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Ints]:
-    """Append the optimizer step of every rank on its host, and the copy of what it updated back to
-    the device. `share` (float64[R]): parameters whose state each rank keeps.
+def copy_prices(plan: Plan, share: Floats, gathers: int) -> Prices:
+    """Prices of copying buckets, of which the first are `gathers`. `share` (float64[B]): parameters
+    of each that a rank keeps.
+    """
+    # casts before a gather, and after a reduction, are the device's
+    sizes, gather = plan.layout.framework.optimizer, np.arange(len(share)) < gathers
+    taken = plan.offload_fraction * sizes.gradient_bytes
+    moved = share * np.where(gather, sizes.parameter_bytes, taken)
+    fetch, take = _rates(plan)
+    return Prices(ticks(moved / np.where(gather, fetch, take)))
 
-    Returns
-    -------
-    first, last : int64[R]
-        Rows that wait for the gradients, and rows after which parameters are where the step began with them.
+
+def host_optimizer(plan: Plan, share: Floats) -> list[tuple[Link, Prices]]:
+    """What the optimizer does on the host, and the copy of what it updated back to the device, as
+    links of every rank in the order they run. `share` (float64[R]): parameters whose state each
+    rank keeps.
 
     Notes
     -----
     The host moves ``host_optimizer_traffic`` bytes a parameter through its memory, which the ranks of a node share, and each no faster than its
     ``host_threads`` cores do. States on drives are read before and written after, one after the other (DeepSpeed's default).
     """
-    host, rank = host_of(plan.layout.cluster), np.arange(plan.layout.mesh.pp)
+    host = host_of(plan.layout.cluster)
     near = min(plan.layout.cluster.node.accelerators, plan.layout.mesh.world)
     sizes = plan.layout.framework.optimizer
     moved = sizes.host_optimizer_traffic * share
@@ -100,24 +107,17 @@ def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Int
         states = sizes.optimizer_bytes * share
         steps.insert(0, ("read states", states, host.nvme_read))
         steps.append(("write states", states, host.nvme_write))
-    ids = [
-        rows.add(
-            len(rank),
-            rank=rank,
-            stream=Stream.HOST,
-            kind=Kind.OPTIMIZER,
-            part=PARTS.index("optimizer"),
-            duration=ticks(moved * near / bandwidth),
-            label=label,
+    links = [
+        (
+            Link(label, Kind.OPTIMIZER, "optimizer", Stream.HOST),
+            Prices(ticks(moved * near / bandwidth)),
         )
         for label, moved, bandwidth in steps
     ]
-    if plan.offload == "parameters":
-        return ids[0], ids[-1]
-    back = sizes.parameter_bytes * share / host.link_bandwidth
-    returned = _copy(rows, np.full(len(rank), "return parameters"), back, rank=rank)
-    rows.depend(returned, ids[-1])
-    return ids[0], returned
+    if plan.offload != "parameters":
+        back = Prices(ticks(sizes.parameter_bytes * share / host.link_bandwidth))
+        links.append((Link("return parameters", Kind.COLLECTIVE, "exposed_dp", Stream.COPY), back))
+    return links
 
 
 def _rates(plan: Plan) -> tuple[float, float]:
@@ -130,15 +130,3 @@ def _rates(plan: Plan) -> tuple[float, float]:
         share = host.nvme_read / plan.layout.cluster.node.accelerators
         return min(host.link_bandwidth, share), host.link_bandwidth
     return host.link_bandwidth, host.link_bandwidth
-
-
-def _copy(rows: Rows, label: NDArray[np.str_], seconds: Floats, *, rank: ArrayLike) -> Ints:
-    return rows.add(
-        len(seconds),
-        rank=rank,
-        stream=Stream.COPY,
-        kind=Kind.COLLECTIVE,
-        part=PARTS.index("exposed_dp"),
-        duration=ticks(seconds),
-        label=label,
-    )

@@ -46,15 +46,16 @@ class Segment:
     reduces: tuple[Bucket, ...] = ()  # reduced after it, in order
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SegmentedAction:
-    """Segments of an action with the rows each became, counted from the action's first."""
+class CutRows(NamedTuple):
+    """Rows that an action becomes, counted from its first, and how much travels around them."""
 
-    segments: Sequence[Segment]
-    # row, ready: row that computes, and the row after which its gradients can be reduced (a later
-    # one where they are copied first)
-    row: Sequence[int]
-    ready: Sequence[int]
+    rows: int
+    # row, ready: of each segment, the row that computes, and the row after which its gradients can
+    # be reduced (a later one where they are copied first)
+    row: tuple[int, ...]
+    ready: tuple[int, ...]
+    gathers: tuple[int, ...]  # gathers, reduces: buckets before and after each segment
+    reduces: tuple[int, ...]
 
 
 class CutAction(NamedTuple):
