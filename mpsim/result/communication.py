@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
 from mpsim.parallel.axes import AXIS_NAMES
-from mpsim.program import COLLECTIVE, Program, Stream, Template
-from mpsim.program.csr import owners
+from mpsim.program import COLLECTIVE, Stream, Template
+from mpsim.program.csr import owners, stable_order
 from mpsim.program.devices import AXIS_OF_STREAM
 from mpsim.result.intervals import Cover
 
@@ -40,25 +40,31 @@ class CommunicationTime:
 def communication_time(timeline: Timeline) -> CommunicationTime:
     """Measure a finished step, of a program with templates or without."""
     program = timeline.program
-    total, hidden = np.zeros((2, program.ranks, len(AXIS_NAMES)))
-    host = program.vocabulary.part("host")
-    inside = _inside(program.templates, host)
+    busy = _Busy(timeline)
     rank, row = program.compute_rows
     template = program.template[row]
-    if inside:
-        chosen = template >= 0
-        count = np.zeros((program.ranks, len(program.templates)))
-        np.add.at(count, (rank[chosen], template[chosen]), 1.0)
-        total += count @ inside.total
-        hidden += count @ inside.hidden
-    windows = _windows(program)
-    begins = np.searchsorted(rank, np.arange(program.ranks + 1))
-    for number, (first, last) in enumerate(itertools.pairwise(begins.tolist())):
-        mine, axis = windows[number]
-        busy = _Busy(timeline, row[first:last], inside)
-        start, end = timeline.start[mine], timeline.end[mine]
-        np.add.at(total[number], axis, end - start)
-        np.add.at(hidden[number], axis, busy.within(start, end))
+    total, hidden = np.zeros((2, program.ranks, len(AXIS_NAMES)))
+    if busy.inside:
+        chosen, kinds = template >= 0, len(program.templates)
+        place, size = rank[chosen] * kinds + template[chosen], program.ranks * kinds
+        count = np.bincount(place, minlength=size).reshape(-1, kinds).astype(float)
+        total += count @ busy.inside.total
+        hidden += count @ busy.inside.hidden
+    # rows with transfers of their own, by rank
+    row, stream = owners(program.slot_ptr), program.slot % len(Stream)
+    axis = AXIS_OF_STREAM[stream]
+    moves = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
+    rank = program.slot[moves].astype(np.int64) // len(Stream)
+    order = stable_order(rank)
+    moves, rank = moves[order], rank[order]
+    start, end = timeline.start[row[moves]], timeline.end[row[moves]]
+    bounds = np.searchsorted(rank, np.arange(program.ranks + 1))
+    place = rank * len(AXIS_NAMES) + axis[moves]
+    for sums, took in (
+        (total, end - start),
+        (hidden, busy.until(end, bounds) - busy.until(start, bounds)),
+    ):
+        sums += np.bincount(place, weights=took, minlength=sums.size).reshape(sums.shape)
     return CommunicationTime(hidden, total - hidden)
 
 
@@ -71,29 +77,9 @@ def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
     float64[R, B]
         In [0, 1].
     """
-    program = timeline.program
-    host = program.vocabulary.part("host")
-    inside = _inside(program.templates, host)
-    rank, row = program.compute_rows
-    begins = np.searchsorted(rank, np.arange(program.ranks + 1))
-    busy = [
-        np.diff(_Busy(timeline, row[first:last], inside).until(edges))
-        for first, last in itertools.pairwise(begins.tolist())
-    ]
-    return np.clip(np.stack(busy) / np.diff(edges), 0.0, 1.0)
-
-
-def _windows(program: Program) -> list[tuple[Ints, Ints]]:
-    """Rows with transfers of their own on each rank, and the axis of each."""
-    row, stream = owners(program.slot_ptr), program.slot % len(Stream)
-    rank, axis = program.slot // len(Stream), AXIS_OF_STREAM[stream]
-    chosen = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
-    order = chosen[np.argsort(rank[chosen], kind="stable")]
-    begins = np.searchsorted(rank[order], np.arange(program.ranks + 1))
-    return [
-        (row[order[first:last]], axis[order[first:last]])
-        for first, last in itertools.pairwise(begins.tolist())
-    ]
+    ranks = timeline.program.ranks
+    before = _Busy(timeline).until(np.tile(edges, ranks), np.arange(ranks + 1) * len(edges))
+    return np.clip(np.diff(before.reshape(ranks, -1), axis=1) / np.diff(edges), 0.0, 1.0)
 
 
 class _Inside:
@@ -148,34 +134,56 @@ def _inside(templates: tuple[Template, ...], host: int) -> _Inside | None:
 
 
 class _Busy:
-    """The intervals in which kernels run on one rank."""
+    """The intervals in which kernels run on each rank.
 
-    def __init__(self, timeline: Timeline, row: Ints, inside: _Inside | None) -> None:
+    Attributes
+    ----------
+    inside : _Inside, optional
+        Of templates, where the program has some.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
         program = timeline.program
-        self._inside, self._template = inside, program.template[row]
-        self._start, self._end = timeline.start[row], timeline.end[row]
+        rank, row = program.compute_rows
+        self._first = np.searchsorted(rank, np.arange(program.ranks + 1))
+        self._start, self._end, self._template = (
+            column[row] for column in (timeline.start, timeline.end, program.template)
+        )
         host = program.vocabulary.part("host")
+        self.inside = _inside(program.templates, host)
         kernel = (program.kind[row] != COLLECTIVE) & (program.part[row] != host)
         self._plain = (self._template < 0) & kernel
         took = np.where(self._plain, self._end - self._start, 0.0)
-        if inside:
-            took += np.where(self._template >= 0, inside.whole[np.maximum(self._template, 0)], 0.0)
-        self._before = np.concatenate([[0.0], np.cumsum(took)])
+        if self.inside:
+            # rows without a template have the last, and add nothing
+            took += np.where(self._template >= 0, self.inside.whole[self._template], 0.0)
+        # whole ticks of all ranks together may be more than a float counts
+        before = np.concatenate([[0], np.cumsum(took, dtype=np.int64)])
+        begins = np.repeat(before[self._first[:-1]], np.diff(self._first))
+        self._after = (before[1:] - begins).astype(np.float64)
+        self._took = took
 
-    def within(self, start: Floats, end: Floats) -> Floats:
-        """Time in which kernels run inside each window [W]."""
-        before = self.until(np.concatenate([start, end]))
-        return before[len(start) :] - before[: len(start)]
-
-    def until(self, time: Floats) -> Floats:
-        """Time in which kernels have run before each of `time` [W]."""
-        if not len(self._start):
-            return np.zeros_like(time)
-        at = np.searchsorted(self._start, time, side="right") - 1
-        row = np.maximum(at, 0)
-        since = np.minimum(time, self._end[row]) - self._start[row]
-        result: Floats = self._before[row] + np.where(self._plain[row], since, 0.0)
-        mine = np.flatnonzero(self._template[row] >= 0)
-        if self._inside:
-            result[mine] += self._inside.until(self._template[row[mine]], since[mine])
-        return np.where(at >= 0, result, 0.0)
+    def until(self, time: Floats, bounds: Ints) -> Floats:
+        """Time in which kernels of a rank have run before each of `time`, those of rank r from ``bounds[r]`` [W]."""
+        ends = [*itertools.pairwise(self._first.tolist())]
+        asked = itertools.pairwise(bounds.tolist())
+        at = np.concatenate(
+            [
+                np.searchsorted(self._start[first:last], time[since:until], side="right") + first
+                for (first, last), (since, until) in zip(ends, asked, strict=True)
+            ]
+        )
+        begun = np.flatnonzero(at > np.repeat(self._first[:-1], np.diff(bounds)))
+        row = at[begun] - 1
+        result = np.zeros(len(at))
+        result[begun] = self._after[row]
+        # most transfers begin and end with a row, where there is nothing to look up inside it
+        amid = np.flatnonzero(time[begun] < self._end[row])
+        row, begun = row[amid], begun[amid]
+        since = time[begun] - self._start[row]
+        ran = np.where(self._plain[row], since, 0.0)
+        if self.inside:
+            tiled = np.flatnonzero(self._template[row] >= 0)
+            ran[tiled] = self.inside.until(self._template[row[tiled]], since[tiled])
+        result[begun] += ran - self._took[row]
+        return result

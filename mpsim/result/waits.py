@@ -73,26 +73,27 @@ def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
     """
     program, left = timeline.program, gaps
     found: list[Waits] = [
-        _waits(left.where(np.zeros(len(left.row), dtype=bool)), waiting, left.row[:0])
+        waits_of(left.where(np.zeros(len(left.row), dtype=bool)), waiting, left.row[:0])
     ]
     while len(left.row):
         gate = last_dependency(timeline, left.row)
         held = np.maximum(gate, 0)
         transfers = (gate >= 0) & np.isin(program.kind[held], (SEND, COLLECTIVE))
         transfers &= timeline.end[held] >= left.end
-        found.append(_waits(left.where(~transfers), waiting, gate[~transfers]))
+        found.append(waits_of(left.where(~transfers), waiting, gate[~transfers]))
         left, gate = left.where(transfers), gate[transfers]
         since = np.clip(_ready(timeline, gate), left.start, left.end)
         moving = dataclasses.replace(left, start=since)
         kept = moving.end > moving.start
-        found.append(_waits(moving.where(kept), program.part[gate[kept]], gate[kept]))
+        found.append(waits_of(moving.where(kept), program.part[gate[kept]], gate[kept]))
         # a transfer that others held up is followed to those
         left = dataclasses.replace(left, end=since, row=gate)
         left = left.where(left.end > left.start)
     return Waits.join(found)
 
 
-def _waits(gaps: Gaps, part: int | NDArray[np.int8], row: Ints) -> Waits:
+def waits_of(gaps: Gaps, part: int | NDArray[np.integer], row: Ints) -> Waits:
+    """Gaps that count as one part, or each as its own, with the row that each waits for."""
     parts = np.broadcast_to(np.asarray(part, dtype=np.int64), gaps.rank.shape)
     return Waits(gaps.rank, gaps.start, gaps.end, parts, row)
 

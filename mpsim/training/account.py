@@ -16,20 +16,21 @@ The parts of a rank are whole ticks and sum to the step time exactly. `idle_wait
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
-from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover, Gaps, idle_gaps
-from mpsim.result.waits import Waits, waits_before
+from mpsim.result.waits import Waits, waits_before, waits_of
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _DP, _BUBBLE, _OPTIMIZER, _OTHER = (
     PARTS.index(name) for name in ("exposed_dp", "bubble", "optimizer", "other")
@@ -69,76 +70,70 @@ def idle_waits(timeline: Timeline) -> Waits:
 
 def _waits_at_end(timeline: Timeline, gaps: Gaps, flush: float) -> Iterator[Waits]:
     """Charge idle time after the last action of a rank; the last of all ends at `flush`."""
-    program = timeline.program
     held = timeline.last  # what lies behind the last row waits for links to have carried all
-    states = _States(timeline)
-    for rank in sorted(set(gaps.rank.tolist())):
-        mine = gaps.rank == rank
-        start, end = gaps.start[mine], np.minimum(gaps.end[mine], held)
-        if timeline.makespan > held:
-            yield _held(rank, np.maximum(start, end), gaps.end[mine], program.least_part)
-        split = np.clip(flush, start, end)
-        # most ranks have nothing to cut in one of the two
-        if (split > start).any():
-            yield _labelled(rank, start, split, states.of(rank), _BUBBLE)
-        if (end > split).any():
-            yield _labelled(rank, split, end, states.anybody, _OTHER)
-
-
-def _held(rank: int, start: Floats, end: Floats, part: int) -> Waits:
-    """Waits of one rank for links to have carried all they were given."""
-    some = end > start
-    count = int(some.sum())
-    none = np.full(count, -1)
-    return Waits(np.full(count, rank), start[some], end[some], np.full(count, part), none)
-
-
-def _labelled(
-    rank: int, start: Floats, end: Floats, covers: tuple[Cover, Cover], rest: int
-) -> Waits:
-    """Cut windows of one rank into pieces in which states move, in which they are updated, and the `rest`."""
-    moving, working = covers
-    edges = np.sort(
-        np.concatenate([start, end, moving.start, moving.end, working.start, working.end])
+    end = np.minimum(gaps.end, held)
+    split = np.clip(flush, gaps.start, end)
+    behind, before, after = (
+        dataclasses.replace(gaps, start=since, end=until).where(until > since)
+        for since, until in (
+            (np.maximum(gaps.start, end), gaps.end),
+            (gaps.start, split),
+            (split, end),
+        )
     )
-    # not numpy.unique, which imports masked arrays: 6 ms of a start
-    edges = edges[np.diff(edges, prepend=-np.inf) > 0]
-    since, until = edges[:-1], edges[1:]
-    # between two edges nothing changes, so the middle says it for all
-    middle = (since + until) / 2
-    moves, works, wanted = (
-        cover.contains(middle) for cover in (moving, working, Cover(start, end))
-    )
-    part = np.where(moves, _DP, np.where(works, _OPTIMIZER, rest))[wanted]
-    since, until = since[wanted], until[wanted]
-    none = np.full(len(part), -1)
-    return Waits(np.full(len(part), rank), since, until, part, none)
+    yield waits_of(behind, timeline.program.least_part, np.full(len(behind.rank), -1))
+    states = _states(timeline, float(gaps.start.min(initial=held)))
+    yield _labelled(before, states, _BUBBLE)
+    yield _labelled(after, [spans.of_anybody(after.rank) for spans in states], _OTHER)
 
 
-class _States:
-    """Rows that move or update model states beside the compute stream."""
+class _Spans(NamedTuple):
+    """Intervals of rank classes, in any order; they may overlap."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        program = timeline.program
-        chosen = np.isin(program.slot % len(Stream), _DATA)
-        rank, row = program.slot[chosen] // len(Stream), owners(program.slot_ptr)[chosen]
-        order = np.argsort(rank, kind="stable")
-        self._rank, self._row = rank[order], row[order]
-        self._timeline = timeline
+    rank: Ints
+    start: Floats
+    end: Floats
 
-    def of(self, rank: int) -> tuple[Cover, Cover]:
-        """Intervals of the rows of one rank, as `_covers` has them."""
-        return self._covers(self._row[slice(*np.searchsorted(self._rank, [rank, rank + 1]))])
+    def of_anybody(self, ranks: Ints) -> _Spans:
+        """Those of all for each of `ranks`."""
+        ranks, cover = np.flatnonzero(np.bincount(ranks)), Cover(self.start, self.end)
+        columns = (np.tile(edge, len(ranks)) for edge in (cover.start, cover.end))
+        return _Spans(np.repeat(ranks, len(cover.start)), *columns)
 
-    @functools.cached_property
-    def anybody(self) -> tuple[Cover, Cover]:
-        """Intervals of the rows of all ranks."""
-        return self._covers(self._row)
 
-    def _covers(self, rows: NDArray[np.int64]) -> tuple[Cover, Cover]:
-        """Intervals in which any of `rows` moves states, and in which any moves or updates them."""
-        start, end = self._timeline.start[rows], self._timeline.end[rows]
-        moves = (self._timeline.program.kind[rows] == Kind.COLLECTIVE) & (end > start)
-        works = end > start
-        moving = Cover(start[moves], end[moves])
-        return moving, moving if (moves == works).all() else Cover(start[works], end[works])
+def _states(timeline: Timeline, since: float) -> list[_Spans]:
+    """Intervals after `since` in which rows beside the compute stream move model states, and in which they move or update them."""
+    program = timeline.program
+    slots = np.flatnonzero(np.isin(program.slot % len(Stream), _DATA))
+    row = np.searchsorted(program.slot_ptr, slots, side="right") - 1
+    works = timeline.end[row] > np.maximum(timeline.start[row], since)
+    moves = works & (program.kind[row] == Kind.COLLECTIVE)
+    rank = program.slot[slots].astype(np.int64) // len(Stream)
+    return [
+        _Spans(rank[some], timeline.start[row[some]], timeline.end[row[some]])
+        for some in (moves, works)
+    ]
+
+
+def _labelled(gaps: Gaps, states: Sequence[_Spans], rest: int) -> Waits:
+    """Cut gaps into pieces in which states move, in which they are updated, and the `rest`."""
+    several = (_Spans(gaps.rank, gaps.start, gaps.end), *states)
+    kind = np.tile(np.repeat(np.arange(len(several)), [len(each.rank) for each in several]), 2)
+    rank = np.tile(np.concatenate([each.rank for each in several]), 2)
+    time = np.concatenate([*(each.start for each in several), *(each.end for each in several)])
+    order = np.lexsort((time, rank))
+    rank, time, kind = rank[order], time[order], kind[order]
+    # how many of each kind are open behind an edge; all of a rank close before those of the next open
+    change = np.where(order < len(order) // 2, 1, -1) * (kind == np.arange(len(several))[:, None])
+    inside = np.cumsum(change, axis=1) > 0
+    # of edges at one moment the last knows what follows; nothing is cut where that stays the same, but where a gap begins or ends
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = (rank[1:] != rank[:-1]) | (time[1:] > time[:-1])
+    moment = np.cumsum(last) - last
+    cuts = np.bincount(moment, weights=kind == 0) > 0
+    rank, time, inside = rank[last], time[last], inside[:, last]
+    cuts[1:] |= (inside[:, 1:] != inside[:, :-1]).any(axis=0)
+    rank, time, (wanted, moves, works) = rank[cuts], time[cuts], inside[:, cuts]
+    pieces = Gaps(rank[:-1], time[:-1], time[1:], np.full(len(rank[:-1]), -1)).where(wanted[:-1])
+    part = np.where(moves, _DP, np.where(works, _OPTIMIZER, rest))[:-1][wanted[:-1]]
+    return waits_of(pieces, part, pieces.row)

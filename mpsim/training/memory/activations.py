@@ -95,8 +95,8 @@ class Held:
     @property
     def at_fullest(self) -> list[float]:
         """`most`, `logits`, `collected` and `passing` of that action [B]."""
-        columns = self.most, self.logits, self.collected, self.passing
-        return [float(column[self.fullest]) for column in columns]
+        fullest, columns = self.fullest, (self.most, self.logits, self.collected, self.passing)
+        return [float(column[fullest]) for column in columns]
 
 
 SIGNS = {
@@ -111,29 +111,21 @@ SIGNS = {
 def kept_by_stage(plan: Plan) -> list[Kept]:
     """Bytes that each stage keeps of a microbatch, and needs beside that while it runs backward."""
     known, result = dict[object, Kept](), []
-    for stage, pieces in zip(plan.layout.stages, kept_by_piece(plan), strict=True):
-        content = plan.layout.layer_kinds(stage), stage.embedding, stage.head
+    layout, pieces = plan.layout, _Pieces(plan)
+    for stage in layout.stages:
+        alone = stage.head and not layout.shares_embedding(stage)
+        content = layout.layer_kinds(stage), stage.embedding, stage.head, alone
         if content not in known:
-            known[content] = sum((kept for _, kept in pieces), Kept())
-        result.append(dataclasses.replace(known[content], collected=_collected(plan, stage)))
+            kept = sum((kept for _, kept in pieces.of(stage)), Kept())
+            known[content] = dataclasses.replace(kept, collected=_collected(plan, stage))
+        result.append(known[content])
     return result
 
 
 def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
     """Embedding, layers (or chunks of them that run again together) and head of each stage by name."""
-    expansions = _expansions(plan)
-    ends, layers = _ends(plan, expansions), _Layers(plan, expansions)
-    return [
-        [
-            *([("embedding", ends["embedding"])] if stage.embedding else []),
-            *(
-                (f"layers.{stage.first_layer + layer}", kept)
-                for layer, kept in layers.pieces(plan.layout.layer_kinds(stage))
-            ),
-            *([("head", ends["head"])] if stage.head else []),
-        ]
-        for stage in plan.layout.stages
-    ]
+    pieces = _Pieces(plan)
+    return [pieces.of(stage) for stage in plan.layout.stages]
 
 
 def offloaded(plan: Plan, kind: str, recompute: Recompute) -> float:
@@ -218,23 +210,20 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     if plan.fuses_blocks:
         blocks_as_one(before, after, orders.fused)
     whole = kind == Action.B
-    moment = fullest(
-        before, after, columns, whole | (kind == Action.I), whole, fresh_gradients(plan)
-    )
+    fresh = fresh_gradients(plan)
+    moment = fullest(before, after, columns, whole | (kind == Action.I), whole, fresh)
     in_loss = np.where(columns["in_loss"] >= columns["in_head"], columns["in_loss"], 0.0)
     made = np.where(kind == Action.F, columns["logits"], 0.0)
     logits = np.where(moment.at_head, columns["logits"] + in_loss, made)
     every = before, after, moment.most, logits, moment.collected, moment.passing
-    total, scratch = fresh_gradients(plan).total, step_scratch(plan) - fresh_gradients(plan).root
-    steps = [(0.0, 0.0, total + lists, 0.0, total, lists) for lists in scratch.tolist()]
+    lists, total = step_scratch(plan) - fresh.root, fresh.total
+    steps = (0.0, 0.0, total + lists, 0.0, total, lists)
+    stepped = [
+        np.insert(column, bounds[1:], step) for column, step in zip(every, steps, strict=True)
+    ]
     return [
-        Held(
-            *(
-                np.concatenate([column[rows], [last]])
-                for column, last in zip(every, step, strict=True)
-            )
-        )
-        for rows, step in zip(ranks, steps, strict=True)
+        Held(*(column[first + rank : last + rank + 1] for column in stepped))
+        for rank, (first, last) in enumerate(itertools.pairwise(bounds))
     ]
 
 
@@ -247,15 +236,26 @@ def _collected(plan: Plan, stage: Stage) -> float:
     return float(element * held)
 
 
-class _Layers:
-    """Layers of the stages of one plan, each kind worked out once."""
+class _Pieces:
+    """Pieces of the stages of one plan, each kind worked out once."""
 
-    def __init__(self, plan: Plan, parts: Mapping[str, Expansion]) -> None:
-        self._recompute, self._parts, self._sharding = plan.recompute, parts, _sharding(plan)
+    def __init__(self, plan: Plan) -> None:
+        self._layout, self._recompute = plan.layout, plan.recompute
+        self._parts, self._sharding = _expansions(plan), _sharding(plan)
+        self._ends = _ends(plan, self._parts)
         self._chunks: dict[tuple[str, ...], Kept] = {}
         self._alone: dict[tuple[str, Recompute], Kept] = {}
 
-    def pieces(self, kinds: Sequence[str]) -> Iterator[tuple[int, Kept]]:
+    def of(self, stage: Stage) -> list[tuple[str, Kept]]:
+        """Embedding, layers (or chunks of them that run again together) and head by name."""
+        layers = self._layers(self._layout.layer_kinds(stage))
+        return [
+            *([("embedding", self._ends["embedding"])] if stage.embedding else []),
+            *((f"layers.{stage.first_layer + layer}", kept) for layer, kept in layers),
+            *([("head", self._ends["head"])] if stage.head else []),
+        ]
+
+    def _layers(self, kinds: Sequence[str]) -> Iterator[tuple[int, Kept]]:
         """First layer and bytes of each piece of a stage: chunks that run again together, and the other layers one by one."""
         chunks = {chunk[0]: chunk for chunk in self._recompute.chunks(len(kinds)) if len(chunk) > 1}
         layer = 0

@@ -121,10 +121,14 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
     if not element:
         return np.zeros(plan.layout.mesh.pp)
     parts = plan.expansions
-    held = [
-        {(weight.m, weight.n) for weight in weights_of(plan, (parts[kind] for kind in kinds))}
-        for kinds in (dict.fromkeys(_kinds(plan, rank)) for rank in range(plan.layout.mesh.pp))
-    ]
+    shapes = {
+        kind: {(weight.m, weight.n) for weight in weights_of(plan, [parts[kind]])}
+        for kind in dict.fromkeys(plan.layout.model.layer_kinds)
+    }
+    held = (
+        set().union(*(shapes[kind] for kind in set(_kinds(plan, rank))))
+        for rank in range(plan.layout.mesh.pp)
+    )
     return np.array([float(element * sum(m * n for m, n in held_rank)) for held_rank in held])
 
 

@@ -121,9 +121,10 @@ def matrices(plan: Plan) -> Floats:
 
 def weights_of(plan: Plan, parts: Iterable[Expansion]) -> Iterator[Operator]:
     """Gradients of the weights of some parts, as one rank has them."""
+    sharding = plan.sharding
     for part in parts:
         for whole in part.backward:
-            operator = shard(whole, plan.sharding)
+            operator = shard(whole, sharding)
             if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS:
                 yield operator
 
