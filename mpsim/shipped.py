@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.machinery import SourceFileLoader
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, ClassVar
@@ -29,7 +30,7 @@ def read_shipped(package: str, name: str) -> Any:
 
     It is read once and shared by every caller: do not change it in place.
     """
-    file = resources.files(package) / name
+    file = _folder(package) / name
     if not isinstance(file, Path):  # inside an archive, beside which nothing is kept
         return _parsed(file.read_bytes())
     code = _Kept(f"{package}.{name}", str(file)).get_code(f"{package}.{name}")
@@ -55,6 +56,11 @@ class _Kept(SourceFileLoader):
         return {**known, "mtime": max(known["mtime"], *readers)}
 
 
+def _folder(package: str) -> Traversable:
+    """Folder of a package's data, which is not imported for that."""
+    return resources.files("mpsim").joinpath(*package.split(".")[1:])
+
+
 def _parsed(text: bytes) -> object:
     node = yaml.compose(text, Loader=_Untyped)
     assert node is not None, "a file that ships with mpsim is not empty"
@@ -69,7 +75,7 @@ def load_catalog(package: str) -> Iterator[tuple[str, Any]]:
 
 @remembered(64)
 def _catalog(package: str) -> tuple[str, ...]:
-    names = (entry.name for entry in resources.files(package).iterdir())
+    names = (entry.name for entry in _folder(package).iterdir())
     return tuple(sorted(name for name in names if name.endswith(".yaml")))
 
 

@@ -16,7 +16,7 @@ from mpsim.cli.console import note, print_json, print_sheet
 from mpsim.cli.progress import progress_bar
 from mpsim.cli.validate import draw
 from mpsim.errors import MpsimError
-from mpsim.hardware import read_machine
+from mpsim.hardware.machine import read_machine
 from mpsim.validate import Validation
 
 BAD_INPUT, INTERRUPTED = 2, 130

@@ -28,8 +28,9 @@ from mpsim.calibrate.points import Point, kernel_points
 from mpsim.calibrate.serving import fit_serving
 from mpsim.errors import CalibrationError, HardwareError
 from mpsim.formats.words import gpu
-from mpsim.hardware import Accelerator, Cluster, Link, accelerator, link, machine_of
+from mpsim.hardware import Accelerator, Cluster, Link, accelerator, link
 from mpsim.hardware.calibrated import Calibration
+from mpsim.hardware.machine import machine_of
 from mpsim.inputs import hash_file
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
 from mpsim.measured.sources import Source, quietest, read_source

@@ -31,7 +31,8 @@ from mpsim.errors import CalibrationError
 from mpsim.explain import Account, Expected, account, is_log, log_step, read_ranks
 from mpsim.formats.imported import collective_point, kernel_point
 from mpsim.formats.spans import Spans
-from mpsim.hardware import Cluster, Fitted, MeasuredCurve, link, machine_of
+from mpsim.hardware import Cluster, Fitted, MeasuredCurve, link
+from mpsim.hardware.machine import machine_of
 from mpsim.measured.records import ELEMENT_BYTES, PRECISIONS, Measurement
 from mpsim.measured.sources import Source, measurement_of, read_source
 from mpsim.program import TICK

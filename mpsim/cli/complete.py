@@ -19,7 +19,7 @@ def keys(incomplete: str) -> list[str]:
 
 def templates(incomplete: str) -> list[tuple[str, str]]:
     """Templates of ``mpsim new`` with their titles."""
-    from mpsim.scenario import template_names, template_title
+    from mpsim.scenario.examples import template_names, template_title
 
     return [
         (name, template_title(name)) for name in template_names() if name.startswith(incomplete)

@@ -32,7 +32,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Write a commented scenario file to start from."""
-    from mpsim.scenario import template_names, template_text, template_title
+    from mpsim.scenario.examples import template_names, template_text, template_title
 
     if list_ and file is not None:
         raise wrong("with --list nothing is written; leave one out", "FILE")

@@ -159,7 +159,7 @@ def schedule(
         raise wrong(f"{name} has no fused blocks; leave it out", "--overlap")
     timed = time_schedule(orders, times, overlap=(overlap or Overlap.LATE_SEND).value)
     if csv is not None:
-        from mpsim.schedule import write_csv
+        from mpsim.schedule.csv_file import write_csv
 
         write_csv(timed.orders, csv)
         wrote(csv)
@@ -186,7 +186,7 @@ def _numbers(text: str, *, count: int, name: str) -> list[Fraction]:
 
 
 def _orders(name: str, work: Work, times: Times, own: dict[str, int]) -> Orders:
-    from mpsim.schedule import read_csv
+    from mpsim.schedule.csv_file import read_csv
     from mpsim.study import named_orders
 
     if name.endswith(".csv") and work.is_open:

@@ -327,7 +327,7 @@ def _print_parts(cluster: Cluster) -> None:
 def _show_machine(path: str, *, as_json: bool) -> None:
     """Print a machine file as a table: constants with their intervals beside the shipped ones, and how well they fit."""
     from mpsim.cost.calibrated import measured_figures
-    from mpsim.hardware import read_machine
+    from mpsim.hardware.machine import read_machine
 
     cluster = read_machine(path)
     rows = list(measured_figures(cluster))

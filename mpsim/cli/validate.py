@@ -97,7 +97,7 @@ def _validate_runs(
     as_json: bool,
 ) -> None:
     """Predict every measured step on the machine file, and print how far off that is."""
-    from mpsim.hardware import read_machine
+    from mpsim.hardware.machine import read_machine
     from mpsim.validate import compare_runs
 
     if len(machines) != 1:

@@ -22,7 +22,8 @@ from mpsim.formats import perfetto
 from mpsim.formats.perfetto import INSIDE, Added, Event, counter_event, nanoseconds, slice_event
 from mpsim.parallel.axes import AXES, AXIS_NAMES, Stream
 from mpsim.program import TICK
-from mpsim.result import CommunicationSlices, MemoryCurve, Result
+from mpsim.result import MemoryCurve, Result
+from mpsim.result.slices import CommunicationSlices
 from mpsim.stamp import stamp
 
 MOST_SLICES = 100_000

@@ -1,7 +1,7 @@
 """Accelerators, links, nodes, fabrics and clusters, and the catalog of those that exist."""
 
 from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
-from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.cluster import Cluster, Placement
 from mpsim.hardware.components import (
     SCALED_FORMATS,
     Accelerator,
@@ -20,6 +20,7 @@ from mpsim.hardware.lookup import (
     accelerator_names,
     board_power,
     build_cluster,
+    is_machine_path,
     link,
     link_names,
     shift_of,
@@ -27,8 +28,6 @@ from mpsim.hardware.lookup import (
     system_names,
     with_overrides,
 )
-from mpsim.hardware.machine import is_machine_path, machine_of, read_machine
-from mpsim.hardware.placement import Placement
 
 __all__ = [
     "GIVEN",
@@ -54,10 +53,8 @@ __all__ = [
     "is_machine_path",
     "link",
     "link_names",
-    "machine_of",
     "parse_accelerator",
     "parse_link",
-    "read_machine",
     "recalled",
     "shift_of",
     "source_of",

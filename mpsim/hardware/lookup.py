@@ -388,3 +388,8 @@ def _priced(chip: Accelerator, price: float | None, source: str) -> Accelerator:
     return dataclasses.replace(
         chip, price_per_hour=price, sources={**chip.sources, "price_per_hour": source}
     )
+
+
+def is_machine_path(name: str) -> bool:
+    """Whether a name in a scenario is the path of a machine file rather than an entry of a catalog."""
+    return name.endswith((".yaml", ".yml"))

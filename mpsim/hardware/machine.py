@@ -24,7 +24,6 @@ from mpsim.nouns import Factor, Finite, Mistake, MistakenError, Plain, Scalar, W
 
 MACHINE_SCHEMA = 1
 _Ranks: TypeAlias = Annotated[int, Plain(bounds={"ge": 0, "le": 10_000_000})]
-_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +113,6 @@ class _MachineFile:
 
 
 _KEYS = tuple(field.name for field in dataclasses.fields(_MachineFile))
-
-
-def is_machine_path(name: str) -> bool:
-    """Whether a name in a scenario is the path of a machine file rather than an entry of a catalog."""
-    return name.endswith(_SUFFIXES)
 
 
 def read_machine(path: str | Path) -> Cluster:

@@ -2,12 +2,10 @@
 
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.result import JobResult, Result
-from mpsim.result.slices import CommunicationSlices
 from mpsim.result.utilisation import Utilisation
 from mpsim.result.waits import Waits
 
 __all__ = [
-    "CommunicationSlices",
     "JobResult",
     "Memory",
     "MemoryCurve",

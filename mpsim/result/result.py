@@ -21,7 +21,6 @@ from mpsim.program.links import Links
 from mpsim.program.program import Program
 from mpsim.result.communication import CommunicationTime, communication_time
 from mpsim.result.memory import Memory, MemoryCurve
-from mpsim.result.slices import CommunicationSlices, communication_slices
 from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilisation
 from mpsim.result.waits import Waits
 from mpsim.result.words import Figures, summary_sheet
@@ -31,6 +30,7 @@ from mpsim.sheet import Sheet, Shown
 
 if TYPE_CHECKING:  # imported by those who ask for it
     from mpsim.result.links import LinkUse
+    from mpsim.result.slices import CommunicationSlices
 
 
 class Summary(dict[str, Any]):
@@ -200,6 +200,8 @@ class Result(JobResult):
         ranks : sequence of int, optional
             Rank classes; all when left out, which is one slice or two for each collective of each layer of each action.
         """
+        from mpsim.result.slices import communication_slices
+
         return communication_slices(self.timeline, self.idle, ranks=ranks)
 
     @functools.cached_property

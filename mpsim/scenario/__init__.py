@@ -1,7 +1,6 @@
 """Scenarios: the YAML file a person writes, read strictly, every mistake reported with its line."""
 
 from mpsim.scenario.checks import check, wrong_values
-from mpsim.scenario.examples import template_names, template_text, template_title
 from mpsim.scenario.scenario import Scenario, json_schema, load
 
 __all__ = [
@@ -9,8 +8,5 @@ __all__ = [
     "check",
     "json_schema",
     "load",
-    "template_names",
-    "template_text",
-    "template_title",
     "wrong_values",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Final, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -22,8 +22,6 @@ from mpsim.hardware import (
     is_machine_path,
     link,
     link_names,
-    machine_of,
-    read_machine,
     system,
     system_names,
     with_overrides,
@@ -215,14 +213,16 @@ def _machine(
     key: str, part: ClusterChoice | AcceleratorChoice | None, folder: Folder
 ) -> Cluster | None:
     """The machine file that a part of the section names or holds; None where it is of the catalog."""
+    if not _is_machine(part):
+        return None
+    from mpsim.hardware.machine import machine_of, read_machine
+
     try:
-        if part is not None and part.machine is not None:
+        if part.machine is not None:
             return machine_of(part.machine)
-        if part is not None and part.preset is not None and is_machine_path(part.preset):
-            return read_machine(folder(f"{key}.preset") / part.preset)
+        return read_machine(folder(f"{key}.preset") / f"{part.preset}")
     except HardwareError as error:
         raise ScenarioError([Problem(str(error), key=f"{key}.preset")]) from error
-    return None
 
 
 def _check_names(choice: ClusterChoice, machine: Cluster | None) -> list[Problem]:
@@ -245,7 +245,7 @@ def _check_names(choice: ClusterChoice, machine: Cluster | None) -> list[Problem
     ]
 
 
-def _is_machine(part: object) -> bool:
+def _is_machine(part: object) -> TypeGuard[ClusterChoice | AcceleratorChoice]:
     machines = (ClusterChoice, AcceleratorChoice)
     return isinstance(part, machines) and (
         part.machine is not None or (part.preset is not None and is_machine_path(part.preset))

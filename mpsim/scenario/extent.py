@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from mpsim.limits import MEMORY_LIMIT, TIME_LIMIT, refuse_large
 from mpsim.scenario.fields import Fields
-from mpsim.scenario.serving import Workload
 from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
+    from mpsim.scenario.serving import Workload
 
 _USUAL = 1000  # requests where nobody says how many
 

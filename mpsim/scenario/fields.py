@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import pydantic
 from pydantic_core import PydanticCustomError, core_schema
@@ -88,6 +89,31 @@ class OneOf:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Later:
+    """A section whose model is imported when somebody writes one: most scenarios have no service and no design."""
+
+    module: str  # of `mpsim.scenario`
+    name: str
+
+    @property
+    def model(self) -> type[Section]:
+        """The model of the section."""
+        model: type[Section] = getattr(
+            importlib.import_module(f"mpsim.scenario.{self.module}"), self.name
+        )
+        return model
+
+    def validate(self, value: object) -> Section:
+        """The section that a mapping says."""
+        return self.model.model_validate(value)
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: pydantic.GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.validate)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Shorthand:
     """A mapping that may also be written as one word; `key` is where it stands in the scenario."""
 
@@ -110,6 +136,8 @@ class Shorthand:
 
 Name: TypeAlias = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=SAFE_COUNT)]
+Tokens: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=100_000_000)]
+Share: TypeAlias = Annotated[float, pydantic.Field(gt=0, le=1, strict=False)]
 Time: TypeAlias = Annotated[float, Within(Dimension.TIME, 0.0, 3600.0)]
 Span: TypeAlias = Annotated[float, Within(Dimension.TIME, 0.0, 1e8)]
 Bytes: TypeAlias = Annotated[float, Within(Dimension.BYTES, 1.0, 1e18)]
@@ -140,3 +168,30 @@ class PresetSection(Section):
             return data
         preset = {"preset": data["preset"]} if "preset" in data else {}
         return {**preset, "overrides": {**inner, **beside}}
+
+
+class LengthChoice(Section):
+    """Tokens of prompts or outputs."""
+
+    kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
+    """All alike; from shortest x tokens to tokens; or lognormal with tokens as its mean."""
+    tokens: Tokens
+    """Tokens: the length, the longest, or the mean."""
+    shortest: Share = 1.0
+    """Shortest over longest of uniform lengths."""
+    spread: Annotated[float, pydantic.Field(ge=0, le=10, strict=False)] = 0.0
+    """Standard deviation over the mean of lognormal lengths."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _from_number(cls, data: object) -> object:
+        return {"tokens": data} if isinstance(data, int) and not isinstance(data, bool) else data
+
+    @pydantic.model_validator(mode="after")
+    def _check_kind(self) -> LengthChoice:
+        for key, kind, usual in (("shortest", "uniform", 1.0), ("spread", "lognormal", 0.0)):
+            if getattr(self, key) != usual and self.kind != kind:
+                raise ValueError(
+                    f"got {key} with kind: {self.kind}, which does not use it; leave it out, or set kind to {kind}"
+                )
+        return self

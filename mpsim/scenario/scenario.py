@@ -7,7 +7,7 @@ import copy
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 
@@ -17,17 +17,16 @@ from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.scenario.balance import stage_layers
 from mpsim.scenario.checks import check
 from mpsim.scenario.fields import Fields
-from mpsim.scenario.fragment import fragment, is_read
 from mpsim.scenario.layers import lay_values, read_layers
 from mpsim.scenario.resolved import digest_of, resolved_data
-from mpsim.scenario.schema import describe_schema, long_keys
 from mpsim.scenario.sections import factors, points
-from mpsim.scenario.serving import Serving
 from mpsim.scenario.settled import settle
-from mpsim.scenario.translate import MISSING, translate
 from mpsim.scenario.written import Written, framework_of, in_order
 from mpsim.sheet import Section as Part
 from mpsim.sheet import Sheet, Shown
+
+if TYPE_CHECKING:
+    from mpsim.scenario.serving import Serving
 
 
 class Scenario(Shown, Written):
@@ -155,6 +154,8 @@ class Scenario(Shown, Written):
         >>> base.replace(pp=4, schedule="gpipe").dp, base.replace({"cluster.nodes": 16}).dp
         (2, 2)
         """
+        from mpsim.scenario.schema import long_keys
+
         job = "serving" if self.serves else "training"
         return self.with_values(long_keys(type(self), {**(values or {}), **short}, job=job))
 
@@ -250,7 +251,12 @@ def load(
 
 def json_schema() -> Fields:
     """JSON schema of the scenario file, for editors that complete and check YAML."""
-    schema = describe_schema(Scenario.model_json_schema(by_alias=True), Scenario)
+    from mpsim.scenario.schema import describe_schema, keys_of
+
+    fields = keys_of(Scenario)
+    later: Fields = {name: (fields[name].annotation, None) for name in ("serving", "design")}
+    whole = pydantic.create_model("Scenario", __base__=Scenario, __doc__=Scenario.__doc__, **later)
+    schema = describe_schema(whole.model_json_schema(by_alias=True), Scenario)
     schema["required"].remove("training")  # or serving in its place
     schema["oneOf"] = [{"required": ["training"]}, {"required": ["serving"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -264,6 +270,9 @@ def _build(document: Document, *, checked: bool, like: Scenario | None = None) -
     try:
         scenario = Scenario.of(document, like=like)
     except pydantic.ValidationError as error:
+        # the words for mistakes, which most scenarios do without
+        from mpsim.scenario.translate import MISSING, translate
+
         reported = {problem.key for problem in problems}
         wrong = [
             *translate(error, Scenario),
@@ -288,6 +297,8 @@ def _rebuild(document: Document) -> Scenario:
 
 def _other_problems(document: Document, error: pydantic.ValidationError) -> list[Problem]:
     """Problems that `check` finds in the well-formed sections, though others are not."""
+    from mpsim.scenario.fragment import fragment, is_read
+
     scenario = fragment(Scenario, settle(document.data), error)
     scenario._source = document
     problems: list[Problem] = []

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias, get_args
+from typing import TypeAlias, cast, get_args
 
 import pydantic
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.memo import remembered
-from mpsim.scenario.fields import Fields
+from mpsim.scenario.fields import Fields, Later
 from mpsim.scenario.paths import join
 
 Kind: TypeAlias = type[pydantic.BaseModel]
@@ -22,8 +23,18 @@ _JOBS = ("training", "serving")
 
 
 def keys_of(kind: Kind) -> dict[str, pydantic.fields.FieldInfo]:
-    """Fields of a section by the key that a file has for them."""
-    return {field.alias or name: field for name, field in kind.model_fields.items()}
+    """Fields of a section by the key that a file has for them, each with the sections that it holds."""
+    return {field.alias or name: _whole(field) for name, field in kind.model_fields.items()}
+
+
+def _whole(field: pydantic.fields.FieldInfo) -> pydantic.fields.FieldInfo:
+    """A field with the section itself in place of what imports it later."""
+    for inner in get_args(field.annotation):
+        for later in get_args(inner):
+            if isinstance(later, Later):
+                field = copy.copy(field)
+                field.annotation = cast(type, later.model | None)
+    return field
 
 
 def _sections(annotation: object) -> Iterator[Kind]:
@@ -134,6 +145,6 @@ def describe_schema(schema: Fields, kind: Kind) -> Fields:
         for key, text in descriptions(model).items():
             if key in part.get("properties", {}):
                 part["properties"][key]["description"] = text
-        for field in model.model_fields.values():
+        for field in keys_of(model).values():
             models += [inner for inner in _sections(field.annotation) if inner not in models]
     return schema

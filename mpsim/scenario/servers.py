@@ -109,9 +109,7 @@ def usual(name: str, chip: Accelerator) -> dict[str, object]:
 
 def said(data: Data) -> dict[str, object]:
     """Values by dotted key that the section ``server:`` of a file says and its ``serving:`` does not, defaults of the engine among them."""
-    section = data.get("server")
-    if not isinstance(section, Mapping):
-        return {}
+    section = data["server"]
     serving = data.get("serving")
     serving = serving if isinstance(serving, Mapping) else {}
     engine = expand_shorthand("serving.engine", serving.get("engine"))

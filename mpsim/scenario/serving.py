@@ -9,10 +9,12 @@ import pydantic
 from pydantic import Field
 
 from mpsim.scenario.fields import (
+    LengthChoice,
     Name,
     PresetSection,
     PriceRate,
     Section,
+    Share,
     Shorthand,
     Span,
     Time,
@@ -20,9 +22,7 @@ from mpsim.scenario.fields import (
 )
 from mpsim.units import Dimension
 
-Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
 Degree = Annotated[int, Field(ge=1, le=4096)]
-Share = Annotated[float, Field(gt=0, le=1, strict=False)]
 Probability = Annotated[float, Field(ge=0, le=1, strict=False)]
 
 WeightFormat = Literal["bf16", "fp16", "fp8", "fp8_block", "int8", "w4a16", "nvfp4", "mxfp4"]
@@ -34,33 +34,6 @@ class EngineChoice(PresetSection):
 
     preset: Name = "vllm-v1"
     """An engine by name (see 'mpsim show engine')."""
-
-
-class LengthChoice(Section):
-    """Tokens of prompts or outputs."""
-
-    kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
-    """All alike; from shortest x tokens to tokens; or lognormal with tokens as its mean."""
-    tokens: Tokens
-    """Tokens: the length, the longest, or the mean."""
-    shortest: Share = 1.0
-    """Shortest over longest of uniform lengths."""
-    spread: Annotated[float, Field(ge=0, le=10, strict=False)] = 0.0
-    """Standard deviation over the mean of lognormal lengths."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _from_number(cls, data: object) -> object:
-        return {"tokens": data} if isinstance(data, int) and not isinstance(data, bool) else data
-
-    @pydantic.model_validator(mode="after")
-    def _check_kind(self) -> LengthChoice:
-        for key, kind, usual in (("shortest", "uniform", 1.0), ("spread", "lognormal", 0.0)):
-            if getattr(self, key) != usual and self.kind != kind:
-                raise ValueError(
-                    f"got {key} with kind: {self.kind}, which does not use it; leave it out, or set kind to {kind}"
-                )
-        return self
 
 
 class Workload(Section):

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
 from mpsim.scenario.paths import Data, assign, expand_shorthand
-from mpsim.scenario.servers import said
 
 _SELECTIVE = "selective"
 
@@ -27,13 +26,22 @@ def settle(data: Data) -> Data:
     >>> settle({"training": {"recompute": "selective"}, "framework": "torchtitan"})["training"]
     {'recompute': 'per-op'}
     """
-    found = {**settled_by(data), **said(data)}
+    found = {**settled_by(data), **_said(data)}
     if not found:
         return data
     settled = copy.deepcopy(data)
     for key, value in found.items():
         assign(settled, tuple(key.split(".")), value)
     return settled
+
+
+def _said(data: Data) -> dict[str, object]:
+    """Values that options of a serving engine say, whose tables only a file with options needs."""
+    if not isinstance(data.get("server"), Mapping):
+        return {}
+    from mpsim.scenario.servers import said
+
+    return said(data)
 
 
 def settled_by(data: Data) -> dict[str, object]:

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 import pydantic
 from pydantic import Field, PrivateAttr
@@ -18,8 +18,7 @@ from mpsim.framework import Framework, framework
 from mpsim.hardware import Cluster
 from mpsim.inputs import shown
 from mpsim.scenario.cluster import ClusterChoice, clusters_of
-from mpsim.scenario.design import DesignChoice
-from mpsim.scenario.fields import Section, Shorthand
+from mpsim.scenario.fields import Later, Section, Shorthand
 from mpsim.scenario.layers import Layers, ground
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.sections import (
@@ -33,9 +32,15 @@ from mpsim.scenario.sections import (
     Training,
     Variation,
 )
-from mpsim.scenario.serving import PoolChoice, Serving
 from mpsim.scenario.settled import settle
 from mpsim.workload import Transformer
+
+if TYPE_CHECKING:
+    from mpsim.scenario.design import DesignChoice
+    from mpsim.scenario.serving import PoolChoice, Serving
+else:
+    DesignChoice: TypeAlias = Annotated[object, Later("design", "DesignChoice")]
+    Serving: TypeAlias = Annotated[object, Later("serving", "Serving")]
 
 
 def _one_line(name: str) -> str:
@@ -132,6 +137,8 @@ class Written(Section):
             own = {axis: getattr(degrees, axis) for axis in ("tp", "pp", "ep")}
             own |= {name: getattr(serving, name) for name in ("attention_dp", "kv_blocks")}
             own |= {**shared, "replicas": serving.replicas or 1}
+            from mpsim.scenario.serving import PoolChoice
+
             return {"serving": PoolChoice().model_copy(update=own)}
         return {
             f"serving.disaggregated.{name}": pool.model_copy(

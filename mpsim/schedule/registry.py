@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from mpsim.errors import ScheduleError, nearest
 from mpsim.memo import remembered
-from mpsim.schedule.csv_file import read_csv
 from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 
@@ -131,6 +130,8 @@ def _check_options(name: str, known: tuple[str, ...], options: Mapping[str, obje
 
 
 def _from_file(path: str, *, pp: int, microbatches: int, virtual_stages: int) -> Orders:
+    from mpsim.schedule.csv_file import read_csv
+
     orders = read_csv(path)
     needed = {"pp": pp, "microbatches": microbatches, "virtual_stages": virtual_stages}
     for key, value in needed.items():

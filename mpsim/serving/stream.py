@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.scenario.extent import expected_requests
-from mpsim.scenario.serving import LengthChoice, Workload
+from mpsim.scenario.fields import LengthChoice
+from mpsim.scenario.serving import Workload
 from mpsim.serving.requests import Requests
 from mpsim.serving.traces import read_trace
 

@@ -95,7 +95,7 @@ class _Spans(NamedTuple):
     end: Floats
 
     def of_anybody(self, ranks: Ints) -> _Spans:
-        """Those of all for each of `ranks`."""
+        """Intervals of all, for each of `ranks`."""
         ranks, cover = np.flatnonzero(np.bincount(ranks)), Cover(self.start, self.end)
         columns = (np.tile(edge, len(ranks)) for edge in (cover.start, cover.end))
         return _Spans(np.repeat(ranks, len(cover.start)), *columns)

@@ -17,8 +17,8 @@ from mpsim.memo import remembered
 from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages, whole_groups
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
-from mpsim.scenario.serving import LengthChoice
-from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
+from mpsim.scenario.fields import LengthChoice
+from mpsim.schedule import Orders, make_orders
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
 from mpsim.workload import Transformer
@@ -73,6 +73,8 @@ def _orders_of(
 ) -> Orders:
     orders = make_orders(schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     if beside and not orders.fused.any():
+        from mpsim.schedule.beside import forwards_beside_backwards
+
         orders = forwards_beside_backwards(orders)
     return orders.validate()
 

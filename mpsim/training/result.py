@@ -20,7 +20,7 @@ from mpsim.result.waits import Waits
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.training.account import attribute, idle_waits
-from mpsim.training.memory import account_memory, memory_curve
+from mpsim.training.memory import account_memory
 from mpsim.training.plan import Plan
 from mpsim.training.summary import Needs, Work, headline, needs_of, summarise, work_of
 
@@ -63,6 +63,8 @@ class TrainingResult(Result):
 
     def memory_curve(self, rank: int) -> MemoryCurve:
         """Memory of rank class `rank` (the pipeline rank, where replicas are alike) over time."""
+        from mpsim.training.memory.curve import memory_curve
+
         return memory_curve(self.timeline, self.plan, self.memory, rank)
 
     def allocations(self, rank: int | None = None, *, expandable: bool = False) -> Played:

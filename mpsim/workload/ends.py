@@ -1,4 +1,4 @@
-"""The ends of a model: embedding before the first layer, output head with its loss after the last."""
+"""The ends of a model: embedding before the first layer, with a tower for images, and output head with its loss after the last."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from mpsim.errors import WorkloadError
 from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, linear, make_elementwise, moving
 from mpsim.workload.expansion import Expansion, Step, Tokens
-from mpsim.workload.images import tower_steps
+from mpsim.workload.layer import serial_block
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Transformer
+from mpsim.workload.vision import VisionTower
 
 
 def expand_embedding(
@@ -212,3 +213,37 @@ def _lookup(
     forward = kernel(Phase.FORWARD, moved + labels, labels)
     backward = kernel(Phase.WEIGHT_GRADIENT, written + labels + 2 * accumulate * updated, 0.0)
     return Step(forward, (dataclasses.replace(backward, accumulate_bytes=accumulate),))
+
+
+def tower_steps(tower: VisionTower, lowering: Lowering, sequences: int, out: int) -> Iterator[Step]:
+    """Expand patches, layers and merger of all images of so many sequences, to tokens of width `out`."""
+    images = max(round(sequences * tower.images), 1)
+    whole = Transformer(
+        name="vision",
+        layers=tower.layers,
+        hidden=tower.hidden,
+        heads=tower.heads,
+        kv_heads=tower.heads,
+        head_dim=tower.hidden // tower.heads,
+        ffn_hidden=tower.ffn_hidden,
+        vocab=1,
+        attention="full",
+        positions="none",
+    )
+    part = Part(whole, lowering, Tokens(images, tower.patches, tower.patches))
+    merged = dataclasses.replace(
+        part, tokens=Tokens(images, tower.patches // tower.merge, tower.patches // tower.merge)
+    )
+    first = Module.VISION, Role.PATCHES
+    steps = [part.replicated(first, "patches", tower.hidden, features_in=tower.pixels)]
+    (kind,) = set(whole.kinds)
+    for _ in range(tower.layers):
+        steps += serial_block(part, kind)
+    inner, joined = (Module.VISION, Role.UP), tower.joined
+    steps.append(merged.column(inner, "merge1", joined, joined, features_in=joined))
+    wide = dataclasses.replace(merged, model=dataclasses.replace(whole, hidden=out))
+    steps.append(wide.row((Module.VISION, Role.DOWN), "merge2", tower.joined))
+    for step in steps:
+        yield step.each(
+            lambda each: dataclasses.replace(each, module=Module.VISION, name=f"vision {each.name}")
+        )

@@ -6,8 +6,7 @@ import dataclasses
 import math
 
 from mpsim.memo import remembered
-from mpsim.workload.ends import expand_head
-from mpsim.workload.images import tower_steps
+from mpsim.workload.ends import expand_head, tower_steps
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.transformer import Transformer

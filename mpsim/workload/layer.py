@@ -19,7 +19,6 @@ from mpsim.workload.lowering import Lowering
 from mpsim.workload.mlp import activation, expert_mlp, gate_and_up, plain_mlp
 from mpsim.workload.operators import Module, Role, Split
 from mpsim.workload.parts import Part
-from mpsim.workload.scan import state_mixer
 from mpsim.workload.transformer import LayerKind, Transformer
 
 
@@ -94,6 +93,8 @@ def expand_layer(
 def serial_block(part: Part, kind: LayerKind) -> Iterator[Step]:
     """Expand a layer whose mixer and MLP follow each other."""
     if kind.mixer == "state" and part.model.state is not None:
+        from mpsim.workload.scan import state_mixer
+
         yield part.norm(Module.STATE, "norm1")
         yield from state_mixer(part, part.model.state)
         yield from part.add(Module.STATE, "1")

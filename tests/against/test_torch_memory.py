@@ -10,7 +10,8 @@ import pytest
 from bench.torch_steps import Case, cases, parts_of
 from mpsim.calibrate.machine import Frame, document_of, link_entry, sheet_entry
 from mpsim.calibrate.parts import Fit
-from mpsim.hardware import accelerator, link, machine_of
+from mpsim.hardware import accelerator, link
+from mpsim.hardware.machine import machine_of
 from mpsim.measure.plan import load_grid
 from mpsim.measured.records import Measurement
 from mpsim.simulate import simulate

@@ -17,7 +17,8 @@ import pytest
 
 import mpsim
 from mpsim.hardware import build_cluster
-from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.scenario.fields import LengthChoice
+from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.service import Service

@@ -28,7 +28,7 @@ NOT_ASKED_FOR = [
     "mpsim.engine.fluid",
 ]
 
-MODULES = 226
+MODULES = 180
 """Of mpsim, that a run of the quickstart imports."""
 
 

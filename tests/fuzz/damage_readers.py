@@ -151,7 +151,7 @@ def _check(path: Path) -> object:
 
 
 def _machine(path: Path) -> object:
-    from mpsim.hardware import read_machine
+    from mpsim.hardware.machine import read_machine
 
     return read_machine(path)
 
@@ -179,7 +179,7 @@ def _graph(path: Path) -> object:
 
 
 def _orders(path: Path) -> object:
-    from mpsim.schedule import read_csv
+    from mpsim.schedule.csv_file import read_csv
 
     return read_csv(path)
 

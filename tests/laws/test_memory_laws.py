@@ -16,7 +16,8 @@ from mpsim.framework import framework
 from mpsim.simulate import Prepared
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.layouts import Layouts
-from mpsim.training.memory import COMPONENTS, account_memory, memory_curve
+from mpsim.training.memory import COMPONENTS, account_memory
+from mpsim.training.memory.curve import memory_curve
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.planning import make_plan
 from tests.nightly import examples

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mpsim.hardware import build_cluster
-from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.scenario.fields import LengthChoice
+from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving import service
 from mpsim.serving.batching import Batch
 from mpsim.serving.engines import engine

@@ -8,8 +8,9 @@ import pytest
 
 from mpsim.parallel.axes import AXES
 from mpsim.program import TICK
-from mpsim.result import CommunicationSlices, Result
+from mpsim.result import Result
 from mpsim.result.intervals import Cover
+from mpsim.result.slices import CommunicationSlices
 from mpsim.scenario.scenario import load
 from mpsim.simulate import simulate_step
 from mpsim.training.vocabulary import PARTS

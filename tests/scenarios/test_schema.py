@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Accelerator, Fabric, Link, accelerator, link, system, system_names
-from mpsim.scenario import Scenario, check, checks, json_schema, load, template_names, template_text
+from mpsim.scenario import Scenario, check, checks, json_schema, load
 from mpsim.scenario.checks import CHECKS
 from mpsim.scenario.cluster import AcceleratorChoice, LinkChoice
+from mpsim.scenario.examples import template_names, template_text
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.network import FabricChoice
 from mpsim.scenario.sections import expand_range
@@ -375,7 +376,7 @@ def test_every_check_is_run_and_tested():
     defined = {
         name
         for file in folder.glob("*.py")
-        if file.stem != "serving"  # of SERVING_CHECKS, tested with services
+        if file.stem != "serving"  # of scenarios that serve, tested with services
         for name in re.findall(r"^def (check_\w+)", file.read_text(), re.MULTILINE)
     }
     assert EVERY_CHECK.keys() == defined

@@ -10,7 +10,7 @@ import typer
 
 import mpsim
 from mpsim.cli.app import application
-from mpsim.scenario import template_names, template_text, template_title
+from mpsim.scenario.examples import template_names, template_text, template_title
 
 WIDTH = 100
 

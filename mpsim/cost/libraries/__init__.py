@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 
 from mpsim.cost.constants import Ledger
 from mpsim.cost.libraries.fitted import FittedLibrary, NcclLibrary, TorusLibrary
-from mpsim.cost.libraries.host import HostLibrary
 from mpsim.cost.libraries.library import Library, check_runs_on, default_library, library_names
 from mpsim.hardware.cluster import Cluster
 
-__all__ = ["FittedLibrary", "HostLibrary", "default_library", "library_names", "make_library"]
+__all__ = ["FittedLibrary", "default_library", "library_names", "make_library"]
 
 _FITTED: Mapping[str, Callable[..., Library]] = {
     "nccl": NcclLibrary,
@@ -31,4 +30,7 @@ def make_library(name: str | None, cluster: Cluster, ledger: Ledger, *, loaded: 
     check_runs_on(library, cluster, key="" if name else "cluster.library: ")
     if library in _FITTED:
         return _FITTED[library](library, cluster, ledger, loaded=loaded)
+    # the algorithms of MPI and gloo, which most clusters of accelerators do without
+    from mpsim.cost.libraries.host import HostLibrary
+
     return HostLibrary(library, cluster, ledger)

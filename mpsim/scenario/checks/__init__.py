@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpsim.errors import MpsimError, Problem
-from mpsim.scenario.checks import common, layer, machine, memory, serving, step, tuning
+from mpsim.scenario.checks import common, layer, machine, memory, step, tuning
 from mpsim.scenario.checks.common import wrong_values
 from mpsim.scenario.checks.machine import absent_parts
 
@@ -43,17 +43,21 @@ CHECKS: Final = (
     *_COMMON,
     *itertools.chain(*map(_checks_of, (machine, step, layer, memory, tuning))),
 )
-SERVING_CHECKS: Final = (
-    *_checks_of(serving),
-    *(check for check in _COMMON if check.__name__ != "check_framework"),
-)
-"""Those of a scenario that serves."""
+"""Those of a scenario that trains."""
+
+
+def _serving_checks() -> tuple[Check, ...]:
+    """Checks of a scenario that serves, which a training does without."""
+    from mpsim.scenario.checks import serving
+
+    common = (check for check in _COMMON if check.__name__ != "check_framework")
+    return (*_checks_of(serving), *common)
 
 
 def check(scenario: Written) -> list[Problem]:
     """Run every check; none finds anything in what can be simulated, as far as that shows unplanned."""
     problems: list[Problem] = []
-    for rule in SERVING_CHECKS if scenario.serving is not None else CHECKS:
+    for rule in _serving_checks() if scenario.serves else CHECKS:
         try:
             problems += rule(scenario)
         except MpsimError:  # a preset that check_model, check_cluster or check_framework reports

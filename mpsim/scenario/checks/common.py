@@ -1,10 +1,10 @@
-"""Checks of what both jobs have: presets that exist, and variants (sweep, overrides) that fit."""
+"""Checks of what both jobs have: presets that exist, and variants (sweep, overrides) that fit; and the nearest legal values that any check can suggest."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pydantic
@@ -13,7 +13,6 @@ from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import framework
 from mpsim.scenario.layers import Layers, lay_values
-from mpsim.scenario.translate import translate
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -167,5 +166,31 @@ def _misfits(document: Document, kind: type[pydantic.BaseModel]) -> list[str]:
     try:
         kind.model_validate(document.data)
     except pydantic.ValidationError as error:
+        # the words for mistakes, which most scenarios do without
+        from mpsim.scenario.translate import translate
+
         problems += translate(error, kind)
     return [f"{problem.key}: {problem.message}" for problem in problems]
+
+
+def multiples(value: int, step: int) -> list[int]:
+    """The multiples of `step` around `value`, without zero."""
+    below = value // step * step
+    return [below, below + step] if below else [step]
+
+
+def multiples_near(value: int, step: int) -> str:
+    """The multiples of `step` around `value`."""
+    return " or ".join(map(str, multiples(value, step)))
+
+
+def divisors_near(value: int, wanted: int) -> str:
+    """The two divisors of `value` nearest to `wanted`."""
+    divisors = [n for n in range(1, min(value, 2 * wanted) + 1) if value % n == 0]
+    return nearest_two(divisors, wanted)
+
+
+def nearest_two(legal: Iterable[int], wanted: int, otherwise: str = "1") -> str:
+    """The two of `legal` nearest to `wanted`."""
+    near = sorted(sorted(legal, key=lambda n: abs(n - wanted))[:2])
+    return " or ".join(map(str, near)) or otherwise

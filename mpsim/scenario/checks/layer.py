@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
 from mpsim.framework import ContextExchange, ExpertOverlap, TensorOverlap
-from mpsim.scenario.checks.near import divisors_near, multiples_near, nearest_two
+from mpsim.scenario.checks.common import divisors_near, multiples_near, nearest_two
 from mpsim.scenario.sections import OF_STAGE, factors
 from mpsim.schedule import schedule, schedules
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
-from mpsim.scenario.checks.near import multiples
+from mpsim.scenario.checks.common import multiples
 from mpsim.scenario.sections import Variation, factors
 
 if TYPE_CHECKING:

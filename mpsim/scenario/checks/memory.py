@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap, SelectiveRecompute
 from mpsim.scenario.balance import stage_layers
-from mpsim.scenario.checks.near import nearest_two
+from mpsim.scenario.checks.common import nearest_two
 from mpsim.scenario.sections import REPLICATING, factors
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import HardwareError, Problem, ScenarioError
 from mpsim.scenario.balance import balanced_stages, stage_layers
-from mpsim.scenario.checks.near import multiples_near, nearest_two
+from mpsim.scenario.checks.common import multiples_near, nearest_two
 from mpsim.schedule import schedule
 
 if TYPE_CHECKING:

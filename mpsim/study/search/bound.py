@@ -34,7 +34,6 @@ from mpsim.study.search.layouts import Frame, Layout
 from mpsim.study.search.shapes import KEPT, Exposed, Shapes, StageParts, content, part_names, varied
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import (
-    Flight,
     Fresh,
     buffers,
     fragments,
@@ -44,6 +43,7 @@ from mpsim.training.memory import (
     model_states,
     step_scratch,
 )
+from mpsim.training.memory.flight import Flight
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, place_layers, runs_beside, step_orders
 from mpsim.training.recompute import Recompute

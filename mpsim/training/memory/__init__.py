@@ -8,14 +8,11 @@ from mpsim.training.memory.account import (
     memory_constants,
 )
 from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_stage, offloaded
-from mpsim.training.memory.curve import memory_curve
-from mpsim.training.memory.flight import Flight
 from mpsim.training.memory.fresh import Fresh, fresh_gradients
 from mpsim.training.memory.states import buffers, gradient_scratch, model_states, step_scratch
 
 __all__ = [
     "COMPONENTS",
-    "Flight",
     "Fresh",
     "Kept",
     "account_memory",
@@ -27,7 +24,6 @@ __all__ = [
     "held_by_rank",
     "kept_by_stage",
     "memory_constants",
-    "memory_curve",
     "model_states",
     "offloaded",
     "step_scratch",

@@ -217,9 +217,10 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     logits = np.where(moment.at_head, columns["logits"] + in_loss, made)
     every = before, after, moment.most, logits, moment.collected, moment.passing
     lists, total = step_scratch(plan) - fresh.root, fresh.total
-    steps = (0.0, 0.0, total + lists, 0.0, total, lists)
+    steps: list[float | NDArray[np.float64]] = [0.0, 0.0, total + lists, 0.0, total, lists]
     stepped = [
-        np.insert(column, bounds[1:], step) for column, step in zip(every, steps, strict=True)
+        np.insert(column, orders.rank_ptr[1:], step)
+        for column, step in zip(every, steps, strict=True)
     ]
     return [
         Held(*(column[first + rank : last + rank + 1] for column in stepped))

@@ -13,7 +13,7 @@ import pytest
 from mpsim.calibrate import calibrate
 from mpsim.cli.app import execute
 from mpsim.errors import CalibrationError
-from mpsim.hardware import read_machine
+from mpsim.hardware.machine import read_machine
 from mpsim.measured.files import read_measured
 from mpsim.measured.sources import read_source
 from mpsim.shipped import read_shipped

@@ -12,8 +12,10 @@ from bench import served_points, validate_files
 from mpsim.calibrate import calibrate_serving
 from mpsim.calibrate.serving import fit_serving, on_machine
 from mpsim.errors import CalibrationError
-from mpsim.hardware import build_cluster, read_machine
-from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.hardware import build_cluster
+from mpsim.hardware.machine import read_machine
+from mpsim.scenario.fields import LengthChoice
+from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mpsim.errors import HardwareError, ScenarioError
-from mpsim.hardware import read_machine
+from mpsim.hardware.machine import read_machine
 from mpsim.result import Result
 from mpsim.scenario import Scenario, load
 from mpsim.simulate import simulate

@@ -18,7 +18,7 @@ from mpsim.calibrate.points import kernel_points
 from mpsim.cost import CollectiveModel, KernelModel
 from mpsim.errors import CalibrationError
 from mpsim.explain import account, read_ranks
-from mpsim.hardware import machine_of
+from mpsim.hardware.machine import machine_of
 from mpsim.measured.sources import read_source
 from mpsim.parallel import GroupShape
 from tests import faults

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
-from mpsim.schedule import forwards_beside_backwards, make_orders
+from mpsim.schedule import make_orders
+from mpsim.schedule.beside import forwards_beside_backwards
 from mpsim.training import build_program
 from mpsim.workload import Experts
 from tests.plans import small_plan

@@ -230,7 +230,8 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
 ) -> None:
     """As layers that were compiled one by one run; on a CPU they are refused with the reason."""
     from mpsim.errors import CalibrationError
-    from mpsim.hardware import host_of, read_machine
+    from mpsim.hardware import host_of
+    from mpsim.hardware.machine import read_machine
     from mpsim.validate.step_scenarios import step_of
 
     box = tmp_path / "box.yaml"

@@ -13,6 +13,7 @@ from mpsim.formats.megatron_settings import flags
 from mpsim.formats.words import TABLES, keys
 from mpsim.framework import framework
 from mpsim.scenario import Scenario
+from mpsim.scenario.schema import keys_of
 from mpsim.serving.engines import EnginePreset
 
 
@@ -37,8 +38,8 @@ def known_keys():
     stack = [("", Scenario)]
     while stack:
         head, section = stack.pop()
-        for name, field in section.model_fields.items():
-            key = f"{head}{field.alias or name}"
+        for name, field in keys_of(section).items():
+            key = f"{head}{name}"
             names.add(key)
             stack += [(f"{key}.", part) for part in sections(field.annotation)]
     return names

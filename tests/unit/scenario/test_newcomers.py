@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import mpsim
-from mpsim.schedule import make_orders, write_csv
+from mpsim.schedule import make_orders
+from mpsim.schedule.csv_file import write_csv
 
 BASE = """schema: 1
 model: llama3.1-8b

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mpsim.errors import ScheduleError
 from mpsim.memo import forget
-from mpsim.schedule import Action, make_orders, schedule_names, write_csv
+from mpsim.schedule import Action, make_orders, schedule_names
+from mpsim.schedule.csv_file import write_csv
 
 
 def _refused(name: str, pp: int, microbatches: int) -> bool:

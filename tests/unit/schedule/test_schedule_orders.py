@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule import Action, Orders, make_orders, read_csv, write_csv
+from mpsim.schedule import Action, Orders, make_orders
+from mpsim.schedule.csv_file import read_csv, write_csv
 
 SPLIT = [["0F0", "0F1", "0I0", "0I1", "0W0", "0W1"]]
 TWO_RANKS = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]

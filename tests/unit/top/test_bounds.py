@@ -15,7 +15,7 @@ from mpsim.cli import main
 from mpsim.errors import MpsimError, ScenarioError, TooLargeError
 from mpsim.formats.cells import read_rows
 from mpsim.measured.files import read_measured
-from mpsim.schedule import read_csv
+from mpsim.schedule.csv_file import read_csv
 from mpsim.serving.traces import read_trace
 from mpsim.study.journal import Journal
 

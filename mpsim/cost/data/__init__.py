@@ -1,1 +1,0 @@
-"""Fitted constants, read by `mpsim.cost.constants`."""

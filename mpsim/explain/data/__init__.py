@@ -1,1 +1,0 @@
-"""Mends of causes."""

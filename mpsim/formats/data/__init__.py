@@ -1,1 +1,0 @@
-"""Names that other tools give to hardware, and the entries of the catalog they mean."""

@@ -1,1 +1,0 @@
-"""Framework presets, one YAML file a family."""

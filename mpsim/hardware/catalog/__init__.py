@@ -1,1 +1,0 @@
-"""The hardware catalog: accelerators.yaml, links.yaml, systems.yaml."""

@@ -1,1 +1,0 @@
-"""Serving engines by name and era; each entry names its sources."""

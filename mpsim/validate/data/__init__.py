@@ -1,1 +1,0 @@
-"""Frameworks of the steps that mpsim measure runs."""

@@ -1,1 +1,0 @@
-"""Published models as YAML, each with its source."""
