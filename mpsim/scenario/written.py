@@ -131,14 +131,14 @@ class Written(Section):
         """Instances of a service, or of each of its pools, by the section that has them: with what
         pools share filled in, and one instance where the cluster is to say how many.
         """
+        from mpsim.scenario.serving import PoolChoice
+
         degrees, serving = self.parallelism, self.service
         shared = {"weights": serving.weights, "kv": serving.kv}
         if (apart := serving.disaggregated) is None:
             own = {axis: getattr(degrees, axis) for axis in ("tp", "pp", "ep")}
             own |= {name: getattr(serving, name) for name in ("attention_dp", "kv_blocks")}
             own |= {**shared, "replicas": serving.replicas or 1}
-            from mpsim.scenario.serving import PoolChoice
-
             return {"serving": PoolChoice().model_copy(update=own)}
         return {
             f"serving.disaggregated.{name}": pool.model_copy(
