@@ -16,7 +16,7 @@ from mpsim.plot.palette import EVENTS, SERIES, SERVING
 from mpsim.plot.timeline import Actions, Timeline
 from mpsim.result.words import Figures
 from mpsim.serving import ServiceResult
-from mpsim.serving.summary import itl, latencies
+from mpsim.serving.tally import itl, latencies
 from mpsim.study import Sweep
 
 Floats = NDArray[np.float64]

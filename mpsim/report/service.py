@@ -12,7 +12,7 @@ from mpsim.plot.step import memory_bars, parts_of
 from mpsim.report.blocks import Block, Column, Figures, Note, Sections, Table, at, figure
 from mpsim.report.lanes import lives_of
 from mpsim.serving import ServiceResult
-from mpsim.serving.summary import ACCOUNT
+from mpsim.serving.tally import ACCOUNT
 from mpsim.units import percent
 
 _LATENCIES = {

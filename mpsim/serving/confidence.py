@@ -29,14 +29,13 @@ from mpsim.result.residuals import (
 )
 from mpsim.result.words import Figures
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.sketch import BATCHES, Sketch
+from mpsim.serving.spread import BATCHES, MANY, Sketch, Values, batches
 
 Floats = NDArray[np.float64]
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _T = 1.383  # the same of Student's with nine degrees of freedom
 _FEWEST = 5  # values whose spread says something of their mean
-_LEAST = 2 * BATCHES  # values that are worth cutting into batches
 _SERVICES = 10.0  # times the mean request that requests have to come for
 _FILLING = 3.0  # times the mean request that a service takes to fill up
 _TURNS = 5.0  # requests of each user of a closed loop
@@ -50,31 +49,7 @@ _LATENCIES = {"ttft_s": "ttft", "tpot_s": "tpot", "e2e_s": "e2e"}
 _PUSHED = ("closed", "all-at-once")
 
 
-class _Values:
-    """All values, at hand."""
-
-    def __init__(self, finite: Floats) -> None:
-        self._finite, self._ordered = finite, np.sort(finite)
-        self.count, self.mean = len(finite), float(finite.mean())
-        self.least = float(self._ordered[0])
-
-    @property
-    def means(self) -> Floats:
-        many = self.count >= _LEAST
-        groups = _batches(self._finite) if many else np.split(self._finite, self.count)
-        return np.array([group.mean() for group in groups])
-
-    def quantile(self, share: float) -> float:
-        return float(np.quantile(self._ordered, share))
-
-    def at(self, place: int) -> float:
-        return float(self._ordered[place])
-
-    def batch_quantiles(self, share: float) -> list[float]:
-        return [float(np.quantile(batch, share)) for batch in _batches(self._finite)]
-
-
-def distribution(values: Floats | _Values | Sketch) -> dict[str, float | list[float] | None] | None:
+def distribution(values: Floats | Values | Sketch) -> dict[str, float | list[float] | None] | None:
     """Mean and percentiles of a latency, each with an 80 % interval: ``mean``, ``mean_interval``,
     ``p50``, ``p50_interval`` and so on; None without values.
 
@@ -83,11 +58,11 @@ def distribution(values: Floats | _Values | Sketch) -> dict[str, float | list[fl
     of the mean of fewer than five.
     """
     if isinstance(values, np.ndarray):
-        finite = values[np.isfinite(values)]
-        return distribution(_Values(finite)) if len(finite) else None
-    count, mean = values.count, values.mean
-    if not count:
+        (spread := Values()).add(0, values)
+        return distribution(spread)
+    if not (count := values.count):
         return None
+    mean = values.mean
     least = min(0.0, values.least)  # no latency is below it
     half = _half_width(values.means) if count >= _FEWEST else 0.0
     figures: dict[str, float | list[float] | None] = {
@@ -119,22 +94,17 @@ class SteadyState(TypedDict):
     growing: bool
 
 
-def _batches(values: Floats) -> list[Floats]:
-    return np.array_split(values, BATCHES)
-
-
-def batch_interval(share: float, shares: Floats) -> tuple[float, float]:
-    """The 80 % interval of a share of requests, by that of each of ten batches."""
-    half = _half_width(shares)
-    return max(0.0, share - half), min(1.0, share + half)
-
-
-def share_interval(kept: NDArray[np.bool_]) -> tuple[float, float]:
-    """The 80 % interval of a share of requests in order, by batch means, of few by Wilson's."""
-    share, count = float(kept.mean()), len(kept)
-    if count >= _LEAST:
-        shares = np.array([batch.mean() for batch in _batches(kept.astype(float))])
-        return batch_interval(share, shares)
+def share_interval(kept: Values | Sketch) -> tuple[float, float]:
+    """The 80 % interval of a share of requests in order, each 1 or 0: by batch means, of few by
+    Wilson's.
+    """
+    count = kept.count
+    if not count or (count >= MANY and len(kept.means) < 2):
+        return 0.0, 1.0
+    share = kept.mean
+    if count >= MANY:
+        half = _half_width(kept.means)
+        return max(0.0, share - half), min(1.0, share + half)
     # of few requests that all kept the limits nobody knows that all others would
     middle, whole = share + HALF_WIDTH**2 / (2 * count), 1.0 + HALF_WIDTH**2 / count
     half = HALF_WIDTH * math.sqrt(share * (1.0 - share) / count + (HALF_WIDTH / (2 * count)) ** 2)
@@ -170,7 +140,7 @@ def steady_state(
     """
     counted = arrival >= since
     count = int(counted.sum())
-    if kind == "all-at-once" or users is not None or count < _LEAST:
+    if kind == "all-at-once" or users is not None or count < MANY:
         return verdict(Course(count), kind=kind, users=users)
     stay, ends = queue + service, np.sort(arrival + queue + service)
     begin, third = crowded_from(float(arrival[0]), float(arrival[-1]), float(stay.mean()), since)
@@ -181,7 +151,7 @@ def steady_state(
     course = Course(
         count,
         float(service[counted].mean()),
-        np.array([batch.mean() for batch in _batches(queue[counted])]),
+        np.array([batch.mean() for batch in batches(queue[counted])]),
         inside,
         third,
         float(arrival[counted][-1] - arrival[counted][0]),
@@ -221,7 +191,7 @@ def verdict(course: Course, *, kind: str, users: int | None) -> SteadyState:
         turns = course.counted / users
         if turns < _TURNS:
             reason = f"each of {users} users sends {turns:.3g} requests, so the burst of the first ones counts; {_TURNS:g} were enough"
-    elif course.counted < _LEAST:
+    elif course.counted < MANY:
         reason = f"{course.counted} requests are too few to tell"
     else:
         reason = _waiting(course.waits, course.service) or _crowding(course)

@@ -96,6 +96,11 @@ class Served:
         return dataclasses.replace(self, **{name: getattr(self, name)[:count] for name in names})
 
     @property
+    def running_s(self) -> float:
+        """Time in which instances ran, their sum [s]."""
+        return math.fsum(end - begin for _, begin, end in self.running)
+
+    @property
     def engine_names(self) -> tuple[str, ...]:
         """Names of the batches that run beside each other."""
         kinds = ("engine",) if len(self.pools) == 1 else ("prefill", "decode")

@@ -17,20 +17,20 @@ from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import is_long, refuse_large_scenario
 from mpsim.serving.confidence import intervals, setting_of
-from mpsim.serving.many import Folded
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests, Served
 from mpsim.serving.service import Progress, Service
 from mpsim.serving.stream import Stream
-from mpsim.serving.summary import latencies, summarise, window_of
+from mpsim.serving.summary import figures_of
+from mpsim.serving.tally import Folded, Tally, tally_of
 from mpsim.serving.words import service_sheet
 from mpsim.sheet import Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_TAIL = 99
+_TAIL = 0.99
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +46,8 @@ class ServiceResult(JobResult):
     """Sums and sketches of a stream of which neither requests nor iterations were kept."""
 
     def _figures(self) -> Figures:
-        kept = (self.plan, self.requests, self.served)
-        figures = summarise(*kept, until=self.until, folded=self.folded)
+        kept = (self.plan, self.requests, self.served, self.until)
+        figures = figures_of(self.plan, self.served, self.folded or tally_of(*kept))
         return {
             "scenario": self.scenario.name,
             "job": self.kind,
@@ -136,6 +136,7 @@ def run_service(
         plan.require(Requests(np.zeros(1), *ones))
         folded = Folded(plan, stream)
         served = Service(stream, plan, folded=folded, progress=progress).run()
+        folded.finish(served.end)
         return ServiceResult(scenario, plan, Requests(*np.zeros((3, 0))), served, folded=folded)
     requests = plan.requests()
     refuse_large_scenario(scenario, len(requests))  # nobody knew how many a trace has
@@ -185,16 +186,15 @@ def measurable(plan: ServicePlan) -> dict[str, float]:
     ScenarioError if the service cannot hold its weights, or a request.
     """
     requests, served = _serve_workload(plan, plan.requests())
-    window = window_of(plan, requests, served)
-    times = latencies(served, requests, plan.first_token_time)
-    ttft, tpot, e2e = (times[name][window.counted] for name in ("ttft", "tpot", "e2e"))
-    several = tpot[~np.isnan(tpot)]  # of the requests that gave more than one token
+    tally = Tally(plan)
+    tally.add(requests, served)
+    ttft, tpot, e2e = (tally.spreads[name] for name in ("ttft", "tpot", "e2e"))
     static = plan.policy.together
     return {
-        "ttft": float(np.nanmean(ttft)),
-        "tpot": float(several.mean()) if len(several) else 0.0,
-        "e2e": served.end if static else float(np.nanmean(e2e)),
-        "throughput": float(window.output / window.seconds),
-        "ttft_p99": float(np.nanpercentile(ttft, _TAIL)),
-        "tpot_p99": float(np.percentile(several, _TAIL)) if len(several) else 0.0,
+        "ttft": ttft.mean,
+        "tpot": tpot.mean if tpot.count else 0.0,  # of requests that gave more than one token
+        "e2e": served.end if static else e2e.mean,
+        "throughput": float(tally.output / tally.seconds),
+        "ttft_p99": ttft.quantile(_TAIL),
+        "tpot_p99": tpot.quantile(_TAIL) if tpot.count else 0.0,
     }

@@ -29,10 +29,10 @@ from mpsim.serving.autoscale import Autoscaler
 from mpsim.serving.batching import Engine, Iteration
 from mpsim.serving.entrance import AHEAD, Entrance, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, reached
-from mpsim.serving.many import Folded, Window
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests, Served
-from mpsim.serving.stream import Stream
+from mpsim.serving.stream import Stream, Tail
+from mpsim.serving.tally import Folded
 from mpsim.serving.transfers import Transfers
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -93,12 +93,12 @@ class Service:
         self._front_end, self._free = plan.front_end_time, 0.0
         self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
         # where all are kept, plain lists are faster: nothing is dropped from them
-        self._column: type[Window[Any]] = cast("Any", list) if folded is None else Window
+        self._column: type[Tail[Any]] = cast("Any", list) if folded is None else Tail
         self._arrival, self._queued, self._started, self._first, self._last = (
             self._column() for _ in range(5)
         )
         self._prompt, self._output = self._column(), self._column()
-        self._hashes: Window[tuple[int, ...]] | None = None
+        self._hashes: Tail[tuple[int, ...]] | None = None
         self._loaded, self._folds = 0, 0  # requests that were drawn, and that were folded
         self._left: deque[list[int]] = deque()  # of each page: requests, those that have not ended
         self._load()
@@ -250,7 +250,7 @@ class Service:
             if self._hashes:
                 self._hashes.drop(count)
             part = Served(arrival, started, first, last, {})
-            self._folded.add(self._folds, Requests(arrival, prompt, output), part)
+            self._folded.fold(self._folds, Requests(arrival, prompt, output), part)
             self._folds += count
         if len(self._rows) >= _PAGE:
             self._fold_rows()
@@ -258,7 +258,7 @@ class Service:
     def _fold_rows(self) -> None:
         """Fold the iterations of a stream that were written down."""
         if self._folded is not None and self._rows:
-            self._folded.add_rows(self._steps())
+            self._folded.fold_rows(self._steps())
             self._rows.clear()
 
     def _arrivals(self) -> Events:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,59 +18,17 @@ from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
 from mpsim.result.words import Figures
 from mpsim.serving.batching import Batch
-from mpsim.serving.confidence import (
-    QUANTILES,
-    SteadyState,
-    distribution,
-    share_interval,
-    steady_state,
-)
+from mpsim.serving.confidence import distribution
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.requests import Requests, Served
-from mpsim.serving.sketch import Sketch
+from mpsim.serving.tally import ACCOUNT, RowSums, Tally, tally_of
 from mpsim.units import percent
-
-if TYPE_CHECKING:
-    from mpsim.serving.many import Folded
-
 
 Floats = NDArray[np.float64]
 
-ACCOUNT = (
-    *("decode", "prefill", "exposed_tp", "exposed_ep", "exposed_pp", "exposed_kv"),
-    *("host", "bubble", "down", "idle_cache", "idle"),
-)
-"""Parts of the time of accelerators; they sum to the duration."""
-
-_BESIDE = ("exposed_tp", "exposed_ep", "exposed_pp", "host")  # within an iteration
 _FELT = 0.01  # of the time: below it nobody feels a wait for cache
 _MEGA = 1e6
 _HOUR = 3600.0
-
-
-def latencies(served: Served, requests: Requests, first_token_time: float) -> dict[str, Floats]:
-    """TTFT, TPOT, E2E and queue time of every request that was served [s].
-
-    Notes
-    -----
-    TPOT is (E2E - TTFT) / (output - 1) of a request, NaN where it gave one token. Server, tokenizer
-    and network (`first_token_time`) count to TTFT and E2E.
-    """
-    ttft = served.first - served.arrival + first_token_time
-    e2e = served.last - served.arrival + first_token_time
-    further = requests.output - 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot = np.where(further > 0, (served.last - served.first) / further, np.nan)
-    return {"ttft": ttft, "tpot": tpot, "e2e": e2e, "queue": served.started - served.arrival}
-
-
-def itl(
-    steps: Mapping[str, Floats], *, since: float = 0.0, until: float = math.inf
-) -> tuple[Floats, Floats]:
-    """Gaps between tokens, which are decoding iterations, and how many sequences had each."""
-    decoding = (steps["decodes"] > 0) & (steps["start"] >= since) & (steps["start"] < until)
-    each = steps["seconds"][decoding] / steps["count"][decoding]
-    return each, steps["decodes"][decoding] * steps["count"][decoding]
 
 
 def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -83,16 +41,11 @@ def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> 
     return parts
 
 
-def _running(served: Served) -> float:
-    """Time in which instances ran, their sum [s]."""
-    return math.fsum(end - begin for _, begin, end in served.running)
-
-
 def _scaling(plan: ServicePlan, served: Served) -> Figures:
     """How many instances ran; nothing where all do."""
     if not served.running:
         return {}
-    each, hours = plan.tp * plan.pp, _running(served) / _HOUR
+    each, hours = plan.tp * plan.pp, served.running_s / _HOUR
     edges = [
         (at, sign) for _, *ends in served.running for at, sign in zip(ends, (1, -1), strict=True)
     ]
@@ -107,135 +60,16 @@ def _scaling(plan: ServicePlan, served: Served) -> Figures:
     }
 
 
-def _of_pool(served: Served, place: int) -> Mapping[str, Floats]:
-    """Iterations of the batches of one pool."""
-    if len(served.pools) == 1:
-        return served.steps
-    first = sum(served.pools[:place])
-    numbers = served.steps["engine"]
-    mine = (numbers >= first) & (numbers < first + served.pools[place])
-    return {name: column[mine] for name, column in served.steps.items()}
-
-
-class RowSums:
-    """Sums over the iterations of a pool, which come page by page in the order of their ends."""
-
-    def __init__(self, plan: ServicePlan) -> None:
-        self._plan = plan
-        self._parts = dict.fromkeys(ACCOUNT, 0.0)
-        self._seconds, self._active = 0.0, 0.0
-        self._over = {"decodes": (0.0, 0.0), "used": (0.0, 0.0)}
-        self._reach: dict[float, float] = {}
-
-    def add(self, steps: Mapping[str, Floats]) -> RowSums:
-        """Add iterations; the sums."""
-        prices, parts, work = self._plan.prices, self._parts, self._plan.work
-        left, count = steps["seconds"], steps["count"]
-        if not len(left):
-            return self
-        self._seconds += float(left.sum())
-        for column, (total, most) in self._over.items():
-            values = steps[column]
-            weighted = total + float((values * left).sum())
-            self._over[column] = weighted, max(most, float(values.max()))
-        for part, each in zip(_BESIDE, _beside(self._plan, steps), strict=True):
-            took = np.minimum(each * count, left)
-            parts[part] += float(took.sum())
-            left = left - took
-        prompts = steps["prompt_tokens"] > 0
-        share = prompts.astype(float)
-        mixed = np.flatnonzero(prompts & (steps["decodes"] > 0))
-        columns = (steps[name][mixed].tolist() for name in ("seconds", "decodes", "context"))
-        for at, seconds, decodes, context in zip(mixed.tolist(), *columns, strict=True):
-            alone = float(prices.stage_seconds(Batch(int(decodes), context))) * work.pp
-            share[at] = max(0.0, 1.0 - alone / seconds)
-        parts["prefill"] += float((left * share).sum())
-        parts["decode"] += float((left * (1.0 - share)).sum())
-        if work.pp > 1:
-            self._add_active(steps)
-        return self
-
-    def _add_active(self, steps: Mapping[str, Floats]) -> None:
-        """Add the time in which any batch of an instance runs."""
-        instance = steps["engine"] // self._plan.pp
-        for number in np.unique(instance).tolist():
-            mine = instance == number
-            start, span = steps["start"][mine], steps["span"][mine]
-            order = np.argsort(start, kind="stable")
-            starts = start[order]
-            before = self._reach.get(number, float(starts[0]))
-            reach = np.maximum.accumulate(np.append(before, starts + span[order]))
-            gaps = np.maximum(0.0, starts - reach[:-1]).sum()
-            self._active += float(reach[-1] - before - gaps)
-            self._reach[number] = float(reach[-1])
-
-    def over_time(self, column: str) -> dict[str, float]:
-        """Mean over the time in which engines work, and the most, of a column of the iterations."""
-        total, most = self._over[column]
-        return {"mean": total / self._seconds if self._seconds else 0.0, "max": most}
-
-    def account(self, served: Served, place: int) -> dict[str, float]:
-        """Seconds of each part; they sum to the duration.
-
-        Notes
-        -----
-        An iteration with prompts and decoding sequences is divided by what it would have taken
-        without its prompts. Of several pipeline stages each works on one batch at a time: what an
-        accelerator does not work while its stage has a batch elsewhere is bubble. Time without work
-        is ``idle``, or ``idle_cache`` where requests waited that had no room in the cache, or
-        ``exposed_kv`` where their keys and values were on the way from the pool of prompts.
-        """
-        # a batch is on one stage of several at a time, and as many batches run as there are stages
-        lanes, stages = served.pools[place], self._plan.pp
-        parts = {part: value / lanes for part, value in self._parts.items()}
-        worked = math.fsum(parts.values())
-        idle = max(0.0, served.end - worked)
-        if stages > 1:
-            active = self._active / (lanes // stages)
-            parts["bubble"] = max(0.0, min(idle, active - worked))
-            idle -= parts["bubble"]
-        stalled = dict(served.stalled[place])
-        if served.running:
-            stalled["down"] += lanes * served.end - stages * _running(served)
-        for part, reason in (("exposed_kv", "transfer"), ("down", "down"), ("idle_cache", "cache")):
-            parts[part] = min(idle, stalled[reason] / lanes)
-            idle -= parts[part]
-        parts["idle"] = idle
-        return parts
-
-
-def _beside(plan: ServicePlan, steps: Mapping[str, Floats]) -> tuple[Floats, ...]:
-    """Time of each iteration beside products and attention, as `_BESIDE` names it [s]."""
-    prices, engine, work = plan.prices, plan.engine, plan.work
-    tokens = prices.tokens_of(steps["decodes"], steps["prompt_tokens"])
-    exposed = {
-        number: (*prices.exposed_seconds(number), prices.send_seconds(number))
-        for number in set(tokens.tolist())
-    }
-    met = np.array([exposed[number] for number in tokens.tolist()]).reshape(-1, 3).T
-    tensor, experts, sent = met * engine.slowdown
-    each = engine.step_time + engine.layer_time * work.layers * work.pp
-    host = each + prices.request_seconds(steps["decodes"])
-    return tensor * work.pp, experts * work.pp, sent, host
-
-
 def summarise(
-    plan: ServicePlan,
-    requests: Requests,
-    served: Served,
-    *,
-    until: float | None = None,
-    folded: Folded | None = None,
+    plan: ServicePlan, requests: Requests, served: Served, *, until: float | None = None
 ) -> Figures:
     """Every figure of a service, SI units; what came or was done after `until` [s] counts not."""
-    if folded is not None:
-        tally, sums = folded.tally(served.end), {"serving": folded.sums}
-    else:
-        tally = _tally(plan, requests, served, until)
-        sums = {
-            name: RowSums(pool).add(_of_pool(served, place))
-            for place, (name, pool) in enumerate(plan.pools.items())
-        }
+    return figures_of(plan, served, tally_of(plan, requests, served, until))
+
+
+def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
+    """Every figure of a service whose run came to a tally, SI units."""
+    sums = tally.sums
     duration, output, limited = tally.seconds, tally.output, bool(tally.missed)
     by_pool = {name: sums[name].account(served, place) for place, name in enumerate(plan.pools)}
     parts = _together(plan, by_pool)
@@ -250,7 +84,7 @@ def summarise(
     energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= duration / served.end if served.end else 0.0
     price = plan.price_per_hour
-    paid = _running(served) / served.end / plan.replicas if served.running else 1.0
+    paid = served.running_s / served.end / plan.replicas if served.running else 1.0
     return {
         "accelerators": accelerators,
         "duration_s": served.end,
@@ -290,131 +124,9 @@ def summarise(
         "cost_per_million_output_tokens": None
         if price is None or not output
         else price * paid * duration / _HOUR / output * _MEGA,
-        **({"percentile_error": folded.error} if folded else {}),
+        **({"percentile_error": tally.error} if tally.error else {}),
         "warnings": _warnings(plan, served, tally, parts),
     }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tally:
-    """Tally of the requests of a run, all kept or folded, from which the figures come."""
-
-    seconds: float  # the part of the run that counts [s]
-    # count, finished: requests that count, and whose last token was given in it
-    count: int
-    finished: int
-    # output, prompt, prompts: tokens generated in it, of prompts that ended in it, and of all
-    # prompts
-    output: float
-    prompt: float
-    prompts: float
-    spreads: Mapping[str, Floats | Sketch]  # latencies by name [s]
-    gaps: dict[str, float] | None  # mean and percentiles of the gaps between tokens [s]
-    kept: int  # requests that count and kept every limit
-    # requests that count and missed a limit, by limit; empty without limits
-    missed: Mapping[str, int]
-    interval: tuple[float, float]  # of the share that kept them
-    state: SteadyState
-
-    @property
-    def share(self) -> float:
-        """Share of the requests that count which kept every limit."""
-        return self.kept / max(1, self.count)
-
-    @property
-    def binding(self) -> str | None:
-        """The limit that most missed; None where none did."""
-        most = max(self.missed, key=self.missed.__getitem__, default=None)
-        return most if most and self.missed[most] else None
-
-
-def _tally(plan: ServicePlan, requests: Requests, served: Served, until: float | None) -> Tally:
-    """The tally of a run whose requests are all kept."""
-    times = latencies(served, requests, plan.first_token_time)
-    window = window_of(plan, requests, served, until)
-    gaps = itl(served.steps, since=window.begin, until=math.inf if until is None else until)
-    ended, service = np.isfinite(served.last), times["e2e"] - times["queue"]
-    state = steady_state(
-        *(values[ended] for values in (served.arrival, times["queue"], service)),
-        kind=plan.workload.arrival,
-        users=plan.workload.concurrency,
-        since=window.begin,
-    )
-    done = window.counted
-    kept, missed = kept_of(plan, times, done)
-    return Tally(
-        window.seconds,
-        int(done.sum()),
-        window.finished,
-        window.output,
-        window.prompt,
-        float(requests.prompt.sum()),
-        {name: values[done] for name, values in times.items()},
-        _weighted(*gaps),
-        int(kept.sum()),
-        {name: int(each.sum()) for name, each in missed.items()},
-        share_interval(kept[done]) if done.any() else (0.0, 1.0),
-        state,
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Window:
-    """The part of a run that counts: from the end of the warm-up to `until`, or to its end."""
-
-    # when it begins, and how long it is [s]
-    begin: float
-    seconds: float
-    counted: NDArray[np.bool_]  # requests that came in it and were served, bool[N]
-    finished: int  # requests whose last token was given in it
-    # output, prompt: tokens generated in it, and tokens of the prompts that ended in it
-    output: float
-    prompt: float
-
-
-def window_of(
-    plan: ServicePlan, requests: Requests, served: Served, until: float | None = None
-) -> _Window:
-    """The run without its warm-up, and without what came or was done after `until`.
-
-    Notes
-    -----
-    Tokens of a request that was under way at either end are divided as if they came evenly between
-    its first and its last.
-    """
-    done, begin = np.isfinite(served.last), plan.workload.warmup or 0.0
-    begin = min(begin, served.end)
-    end = served.end if until is None else until
-    inside = done & (served.last >= begin) & (served.first <= end)
-    tokens = requests.output.astype(float)
-    begun = (served.first >= begin) & (served.first <= end)
-    if begin or until is not None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            last, first = np.minimum(served.last, end), np.maximum(served.first, begin)
-            share = (last - first) / (served.last - served.first)
-        whole = begun & (served.last <= end)
-        further = np.where(whole, requests.output - 1.0, share * (tokens - 1.0))
-        tokens = np.where(requests.output > 1, further, 0.0) + begun
-    return _Window(
-        begin=begin,
-        seconds=end - begin,
-        counted=done & (served.arrival >= begin) & (served.arrival <= end),
-        finished=int((inside & (served.last <= end)).sum()),
-        output=float(tokens[inside].sum()),
-        prompt=float(requests.prompt[done & begun].sum()),
-    )
-
-
-def _weighted(values: Floats, weights: Floats) -> dict[str, float] | None:
-    """Mean and percentiles of values that occur so often each."""
-    if not len(values):
-        return None
-    order = np.argsort(values, kind="stable")
-    ordered, reach = values[order], np.cumsum(weights[order])
-    figures = {"mean": float(np.average(values, weights=weights))}
-    for name, share in QUANTILES.items():
-        figures[name] = float(ordered[int(np.searchsorted(reach, share * reach[-1]))])
-    return figures
 
 
 def _speculation(plan: ServicePlan) -> Figures:
@@ -461,16 +173,6 @@ def _disaggregation(
         "transfer_s": distribution(moves["end"] - moves["start"]),
         "transferred_bytes": float(moves["bytes"].sum()),
     }
-
-
-def kept_of(
-    plan: ServicePlan, times: Mapping[str, Floats], done: NDArray[np.bool_]
-) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
-    """Requests that count and keep all limits, and those that miss one, by limit."""
-    limits = {"ttft": plan.slo.ttft, "tpot": plan.slo.tpot}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    missed = {name: done & (times[name] > limit) for name, limit in given.items()}
-    return done & ~np.logical_or.reduce([~done, *missed.values()]), missed
 
 
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:

@@ -31,7 +31,7 @@ from mpsim.result import Result
 from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
 from mpsim.serving.bounds import bound_service
-from mpsim.serving.summary import latencies
+from mpsim.serving.tally import latencies
 from mpsim.simulate import Prepared, prepare, ready
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts

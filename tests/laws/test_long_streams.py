@@ -10,7 +10,7 @@ from mpsim.scenario import Scenario
 from mpsim.serving import result, service, stream
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
-from mpsim.serving.sketch import Sketch
+from mpsim.serving.spread import Sketch
 
 CASES = {
     "open": {},

@@ -11,7 +11,7 @@ import mpsim
 from mpsim.scenario import Scenario
 from mpsim.serving.bounds import bound_service
 from mpsim.serving.planning import make_service
-from mpsim.serving.summary import latencies
+from mpsim.serving.tally import latencies
 from tests.nightly import examples
 
 MODELS = ["llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b"]

@@ -19,7 +19,7 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import ServiceResult, serve_requests
 from mpsim.serving.stream import draw_requests
-from mpsim.serving.summary import latencies
+from mpsim.serving.tally import latencies
 from mpsim.study.search.given import defaults
 
 _BELOW = 0.7  # of what a service can serve at most, where the search begins

@@ -1,6 +1,7 @@
-"""A sketch of values: how many lie in each of many bins, whose ends grow by one per cent.
+"""Values of requests in their order: all of them, or a sketch of how many lie in each of many bins.
 
-A percentile is within half a per cent of that of all values; counts and means are exact.
+The ends of a sketch's bins grow by one per cent: a percentile is within half a per cent of that of
+all values; counts and means are exact.
 """
 
 from __future__ import annotations
@@ -16,7 +17,59 @@ Floats = NDArray[np.float64]
 BATCHES: Final = 10  # batches of neighbours whose means are nearly independent
 GROWTH: Final = 0.01  # of the ends of a sketch's bins
 LEAST: Final = 1e-7  # s: what is below counts as that
+MANY: Final = 2 * BATCHES  # values that are worth cutting into batches
 _BINS: Final = 3200  # up to some 200 days
+
+
+def batches(values: Floats) -> list[Floats]:
+    """Batches of values in their order."""
+    return np.array_split(values, BATCHES)
+
+
+class Values:
+    """All values that are finite; figures of none are NaN."""
+
+    def __init__(self) -> None:
+        self._finite = self._ordered = np.zeros(0)
+
+    def add(self, batch: int, values: Floats) -> None:
+        """Add values; they are cut into batches once all are known."""
+        del batch
+        self._finite = np.append(self._finite, values[np.isfinite(values)])
+        self._ordered = np.sort(self._finite)
+
+    @property
+    def count(self) -> int:
+        """How many values."""
+        return len(self._finite)
+
+    @property
+    def mean(self) -> float:
+        """Mean of all values."""
+        return float(self._finite.mean()) if self.count else math.nan
+
+    @property
+    def least(self) -> float:
+        """The least value."""
+        return float(self._ordered[0])
+
+    @property
+    def means(self) -> Floats:
+        """Mean of each batch, of few of each value."""
+        parts = batches(self._finite) if self.count >= MANY else np.split(self._finite, self.count)
+        return np.array([part.mean() for part in parts])
+
+    def at(self, place: int) -> float:
+        """The value at a place, ascending."""
+        return float(self._ordered[place])
+
+    def quantile(self, share: float) -> float:
+        """The value below which such a share lies."""
+        return float(np.quantile(self._ordered, share)) if self.count else math.nan
+
+    def batch_quantiles(self, share: float) -> list[float]:
+        """The same of each batch."""
+        return [float(np.quantile(part, share)) for part in batches(self._finite)]
 
 
 class Sketch:
