@@ -58,7 +58,8 @@ class _Kept(SourceFileLoader):
 
 def _folder(package: str) -> Traversable:
     """Folder of a package's data, which is not imported for that."""
-    return resources.files("mpsim").joinpath(*package.split(".")[1:])
+    root, *folders = package.split(".")
+    return resources.files(root).joinpath(*folders)
 
 
 def _parsed(text: bytes) -> object:
