@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mpsim.hardware import build_cluster
+from mpsim.hardware import accelerator, accelerator_names, build_cluster
 from mpsim.scenario.fields import LengthChoice
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving import service
@@ -131,6 +131,38 @@ def test_iterations_folded_into_jumps_change_nothing(preset, options, monkeypatc
     assert len(single.steps["start"]) > 1.5 * len(folded.steps["start"])
     assert folded.first == pytest.approx(single.first, rel=1e-9)
     assert folded.last == pytest.approx(single.last, rel=1e-9)
+
+
+def _outdoes(new, old):
+    """Whether a chip has no figure below another one's of its family."""
+    formats = ("bf16", "fp16", "fp8", "fp4")
+    return (
+        new.name != old.name
+        and (new.family, new.scale_up) == (old.family, old.scale_up)
+        and new.memory_bandwidth >= old.memory_bandwidth
+        and new.tdp_w >= old.tdp_w
+        and all(new.peak_flops.get(f, 0.0) >= old.peak_flops.get(f, 0.0) for f in formats)
+    )
+
+
+_CHIPS = [accelerator(name) for name in accelerator_names()]
+_PAIRS = [(a.name, b.name) for a, b in itertools.permutations(_CHIPS, 2) if _outdoes(b, a)]
+
+
+@pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
+@pytest.mark.parametrize(("old", "new"), _PAIRS)
+def test_a_chip_that_another_outdoes_is_never_faster(old, new, weights):
+    """No kernel of an iteration takes longer on the better one, whatever the tokens."""
+    tokens = np.array([1.0, 8.0, 64.0, 256.0, 1024.0, 8192.0])
+    parts = []
+    for name in (old, new):
+        cluster = build_cluster(accelerator=name, accelerators_per_node=8, nodes=1)
+        plan = dataclasses.replace(_plan("mixtral-8x7b", tp=4, weights=weights), cluster=cluster)
+        heads = np.array([plan.prices.head_seconds(count) for count in tokens])
+        parts.append({**plan.prices.parts(tokens), "head": heads})
+    for part in ("linear", "experts", "streaming", "head"):
+        seconds = parts[0][part]
+        assert (parts[1][part] <= seconds * (1 + 1e-9)).all(), part
 
 
 @pytest.mark.parametrize("preset", ["vllm-v1", "sglang", "tensorrt-llm-1.x", "fastertransformer"])
