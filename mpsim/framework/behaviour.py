@@ -332,8 +332,8 @@ class MemoryBehaviour:
     """Whether inputs of the activations of MLP and experts are kept narrow too (Megatron-Core's
     `activation_func_fp8_input_store`)."""
     transposed_weights: Flag = True
-    """Whether transposed copies of weights that are narrow themselves stay from one use to the
-    next, where products need them."""
+    """Whether narrow copies of wide weights, and transposed ones of narrow weights where products
+    need them, stay from one use to the next."""
     remade_products: Flag = False
     """Whether what an activation returns is made again in the backward, from what the activation
     read, instead of kept (fused SwiGLU; policies of XLA that save products)."""

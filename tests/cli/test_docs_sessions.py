@@ -215,15 +215,16 @@ def test_there_are_sessions():
 
 
 def test_what_the_memory_page_says_first_is_so(mpsim_cli, scenarios):
-    """`run` gives the peak, `check` its moment, `--json` the parts; the two constants are those of the data."""
+    """`run` gives the peak, `check` its moment, `--json` the parts; the constants are those of the data."""
     page = (ROOT / "docs" / "explanation" / "memory.md").read_text(encoding="utf-8")
     constants = memory_constants()
     assert f"constant of {constants['context'] / 1e9:g} GB" in page
+    assert f"{constants['communicator'] / 1e9:.2f} GB a communicator" in page
     assert f"constant share ({constants['fragmentation']:.0%}".replace("%", " %") in page
     quickstart = scenarios / "quickstart.yaml"
     assert "of microbatch" in mpsim_cli("check", quickstart).out
     memory = mpsim_cli("run", quickstart, "--json").json()["memory"]
-    assert f"{memory['total'] / 1e9:.2f} GB of" in mpsim_cli("run", quickstart).out
+    assert f"{memory['total'] / 1e9:.4g} GB of" in mpsim_cli("run", quickstart).out
     parts = re.findall(r"^\| (\w+) \|", page, re.MULTILINE)[1:]
     named = [part for part in parts if part in memory]
     assert sum(memory[part] for part in named) == pytest.approx(memory["total"], rel=1e-12)

@@ -77,7 +77,7 @@ def test_more_tokens_never_take_less(sizes: dict[str, Any]) -> None:
 def test_what_is_freed_divided_or_made_again_is_never_more_than_what_is_kept(
     sizes: dict[str, Any],
 ) -> None:
-    """Each habit of keeping less, switched on alone; and one of keeping more."""
+    """Each habit of keeping less, switched on alone; and two of keeping more."""
     plain = {
         "keeps_narrow": False,
         "divides_kept": False,
@@ -86,6 +86,7 @@ def test_what_is_freed_divided_or_made_again_is_never_more_than_what_is_kept(
         "remade_norms": False,
         "frees_weights": False,
         "wide_norms": False,
+        "transposed_weights": False,
     }
     llama = {"model_name": "llama2-7b"}
     kept = account_memory(step(sizes, overrides=plain, **llama)).total
@@ -99,8 +100,9 @@ def test_what_is_freed_divided_or_made_again_is_never_more_than_what_is_kept(
     ):
         less = account_memory(step(sizes, overrides={**plain, habit: True}, **llama)).total
         assert (less <= kept * (1 + 1e-12)).all(), habit
-    more = account_memory(step(sizes, overrides={**plain, "wide_norms": True}, **llama)).total
-    assert (more >= kept).all()
+    for habit in ("wide_norms", "transposed_weights"):
+        more = account_memory(step(sizes, overrides={**plain, habit: True}, **llama)).total
+        assert (more >= kept).all(), habit
 
 
 @given(sizes=st.fixed_dictionaries(STEPS), apart=st.integers(1, 3))

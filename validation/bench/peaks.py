@@ -16,7 +16,7 @@ from mpsim.formats.words import gpu
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.intervals import setting_of
-from mpsim.training.memory import account_memory, memory_constants, model_states
+from mpsim.training.memory import account_memory, model_states, outside_allocator
 from mpsim.training.plan import Plan
 from mpsim.validate.records import Record
 from mpsim.workload.models import transformer_of
@@ -94,7 +94,7 @@ def peak_of(plan: Plan, seen: str) -> float:
     memory = account_memory(plan)
     total = memory.total
     if seen == "reserved":
-        total = total - memory_constants()["context"]
+        total = total - outside_allocator(plan)
     elif seen == "allocated":
         total = total - memory.components["overhead"]
     return float(total[memory.fullest])

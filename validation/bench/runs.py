@@ -24,7 +24,7 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import resolve, simulate_step
 from mpsim.study.usual import Tried, settled
 from mpsim.training.intervals import setting_of
-from mpsim.training.memory import account_memory, memory_constants
+from mpsim.training.memory import account_memory, outside_allocator
 from mpsim.workload import model_names
 
 __all__ = ["Simulated", "described", "filled", "fitting", "opened_of", "scenario_of", "simulated"]
@@ -358,7 +358,7 @@ def _outcome(scenario: str, parts: bool = False) -> _Outcome:
         "parameters": float(model.parameters().total),
         "memory": total,
         "filled": total / memory.capacity,
-        "reserved": total - memory_constants()["context"],
+        "reserved": total - outside_allocator(result.plan),
         "allocated": total - float(memory.components["overhead"][memory.fullest]),
     }
     if parts:

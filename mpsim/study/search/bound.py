@@ -36,11 +36,10 @@ from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import (
     Fresh,
     buffers,
-    fragments,
     fresh_gradients,
     gradient_scratch,
-    memory_constants,
     model_states,
+    overhead,
     step_scratch,
 )
 from mpsim.training.memory.flight import Flight
@@ -154,7 +153,6 @@ class Bounder:
         self._around: dict[Frame, _Around] = {}
         self._meshes: dict[tuple[object, ...], Mesh] = {}
         self._steps: dict[tuple[object, ...], tuple[Floats, float]] = {}
-        self.constants = memory_constants()
 
     def order(self, layout: Layout) -> Order:
         """The order of actions of a layout."""
@@ -400,8 +398,7 @@ class _Around:
         peaks, apart = np.maximum(peaks, step), np.where(step > peaks, step, apart)
         first = by_stage["in_layers"][:, :1]
         others = np.stack([each.elsewhere(own) for each, own in zip(fresh, first, strict=True)])
-        held: Floats = peaks + fragments(self._plan, peaks, apart, others)
-        held += self._bounder.constants["context"]
+        held: Floats = peaks + overhead(self._plan, peaks, apart, others)
         return held
 
     def _seconds(

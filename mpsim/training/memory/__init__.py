@@ -4,8 +4,9 @@ from mpsim.training.memory.account import (
     COMPONENTS,
     account_memory,
     at_the_peak,
-    fragments,
     memory_constants,
+    outside_allocator,
+    overhead,
 )
 from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_stage, offloaded
 from mpsim.training.memory.fresh import Fresh, fresh_gradients
@@ -18,7 +19,6 @@ __all__ = [
     "account_memory",
     "at_the_peak",
     "buffers",
-    "fragments",
     "fresh_gradients",
     "gradient_scratch",
     "held_by_rank",
@@ -26,5 +26,7 @@ __all__ = [
     "memory_constants",
     "model_states",
     "offloaded",
+    "outside_allocator",
+    "overhead",
     "step_scratch",
 ]

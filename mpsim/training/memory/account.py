@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel import AXIS_NAMES
 from mpsim.result.memory import Memory, join_memory
 from mpsim.schedule import Action
 from mpsim.shipped import load_catalog
@@ -42,7 +43,6 @@ def account_memory(plan: Plan) -> Memory:
     """
     if plan.classes:
         return join_memory([account_memory(part) for part in plan.parts])
-    constants = memory_constants()
     activations = kept_by_stage(plan)
     held = held_by_rank(plan, activations)
     peak, logits, collected, passing = np.array([rank.at_fullest for rank in held]).T
@@ -54,8 +54,7 @@ def account_memory(plan: Plan) -> Memory:
     fresh = fresh_gradients(plan)
     others = fresh.elsewhere(activations[0].in_layers)
     states["gradients"] = states["gradients"] - fresh.total + collected
-    lost = fragments(plan, peak, collected + passing, others)
-    states["overhead"] = constants["context"] + lost
+    states["overhead"] = overhead(plan, peak, collected + passing, others)
     return Memory(
         components=states,
         capacities=np.array([each.accelerator.memory_bytes for each in plan.class_clusters]),
@@ -106,27 +105,39 @@ def _moment(plan: Plan, rank: int, action: int) -> str:
     return f"{name} of microbatch {int(plan.orders.microbatch[row])}"
 
 
-def fragments(
+def overhead(
     plan: Plan,
     peaks: NDArray[np.float64],
     apart: NDArray[np.float64],
     others: float | NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Memory that an allocator loses between tensors that come and go [B].
+    """Memory outside the allocator, and what that loses between tensors that come and go [B].
 
     `plan`: whose software loses some. `peaks` and `apart` (float64[..., P]): most of each rank
     beside what stands all the time, and the part of it that is no activation: gradients of one
     microbatch, units [B]. `others` (float or float64[..., P]): what a backward needs at its other
     moments, much of which fits no hole that the fullest has left (`Fresh.elsewhere`) [B].
     """
+    outside = outside_allocator(plan)
     if plan.layout.framework.memory.places_buffers:
-        return np.zeros_like(peaks)
+        return np.full_like(peaks, outside)
     constants = memory_constants()
     lost: NDArray[np.float64] = constants["fragmentation"] * (peaks - apart)
-    return lost + constants["reshaped"] * others
+    return outside + lost + constants["reshaped"] * others
+
+
+def outside_allocator(plan: Plan) -> float:
+    """Context of the driver and buffers of communicators [B]: one for each axis of several ranks,
+    one of those that divide the model (norm of gradients), and one of all where there are several.
+    """
+    constants, mesh = memory_constants(), plan.layout.mesh
+    if plan.layout.framework.memory.places_buffers:
+        return constants["context"]
+    groups = sum(mesh.degree(axis) > 1 for axis in AXIS_NAMES) + (mesh.tp * mesh.pp > 1)
+    return constants["context"] + constants["communicator"] * (groups + (groups > 1))
 
 
 def memory_constants() -> Mapping[str, float]:
-    """``context``: what the driver and libraries take [B]; ``fragmentation``, ``reshaped``: shares that `fragments` takes."""
+    """``context``, ``communicator``: what the driver and one communicator take [B]; ``fragmentation``, ``reshaped``: shares that `overhead` takes."""
     data = dict(load_catalog("mpsim.training.data"))["memory"]
     return {name: float(entry["value"]) for name, entry in data["constants"].items()}

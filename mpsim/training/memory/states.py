@@ -73,11 +73,17 @@ def step_scratch(plan: Plan) -> NDArray[np.float64]:
 
 
 def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
-    """Difference that narrow weights of layers make, a negative number, float64[P] [B]; 0 where weights are wide."""
+    """Difference that narrow weights of layers make, float64[P] [B]: less than wide ones where they are all that is kept, copies of them beside wide ones
+    where the first microbatch casts for all; 0 without either.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM core_v0.6.0 to HEAD, core/extensions/transformer_engine.py: is_first_microbatch, unless disable_parameter_transpose_cache.
+    """
     layout, software = plan.layout, plan.layout.framework
-    held = np.zeros(layout.mesh.pp)
-    narrow = software.memory.keeps_narrow and software.data.gathered_bytes == 1
-    if not narrow or plan.gathers_units:
+    held, alone = np.zeros(layout.mesh.pp), software.data.gathered_bytes == 1
+    kept = software.memory.keeps_narrow and (alone or software.memory.transposed_weights)
+    if not kept or plan.gathers_units or layout.tuning.base != "bf16":
         return held
     for rank in range(layout.mesh.pp):
         casts = casting(layout.precision, layout.cluster_of(rank).accelerator)
@@ -85,8 +91,10 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
             continue
         layers = [layout.held(layout.layer_parameters[kind]) for kind in _kinds(plan, rank)]
         copies = casts.copies if software.memory.transposed_weights else 1.0
-        element = casts.element_bytes * copies - software.optimizer.parameter_bytes
-        held[rank] = min(element, 0.0) * math.fsum(layers)
+        element = casts.element_bytes * copies
+        if alone:
+            element = min(element - software.optimizer.parameter_bytes, 0.0)
+        held[rank] = element * math.fsum(layers)
     return held
 
 

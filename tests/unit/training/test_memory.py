@@ -8,7 +8,15 @@ import pytest
 from mpsim import Scenario, simulate
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
-from mpsim.training.memory import account_memory, at_the_peak, buffers, held_by_rank, kept_by_stage
+from mpsim.training.memory import (
+    account_memory,
+    at_the_peak,
+    buffers,
+    held_by_rank,
+    kept_by_stage,
+    memory_constants,
+    outside_allocator,
+)
 from mpsim.training.memory.activations import Kept, kept_by_piece
 from mpsim.training.memory.fresh import blocks_as_one
 from mpsim.training.plan import Plan
@@ -260,3 +268,33 @@ def test_gathered_logits_are_not_divided() -> None:
     assert whole["head"].logits == 4 * divided["head"].logits
     assert whole["head"].in_loss == 4 * divided["head"].in_loss
     assert whole["layers.0"] == divided["layers.0"]
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp", "communicators"),
+    [(1, 1, 1, 0), (1, 1, 8, 1), (2, 1, 1, 3), (1, 4, 1, 3), (2, 2, 2, 5)],
+)
+def test_every_group_of_ranks_has_buffers_of_its_own(
+    tp: int, pp: int, dp: int, communicators: int
+) -> None:
+    """One an axis of several ranks, one of those that divide the model, and one of all where there are several."""
+    constants = memory_constants()
+    more = outside_allocator(small_plan(tp=tp, pp=pp, dp=dp)) - constants["context"]
+    assert more == pytest.approx(communicators * constants["communicator"])
+
+
+def test_narrow_copies_stay_beside_wide_weights_for_the_next_microbatch() -> None:
+    """On H100 a byte of every weight of the rank's layers, and another transposed, unless copies are dropped."""
+    kept, dropped = (
+        small_plan(
+            precision="fp8",
+            cluster="dgx-h100",
+            overrides={"keeps_narrow": True, "transposed_weights": stays},
+        )
+        for stays in (True, False)
+    )
+    more = account_memory(kept).components["parameters"]
+    more = more - account_memory(dropped).components["parameters"]
+    (layer,) = kept.layout.layer_parameters.values()
+    layers = kept.layout.model.layers / 2 * kept.layout.held(layer)
+    assert more.tolist() == pytest.approx([2 * layers] * 2)
