@@ -1,7 +1,7 @@
 """Memo: the one way in which anything is remembered, by what it is and within a bound.
 
 * `remembered` keeps what a function said for its last arguments.
-* `Memo` is the dictionary of an object that keeps what it worked out.
+* `Memo` is the dictionary of an object that keeps what it worked out; `asked_once` gives a method one.
 * What a frozen object works out from itself alone is a `functools.cached_property`, and goes when the object goes.
 
 Keys are content: numbers, strings, tuples and frozen values. An object that compares by identity (a template, a program) may be a key
@@ -13,14 +13,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
 K = TypeVar("K")
 V = TypeVar("V")
+S = TypeVar("S")
 
 _NOTHING = object()
+_OF_METHOD = 4096  # answers that an object keeps of a method
 _CACHES: list[functools._lru_cache_wrapper[object]] = []
 
 
@@ -100,6 +102,29 @@ class Memo(dict[K, V]):
         raise TypeError("a Memo takes entries one by one")
 
     setdefault = __ior__ = update  # type: ignore[assignment] # both would go around the bound
+
+
+def asked_once(
+    key: Callable[..., object],
+) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
+    """Keep what a method returned in its object, by a key of its arguments."""
+
+    def wrap(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+        place = f"_{method.__name__}_known"
+
+        @functools.wraps(method)
+        def ask(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+            own: dict[str, Any] = self.__dict__
+            if (known := own.get(place)) is None:
+                known = own[place] = Memo[object, R](_OF_METHOD)
+            name = key(*args, **kwargs)
+            if (answer := known.get(name, _NOTHING)) is _NOTHING:
+                answer = known[name] = method(self, *args, **kwargs)
+            return cast(R, answer)
+
+        return cast(Callable[Concatenate[S, P], R], ask)
+
+    return wrap
 
 
 def usage() -> dict[str, tuple[int, int | None]]:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.memo import asked_once
 from mpsim.parallel.axes import FOLDED
 from mpsim.program.csr import Column, Columns, Lists, compress, owners
 from mpsim.program.program import COLUMNS, Program, Span, Stream
@@ -102,7 +103,6 @@ class Unfolding:
         self._grid = tuple(len(self._parts[name]) for name, _ in _AXES)
         self.copies = int(np.prod(self._grid))
         self._member = [self._members(span) for span in self._spans]
-        self._known: dict[tuple[int, int], Ints] = {}
         self._each = np.array([int(rows.max()) + 1 for rows in self._member])
         self.count: Ints = self._each[program.span]
 
@@ -114,13 +114,13 @@ class Unfolding:
         number = np.arange(int(np.prod(free))).reshape(free)
         return np.broadcast_to(number, self._grid).ravel()
 
+    # dependencies and slots of every draw ask again
+    @asked_once(lambda span, other: (span, other))
     def _partners(self, span: int, other: int) -> Ints:
         """Rows of `other` that share a rank with each row of `span` [rows of span, partners]."""
-        if (span, other) not in self._known:  # dependencies and slots of every draw ask again
-            here, there = self._member[span], self._member[other]
-            pairs = np.unique(np.stack([here, there], axis=1), axis=0)
-            self._known[span, other] = pairs[:, 1].reshape(int(here.max()) + 1, -1)
-        return self._known[span, other]
+        here, there = self._member[span], self._member[other]
+        pairs = np.unique(np.stack([here, there], axis=1), axis=0)
+        return pairs[:, 1].reshape(int(here.max()) + 1, -1)
 
     def lists(self, lists: Lists, order: Ints | None = None) -> Lists:
         """Lists of rows for every folded row, such as its dependencies, become lists for every

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mpsim.engine.contention import SharedLinks
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
+from mpsim.memo import asked_once
 from mpsim.parallel.crossing import load, messages
 from mpsim.program.program import TICK
 
@@ -55,15 +56,10 @@ class CacheNetwork:
         self.capacity = [size * rate for rate in self._ports for size in sizes for _ in (_OUT, _IN)]
         self._fabric = len(self.capacity)
         self.capacity += (routes_of(cluster).capacity * node.nic.efficiency).tolist()
-        self._known: dict[tuple[int, int], CachePath] = {}
 
+    @asked_once(lambda source, target: (source, target))
     def path(self, source: int, target: int) -> CachePath:
         """The way from a source to a target, by their numbers."""
-        if (source, target) not in self._known:
-            self._known[source, target] = self._find(source, target)
-        return self._known[source, target]
-
-    def _find(self, source: int, target: int) -> CachePath:
         cluster, node, (sources, targets) = self._cluster, self._cluster.node, self._pools
         here, there = sources[source], targets[target]
         ranks = np.concatenate([here, there])

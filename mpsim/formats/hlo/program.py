@@ -42,6 +42,7 @@ from mpsim.formats.hlo.work import FREE, Work, work_of
 from mpsim.formats.imported import Recorded
 from mpsim.formats.mesh_axes import device_axes
 from mpsim.hardware import Accelerator, Cluster
+from mpsim.memo import asked_once
 from mpsim.parallel.axes import Stream
 from mpsim.program import COLLECTIVE, Program
 from mpsim.program.rows import Rows
@@ -145,7 +146,6 @@ class _Builder:
     def __init__(self, module: Module, cluster: Cluster, file: str) -> None:
         self.module, self.cluster, self.file = module, cluster, file
         self.device = _device_of(module)
-        self._pieces: dict[str, Piece] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._costs: list[_Cost] = []
         self._labels: dict[str, int] = {}
@@ -153,7 +153,6 @@ class _Builder:
         self._scaled = False
         self._prices = CommunicationPrices(cluster)
         self._kernels: dict[str, KernelModel] = {}
-        self._wrapping: dict[str, _Wrapped] = {}
         self._phases: dict[str, int] = {}
         self._takes = {
             "while": self._loop,
@@ -203,16 +202,15 @@ class _Builder:
 
     # --- rows
 
+    @asked_once(lambda computation, _: computation)
     def piece(self, computation: str, depth: int) -> Piece:
         """Rows of a computation."""
-        if computation not in self._pieces:
-            if depth > _DEEPEST:
-                raise FormatError(f"{self.file}: computations call each other over {_DEEPEST} deep")
-            assembly = Assembly()
-            for line in self.module.lines(computation):
-                self._take(assembly, _Place(computation, depth), line)
-            self._pieces[computation] = assembly.finish()
-        return self._pieces[computation]
+        if depth > _DEEPEST:
+            raise FormatError(f"{self.file}: computations call each other over {_DEEPEST} deep")
+        assembly = Assembly()
+        for line in self.module.lines(computation):
+            self._take(assembly, _Place(computation, depth), line)
+        return assembly.finish()
 
     def _take(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
         if line.kind.endswith("-done"):
@@ -266,17 +264,16 @@ class _Builder:
             cost = self._work(work)
             assembly.front = [assembly.add(cost, 2 + phase, -1, phase, self._label(line))]
 
+    @asked_once(str)
     def _wrapped(self, name: str) -> _Wrapped:
         """Role of a called computation in a collective."""
-        if name not in self._wrapping:
-            lines = self.module.lines(name)
-            self._wrapping[name] = _Wrapped(
-                next((line for line in lines if line.collective), None),
-                computes=any(line.kind in ("dot", "convolution") for line in lines),
-                begins=any("AsyncCollectiveStart" in line.rest for line in lines),
-                carries_on=self.module.carries_on(name),
-            )
-        return self._wrapping[name]
+        lines = self.module.lines(name)
+        return _Wrapped(
+            next((line for line in lines if line.collective), None),
+            computes=any(line.kind in ("dot", "convolution") for line in lines),
+            begins=any("AsyncCollectiveStart" in line.rest for line in lines),
+            carries_on=self.module.carries_on(name),
+        )
 
     def _collective(
         self,

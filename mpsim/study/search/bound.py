@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mpsim.engine import run
 from mpsim.errors import ScheduleError
 from mpsim.hardware import Cluster
-from mpsim.memo import remembered
+from mpsim.memo import asked_once, remembered
 from mpsim.parallel import Mesh, whole_groups
 from mpsim.program import Rows, Stream
 from mpsim.program.program import TICK
@@ -149,10 +149,6 @@ class Bounder:
         self._cluster = cluster
         self._recompute = recompute or plan.recompute
         self._division = division or Division()
-        self._shapes: dict[int, Shapes] = {}
-        self._around: dict[Frame, _Around] = {}
-        self._meshes: dict[tuple[object, ...], Mesh] = {}
-        self._steps: dict[tuple[object, ...], tuple[Floats, float]] = {}
 
     def order(self, layout: Layout) -> Order:
         """The order of actions of a layout."""
@@ -187,12 +183,10 @@ class Bounder:
             recompute=self.recompute(layout),
         )
 
+    @asked_once(lambda plan: plan.layout.cluster.node.domain)
     def shapes(self, plan: Plan) -> Shapes:
         """Shapes of all layouts that fill as much of a scale-up domain as `plan`."""
-        domain = plan.layout.cluster.node.domain
-        if domain not in self._shapes:
-            self._shapes[domain] = Shapes(plan)
-        return self._shapes[domain]
+        return Shapes(plan)
 
     def recompute(self, layout: Layout) -> Recompute:
         """Recomputation of a layout."""
@@ -212,11 +206,7 @@ class Bounder:
 
         Raises ScenarioError, ScheduleError: if the frame cannot be laid out after all.
         """
-        first = layouts[0]
-        if first.frame not in self._around:
-            plan = self.plan(first, self.order(first).stage_map())
-            self._around[first.frame] = _Around(self, first.frame, plan)
-        around = self._around[first.frame]
+        around = self._around(layouts[0])
         room = np.array([min(most, size) for size in around.capacity])
         memory, bound, filled = np.empty((3, len(layouts)))
         by_batch: dict[int, list[int]] = {}
@@ -229,22 +219,30 @@ class Bounder:
             memory[places], bound[places], filled[places] = known
         return Bounded(list(layouts), memory, bound, filled)
 
+    @asked_once(lambda layout: layout.frame)
+    def _around(self, layout: Layout) -> _Around:
+        """The frame of a layout."""
+        return _Around(self, layout.frame, self.plan(layout, self.order(layout).stage_map()))
+
+    # the same for all layouts with these states: replayed once, added to every bound
+    @asked_once(
+        lambda plan, _: (
+            *(plan.layout.mesh, plan.zero, plan.offload),
+            plan.layout.rank_parameters.tobytes(),
+        )
+    )
     def step(self, plan: Plan, costs: PlanCosts) -> tuple[Floats, float]:
         """Ticks after which each rank is done once all gradients are reduced, float64[P], and host time before the first action."""
-        key = (plan.layout.mesh, plan.zero, plan.offload, plan.layout.rank_parameters.tobytes())
-        if key not in self._steps:
-            rows, pp = Rows(TRAINING), plan.layout.mesh.pp
-            end = StepEnd(plan, costs, replica_groups(plan, costs), lambda: np.zeros(pp))
-            add_ending(rows, end.ending, pp, np.zeros(0, dtype=np.int64))
-            graph = rows.graph(f"pp {rank}" for rank in range(pp))
-            program = graph.priced(end.prices, class_size=np.ones(pp))
-            timeline = run(program, "replay")
-            owner = np.repeat(np.arange(len(program)), np.diff(program.slot_ptr))
-            done = np.zeros(pp)
-            np.maximum.at(done, program.slot // len(Stream), timeline.end[owner])
-            # the same for all layouts with these states: replayed once, added to every bound
-            self._steps[key] = done, float(ticks(host_overhead(plan)))
-        return self._steps[key]
+        rows, pp = Rows(TRAINING), plan.layout.mesh.pp
+        end = StepEnd(plan, costs, replica_groups(plan, costs), lambda: np.zeros(pp))
+        add_ending(rows, end.ending, pp, np.zeros(0, dtype=np.int64))
+        graph = rows.graph(f"pp {rank}" for rank in range(pp))
+        program = graph.priced(end.prices, class_size=np.ones(pp))
+        timeline = run(program, "replay")
+        owner = np.repeat(np.arange(len(program)), np.diff(program.slot_ptr))
+        done = np.zeros(pp)
+        np.maximum.at(done, program.slot // len(Stream), timeline.end[owner])
+        return done, float(ticks(host_overhead(plan)))
 
     def standing(self, plan: Plan) -> Floats:
         """Model states of each rank, float64[P] [B]."""
@@ -253,13 +251,11 @@ class Bounder:
             states += state
         return states
 
+    @asked_once(lambda frame: (frame.order, *frame.degrees.values()))
     def _mesh(self, frame: Frame) -> Mesh:
         mesh = self._plan.layout.mesh
         order = mesh.order if frame.order is None else tuple(frame.order.split("-"))
-        key = (order, *frame.degrees.values())
-        if key not in self._meshes:
-            self._meshes[key] = Mesh(order=order, etp=mesh.etp, **frame.degrees)
-        return self._meshes[key]
+        return Mesh(order=order, etp=mesh.etp, **frame.degrees)
 
 
 class _Ends(NamedTuple):
@@ -299,13 +295,6 @@ class _Around:
             count[place, -2:] = stage.embedding, stage.head
         self._held = StageParts(self._rank, count)
         self._scratch = gradient_scratch(plan)
-        self._by_keeping: dict[tuple[object, ...], Floats] = {}
-        self._by_timing: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
-        self._by_batch: dict[tuple[object, ...], Fresh] = {}
-        self._by_states: dict[tuple[int, str | None], tuple[Plan, Floats, Floats]] = {}
-        self._by_division: dict[tuple[object, ...], Plan] = {}
-        self._by_room: dict[tuple[object, ...], Floats] = {}
-        self._by_sharing: dict[tuple[int, str | None], _Ends] = {}
 
     def price(
         self, layouts: Sequence[Layout], order: Order, room: Floats, usable: float
@@ -341,54 +330,43 @@ class _Around:
         held = self._of_sharing(layout.sharing)[1] - self._fresh(layout.sharing, microbatches).total
         return held + self._room(layout)
 
+    @asked_once(lambda sharing, microbatches: (sharing, microbatches))
     def _fresh(self, sharing: tuple[int, str | None], microbatches: int) -> Fresh:
         """Gradients that are not there before the backward of the only microbatch of a step."""
-        key = (sharing, microbatches)
-        if key not in self._by_batch:
-            self._by_batch[key] = fresh_gradients(self._shared(sharing), microbatches)
-        return self._by_batch[key]
+        return fresh_gradients(self._shared(sharing), microbatches)
 
+    @asked_once(lambda layout: (layout.micro_batch, layout.sequence_parallel, layout.sharing))
     def _room(self, layout: Layout) -> Floats:
         """Buffers and scratch of each rank, float64[P] [B]."""
-        key = (layout.micro_batch, layout.sequence_parallel, layout.sharing)
-        if key not in self._by_room:
-            plan = varied(
-                self._shared(layout.sharing),
-                micro_batch=layout.micro_batch,
-                sequence_parallel=layout.sequence_parallel,
-            )
-            self._by_room[key] = buffers(plan) + self._scratch
-        return self._by_room[key]
+        plan = varied(
+            self._shared(layout.sharing),
+            micro_batch=layout.micro_batch,
+            sequence_parallel=layout.sequence_parallel,
+        )
+        return buffers(plan) + self._scratch
 
+    @asked_once(lambda layout: layout.division)
     def _divided(self, layout: Layout) -> Plan:
         """The plan with the microbatch and the habits of a layout that decide the time of its actions."""
-        key = (layout.micro_batch, layout.sequence_parallel, layout.again)
-        if key not in self._by_division:
-            self._by_division[key] = varied(
-                self._plan,
-                micro_batch=layout.micro_batch,
-                sequence_parallel=layout.sequence_parallel,
-                recompute=self._bounder.recompute(layout),
-            )
-        return self._by_division[key]
+        return varied(
+            self._plan,
+            micro_batch=layout.micro_batch,
+            sequence_parallel=layout.sequence_parallel,
+            recompute=self._bounder.recompute(layout),
+        )
 
+    @asked_once(lambda layout: layout.division)
     def _kept(self, layout: Layout) -> Floats:
         """Bytes that distinct stages keep, float64[D, 7]."""
-        key = (layout.micro_batch, layout.sequence_parallel, layout.again)
-        if key not in self._by_keeping:
-            plan = self._divided(layout)
-            self._by_keeping[key] = self._bounder.shapes(plan).kept(plan, self._distinct)
-        return self._by_keeping[key]
+        plan = self._divided(layout)
+        return self._bounder.shapes(plan).kept(plan, self._distinct)
 
+    @asked_once(lambda layout: layout.division)
     def _times(self, layout: Layout) -> tuple[Floats, Floats]:
         """Ticks of actions of distinct stages, float64[D, 4], and of messages, float64[2, P]."""
-        key = (layout.micro_batch, layout.sequence_parallel, layout.again)
-        if key not in self._by_timing:
-            plan = self._divided(layout)
-            shapes = self._bounder.shapes(plan)
-            ticks = shapes.ticks(plan, self._distinct, self._actions)
-            self._by_timing[key] = ticks, shapes.sends(plan)
-        return self._by_timing[key]
+        plan = self._divided(layout)
+        shapes = self._bounder.shapes(plan)
+        return shapes.ticks(plan, self._distinct, self._actions), shapes.sends(plan)
 
     def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh], lists: Floats) -> Floats:
         """Activations, gradients that come in a backward, `fresh` ones among them, or `lists` of the optimizer, and overhead of each rank, float64[K, P] [B]."""
@@ -476,23 +454,21 @@ class _Around:
         summed: Floats = total - before[:, self._chain]
         return summed
 
+    @asked_once(lambda sharing: sharing)
     def _at(self, sharing: tuple[int, str | None]) -> _Ends:
         """Work of a step that is done once, for a ZeRO stage and what the host keeps."""
-        if sharing not in self._by_sharing:
-            plan = self._shared(sharing)
-            costs = self._bounder.shapes(plan).costs(plan)
-            done, overhead = self._bounder.step(plan, costs)
-            self._by_sharing[sharing] = _Ends(done, overhead, self._held.exposed(plan, costs))
-        return self._by_sharing[sharing]
+        plan = self._shared(sharing)
+        costs = self._bounder.shapes(plan).costs(plan)
+        done, overhead = self._bounder.step(plan, costs)
+        return _Ends(done, overhead, self._held.exposed(plan, costs))
 
     def _shared(self, sharing: tuple[int, str | None]) -> Plan:
         return self._of_sharing(sharing)[0]
 
+    @asked_once(lambda sharing: sharing)
     def _of_sharing(self, sharing: tuple[int, str | None]) -> tuple[Plan, Floats, Floats]:
         """The plan with that sharing, model states of each rank and scratch of its optimizer, float64[P] each [B]."""
-        if sharing not in self._by_states:
-            zero, offload = sharing
-            kept = self._plan.offload if offload is None else offload
-            plan = dataclasses.replace(self._plan, zero=zero, offload=kept)
-            self._by_states[sharing] = plan, self._bounder.standing(plan), step_scratch(plan)
-        return self._by_states[sharing]
+        zero, offload = sharing
+        kept = self._plan.offload if offload is None else offload
+        plan = dataclasses.replace(self._plan, zero=zero, offload=kept)
+        return plan, self._bounder.standing(plan), step_scratch(plan)

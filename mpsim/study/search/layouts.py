@@ -140,6 +140,11 @@ class Layout:
         return self.recompute, self.modules
 
     @property
+    def division(self) -> tuple[object, ...]:
+        """Microbatch and habits that decide what its actions keep and take."""
+        return self.micro_batch, self.sequence_parallel, self.again
+
+    @property
     def sharing(self) -> tuple[int, str | None]:
         """Where model states are: ZeRO stage and what the host keeps."""
         return self.zero, self.offload

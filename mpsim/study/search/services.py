@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpsim.errors import ScenarioError, nearest
+from mpsim.memo import asked_once
 from mpsim.scenario import Scenario
 from mpsim.serving.bounds import bound_service
 from mpsim.serving.plan import ServicePlan
@@ -101,8 +102,6 @@ class Services(Space[_Candidate]):
             )
         if self.objective in ("rate", "gpus"):
             require_stream(service.workload, service.slo)
-        self._streams: dict[int, Streams | Requests | None] = {}
-        self._judges: dict[tuple[str, int], Judge] = {}
         self._rows: dict[_Candidate, FoundService] = {}
         self._entries: dict[_Candidate, Entry] = {}
         # of what the last service could serve at most, that it did
@@ -150,14 +149,10 @@ class Services(Space[_Candidate]):
     ) -> Iterable[_Candidate]:
         """Layouts that can keep the limits, with the best that each can do."""
         for place, layout in part:
-            if place not in self._streams:
-                self._streams[place] = (
-                    Streams(layout.plan) if self._lasts(layout.scenario) else _stream(layout)
-                )
             if self._too_large(layout):
                 self.counts["memory"] += 1
                 continue
-            requests = self._streams[place]
+            requests = self._stream(place, layout)
             bound = self._bound(layout, requests)
             if bound is None:
                 self.counts["slo"] += 1
@@ -172,6 +167,11 @@ class Services(Space[_Candidate]):
             least = score_of(self.objective, bound)
             name = name_of(self.scenario.digest, self.objective, dict(layout.values))
             yield _Candidate(layout, requests, bound, least, name, counts)
+
+    @asked_once(lambda place, _: place)
+    def _stream(self, place: int, layout: ServiceLayout) -> Streams | Requests | None:
+        """Requests of the layouts of one place."""
+        return Streams(layout.plan) if self._lasts(layout.scenario) else _stream(layout)
 
     def _lasts(self, scenario: Scenario) -> bool:
         """Whether the limits have to be kept for as long as anybody looks, not by the stream of the file alone."""
@@ -356,18 +356,16 @@ class Services(Space[_Candidate]):
         more = [n for n in candidate.counts if n > replicas]
         return self._fewest(candidate, more, math.inf) if more else {**known, "kept": False}
 
+    @asked_once(lambda candidate, replicas: (candidate.digest, replicas))
     def _judge(self, candidate: _Candidate, replicas: int) -> Judge:
         """A layout with so many instances before streams of its workload."""
-        key = candidate.digest, replicas
-        if key not in self._judges:
-            scenario, plan, streams = candidate.layout.scenario, candidate.plan, candidate.requests
-            assert isinstance(streams, Streams)
-            if replicas != plan.replicas:
-                serving = scenario.service.model_copy(update={"replicas": replicas})
-                scenario = scenario.model_copy(update={"serving": serving})
-                plan = make_service(scenario)
-            self._judges[key] = Judge(scenario, plan, streams)
-        return self._judges[key]
+        scenario, plan, streams = candidate.layout.scenario, candidate.plan, candidate.requests
+        assert isinstance(streams, Streams)
+        if replicas != plan.replicas:
+            serving = scenario.service.model_copy(update={"replicas": replicas})
+            scenario = scenario.model_copy(update={"serving": serving})
+            plan = make_service(scenario)
+        return Judge(scenario, plan, streams)
 
     def score(self, candidate: _Candidate, entry: Entry, worst: float) -> float | None:
         """The objective, or its bound while long streams have not confirmed it; infinite for what misses the limits."""

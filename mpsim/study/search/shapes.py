@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.framework import ExpertOverlap
-from mpsim.memo import Memo
+from mpsim.memo import Memo, asked_once
 from mpsim.parallel import Stage
 from mpsim.program.program import Template
 from mpsim.program.template import ticks
@@ -71,7 +71,6 @@ class Shapes:
         self.templates = Memo[tuple[object, ...], Template](_TEMPLATES)
         self._kept: dict[tuple[object, ...], Floats] = {}
         self._ticks: dict[tuple[object, ...], float] = {}
-        self._sends: dict[tuple[object, ...], Floats] = {}
 
     def costs(self, plan: Plan) -> PlanCosts:
         """Cost models of a plan, which remember what they were asked for other plans."""
@@ -117,21 +116,19 @@ class Shapes:
             result[row, action] = self._ticks[key]
         return result
 
+    @asked_once(lambda plan: (plan.layout.mesh, plan.micro_batch, plan.layout.sequence_parallel))
     def sends(self, plan: Plan) -> Floats:
         """Ticks of a message from every pipeline rank to the next and to the one before, float64[2, P]."""
         pp = plan.layout.mesh.pp
         if pp == 1:
             return np.zeros((2, 1))
-        key = (plan.layout.mesh, plan.micro_batch, plan.layout.sequence_parallel)
-        if key not in self._sends:
-            twice = tuple(
-                dataclasses.replace(plan.layout.stages[0], index=index, rank=index % pp)
-                for index in range(2 * pp)
-            )
-            probe = self.costs(plan.on(dataclasses.replace(plan.layout, stages=twice)))
-            onward, back = (sends.duration for sends in probe.sends())
-            self._sends[key] = np.stack([onward[:pp], np.roll(back[1 : pp + 1], 1)])
-        return self._sends[key]
+        twice = tuple(
+            dataclasses.replace(plan.layout.stages[0], index=index, rank=index % pp)
+            for index in range(2 * pp)
+        )
+        probe = self.costs(plan.on(dataclasses.replace(plan.layout, stages=twice)))
+        onward, back = (sends.duration for sends in probe.sends())
+        return np.stack([onward[:pp], np.roll(back[1 : pp + 1], 1)])
 
 
 def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:

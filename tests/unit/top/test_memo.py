@@ -15,7 +15,7 @@ import mpsim
 from mpsim import memo
 from mpsim.cost import KernelModel, kernels
 from mpsim.hardware import accelerator
-from mpsim.memo import Memo, remembered
+from mpsim.memo import Memo, asked_once, remembered
 from mpsim.workload import Phase, Role, make_gemm, models
 
 PACKAGE = Path(mpsim.__file__).parent
@@ -45,6 +45,23 @@ def test_a_bound_is_one_or_more(bound: int) -> None:
         remembered(bound)
     with pytest.raises(ValueError, match="needed 1 or more"):
         Memo[int, int](bound)
+
+
+def test_a_method_is_asked_once_for_each_key_of_each_object() -> None:
+    """Words that differ in their case are one; another object asks anew."""
+
+    class Word:
+        asked = 0
+
+        @asked_once(str.lower)
+        def length(self, text: str) -> int:
+            self.asked += 1
+            return len(text)
+
+    word, other = Word(), Word()
+    assert [word.length(text) for text in ("one", "ONE", "three")] == [3, 3, 5]
+    assert (word.asked, other.asked) == (2, 0)
+    assert other.length("one") == 3
 
 
 def test_functions_made_by_a_call_are_not_remembered() -> None:
