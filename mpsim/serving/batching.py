@@ -1,6 +1,6 @@
 """Continuous batching: which requests take part in the next iteration of one engine.
 
-What an engine decides is its policy's (`mpsim.serving.policies`); blocks and decoding sequences
+What an engine decides is its policy's, a class of `mpsim.serving.policies`; blocks and decoding sequences
 keep their own counts. Conservation holds at every iteration: the blocks of running requests, of
 cached prefixes in use and the free ones (idle prefixes among them) are all blocks (tested).
 """
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.serving.cache import Blocks
 from mpsim.serving.engines import EnginePreset
-from mpsim.serving.policies import POLICIES
 from mpsim.serving.running import Running
 
 
@@ -75,7 +75,7 @@ class Iteration:
         return Batch(self.decodes, self.context, self.prompt_tokens, self.pairs)
 
 
-class Engine:
+class Engine(ABC):
     """Requests of one engine: waiting, with a prompt under way, decoding.
 
     `prompt` and `output`: tokens of every request of the run, shared between engines. `hashes`:
@@ -87,6 +87,11 @@ class Engine:
     Requests that another engine computed the prompts of wait in `offered`; `accept` gives them
     blocks, and those whose keys and values have come decode from `land` on.
     """
+
+    reserves: ClassVar[bool] = False
+    """Whether admission sets aside the blocks of the whole output: nothing is preempted then."""
+    together: ClassVar[bool] = False
+    """Whether a batch begins and ends as one, without a server before it."""
 
     def __init__(
         self,
@@ -102,7 +107,6 @@ class Engine:
         longest: int | None = None,
     ) -> None:
         self.rules = rules
-        self.policy = POLICIES[rules.scheduler]()
         caches = rules.prefix_cache and unit >= rules.block
         self.cache = Blocks(blocks, rules.block, hashes if caches else None, unit)
         self.decoding = Running(rules.block, rules.gain)
@@ -120,6 +124,22 @@ class Engine:
         self._hands_over = hands_over
         self._samples_first = samples_first
         self._unsampled: list[int] = []  # landed, their first token is still to come
+
+    @abstractmethod
+    def form(self, iteration: Iteration) -> None:
+        """Choose what the next iteration does."""
+
+    @abstractmethod
+    def admits(self, request: int, tokens: int) -> bool:
+        """Whether a request may be admitted, so many tokens of its prompt first."""
+
+    @abstractmethod
+    def victim(self) -> int | None:
+        """The running request to preempt."""
+
+    @abstractmethod
+    def until_change(self, steps: int) -> int:
+        """After how many decoding iterations it would do something else; at most so many."""
 
     @property
     def decodes(self) -> int:
@@ -184,7 +204,7 @@ class Engine:
         """Form the next iteration; None where nothing can run."""
         self._look()
         iteration = Iteration()
-        self.policy.form(self, iteration)
+        self.form(iteration)
         return iteration if iteration.decodes or iteration.prompt_tokens else None
 
     def steady(self) -> int:
@@ -194,12 +214,12 @@ class Engine:
         if self.partial or self._unsampled or not decoding.decodes:
             return 0
         ticks = decoding.ticks_before_end()
-        if not self.policy.reserves:
+        if not self.reserves:
             ticks = decoding.ticks_within(self.cache.free, ticks)
         steps = decoding.iterations_within(max(0, ticks))
         if self._unseen:
             steps = min(steps, self._until_look)
-        return self.policy.until_change(self, steps)
+        return self.until_change(steps)
 
     def jump(self, steps: int) -> None:
         """Pass so many decoding iterations as `steady` allows."""
@@ -216,7 +236,7 @@ class Engine:
         while self.offered and not self.waiting and self.running < self.rules.max_sequences:
             request = self.offered[0]
             tokens = self._prompt[request]
-            if not self.policy.admits(self, request, tokens):
+            if not self.admits(request, tokens):
                 break
             self._admit(self.offered.popleft(), tokens - self._samples_first)
             self.arriving.add(request)
@@ -283,7 +303,7 @@ class Engine:
             if not rules.chunked and length > budget and iteration.prompt_tokens:
                 break  # engines are built for the longest prompt beside all sequences, not for two
             tokens = min(length, budget) if rules.chunked else length
-            if not self.policy.admits(self, request, tokens):
+            if not self.admits(request, tokens):
                 break
             self._admit(self.waiting.popleft())
             running += 1
@@ -296,11 +316,11 @@ class Engine:
     def make_room(self) -> bool:
         """Preempt requests until the next decoding iteration has its blocks; whether any was."""
         evicted = False
-        if self.policy.reserves or not self.decodes:
+        if self.reserves or not self.decodes:
             return evicted
         ticks = self.decoding.gains(1)
         while self.running > 1 and self.decoding.claimed(ticks) > self.cache.free:
-            request = self.policy.victim(self)
+            request = self.victim()
             if request is None:
                 break
             self.partial = [entry for entry in self.partial if entry[0] != request]
@@ -341,7 +361,7 @@ class Engine:
 
     def _admit(self, request: int, tokens: int = 0) -> None:
         """Let a request hold blocks, those of so many tokens at once."""
-        aside = self.whole(request) if self.policy.reserves else 0
+        aside = self.whole(request) if self.reserves else 0
         self.cache.enter(request, aside, tokens, self.windows(request))
 
     def _chunk(self, iteration: Iteration, entry: list[int], budget: int) -> int:

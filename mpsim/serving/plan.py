@@ -296,7 +296,7 @@ class ServicePlan:
 
     @property
     def policy(self) -> type[Budget]:
-        """Decisions of its scheduler."""
+        """Engines with the decisions of its scheduler."""
         return POLICIES[self.engine.scheduler]
 
     @property

@@ -26,7 +26,7 @@ import simpy
 from numpy.typing import NDArray
 
 from mpsim.serving.autoscale import Autoscaler
-from mpsim.serving.batching import Engine, Iteration
+from mpsim.serving.batching import Iteration
 from mpsim.serving.entrance import AHEAD, Entrance, State
 from mpsim.serving.lane import LONGEST_JUMP, Lane, reached
 from mpsim.serving.plan import ServicePlan
@@ -130,7 +130,7 @@ class Service:
         lanes: list[Lane] = []
         for number in range(pool.lanes):
             engines = tuple(
-                Engine(
+                pool.policy(
                     rules,
                     blocks,
                     self._prompt,

@@ -7,8 +7,9 @@ import pytest
 
 import mpsim
 from mpsim.scenario import Scenario
-from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.batching import BatchRules
 from mpsim.serving.planning import make_service
+from mpsim.serving.policies import POLICIES
 
 
 def scenario_of(model, prompt, *, window_cache, **serving):
@@ -50,7 +51,7 @@ def test_blocks_are_conserved_with_windows(scheduler):
     rules = BatchRules(
         scheduler=scheduler, max_sequences=8, max_tokens=64, block=4, window=16, window_share=0.7
     )
-    engine = Engine(rules, 90, prompt, output)
+    engine = POLICIES[rules.scheduler](rules, 90, prompt, output)
     for request in range(40):
         engine.enter(request)
     ended = []

@@ -1,4 +1,4 @@
-"""Scheduler policies by name: one line here and one module each, a class of four decisions."""
+"""Scheduler policies by name: one line here and one module each, an engine with four decisions."""
 
 from collections.abc import Mapping
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpsim.serving.policies.budget import Budget
-
-if TYPE_CHECKING:
-    from mpsim.serving.batching import Engine
 
 
 class NoEvict(Budget):
@@ -15,6 +10,6 @@ class NoEvict(Budget):
 
     reserves = True
 
-    def admits(self, engine: Engine, request: int, tokens: int) -> bool:
+    def admits(self, request: int, tokens: int) -> bool:
         """Whether all blocks of the request are left."""
-        return engine.cache.reserved + engine.whole(request) <= engine.cache.total
+        return self.cache.reserved + self.whole(request) <= self.cache.total

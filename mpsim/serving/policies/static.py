@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mpsim.serving.batching import Iteration
 from mpsim.serving.policies.no_evict import NoEvict
-
-if TYPE_CHECKING:
-    from mpsim.serving.batching import Engine, Iteration
-
 
 _WITHOUT_LIMIT: Final = 1 << 60
 
@@ -18,13 +15,13 @@ class Static(NoEvict):
 
     together = True
 
-    def form(self, engine: Engine, iteration: Iteration) -> None:
+    def form(self, iteration: Iteration) -> None:
         """Admit while nothing decodes."""
-        if not engine.decodes:
-            engine.fill(iteration, _WITHOUT_LIMIT)
+        if not self.decodes:
+            self.fill(iteration, _WITHOUT_LIMIT)
         if not iteration.prompt_tokens:
-            engine.decode(iteration)
+            self.decode(iteration)
 
-    def until_change(self, engine: Engine, steps: int) -> int:
+    def until_change(self, steps: int) -> int:
         """Nobody joins a batch under way."""
         return steps

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.batching import BatchRules
+from mpsim.serving.policies import POLICIES
 
 
 def engine(rules, blocks, prompt, output, *, hashes=None, unit=512):
     """An engine with all requests waiting in order."""
-    made = Engine(rules, blocks, prompt, output, hashes=hashes, unit=unit)
+    made = POLICIES[rules.scheduler](rules, blocks, prompt, output, hashes=hashes, unit=unit)
     made.waiting.extend(range(len(prompt)))
     return made
 
@@ -49,7 +50,7 @@ def test_an_engine_that_polls_every_third_iteration_sees_a_request_then(jumps):
     rules = BatchRules(
         prefix_cache=True, scheduler="prefill-first", max_tokens=8, block=4, poll_steps=3
     )
-    made = Engine(rules, 100, [4, 4, 4], [20, 20, 20])
+    made = POLICIES[rules.scheduler](rules, 100, [4, 4, 4], [20, 20, 20])
     made.enter(0)
     assert steps_of(made, 2) == [(0, 4, 1, []), (1, 0, 2, [])]
     made.enter(1)
@@ -136,7 +137,7 @@ def test_prompts_kept_back_come_together_or_when_the_patience_ends():
         batch_wait_steps=2,
         batch_wait_share=0.5,
     )
-    made = Engine(rules, 100, [4, 4, 7], [9, 9, 9])
+    made = POLICIES[rules.scheduler](rules, 100, [4, 4, 7], [9, 9, 9])
     made.waiting.append(0)
     assert steps_of(made, 1) == [(0, 4, 1, [])]
     made.waiting.append(1)

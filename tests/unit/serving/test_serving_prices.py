@@ -9,9 +9,10 @@ import pytest
 
 from mpsim.hardware import system
 from mpsim.scenario.serving import ServiceLevel, Workload
-from mpsim.serving.batching import Batch, BatchRules, Engine
+from mpsim.serving.batching import Batch, BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.plan import ServicePlan
+from mpsim.serving.policies import Budget
 from mpsim.serving.prices import IterationPrices, Products
 from mpsim.serving.rates import Reductions
 from mpsim.serving.requests import Requests, Served
@@ -70,7 +71,7 @@ def test_chunks_of_a_prompt_attend_to_the_chunks_before_them(budget: int) -> Non
     A chunk of c tokens behind b others sees c b pairs with those and c^2 / 2 with itself: of 10 tokens in chunks of 8 and 2 these are 32 and
     2 x 8 + 2 = 18, which sum to 50.
     """
-    engine = Engine(BatchRules(max_tokens=budget, block=4), 100, [10], [1])
+    engine = Budget(BatchRules(max_tokens=budget, block=4), 100, [10], [1])
     engine.waiting.append(0)
     pairs = []
     while (iteration := engine.next()) is not None:

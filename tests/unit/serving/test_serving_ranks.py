@@ -11,11 +11,12 @@ from mpsim import simulate
 from mpsim.hardware import build_cluster
 from mpsim.scenario import Scenario
 from mpsim.scenario.serving import ServiceLevel, Workload
-from mpsim.serving.batching import Batch, BatchRules, Engine
+from mpsim.serving.batching import Batch, BatchRules
 from mpsim.serving.engines import engine, override
 from mpsim.serving.lane import Lane
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
+from mpsim.serving.policies import POLICIES
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import measurable
 from mpsim.serving.service import Service
@@ -63,7 +64,7 @@ def test_all_ranks_wait_for_the_busiest():
 
 def test_a_request_joins_the_rank_with_the_least_load():
     rules = BatchRules(block=4)
-    engines = tuple(Engine(rules, 100, [8] * 5, [4] * 5) for _ in range(2))
+    engines = tuple(POLICIES[rules.scheduler](rules, 100, [8] * 5, [4] * 5) for _ in range(2))
     ranks = Lane(0, 0, _plan().prices, engines)
     for request in range(5):
         ranks.join().enter(request)

@@ -7,7 +7,8 @@ ends); blocks of cached prefixes that nobody uses count as free.
 
 from __future__ import annotations
 
-from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.batching import BatchRules
+from mpsim.serving.policies import POLICIES
 
 A, B, C = range(3)
 PROMPTS = [10, 6, 9]
@@ -16,7 +17,7 @@ SHARED = [(1, 2), (), (1, 2)]
 
 def _ten(rules, blocks, output, hashes=SHARED):
     """The first ten iterations, and the engine."""
-    engine = Engine(rules, blocks, PROMPTS, output, hashes=hashes, unit=4)
+    engine = POLICIES[rules.scheduler](rules, blocks, PROMPTS, output, hashes=hashes, unit=4)
     engine.waiting.extend([A, B, C])
     steps = []
     for _ in range(10):

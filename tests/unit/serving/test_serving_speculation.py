@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from mpsim.hardware import build_cluster
 from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
-from mpsim.serving.batching import Batch, BatchRules, Engine
+from mpsim.serving.batching import Batch, BatchRules
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
+from mpsim.serving.policies import POLICIES, Budget
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import Service
 from mpsim.serving.speculation import Draft
@@ -53,7 +54,7 @@ def test_a_sequence_gains_the_leading_right_tokens_and_one_more(tokens, acceptan
 def test_iterations_of_a_request_are_its_tokens_over_the_gain(tokens, acceptance, output):
     """The first token ends the prompt; the others take (o - 1) / gain iterations, to the next whole one."""
     gain = Draft((acceptance,) * tokens).gain
-    made = Engine(BatchRules(drafts=tokens, gain=gain), 100, [10], [output])
+    made = Budget(BatchRules(drafts=tokens, gain=gain), 100, [10], [output])
     made.waiting.append(0)
     count, ended = 0, []
     while not ended:
@@ -72,7 +73,7 @@ def test_jumps_are_the_same_as_single_iterations():
     rules = BatchRules(max_tokens=64, block=4, drafts=2, gain=1.7)
     ends = {}
     for jumps in (False, True):
-        made = Engine(rules, 60, [5, 9, 3], [50, 33, 41])
+        made = POLICIES[rules.scheduler](rules, 60, [5, 9, 3], [50, 33, 41])
         made.waiting.extend(range(3))
         times, tick = {}, 0
         while (iteration := made.next()) is not None:
