@@ -163,10 +163,13 @@ def _rule(cells: Cells) -> Mapping[str, Any]:
         "framework": "software",
         "measured_date": "source_date",
         "precision": "compute_dtype",
+        "overlap_notes": "notes",
     }
     renamed = {column: cells.text(name) for column, name in columns.items()}
     stage = str(lookup("training", "sharding", cells.text("sharding") or "none")["zero"])
-    known = rule_of(Cells({**cells.values, **renamed, "zero_stage": stage, "family": ""}))
+    gated = "1" if _model(cells, {"model": {}}, [])["gated_mlp"] else "0"
+    renamed |= {"zero_stage": stage, "family": "", "software": "", "gated_mlp": gated}
+    known = rule_of(Cells({**cells.values, **renamed}))
     return {**known, **rule, "framework": {**known["framework"], **rule["framework"]}}
 
 

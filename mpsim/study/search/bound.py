@@ -373,9 +373,10 @@ class _Around:
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
         peaks, apart = order.flight().peaks(by_stage, fresh)
         step = lists + np.array([[each.total - each.root] for each in fresh])
-        peaks, apart = np.maximum(peaks, step), np.where(step > peaks, step, apart)
         first = by_stage["in_layers"][:, :1]
         others = np.stack([each.elsewhere(own) for each, own in zip(fresh, first, strict=True)])
+        others = others + np.where(step > peaks, 0.0, lists)
+        peaks, apart = np.maximum(peaks, step), np.where(step > peaks, step, apart)
         held: Floats = peaks + overhead(self._plan, peaks, apart, others)
         return held
 

@@ -15,7 +15,7 @@ from mpsim.shipped import load_catalog
 from mpsim.table import plural
 from mpsim.training.memory.activations import held_by_rank, kept_by_piece, kept_by_stage
 from mpsim.training.memory.fresh import fresh_gradients
-from mpsim.training.memory.states import buffers, gradient_scratch, model_states
+from mpsim.training.memory.states import buffers, gradient_scratch, model_states, step_scratch
 from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
 
@@ -52,7 +52,8 @@ def account_memory(plan: Plan) -> Memory:
         "buffers": buffers(plan) + gradient_scratch(plan) + passing,
     }
     fresh = fresh_gradients(plan)
-    others = fresh.elsewhere(activations[0].in_layers)
+    steps = np.array([rank.fullest == len(rank.most) - 1 for rank in held])
+    others = fresh.elsewhere(activations[0].in_layers) + np.where(steps, 0.0, step_scratch(plan))
     states["gradients"] = states["gradients"] - fresh.total + collected
     states["overhead"] = overhead(plan, peak, collected + passing, others)
     return Memory(
@@ -109,14 +110,14 @@ def overhead(
     plan: Plan,
     peaks: NDArray[np.float64],
     apart: NDArray[np.float64],
-    others: float | NDArray[np.float64],
+    others: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Memory outside the allocator, and what that loses between tensors that come and go [B].
 
     `plan`: whose software loses some. `peaks` and `apart` (float64[..., P]): most of each rank
     beside what stands all the time, and the part of it that is no activation: gradients of one
-    microbatch, units [B]. `others` (float or float64[..., P]): what a backward needs at its other
-    moments, much of which fits no hole that the fullest has left (`Fresh.elsewhere`) [B].
+    microbatch, units [B]. `others` (float64[..., P]): what a step needs at its other moments, much
+    of which fits no hole that the fullest has left (`Fresh.elsewhere`, `step_scratch`) [B].
     """
     outside = outside_allocator(plan)
     if plan.layout.framework.memory.places_buffers:
