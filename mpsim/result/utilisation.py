@@ -83,7 +83,7 @@ def measure_utilisation(
         "scale_up": np.array([node.scale_up.bandwidth for node in nodes]) * TICK,
         "scale_out": np.array([node.nic_bandwidth_per_accelerator for node in nodes]) * TICK,
     }
-    sent = {name: _per_rank(timeline, amount) for name, amount in _amounts(timeline).items()}
+    sent = _per_rank(timeline)
     return Utilisation(
         compute=busy_ticks(timeline) / step,
         scale_up=_share(sent["scale_up"], speeds["scale_up"] * step),
@@ -124,15 +124,17 @@ def _share(amount: NDArray[np.float64], could: NDArray[np.float64]) -> NDArray[n
     return np.divide(amount, could, out=np.zeros_like(amount), where=could > 0)
 
 
-def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum of a column over the ranks of each row: all members of a collective, the sender of a message."""
-    program = timeline.program
+def _per_rank(timeline: Timeline) -> Mapping[str, NDArray[np.float64]]:
+    """Bytes that each rank sends by class of link: all members of a collective do, and the sender of a message."""
+    program, amounts = timeline.program, _amounts(timeline)
     row = owners(program.slot_ptr)
     rank = program.slot // len(Stream)
     counts = (program.kind[row] != SEND) | (rank == program.rank[row])
-    return np.bincount(rank[counts], weights=amount[row[counts]], minlength=program.ranks).astype(
-        np.float64
-    )
+    row, rank = row[counts], rank[counts]
+    return {
+        name: np.bincount(rank, weights=amount[row], minlength=program.ranks).astype(np.float64)
+        for name, amount in amounts.items()
+    }
 
 
 def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:

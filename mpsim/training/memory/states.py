@@ -133,10 +133,9 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
         kind: {(weight.m, weight.n) for weight in weights_of(plan, [parts[kind]])}
         for kind in dict.fromkeys(plan.layout.model.layer_kinds)
     }
-    held = (
-        set().union(*(shapes[kind] for kind in set(_kinds(plan, rank))))
-        for rank in range(plan.layout.mesh.pp)
-    )
+    held: list[set[tuple[int, int]]] = [set() for _ in range(plan.layout.mesh.pp)]
+    for stage in plan.layout.stages:
+        held[stage.rank].update(*(shapes[kind] for kind in set(plan.layout.layer_kinds(stage))))
     return np.array([float(element * sum(m * n for m, n in held_rank)) for held_rank in held])
 
 
