@@ -28,7 +28,6 @@ from mpsim.inputs import DOCUMENT, open_regular
 from mpsim.limits import refuse_large
 from mpsim.memo import remembered
 from mpsim.output import whole
-from mpsim.stamp import stamp
 
 if TYPE_CHECKING:
     import zipfile
@@ -71,6 +70,8 @@ def save(path: str | Path, kind: str, parts: Mapping[str, object]) -> None:
     enumerations, arrays, sequences, mappings and scalars.
     """
     import zipfile
+
+    from mpsim.stamp import stamp
 
     arrays: list[Array] = []
     document = {
@@ -150,6 +151,8 @@ class Archive:
         """Check that it holds a `kind`, and warn if another version of mpsim wrote it."""
         if self.kind != kind:
             raise self._refused(f"it holds a {self.kind}; needed a {kind}")
+        from mpsim.stamp import stamp
+
         if self.version != stamp():
             warnings.warn(
                 f"{self._path} was saved by mpsim {self.version}, this is {stamp()}: it is shown as it was saved",

@@ -10,12 +10,10 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mpsim.cost import Constants
+from mpsim.cost import Constant, Constants
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError, nearest
 from mpsim.framework import BlockingSends
-from mpsim.program.devices import Devices, devices_of, interference_constants
-from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
 from mpsim.result import JobResult, Memory, Result
@@ -31,6 +29,7 @@ from mpsim.training.result import TrainingResult
 from mpsim.training.timed_orders import with_timed_orders
 
 if TYPE_CHECKING:
+    from mpsim.program.devices import Devices
     from mpsim.serving import ServicePlan, ServiceResult
 
 __all__ = [
@@ -126,18 +125,26 @@ class Prepared:
             return run(program, plan.engine)
         # what sends over NICs inside an action has to be a row to meet the rest there
         if any(template.out_bytes.any() for template in program.templates):
+            from mpsim.program.expand import expand
+
             program = expand(program)
         return run(program, plan.engine, links_of(program, plan))
 
     def devices(self) -> Devices:
         """Rows as devices see them; a row loses at least what a step without interference charges it on average."""
+        from mpsim.program.devices import devices_of
+
         usual = dataclasses.replace(self.plan, interference=False)
         costs = PlanCosts(usual, like=self.costs)
         return devices_of(self.program, self.plan, build_program(usual, costs))
 
     def result(self, timeline: Timeline) -> TrainingResult:
         """The result of a run of this step."""
-        devices = interference_constants(self.plan) if self.plan.interference else ()
+        devices: tuple[Constant, ...] = ()
+        if self.plan.interference:
+            from mpsim.program.devices import interference_constants
+
+            devices = interference_constants(self.plan)
         return TrainingResult(
             scenario=self.scenario,
             timeline=timeline,

@@ -88,7 +88,7 @@ def _derived(prepared: Prepared) -> dict[str, object]:
     from mpsim.cost import CollectiveModel
     from mpsim.scenario.settled import in_words, settled_by
     from mpsim.training.intervals import fits_probability, setting_of
-    from mpsim.training.memory import account_memory, at_the_peak
+    from mpsim.training.memory.account import account_memory, at_the_peak
     from mpsim.training.summary import straddling_words
 
     scenario, plan = prepared.scenario, prepared.plan

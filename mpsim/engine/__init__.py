@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from mpsim.engine.kernels import KernelTimes, kernel_times, reduce_template, reduce_templates
 from mpsim.engine.steady import run_replay
-from mpsim.engine.structure import Structure
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import undisturbed
 from mpsim.errors import ScenarioError
-from mpsim.program.devices import Devices
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 
-__all__ = [
-    "ENGINES",
-    "KernelTimes",
-    "Structure",
-    "Timeline",
-    "kernel_times",
-    "reduce_template",
-    "reduce_templates",
-    "run",
-    "run_interfering",
-]
+if TYPE_CHECKING:
+    from mpsim.program.devices import Devices
+
+__all__ = ["ENGINES", "Timeline", "run", "run_interfering"]
 
 ENGINES = ("auto", "simpy", "replay")
 

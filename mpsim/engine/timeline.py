@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mpsim.archive import Saved
 from mpsim.engine.traffic import Traffic
-from mpsim.frame import to_frame
 from mpsim.program.csr import owners
 from mpsim.program.program import TICK, Program, Stream
 
@@ -57,6 +56,8 @@ class Timeline(Saved):
         """One row an operation and (rank class, stream) that it occupies: names, and start and end
         [s]. MissingExtraError if pandas is not installed.
         """
+        from mpsim.frame import to_frame
+
         program = self.program
         row = owners(program.slot_ptr)
         rank, stream = np.divmod(program.slot, len(Stream))

@@ -20,14 +20,12 @@ from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run
 from mpsim.errors import FormatError, nearest
 from mpsim.hardware import Cluster, system, system_names
-from mpsim.parallel.axes import Stream
+from mpsim.parallel.axes import COMMUNICATION, Stream
 from mpsim.parallel.crossing import message_slowdown, placed
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.program.csr import owners
-from mpsim.program.devices import COMMUNICATION
 from mpsim.result.figures import calibration
-from mpsim.result.intervals import Cover, Gaps, idle_gaps
-from mpsim.result.waits import waits_before
+from mpsim.result.intervals import Cover, Gaps, idle_gaps, waits_before
 from mpsim.training.vocabulary import PARTS
 
 PHASES = ("forward", "backward", "weight_gradient", "recompute", "optimizer", "compute")

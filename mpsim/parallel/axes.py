@@ -14,6 +14,8 @@ import dataclasses
 import enum
 from typing import Literal
 
+import numpy as np
+
 
 class Stream(enum.IntEnum):
     """In-order queues of one rank: of its kernels, of its communicators by axis, of copies and of its host."""
@@ -146,3 +148,14 @@ FOLDED = tuple(axis for axis in AXES if axis.multiplies and axis.span)
 
 REPLICATING = tuple(axis.name for axis in reversed(AXES) if axis.replicates)
 """Axes whose ranks hold the same parameters, slowest first."""
+
+COMMUNICATION = {stream: axis.name for axis in AXES for stream in axis.streams}
+"""Axis of every stream on which ranks communicate."""
+
+AXIS_OF_STREAM = np.array(
+    [
+        AXIS_NAMES.index(COMMUNICATION[stream]) if stream in COMMUNICATION else -1
+        for stream in Stream
+    ]
+)
+"""Its number in `AXIS_NAMES`, by stream; -1 where none communicates."""

@@ -1,6 +1,5 @@
 """Program: every operation as columns, built by tiling templates, ready for any engine."""
 
-from mpsim.program.expand import expand
 from mpsim.program.program import (
     COLLECTIVE,
     SEND,
@@ -12,7 +11,6 @@ from mpsim.program.program import (
     Vocabulary,
 )
 from mpsim.program.rows import Rows
-from mpsim.program.unfold import unfold
 
 __all__ = [
     "COLLECTIVE",
@@ -24,6 +22,4 @@ __all__ = [
     "Stream",
     "Template",
     "Vocabulary",
-    "expand",
-    "unfold",
 ]

@@ -12,22 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import Constant, Interference, interference_of
-from mpsim.parallel.axes import AXES, AXIS_NAMES
+from mpsim.parallel.axes import COMMUNICATION
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
 from mpsim.program.links import Deployment
 from mpsim.program.program import COLLECTIVE, TICK, Program, Stream
-
-COMMUNICATION = {stream: axis.name for axis in AXES for stream in axis.streams}
-"""Axis of every stream on which ranks communicate."""
-
-AXIS_OF_STREAM = np.array(
-    [
-        AXIS_NAMES.index(COMMUNICATION[stream]) if stream in COMMUNICATION else -1
-        for stream in Stream
-    ]
-)
-"""Its number in `mpsim.parallel.axes.AXIS_NAMES`, by stream; -1 where none communicates."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,6 @@ from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
 from mpsim.memo import remembered
 from mpsim.program.csr import owners
-from mpsim.program.expand import expand
 from mpsim.program.links import Deployment, links_of, port_rates
 from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
 
@@ -190,6 +189,8 @@ def _fabric_ticks(program: Program, deployment: Deployment) -> tuple[Floats, tup
     if not len(few):
         return nothing
     times = np.array([len(template.stream) for template in few.templates] + [1])[few.template]
+    from mpsim.program.expand import expand
+
     fine = expand(few)
     links = links_of(fine, deployment)
     chosen = links.link >= links.ports

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
-from mpsim.parallel.axes import AXIS_NAMES
+from mpsim.parallel.axes import AXIS_NAMES, AXIS_OF_STREAM
 from mpsim.program import COLLECTIVE, Stream, Template
 from mpsim.program.csr import owners, stable_order
-from mpsim.program.devices import AXIS_OF_STREAM
 from mpsim.result.intervals import Cover
 
 Floats = NDArray[np.float64]

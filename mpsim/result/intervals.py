@@ -1,18 +1,25 @@
-"""Intervals of time: when compute streams are busy and idle, and how much of a window a set of intervals covers.
+"""Intervals of time: when compute streams are busy and idle, what idle ones wait for, and covers.
 
-Shapes: R rank classes, n intervals.
+Idle time before a row counts as the part of the transfer that ended last before it, from the moment
+the transfer's data was ready, and so for the transfer that held up this one; all earlier idle time
+was waiting for something to be computed.
+
+Shapes: R rank classes, W waits, n intervals.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
+from mpsim.program import COLLECTIVE, SEND
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class Cover:
@@ -121,3 +128,101 @@ def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
         axis=1
     )
     return busy
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """Intervals in which a compute stream stands idle, each counted as one part of the account."""
+
+    rank: Ints  # int64[W], rank class
+    # start, end: float64[W], ticks since the step began; those of one rank do not overlap
+    start: Floats
+    end: Floats
+    part: Ints  # int64[W], by the vocabulary of the program
+    # int64[W], row that is waited for: a transfer, or what is computed elsewhere; -1 where it is no
+    # single one
+    row: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @classmethod
+    def join(cls, several: Sequence[Waits]) -> Waits:
+        """All waits of several."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(
+            **{name: np.concatenate([getattr(waits, name) for waits in several]) for name in names}
+        )
+
+    def where(self, chosen: NDArray[np.bool_]) -> Waits:
+        """Some of them."""
+        columns = {f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)}
+        return Waits(**columns)
+
+    def add_to(self, parts: Floats) -> None:
+        """Add the ticks of each wait to the part it counts as [R, parts]."""
+        ranks, width = parts.shape
+        took = np.bincount(
+            self.rank * width + self.part, weights=self.end - self.start, minlength=ranks * width
+        )
+        parts += took.reshape(ranks, width)
+
+
+def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
+    """Charge idle time before rows to the transfers that ended last, one after the other, back to
+    where they began.
+
+    `gaps`: each before a row. `waiting`: part that waiting for a computation counts as.
+
+    Returns
+    -------
+    Waits
+        They fill the gaps.
+    """
+    program, left = timeline.program, gaps
+    found: list[Waits] = [
+        waits_of(left.where(np.zeros(len(left.row), dtype=bool)), waiting, left.row[:0])
+    ]
+    while len(left.row):
+        gate = last_dependency(timeline, left.row)
+        held = np.maximum(gate, 0)
+        transfers = (gate >= 0) & np.isin(program.kind[held], (SEND, COLLECTIVE))
+        transfers &= timeline.end[held] >= left.end
+        found.append(waits_of(left.where(~transfers), waiting, gate[~transfers]))
+        left, gate = left.where(transfers), gate[transfers]
+        since = np.clip(_ready(timeline, gate), left.start, left.end)
+        moving = dataclasses.replace(left, start=since)
+        kept = moving.end > moving.start
+        found.append(waits_of(moving.where(kept), program.part[gate[kept]], gate[kept]))
+        # a transfer that others held up is followed to those
+        left = dataclasses.replace(left, end=since, row=gate)
+        left = left.where(left.end > left.start)
+    return Waits.join(found)
+
+
+def waits_of(gaps: Gaps, part: int | NDArray[np.integer], row: Ints) -> Waits:
+    """Gaps that count as one part, or each as its own, with the row that each waits for."""
+    parts = np.broadcast_to(np.asarray(part, dtype=np.int64), gaps.rank.shape)
+    return Waits(gaps.rank, gaps.start, gaps.end, parts, row)
+
+
+def last_dependency(timeline: Timeline, row: Ints) -> Ints:
+    """For each row, the dependency that ended last, -1 where it has none."""
+    program = timeline.program
+    result = np.full(len(row), -1, dtype=np.int64)
+    latest = np.full(len(row), -np.inf)
+    begin, count = program.dep_ptr[row], np.diff(program.dep_ptr)[row]
+    for k in range(int(count.max(initial=0))):
+        has = count > k
+        candidate = program.dep[begin[has] + k]
+        later = timeline.end[candidate] > latest[has]
+        place = np.flatnonzero(has)[later]
+        result[place] = candidate[later]
+        latest[place] = timeline.end[candidate[later]]
+    return result
+
+
+def _ready(timeline: Timeline, row: Ints) -> Floats:
+    """Time at which the data of each row was there: the end of its last dependency, 0 without any."""
+    gate = last_dependency(timeline, row)
+    return np.where(gate >= 0, timeline.end[np.maximum(gate, 0)], 0.0)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.engine import Timeline, kernel_times
+from mpsim.engine import Timeline
+from mpsim.engine.kernels import kernel_times
 from mpsim.engine.traffic import Traffic
 from mpsim.program import TICK, Program
 from mpsim.program.expand import expand

@@ -15,20 +15,21 @@ from numpy.typing import NDArray
 
 from mpsim import accessors, archive
 from mpsim.cost import Constant, Constants, unheld_caps
-from mpsim.engine import KernelTimes, Timeline, kernel_times
+from mpsim.engine import Timeline
 from mpsim.hardware import Cluster
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 from mpsim.result.communication import CommunicationTime, communication_time
+from mpsim.result.intervals import Waits
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilisation
-from mpsim.result.waits import Waits
 from mpsim.result.words import Figures, summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.scenario.unused import unused
 from mpsim.sheet import Sheet, Shown
 
 if TYPE_CHECKING:  # imported by those who ask for it
+    from mpsim.engine.kernels import KernelTimes
     from mpsim.result.links import LinkUse
     from mpsim.result.slices import CommunicationSlices
 
@@ -241,6 +242,8 @@ class Result(JobResult):
     @functools.cached_property
     def kernels(self) -> KernelTimes:
         """Start and end of every kernel, inside actions too."""
+        from mpsim.engine.kernels import kernel_times
+
         return kernel_times(self.timeline)
 
     def sensitivity(self) -> Any:

@@ -1,6 +1,6 @@
 """Slices: communication of ranks over time, inside actions and between them, hidden or exposed.
 
-Exposed is the time in which the compute stream of a rank stands idle for an axis, as the account of the job counts it (`mpsim.result.waits`, and inside
+Exposed is the time in which the compute stream of a rank stands idle for an axis, as the account of the job counts it (`mpsim.result.intervals`, and inside
 actions the waits that their templates were evaluated with): exposed slices of a rank and an axis do not overlap and sum to its part of the account. Whatever else of a
 transfer there is runs beside kernels or while the rank waits for something else: it is hidden. A rank may wait before its transfer has begun, so that there are exposed
 slices in which nothing moves yet, and of several transfers of an axis at once the slice names the one waited for.
@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
-from mpsim.parallel.axes import AXES, AXIS_NAMES
+from mpsim.parallel.axes import AXES, AXIS_NAMES, AXIS_OF_STREAM
 from mpsim.program import Program, Stream, Template, Vocabulary
 from mpsim.program.csr import owners
-from mpsim.program.devices import AXIS_OF_STREAM
-from mpsim.result.intervals import Cover
-from mpsim.result.waits import Waits
+from mpsim.result.intervals import Cover, Waits
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

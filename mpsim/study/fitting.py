@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve, simulate_step
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 from mpsim.units import Dimension, format_quantity, percent
 
 _MOST = 3

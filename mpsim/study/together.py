@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from mpsim.engine import Structure, Timeline, run
+from mpsim.engine import Timeline, run
+from mpsim.engine.structure import Structure
 from mpsim.errors import MpsimError
 from mpsim.limits import unlimited
 from mpsim.memo import Memo
@@ -28,7 +29,7 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, long_step, prepare, simulate, simulate_step
 from mpsim.study.journal import Entry
 from mpsim.study.rows import reason_of
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 from mpsim.units import Dimension, format_quantity
 
 _POINTS = 256  # scenarios that stay ready from their naming to their turn

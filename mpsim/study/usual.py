@@ -13,7 +13,7 @@ from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
 from mpsim.shipped import read_shipped
 from mpsim.simulate import resolve, simulate_step
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 
 Values: TypeAlias = dict[str, object]
 _AGAIN, _BATCH, _STATES = "training.recompute", "training.micro_batch", "parallelism.zero"

@@ -18,7 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.engine import Structure, Timeline, reduce_template
+from mpsim.engine import Timeline
+from mpsim.engine.kernels import reduce_template
+from mpsim.engine.structure import Structure
 from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
 from mpsim.parallel import FOLDED

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
-from mpsim.result.intervals import Cover, Gaps, idle_gaps
-from mpsim.result.waits import Waits, waits_before, waits_of
+from mpsim.result.intervals import Cover, Gaps, Waits, idle_gaps, waits_before, waits_of
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 
 Floats = NDArray[np.float64]

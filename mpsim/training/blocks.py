@@ -27,7 +27,7 @@ from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block, total
 from mpsim.schedule import Action
 from mpsim.training.costs import PlanCosts, StageCosts
-from mpsim.training.memory import offloaded
+from mpsim.training.memory.activations import offloaded
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
 from mpsim.training.vocabulary import TRAINING, part_of

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND
-from mpsim.result.waits import Waits
+from mpsim.result.intervals import Waits
 from mpsim.training.vocabulary import PARTS, Kind
 
 Floats = NDArray[np.float64]

@@ -20,7 +20,6 @@ from mpsim.memo import remembered
 from mpsim.program.floors import held_to_links
 from mpsim.program.program import Program
 from mpsim.program.rows import Graph, Rows
-from mpsim.program.unfold import UnequalCollectivesError, join, spans
 from mpsim.schedule import Orders
 from mpsim.training.actions import ActionVariants, exchanges_beside
 from mpsim.training.blocks import Blocks
@@ -142,6 +141,8 @@ _graph = remembered(_GRAPHS)(_lay_out)
 
 def _joined(plan: Plan, programs: list[Program]) -> Program:
     """Let the classes of replicas run beside each other."""
+    from mpsim.program.unfold import UnequalCollectivesError, join, spans
+
     names = [f"dp {spans(replicas.replicas)}" for replicas in plan.classes]
     try:
         return join(programs, names, [len(replicas.replicas) for replicas in plan.classes])

@@ -16,11 +16,11 @@ from mpsim.hardware import Cluster
 from mpsim.program.links import Links, links_of
 from mpsim.program.program import Program
 from mpsim.result import Memory, MemoryCurve, Result
-from mpsim.result.waits import Waits
+from mpsim.result.intervals import Waits
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.training.account import attribute, idle_waits
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 from mpsim.training.plan import Plan
 from mpsim.training.summary import Needs, Work, headline, needs_of, summarise, work_of
 

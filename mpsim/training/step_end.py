@@ -19,7 +19,7 @@ from mpsim.program.rows import Prices, Rows
 from mpsim.program.template import ticks
 from mpsim.schedule import Orders
 from mpsim.training.costs import PlanCosts
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpsim.training.memory import model_states
+from mpsim.training.memory.states import model_states
 from tests.plans import small_plan
 
 if os.environ.get("MPSIM_REQUIRE_TORCH") == "1":

@@ -19,9 +19,12 @@ import pytest
 import simpy
 
 import mpsim
-from mpsim.engine import Structure, kernel_times, reduce_templates, run
+from mpsim.engine import run
 from mpsim.engine.fluid import Fluid
-from mpsim.program import Program, Rows, Span, Stream, expand
+from mpsim.engine.kernels import kernel_times, reduce_templates
+from mpsim.engine.structure import Structure
+from mpsim.program import Program, Rows, Span, Stream
+from mpsim.program.expand import expand
 from mpsim.program.rows import Prices
 from mpsim.program.unfold import Unfolding
 from mpsim.schedule import make_orders

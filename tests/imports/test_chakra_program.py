@@ -15,8 +15,10 @@ from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.chakra.schema import add_attributes, framed, message, messages
 from mpsim.formats.chakra.trace import read_rank, read_ranks
 from mpsim.formats.chakra.writer import write_chakra
-from mpsim.program import TICK, Stream, expand, unfold
+from mpsim.program import TICK, Stream
 from mpsim.program.csr import owners
+from mpsim.program.expand import expand
+from mpsim.program.unfold import unfold
 
 SAMPLES = Path(__file__).parent / "samples"
 SMALL = {

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.engine import run
-from mpsim.program import Program, Stream, expand
+from mpsim.program import Program, Stream
+from mpsim.program.expand import expand
 from mpsim.training import build_program
 from mpsim.training.account import attribute
 from mpsim.training.plan import Plan

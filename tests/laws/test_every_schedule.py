@@ -9,7 +9,7 @@ import pytest
 
 import mpsim
 from mpsim.engine import run
-from mpsim.program import expand
+from mpsim.program.expand import expand
 from mpsim.schedule import schedule, schedule_names
 from mpsim.training import build_program, make_plan
 from mpsim.training.costs import PlanCosts

@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsim.engine import Structure, kernel_times, run
+from mpsim.engine import run
+from mpsim.engine.kernels import kernel_times
+from mpsim.engine.structure import Structure
 from mpsim.errors import ScenarioError
 from mpsim.parallel import FOLDED
-from mpsim.program import Program, Rows, Span, Stream, expand, unfold
-from mpsim.program.unfold import Unfolding
+from mpsim.program import Program, Rows, Span, Stream
+from mpsim.program.expand import expand
+from mpsim.program.unfold import Unfolding, unfold
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders, schedule, schedule_names
 from mpsim.simulate import prepare

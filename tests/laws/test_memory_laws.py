@@ -16,7 +16,7 @@ from mpsim.framework import framework
 from mpsim.simulate import Prepared
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.layouts import Layouts
-from mpsim.training.memory import COMPONENTS, account_memory
+from mpsim.training.memory.account import COMPONENTS, account_memory
 from mpsim.training.memory.curve import memory_curve
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.planning import make_plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpsim.parallel import Compute, Item, Sharding, block_backward, block_forward
 from mpsim.training import build_program
-from mpsim.training.memory import kept_by_stage
+from mpsim.training.memory.activations import kept_by_stage
 from mpsim.training.recompute import MODULES, NOTHING, Recompute, repeats, rerun
 from mpsim.workload import (
     Expansion,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsim.engine import Structure, run
+from mpsim.engine import run
+from mpsim.engine.structure import Structure
 from mpsim.errors import DeadlockError
 from mpsim.program import Program, Rows, Stream
 from mpsim.schedule import make_orders, schedule_names

@@ -19,7 +19,7 @@ from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.given import ranked_by, split_axes
 from mpsim.study.search.layouts import AXES, DEPENDS, Layouts
 from mpsim.study.search.trainings import Timer
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 from mpsim.training.memory.flight import Flight
 from mpsim.training.planning import Division, make_plan, recompute_of
 from tests.nightly import some

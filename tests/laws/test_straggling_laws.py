@@ -14,7 +14,9 @@ import mpsim
 from mpsim.engine import run
 from mpsim.hardware import accelerator
 from mpsim.parallel import FOLDED
-from mpsim.program import TICK, expand, unfold
+from mpsim.program import TICK
+from mpsim.program.expand import expand
+from mpsim.program.unfold import unfold
 from mpsim.scenario import Scenario
 from mpsim.training.account import attribute
 from mpsim.training.build import build_program

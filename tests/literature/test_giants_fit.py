@@ -9,7 +9,7 @@ import pytest
 from mpsim import Scenario
 from mpsim.result.memory import Memory
 from mpsim.simulate import resolve
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 
 H800 = {
     "accelerator": "h800-sxm",

@@ -11,7 +11,7 @@ from bench.tables import rule_of
 from mpsim.formats.cells import Cells, read_rows
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 from mpsim.training.planning import make_plan
 
 DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "published-runs.csv"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.training.memory import held_by_rank, kept_by_stage, model_states
+from mpsim.training.memory.activations import held_by_rank, kept_by_stage
+from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute
 from tests.plans import small_plan

@@ -16,7 +16,8 @@ from mpsim.formats.words import gpu
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.intervals import setting_of
-from mpsim.training.memory import account_memory, model_states, outside_allocator
+from mpsim.training.memory.account import account_memory, outside_allocator
+from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
 from mpsim.validate.records import Record
 from mpsim.workload.models import transformer_of

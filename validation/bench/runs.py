@@ -24,7 +24,7 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import resolve, simulate_step
 from mpsim.study.usual import Tried, settled
 from mpsim.training.intervals import setting_of
-from mpsim.training.memory import account_memory, outside_allocator
+from mpsim.training.memory.account import account_memory, outside_allocator
 from mpsim.workload import model_names
 
 __all__ = ["Simulated", "described", "filled", "fitting", "opened_of", "scenario_of", "simulated"]

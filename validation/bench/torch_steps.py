@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 
 import mpsim
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 
 __all__ = ["MODELS", "Case", "cases", "parts_of", "scenario_of"]
 

@@ -33,16 +33,10 @@ from mpsim.schedule import Action, Orders, schedule
 from mpsim.study.search.layouts import Frame, Layout
 from mpsim.study.search.shapes import KEPT, Exposed, Shapes, StageParts, content, part_names, varied
 from mpsim.training.costs import PlanCosts
-from mpsim.training.memory import (
-    Fresh,
-    buffers,
-    fresh_gradients,
-    gradient_scratch,
-    model_states,
-    overhead,
-    step_scratch,
-)
+from mpsim.training.memory.account import overhead
 from mpsim.training.memory.flight import Flight
+from mpsim.training.memory.fresh import Fresh, fresh_gradients
+from mpsim.training.memory.states import buffers, gradient_scratch, model_states, step_scratch
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, place_layers, runs_beside, step_orders
 from mpsim.training.recompute import Recompute
@@ -120,7 +114,7 @@ class Bounded:
     """Memory and lower bounds of layouts, before any is simulated."""
 
     layouts: list[Layout]
-    # float64[K]: what the fullest rank needs [B]: that of `mpsim.training.memory.account_memory`,
+    # float64[K]: what the fullest rank needs [B]: that of `mpsim.training.memory.account`,
     # to rounding; of layouts that need more than there is, something above that
     memory: Floats
     bound: Floats  # float64[K]: no step is shorter [s]; infinite for those

@@ -24,7 +24,7 @@ from mpsim.program.template import ticks
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
-from mpsim.training.memory import Kept, kept_by_stage
+from mpsim.training.memory.activations import Kept, kept_by_stage
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (
     collective_columns,
@@ -77,7 +77,7 @@ class Shapes:
         return PlanCosts(plan, like=self._models)
 
     def kept(self, plan: Plan, stages: Mapping[tuple[object, ...], Stage]) -> Floats:
-        """Bytes that stages keep of a microbatch, float64[D, 7]: fields of `mpsim.training.memory.Kept` [B].
+        """Bytes that stages keep of a microbatch, float64[D, 7]: fields of `Kept` [B].
 
         `stages`: distinct stages of the plan by `content`.
         """

@@ -31,7 +31,7 @@ from mpsim.study.together import Graphs
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
 from mpsim.training.intervals import of_layout, setting_of
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, has_parts, recompute_of
 

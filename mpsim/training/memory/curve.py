@@ -29,7 +29,7 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     Notes
     -----
     While an action runs its fullest moment counts; between actions what it has left. Logits are those of the action that runs, or of the forward
-    that ran last: those that wait longer for their backward are activations like the rest, as in `mpsim.training.memory.account_memory`.
+    that ran last: those that wait longer for their backward are activations like the rest, as in `mpsim.training.memory.account`.
     """
     start, end = action_times(timeline, rank)
     start, end = np.append(start, end[-1:]), np.append(end, timeline.makespan)  # and the optimizer

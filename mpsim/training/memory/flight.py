@@ -70,13 +70,13 @@ class Flight:
     ) -> tuple[Floats, Floats]:
         """Most that each rank holds at once, and the part of it that is no activation.
 
-        `kept` (mapping of str to float64[K, S]): fields of `mpsim.training.memory.Kept` of each
+        `kept` (mapping of str to float64[K, S]): fields of `Kept` of each
         stage [B]. `fresh`: what the backward of each layout makes for itself; nothing by default.
 
         Returns
         -------
         float64[K, P], float64[K, P]
-            As `mpsim.training.memory.held_by_rank` has it.
+            As `mpsim.training.memory.activations.held_by_rank` has it.
         """
         for_input = kept["for_input"] + kept["logits"]
         backward, whole = self.differentiates > 0, self.differentiates > 1

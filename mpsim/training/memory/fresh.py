@@ -84,7 +84,7 @@ def fullest(
     """Find the fullest moment of each action.
 
     `before` and `after` (float64[...]): kept when it starts and when it has ended [B]. `kept`
-    (mapping of str to float64[...]): fields of `mpsim.training.memory.Kept` of its stage [B].
+    (mapping of str to float64[...]): fields of `Kept` of its stage [B].
     `backward` and `whole` (bool[...]): whether it computes input gradients, and weight gradients
     with them.
 

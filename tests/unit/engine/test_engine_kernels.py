@@ -6,8 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from mpsim.engine import Structure, reduce_template, reduce_templates, run
-from mpsim.program import Program, expand
+from mpsim.engine import run
+from mpsim.engine.kernels import reduce_template, reduce_templates
+from mpsim.engine.structure import Structure
+from mpsim.program import Program
+from mpsim.program.expand import expand
 from mpsim.training.build import build_program
 from tests.plans import small_plan
 

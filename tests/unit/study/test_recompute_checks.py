@@ -12,7 +12,7 @@ from mpsim.study.fitting import changes_that_fit
 from mpsim.study.search.further import further
 from mpsim.study.search.layouts import Layouts
 from mpsim.training import make_plan
-from mpsim.training.memory import account_memory
+from mpsim.training.memory.account import account_memory
 
 
 def _scenario(training: dict[str, Any], **changes: Any) -> Scenario:

@@ -10,7 +10,7 @@ from mpsim.errors import ScenarioError
 from mpsim.hardware import host_of
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve, simulate_step
-from mpsim.training.memory import kept_by_stage
+from mpsim.training.memory.activations import kept_by_stage
 
 TOKENS, LAYERS, HIDDEN, KEYS, FFN = 4096, 8, 4096, 1024, 14336
 BASE: dict[str, Any] = {

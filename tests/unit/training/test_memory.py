@@ -8,17 +8,15 @@ import pytest
 from mpsim import Scenario, simulate
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
-from mpsim.training.memory import (
+from mpsim.training.memory.account import (
     account_memory,
     at_the_peak,
-    buffers,
-    held_by_rank,
-    kept_by_stage,
     memory_constants,
     outside_allocator,
 )
-from mpsim.training.memory.activations import Kept, kept_by_piece
+from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_piece, kept_by_stage
 from mpsim.training.memory.fresh import blocks_as_one
+from mpsim.training.memory.states import buffers
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import Recompute
 from mpsim.units import Dimension, format_quantity

@@ -16,7 +16,9 @@ from mpsim.program import TICK, Program, Stream
 from mpsim.schedule import Action
 from mpsim.training import build_program
 from mpsim.training.account import attribute
-from mpsim.training.memory import account_memory, buffers, fresh_gradients, model_states
+from mpsim.training.memory.account import account_memory
+from mpsim.training.memory.fresh import fresh_gradients
+from mpsim.training.memory.states import buffers, model_states
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import largest_weight
 from mpsim.training.vocabulary import PARTS, Kind
