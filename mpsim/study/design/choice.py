@@ -13,7 +13,8 @@ from mpsim.hardware import Cluster
 from mpsim.simulate import simulate_step
 from mpsim.study.design.bill import bill_of
 from mpsim.study.design.explore import Explorer
-from mpsim.study.design.outcome import Design, Flip, Option, Upgrade
+from mpsim.study.design.option import Option
+from mpsim.study.design.outcome import Design, Flip, Upgrade
 from mpsim.study.sensitivity import measure_sensitivity
 from mpsim.units import Dimension, format_exact
 

@@ -5,160 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from statistics import NormalDist
 from typing import NamedTuple
 
 from mpsim.accessors import Drawable, chart
-from mpsim.frame import Tabular, aligned, named
+from mpsim.frame import Tabular, aligned
 from mpsim.result.residuals import HALF_WIDTH
 from mpsim.scenario.design import DesignChoice
-from mpsim.sheet import Sheet, Shown
-from mpsim.study.design.bill import Bill
-from mpsim.study.design.explore import Values
-from mpsim.study.journal import Entry
-from mpsim.study.plan import changed
-from mpsim.study.ties import Ratio, front_of, ratio_of
-from mpsim.units import percent
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.study.design.option import Option, beats
+from mpsim.study.search.outcome import shown
+from mpsim.study.ties import front_of
+from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity, percent
 
-_DAY_HOURS = 24.0
+_MOST = 10  # lines of the front
+_TOLD = 3  # flips and constants
 _PLACES = 200  # of the integral over the error of the chosen one
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One cluster."""
-
-    values: Values  # of the choices, by dotted key
-    # what the best layout of each job does; empty where it was ruled out before any search
-    entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
-    bill: Bill = dataclasses.field(default_factory=Bill)
-    accelerators: int = 0
-    racks: int | None = None  # None where nobody says how many nodes a rack holds
-    # bounds that it misses, and how many times over
-    over: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    reason: str = ""  # why it is no design; empty where it is one
-    # what its trainings take at least, known before any search; 0 where nothing is
-    least_days: float = 0.0
-
-    @property
-    def least_cost(self) -> float:
-        """Cost of its trainings at least, power not counted [USD]; of services alone an hour of it [USD/h]."""
-        bought = math.fsum(self.bill.hourly(0.0).values())
-        return bought * (self.least_days * _DAY_HOURS if self.least_days else 1.0)
-
-    def is_hopeless(self, front: Sequence[Option]) -> bool:
-        """Whether one of a front is as fast and as cheap as this can be at best."""
-        days, cost = self.least_days, self.least_cost
-        return days > 0 and any(row.slowness <= days and row.cost <= cost for row in front)
-
-    @property
-    def name(self) -> str:
-        """Its values in a few words."""
-        return changed(self.values)
-
-    @property
-    def misses(self) -> str:
-        """Bounds that it misses, and by how much."""
-        return ", ".join(f"{name} by {percent(times - 1)}" for name, times in self.over.items())
-
-    @property
-    def possible(self) -> bool:
-        """Whether it can run and keeps every bound, as far as anybody looked."""
-        return bool(self.entries) and not self.reason and not self.over
-
-    @property
-    def trained(self) -> list[Entry]:
-        """Entries of its trainings."""
-        return [entry for entry in self.entries.values() if "days" in entry]
-
-    @property
-    def proved(self) -> bool:
-        """Whether no layout of its jobs is better, which a search that was cut short cannot say."""
-        return all(entry.get("proved", True) for entry in self.entries.values())
-
-    @property
-    def days(self) -> float | None:
-        """Days until the last training ends; None without one."""
-        return max((float(entry["days"]) for entry in self.trained), default=None)
-
-    @property
-    def rate(self) -> float | None:
-        """Requests/s of all services within their limits; None without one."""
-        rates = [float(entry["rate"]) for entry in self.entries.values() if "rate" in entry]
-        return math.fsum(rates) if rates else None
-
-    @property
-    def power_w(self) -> float:
-        """Power at the meter while the jobs run [W]."""
-        return math.fsum(float(entry["power_w"]) for entry in self.entries.values())
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """Cost by part: of the trainings until the last ends [USD], of services alone an hour of them [USD/h]."""
-        hours = 1.0 if self.days is None else self.days * _DAY_HOURS
-        return {name: each * hours for name, each in self.bill.hourly(self.power_w).items()}
-
-    @property
-    def cost(self) -> float:
-        """Sum of `parts`."""
-        return math.fsum(self.parts.values())
-
-    def doubt(self, other: Option) -> float:
-        """Standard deviation of ln(cost over the other's) by prices: a part errs in both alike."""
-        mine, theirs = self.parts, other.parts
-        sizes = {**self.bill.doubts, **other.bill.doubts}
-        shares = {
-            name: mine.get(name, 0.0) / self.cost - theirs.get(name, 0.0) / other.cost
-            for name in sizes
-        }
-        return math.hypot(*(shares[name] * size for name, size in sizes.items()))
-
-    @property
-    def hourly(self) -> float:
-        """Cost of an hour [USD/h]."""
-        return math.fsum(self.bill.hourly(self.power_w).values())
-
-    @property
-    def slowness(self) -> float:
-        """Days, or seconds a request of services alone: what a faster one has less of."""
-        return self.days if self.days is not None else 1.0 / max(self.rate or 0.0, 1e-300)
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """Low and high days over the predicted ones, of the training that ends last."""
-        last = max(self.trained, key=lambda entry: float(entry["days"]), default=None)
-        return (1.0, 1.0) if last is None else (last["spread"][0], last["spread"][1])
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        names = ("accelerators", "racks", "days", "power_w", "reason")
-        ends = None if self.days is None else [self.days * end for end in self.spread]
-        return {
-            "values": dict(self.values),
-            **named(self, *names),
-            "cost_usd" if self.trained else "cost_usd_per_h": self.cost,
-            "capital_usd": self.bill.capital,
-            "usd_per_h": self.hourly,
-            "requests_per_s": self.rate,
-            "interval": {"days": ends, "level": 0.8},
-            "parts_usd": self.parts,
-            "over": dict(self.over),
-            **named(self, "misses", "possible"),
-            "jobs": dict(self.entries),
-        }
-
-
-def beats(a: Option, b: Option) -> Ratio | None:
-    """How many times faster b is than a, with its interval; None where nothing is known of their errors."""
-    if not (a.trained and b.trained):
-        return None
-    # errors that both share cancel in the time of their own steps; sizes and goodput are as planned
-    ratio = ratio_of(a.trained[0], b.trained[0], "tokens_per_s_per_accelerator")
-    if ratio is None:
-        return None
-    value, low, high = a.slowness / b.slowness, ratio.low / ratio.value, ratio.high / ratio.value
-    return Ratio(value, value * low, value * high)
 
 
 class Upgrade(NamedTuple):
@@ -289,9 +153,12 @@ class Design(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """The chosen one, the front, and what would change it, as ``mpsim design`` prints them."""
-        from mpsim.study.design.words import sheet_of
-
-        return sheet_of(self)
+        sections = [Section(lines=tuple(_answer(self)))]
+        if self.front:
+            sections.append(_front(self))
+        if self.upgrades:
+            sections.append(_upgrades(self))
+        return Sheet("", (*sections, Section(lines=tuple(_below(self)))))
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -312,3 +179,111 @@ class Design(Shown, Tabular):
             "remarks": list(self.remarks),
             "rows": [row.to_json() for row in self.options],
         }
+
+
+def _answer(design: Design) -> Iterator[str]:
+    best = design.best
+    if best is None:
+        yield "no cluster keeps every bound"
+        if near := design.nearest:
+            yield f"  the nearest, {near.name}, misses {near.misses}"
+        yield from (f"  {row.name}: {row.reason}" for row in design.options[:_TOLD] if row.reason)
+        return
+    least = "cheapest" if design.by == "cost" else "fastest"
+    odds = "" if design.odds is None else f"; the best with odds of {percent(design.odds)}"
+    yield f"{least} that keeps every bound: {best.name}{odds}"
+    yield f"  {_figures(best)}"
+    yield f"  {_taken(best)}"
+    yield from (f"  {job}: {entry['name']}" for job, entry in best.entries.items())
+
+
+def _figures(row: Option) -> str:
+    """Days or requests/s, and dollars, with their intervals."""
+    hour = f"{row.hourly:,.4g} USD/h"
+    served = "" if row.rate is None else f"{row.rate:.4g} requests/s, "
+    if row.days is None:
+        return served + hour
+    (early, late), (low, high) = (
+        [each * end for end in row.spread] for each in (row.days, row.cost)
+    )
+    days = f"{row.days:.3g} days (80 %: {early:.3g} to {late:.3g})"
+    return f"{days}, {served}{row.cost:,.0f} USD ({low:,.0f} to {high:,.0f}), {hour}"
+
+
+def _taken(row: Option) -> str:
+    capital = row.bill.capital
+    words = [plural(row.accelerators, "accelerator")]
+    words += [] if capital is None else [f"{capital:,.0f} USD of capital"]
+    words += [f"{format_quantity(row.power_w, Dimension.POWER)} at the meter"]
+    return ", ".join(words + ([] if row.racks is None else [plural(row.racks, "rack")]))
+
+
+def _front(design: Design) -> Section:
+    front, best = design.front, design.best
+    points = front if len(front) <= _MOST else shown(front, lambda row: row.slowness)
+    unit = "USD" if any(row.days is not None for row in front) else "USD/h"
+    rows = tuple(
+        (
+            f"{row.cost:,.0f}",
+            f"{row.slowness:.3g}" if row.days is not None else f"{row.rate or 0.0:.4g}",
+            "-" if row.days is None else " - ".join(f"{row.days * end:.3g}" for end in row.spread),
+            "-" if row.bill.capital is None else f"{row.bill.capital / 1e6:,.2f}",
+            f"{row.power_w / 1e3:,.0f}",
+            _verdict(design, row),
+            row.name,
+        )
+        for row in points
+    )
+    speed = "days" if unit == "USD" else "requests/s"
+    header = (unit, speed, "80 % between", "capital (MUSD)", "kW", "against the chosen", "cluster")
+    some = "" if len(points) == len(front) else f"; {len(points)} of {len(front)}"
+    title = f"Pareto front: no other is cheaper and faster{some}"
+    note = _left(design)
+    return Section(rows, header, tuple(range(5)), title, (note,) if note and best else ())
+
+
+def _verdict(design: Design, row: Option) -> str:
+    best = design.best
+    if best is None or row is best:
+        return "chosen"
+    ratio, lead = beats(best, row), design.lead(best, row)
+    if ratio is None or lead is None:
+        return "-"
+    tie = "tie in speed, " if ratio.tie else ""
+    return f"{tie}worse with odds of {percent(lead)}"
+
+
+def _left(design: Design) -> str:
+    """Count of what is not on the front."""
+    looked = len(design.options)
+    wrong = sum(bool(row.reason) for row in design.options)
+    over = sum(bool(row.over) for row in design.options)
+    words = [f"{plural(looked, 'cluster')}: {len(design.possible)} possible"]
+    words += [f"{over} over a bound"] * bool(over) + [f"{wrong} cannot run the work"] * bool(wrong)
+    if design.ruled_out:
+        words.append(f"{design.ruled_out} ruled out at the best rate of their accelerators")
+    return ", ".join(words)
+
+
+def _upgrades(design: Design) -> Section:
+    rent = design.spec.money.basis == "rent"
+    rows = tuple(
+        (
+            upgrade.name,
+            percent(upgrade.faster, signed=True),
+            "no price" if upgrade.dearer is None else percent(upgrade.dearer, signed=True),
+            f"{upgrade.worth_usd:,.3g}" if rent else f"{upgrade.worth_usd:,.0f}",
+        )
+        for upgrade in design.upgrades
+    )
+    unit = "USD/h" if rent else "USD"
+    header = ("upgrade of the chosen one", "throughput", "cost", f"may cost more ({unit} an acc.)")
+    return Section(rows, header, (1, 2, 3), "each with its own best layout")
+
+
+def _below(design: Design) -> Iterator[str]:
+    for flip in design.flips[:_TOLD]:
+        yield f"with {flip.name} x {flip.times:.3g} as good: {flip.instead}"
+    if design.rests:
+        yield f"rests on what nobody measured on this hardware: {'; '.join(design.rests[:_TOLD])}"
+    yield from design.remarks

@@ -15,7 +15,8 @@ from mpsim.scenario.design import Bounds, DesignChoice
 from mpsim.study.design.bill import bill_of
 from mpsim.study.design.choice import CHANGES, flips_of, rests_on, upgrades_of
 from mpsim.study.design.explore import Explorer, Values, jobs_of
-from mpsim.study.design.outcome import Design, Option
+from mpsim.study.design.option import Option
+from mpsim.study.design.outcome import Design
 from mpsim.study.executors import executor_for
 from mpsim.study.grid import combinations
 from mpsim.study.journal import Entry, Journal

@@ -1,0 +1,153 @@
+"""One cluster of a design: what its jobs do there, what it costs, and which bounds it misses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from mpsim.frame import named
+from mpsim.study.design.bill import Bill
+from mpsim.study.design.explore import Values
+from mpsim.study.journal import Entry
+from mpsim.study.plan import changed
+from mpsim.study.ties import Ratio, ratio_of
+from mpsim.units import percent
+
+_DAY_HOURS = 24.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One cluster."""
+
+    values: Values  # of the choices, by dotted key
+    # what the best layout of each job does; empty where it was ruled out before any search
+    entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
+    bill: Bill = dataclasses.field(default_factory=Bill)
+    accelerators: int = 0
+    racks: int | None = None  # None where nobody says how many nodes a rack holds
+    # bounds that it misses, and how many times over
+    over: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    reason: str = ""  # why it is no design; empty where it is one
+    # what its trainings take at least, known before any search; 0 where nothing is
+    least_days: float = 0.0
+
+    @property
+    def least_cost(self) -> float:
+        """Cost of its trainings at least, power not counted [USD]; of services alone an hour of it [USD/h]."""
+        bought = math.fsum(self.bill.hourly(0.0).values())
+        return bought * (self.least_days * _DAY_HOURS if self.least_days else 1.0)
+
+    def is_hopeless(self, front: Sequence[Option]) -> bool:
+        """Whether one of a front is as fast and as cheap as this can be at best."""
+        days, cost = self.least_days, self.least_cost
+        return days > 0 and any(row.slowness <= days and row.cost <= cost for row in front)
+
+    @property
+    def name(self) -> str:
+        """Its values in a few words."""
+        return changed(self.values)
+
+    @property
+    def misses(self) -> str:
+        """Bounds that it misses, and by how much."""
+        return ", ".join(f"{name} by {percent(times - 1)}" for name, times in self.over.items())
+
+    @property
+    def possible(self) -> bool:
+        """Whether it can run and keeps every bound, as far as anybody looked."""
+        return bool(self.entries) and not self.reason and not self.over
+
+    @property
+    def trained(self) -> list[Entry]:
+        """Entries of its trainings."""
+        return [entry for entry in self.entries.values() if "days" in entry]
+
+    @property
+    def proved(self) -> bool:
+        """Whether no layout of its jobs is better, which a search that was cut short cannot say."""
+        return all(entry.get("proved", True) for entry in self.entries.values())
+
+    @property
+    def days(self) -> float | None:
+        """Days until the last training ends; None without one."""
+        return max((float(entry["days"]) for entry in self.trained), default=None)
+
+    @property
+    def rate(self) -> float | None:
+        """Requests/s of all services within their limits; None without one."""
+        rates = [float(entry["rate"]) for entry in self.entries.values() if "rate" in entry]
+        return math.fsum(rates) if rates else None
+
+    @property
+    def power_w(self) -> float:
+        """Power at the meter while the jobs run [W]."""
+        return math.fsum(float(entry["power_w"]) for entry in self.entries.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Cost by part: of the trainings until the last ends [USD], of services alone an hour of them [USD/h]."""
+        hours = 1.0 if self.days is None else self.days * _DAY_HOURS
+        return {name: each * hours for name, each in self.bill.hourly(self.power_w).items()}
+
+    @property
+    def cost(self) -> float:
+        """Sum of `parts`."""
+        return math.fsum(self.parts.values())
+
+    def doubt(self, other: Option) -> float:
+        """Standard deviation of ln(cost over the other's) by prices: a part errs in both alike."""
+        mine, theirs = self.parts, other.parts
+        sizes = {**self.bill.doubts, **other.bill.doubts}
+        shares = {
+            name: mine.get(name, 0.0) / self.cost - theirs.get(name, 0.0) / other.cost
+            for name in sizes
+        }
+        return math.hypot(*(shares[name] * size for name, size in sizes.items()))
+
+    @property
+    def hourly(self) -> float:
+        """Cost of an hour [USD/h]."""
+        return math.fsum(self.bill.hourly(self.power_w).values())
+
+    @property
+    def slowness(self) -> float:
+        """Days, or seconds a request of services alone: what a faster one has less of."""
+        return self.days if self.days is not None else 1.0 / max(self.rate or 0.0, 1e-300)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Low and high days over the predicted ones, of the training that ends last."""
+        last = max(self.trained, key=lambda entry: float(entry["days"]), default=None)
+        return (1.0, 1.0) if last is None else (last["spread"][0], last["spread"][1])
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        names = ("accelerators", "racks", "days", "power_w", "reason")
+        ends = None if self.days is None else [self.days * end for end in self.spread]
+        return {
+            "values": dict(self.values),
+            **named(self, *names),
+            "cost_usd" if self.trained else "cost_usd_per_h": self.cost,
+            "capital_usd": self.bill.capital,
+            "usd_per_h": self.hourly,
+            "requests_per_s": self.rate,
+            "interval": {"days": ends, "level": 0.8},
+            "parts_usd": self.parts,
+            "over": dict(self.over),
+            **named(self, "misses", "possible"),
+            "jobs": dict(self.entries),
+        }
+
+
+def beats(a: Option, b: Option) -> Ratio | None:
+    """How many times faster b is than a, with its interval; None where nothing is known of their errors."""
+    if not (a.trained and b.trained):
+        return None
+    # errors that both share cancel in the time of their own steps; sizes and goodput are as planned
+    ratio = ratio_of(a.trained[0], b.trained[0], "tokens_per_s_per_accelerator")
+    if ratio is None:
+        return None
+    value, low, high = a.slowness / b.slowness, ratio.low / ratio.value, ratio.high / ratio.value
+    return Ratio(value, value * low, value * high)
