@@ -42,7 +42,7 @@ HEAD = """# Measured inference, predicted
 Every row of `validation/data/inference-runs.csv`, predicted from its configuration columns alone by serving its requests; error = predicted / measured - 1. How a row
 becomes a service, and what is assumed where it says nothing, is in `validation/bench/data/inference.yaml`; each assumption is listed with its prediction
 (`python validation/published.py --json`, key `assumed`). Products are priced as in training, other rates (`mpsim/serving/data/rates.yaml`) come from kernel tables; host times of engines
-(`mpsim/serving/catalog/engines.yaml`) the spread of popularity of experts and the rates of 4 bits were set on measured points: the last tables leave each family, engine, model and chip out.
+(`mpsim/serving/catalog/engines.yaml`) and the spread of popularity of experts were set on measured points: the last tables leave each family, engine, model and chip out.
 Latencies are means unless named p99. Written by `python validation/serving.py`.
 """
 LEFT_OUT = """Errors of a sample of rows (of static batches and offline runs complete ones), as predicted and with every constant that rows of one family, engine, model or chip shaped refitted on the others by factors of 0.5 to 2, or,

@@ -121,8 +121,8 @@ def _unknowns(points: Sequence[ServedPoint]) -> list[Unknown]:
 def _starts(plan: ServicePlan) -> dict[str, float]:
     rates, work = plan.rates, plan.work
     starts = {f"serving.rates.{name}": float(getattr(rates, name)) for name in _RATES}
-    products = {linear.format.rates for linear in work.linears}
-    experts = {routed.format.rates for routed in work.experts}
+    products = {linear.format.name for linear in work.linears}
+    experts = {routed.format.name for routed in work.experts}
     for name, keys in (("product_rate", products), ("expert_rate", experts)):
         by_format: Mapping[str, float] = getattr(rates, name)
         for key in keys:

@@ -344,6 +344,8 @@ class Products:
         moved = linear.weights * form.bytes + _ACTIVATION * tokens * (product.n + product.k)
         kernel = self._kernel(form)
         seconds = kernel.row_seconds(product, tokens, moved) / _of(self._rates.product_rate, form)
+        if form.unpacked:
+            seconds += self._unpacking(linear.weights, kernel.row_seconds(product, _NONE, moved))
         if product.module is Module.SHARED_EXPERTS:
             # they run beside the routed ones, whose launches hide theirs
             return np.maximum(0.0, seconds - kernel.row_seconds(product, _NONE, _NONE))
@@ -354,13 +356,16 @@ class Products:
         """Permute, grouped products and combine of one layer on the busiest rank [s]."""
         form, kernel = experts.format, self._kernel(experts.format)
         rows, touched = experts.rows(tokens), experts.touched(tokens)
-        latency, each = self._routing
-        seconds, fixed = np.zeros(len(tokens)), latency + each * experts.experts / experts.ep
+        latency, more = self._routing
+        seconds, fixed = np.zeros(len(tokens)), latency + more * experts.experts / experts.ep
         casts = np.zeros(len(tokens))
         for number, product in enumerate(experts.products):
-            moved = touched * product.n * product.k * form.bytes
-            moved = moved + _ACTIVATION * rows * (product.n + product.k)
+            weights = touched * product.n * product.k
+            moved = weights * form.bytes + _ACTIVATION * rows * (product.n + product.k)
             seconds += kernel.row_seconds(product, rows / touched, moved, touched, self._knee)
+            if form.unpacked:
+                loads = kernel.row_seconds(product, 1e-9 * rows, moved, touched, self._knee)
+                seconds += self._unpacking(weights, loads)
             # tokens are quantised before they are permuted; of what lies between the products,
             # only blocks by a kernel of its own
             elements = (rows if number else rows / experts.top_k) * product.k
@@ -377,6 +382,11 @@ class Products:
             return 0.0
         latency = self._rates.cast_latency[form.name] if alone else 0.0
         return latency + elements * (_ACTIVATION + form.bytes) / self._rates.streamed
+
+    def _unpacking(self, weights: Floats | float, loads: Floats) -> Floats:
+        """Time in which multiprocessors widen so many weights beyond that in which they come [s]."""
+        widens = weights / (self._rates.unpack_rate * self._chip.compute_units)
+        return np.maximum(0.0, widens - loads)
 
     def _kernel(self, form: Format) -> KernelModel:
         """Kernels in the precision of a format; chips without bfloat16 work in fp16."""
@@ -448,7 +458,7 @@ class DecodeAttention:
 
 def _of(by_format: Mapping[str, float], form: Format) -> float:
     """A rate for weights of a format."""
-    return by_format.get(form.rates, by_format["*"])
+    return by_format.get(form.name, by_format["*"])
 
 
 def _grid() -> Floats:

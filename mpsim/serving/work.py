@@ -42,9 +42,9 @@ class Format:
     precision: str = ""  # precision as `mpsim.cost.KernelModel` knows it; `compute` if empty
 
     @property
-    def rates(self) -> str:
-        """Name of its rates: weights of 4 bits that units of 16 bits multiply are ``unpacked``."""
-        return "unpacked" if self.bytes < 1.0 and self.compute == "bf16" else self.name
+    def unpacked(self) -> bool:
+        """Whether weights of 4 bits are widened for units of 16 bits."""
+        return self.bytes < 1.0 and self.compute == "bf16"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -349,6 +349,6 @@ FORMATS = {
     "int8": Format("int8", 1.0, "int8"),
     "w4a16": Format("w4a16", 0.5 + 2.0 / 128, "bf16"),
     "nvfp4": Format("nvfp4", 0.5 + 1.0 / 16, "fp4", "nvfp4"),
-    "mxfp4": Format("mxfp4", 0.5 + 1.0 / 32, "fp4", "nvfp4"),
+    "mxfp4": Format("mxfp4", 0.5 + 1.0 / 32, "fp4", "mxfp8"),
 }
 """Number formats of served weights, scales of 128x128, 128, 16 and 32 elements counted."""

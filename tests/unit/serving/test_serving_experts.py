@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mpsim.hardware import system
+from mpsim.hardware import build_cluster, system
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
@@ -110,3 +110,28 @@ def test_launches_of_shared_experts_hide_behind_the_routed_ones() -> None:
     extra = shared.prices.parts(TOKENS[:1])["linear"] - bare.prices.parts(TOKENS[:1])["linear"]
     read = 58 * 3 * 7168 * 2048 / 8 / shared.rates.bandwidth
     assert 0 < float(extra[0]) < 2 * read
+
+
+def test_weights_of_four_bits_wait_for_multiprocessors_not_for_memory() -> None:
+    """Eight bits come faster from H200's memory than from H100's; four are widened no faster, one a multiprocessor after the other."""
+    seconds: dict[tuple[str, str], float] = {}
+    for weights in ("fp8_block", "w4a16"):
+        for node in ("dgx-h100", "dgx-h200"):
+            plan = _plan(weights=weights, cluster=system(node, nodes=1))
+            seconds[weights, node] = plan.prices.parts(TOKENS)["experts"][2]
+    assert seconds["fp8_block", "dgx-h200"] < 0.8 * seconds["fp8_block", "dgx-h100"]
+    assert seconds["w4a16", "dgx-h200"] == pytest.approx(seconds["w4a16", "dgx-h100"], rel=0.02)
+
+
+def test_experts_in_mxfp4_multiply_at_eight_bits() -> None:
+    """Their activations have eight: many tokens take longer than in NVFP4, few are bound by memory alike."""
+    chip = build_cluster(accelerator="b200-sxm", accelerators_per_node=8, nodes=1)
+    few, many = (
+        [
+            _plan(weights=form, cluster=chip).prices.parts(TOKENS)["experts"][at]
+            for form in ("nvfp4", "mxfp4")
+        ]
+        for at in (0, 4)
+    )
+    assert few[1] == pytest.approx(few[0], rel=0.1)
+    assert many[1] > 1.1 * many[0]
