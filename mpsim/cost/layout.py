@@ -26,7 +26,7 @@ from mpsim.hardware.routes import routes_of
 from mpsim.memo import Memo, remembered
 from mpsim.parallel import AXES, EXPERT_AXES, Communication, GroupShape, Layout, Mesh
 from mpsim.parallel.axes import Communicator
-from mpsim.parallel.crossing import message_slowdown
+from mpsim.parallel.crossing import message_slowdown, placed
 from mpsim.workload import Operator
 
 _OF_EXPERTS = frozenset(
@@ -129,6 +129,10 @@ class LayoutCosts:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""
         return self.places.group(self.layout.mesh, axes, int(self.alike[rank]))
 
+    def sits(self, name: object, rank: int, members: Callable[[], NDArray[np.int64]]) -> GroupShape:
+        """Where communicators of pipeline rank `rank` with these `members` sit, which all layouts on the mesh call by that name."""
+        return self.places.sits((self.layout.mesh, name, rank), members)
+
     def provenance_alone(self) -> tuple[Constant, ...]:
         """Every constant used so far by these models, kernels first, without those of ranks with other nodes."""
         return (*self.kernels.provenance(), *self.collectives.provenance())
@@ -228,6 +232,7 @@ class StageCosts:
     def __init__(self, costs: LayoutCosts, nodes: int, groups: Mapping[str, GroupShape]) -> None:
         self._costs = costs
         self._groups = groups
+        self._transfers = Memo[tuple[object, ...], Transfer](_MESSAGES)
         self.key = _content(nodes, *groups.values())
 
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
@@ -249,6 +254,10 @@ class StageCosts:
         return (sent := self._sent(item))._replace(seconds=sent.seconds + float(copied))
 
     def _sent(self, item: Communication) -> Transfer:
+        key = (item.axis, item.kind, item.size, item.across)
+        return self._transfers.get_or(key, lambda: self._transfer(item))
+
+    def _transfer(self, item: Communication) -> Transfer:
         group = self._groups[item.axis]
         model = self._costs.collectives
         if item.kind == "send":
@@ -352,6 +361,12 @@ class Places:
         return self._once(
             ("group", mesh, axes, rank), lambda: mesh.shape(axes, rank, self._cluster)
         )
+
+    def sits(
+        self, name: tuple[object, ...], members: Callable[[], NDArray[np.int64]]
+    ) -> GroupShape:
+        """Where communicators with these members sit, which are always called by that name."""
+        return self._once(("sits", *name), lambda: placed(self._cluster, members()))
 
     def alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> NDArray[np.int64]:
         """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every

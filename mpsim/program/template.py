@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,7 @@ def ticks(seconds: float | NDArray[np.float64]) -> NDArray[np.float64]:
     return np.rint(np.asarray(seconds, dtype=np.float64) / TICK)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(NamedTuple):
     """One kernel or collective of a block with its place in time; `before` are those it waited for."""
 
     name: str

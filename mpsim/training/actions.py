@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import copy_seconds, interference_of, update_seconds
+from mpsim.cost import copy_seconds, update_seconds
 from mpsim.hardware import Calibration
 from mpsim.memo import remembered
 from mpsim.program.program import TICK, Template
@@ -33,7 +33,7 @@ from mpsim.schedule import Action, Orders
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.groups import exchange_times
+from mpsim.training.replicas.groups import exchange_times, replica_groups
 from mpsim.training.replicas.segments import Bucket, CutAction, CutRows, Cuts, Segment
 from mpsim.training.vocabulary import PARTS, TRAINING
 
@@ -224,6 +224,8 @@ _NOTHING = Load(0.0, 0.0)
 
 def exchanges_beside(plan: Plan, costs: PlanCosts, cuts: Cuts) -> list[list[Load]]:
     """Exchanges that join the queue when each segment of each distinct action begins, one action a list."""
+    if not plan.exchanges_beside:
+        return [[_NOTHING] * len(cut.segments) for cut in cuts.distinct]
     pricing = _Pricing(plan, costs)
     return [_queued(plan, pricing, cut.segments, cut.stage.rank) for cut in cuts.distinct]
 
@@ -231,7 +233,7 @@ def exchanges_beside(plan: Plan, costs: PlanCosts, cuts: Cuts) -> list[list[Load
 def _queued(plan: Plan, pricing: _Pricing, segments: Sequence[Segment], rank: int) -> list[Load]:
     """Gathers for the segments behind each one, and the reduction of the one before it."""
     gathers, reduces = [_NOTHING] * len(segments), [_NOTHING] * len(segments)
-    if not plan.exchanges_beside or len(segments) == 1:
+    if len(segments) == 1:
         return gathers
     ahead = [pricing.load(segment.gathers, rank, gather=True) for segment in segments[1:]]
     if plan.gathers_units and plan.units_in_flight > 1:
@@ -250,6 +252,7 @@ class _Pricing:
     def __init__(self, plan: Plan, costs: PlanCosts) -> None:
         self._plan = plan
         self._costs = costs
+        self._groups = replica_groups(plan, costs)
         self._known: dict[tuple[Bucket, bool, int], Load] = {}
 
     def load(self, buckets: Sequence[Bucket], rank: int, *, gather: bool) -> Load:
@@ -261,10 +264,10 @@ class _Pricing:
         return _sum([self._known[bucket, gather, alike] for bucket in buckets])
 
     def _time(self, bucket: Bucket, rank: int, *, gather: bool) -> Load:
-        plan, costs = self._plan, self._costs
-        chip = plan.layout.cluster_of(rank).accelerator
-        taken = interference_of(plan.layout.framework.name, chip)
-        times = exchange_times(plan, costs, bucket, gather=gather, rank=rank)
+        taken = self._costs.of(rank).interference
+        times = exchange_times(
+            self._plan, self._costs, self._groups, bucket, gather=gather, rank=rank
+        )
         return _sum(Load(time.seconds, time.seconds * taken.lost_at(time.rate)) for time in times)
 
 

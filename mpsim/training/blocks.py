@@ -101,7 +101,6 @@ class Blocks:
         self._costs = costs
         self._recipes = _recipes(_division(plan))
         self._templates: dict[tuple[object, ...], Template] = {} if known is None else known
-        self._contents: dict[Stage, tuple[object, ...]] = {}
         self._rows: dict[tuple[object, ...], list[Block]] = {}
         self.timed: dict[Template, tuple[StageCosts, Sequence[Item]]] = {}
 
@@ -122,20 +121,13 @@ class Blocks:
 
     def of(self, stage: Stage, action: Action) -> list[Block]:
         """Blocks of one action of `stage`, in the order they run; one list for stages of equal content."""
-        key = (action, *self.content(stage))
+        costs = self._costs.stage(stage.rank)
+        # what a head holds depends on whether its rank has the embedding
+        ends = (stage.embedding, stage.rank if stage.head else -1)
+        key = (action, self._plan.layout.layer_kinds(stage), *ends, costs.key)
         if key not in self._rows:
-            rank = stage.rank
-            self._rows[key] = self._row(stage, action, self._costs.stage(rank))
+            self._rows[key] = self._row(stage, action, costs)
         return self._rows[key]
-
-    def content(self, stage: Stage) -> tuple[object, ...]:
-        """A key of what decides the blocks of a stage: equal for stages of equal content."""
-        if stage not in self._contents:
-            # what a head holds depends on whether its rank has the embedding
-            ends = (stage.embedding, stage.rank if stage.head else -1)
-            sit = self._costs.stage(stage.rank).key
-            self._contents[stage] = self._plan.layout.layer_kinds(stage), *ends, sit
-        return self._contents[stage]
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         layout = self._plan.layout

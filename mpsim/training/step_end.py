@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -207,14 +208,11 @@ class StepEnd:
         host = host_optimizer(plan, on_host * share) if on_host else []
         after = [*self._gathers(owned), *self._casts()]
         parts = (before, device, host, after)
-        columns = [
-            np.broadcast_to(column, ranks)
-            for part in parts
-            for _, price in part
-            for column in price
-        ]
-        table = np.reshape(columns, (-1, len(Prices._fields), ranks)).swapaxes(0, 1)
-        self.prices[_LINKS] = Prices(*table.reshape(len(Prices._fields), -1))
+        table = np.zeros((len(Prices._fields), sum(map(len, parts)), ranks))
+        for place, (_, price) in enumerate(itertools.chain(*parts)):
+            for row, column in enumerate(price):
+                table[row, place] = column
+        self.prices[_LINKS] = Prices(*table.reshape(len(table), -1))
         links = (tuple(link for link, _ in part) for part in parts)
         self.ending = Ending(self._shared(), self._norm(), *links)
 

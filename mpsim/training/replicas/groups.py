@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from mpsim.cost import COLLECTIVES, CollectiveModel
 from mpsim.framework import ParameterGather, Reduction
-from mpsim.parallel import REPLICATING, GroupShape, placed
+from mpsim.parallel import REPLICATING, GroupShape
 from mpsim.program.program import Span, Stream
 from mpsim.program.rows import Prices
 from mpsim.program.template import ticks
@@ -60,17 +61,18 @@ class ReplicaGroup:
 
 def dense_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
     """Data- and context-parallel ranks: those of one context-parallel group hold the same parameters."""
-    mesh, cluster = plan.layout.mesh, plan.layout.cluster
-    sharers = plan.sharers if plan.zero else plan.replicas
+    mesh, sharers = plan.layout.mesh, plan.sharers if plan.zero else plan.replicas
 
     def everyone(rank: int) -> GroupShape:
         return costs.group(REPLICATING, rank)
 
     def inside(rank: int) -> GroupShape:
-        return placed(cluster, mesh.shard_groups(sharers, rank))
+        members = functools.partial(mesh.shard_groups, sharers, rank)
+        return costs.sits(("inside", sharers), rank, members)
 
     def between(rank: int) -> GroupShape:
-        return placed(cluster, mesh.replica_groups(sharers, rank))
+        members = functools.partial(mesh.replica_groups, sharers, rank)
+        return costs.sits(("between", sharers), rank, members)
 
     whole = sharers == plan.replicas
     return ReplicaGroup(
@@ -91,25 +93,25 @@ def expert_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
     -----
     A group of sharers spans as many copies as that of the dense parameters does, as far as there are experts' peers for it.
     """
-    mesh, cluster = plan.layout.mesh, plan.layout.cluster
+    mesh = plan.layout.mesh
     copies = plan.replicas // plan.sharers if plan.zero else 1
     copies = copies if mesh.edp % copies == 0 else 1
     sharers = mesh.edp // copies
 
-    def members(rank: int) -> NDArray[np.int64]:
-        groups: NDArray[np.int64] = mesh.groups(("edp",), rank)
-        return groups
+    def members(rank: int) -> Ints:
+        groups: Ints = mesh.groups(("edp",), rank)
+        return groups.reshape(len(groups), copies, sharers)
 
     def everyone(rank: int) -> GroupShape:
-        return placed(cluster, members(rank))
+        return costs.group(("edp",), rank)
 
     def inside(rank: int) -> GroupShape:
-        return placed(cluster, members(rank).reshape(-1, sharers))
+        shares = ("experts inside", sharers)
+        return costs.sits(shares, rank, lambda: members(rank).reshape(-1, sharers))
 
     def between(rank: int) -> GroupShape:
-        groups = members(rank)
-        across = groups.reshape(len(groups), copies, sharers).swapaxes(1, 2)
-        return placed(cluster, across.reshape(-1, copies))
+        across = ("experts between", sharers)
+        return costs.sits(across, rank, lambda: members(rank).swapaxes(1, 2).reshape(-1, copies))
 
     return ReplicaGroup(
         name=" of experts",
@@ -214,12 +216,18 @@ class ExchangeTime(NamedTuple):
 
 
 def exchange_times(
-    plan: Plan, costs: PlanCosts, bucket: Bucket, *, gather: bool, rank: int
+    plan: Plan,
+    costs: PlanCosts,
+    groups: Sequence[ReplicaGroup],
+    bucket: Bucket,
+    *,
+    gather: bool,
+    rank: int,
 ) -> list[ExchangeTime]:
     """Times of the collectives that gather a bucket on a pipeline rank, or reduce its gradients."""
     kind, element = collective_of(plan, gather=gather)
     model, times = costs.of(rank).collectives, []
-    for group, parameters in zip(replica_groups(plan, costs), bucket, strict=True):
+    for group, parameters in zip(groups, bucket, strict=True):
         if not parameters:
             continue
         size = parameters * element

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.memo import remembered
 from mpsim.parallel import Stage
 from mpsim.program.program import Template
 from mpsim.program.template import empty_template
@@ -28,6 +29,7 @@ from mpsim.training.vocabulary import TRAINING
 
 _NEEDING = (Action.F, Action.B, Action.I)  # a weight gradient needs activations and gradients only
 _GRADIENT = (Action.B, Action.W)
+_DIVISIONS = 64  # of layers among stages that stay known
 
 
 class Bucket(NamedTuple):
@@ -86,7 +88,9 @@ def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
     orders = plan.orders
     gather, reduce = _gathering_actions(plan), _reducing_actions(plan)
     shape = (len(Action), orders.stages, 2, 2)
-    alike = _first_alike(plan, costs, blocks)[orders.stage]
+    sits = tuple((costs.stage(rank).key, rank) for rank in costs.alike.tolist())
+    first = _first_alike(plan.layout.stages, plan.layout.model.layer_kinds, sits)
+    alike = first[orders.stage]
     key = np.ravel_multi_index((orders.kind, alike, gather.astype(int), reduce.astype(int)), shape)
     # a step has thousands of actions and a handful of distinct ones, which a table of counts finds without sorting
     distinct = np.flatnonzero(np.bincount(key))
@@ -127,13 +131,23 @@ def _fuse(plan: Plan, blocks: Blocks, cuts: Cuts) -> None:
         cuts.chosen[head + 1] = nothing
 
 
-def _first_alike(plan: Plan, costs: PlanCosts, blocks: Blocks) -> NDArray[np.int64]:
-    """For each stage, the first whose actions are cut and timed as its own."""
-    first: dict[tuple[object, ...], int] = {}
+@remembered(_DIVISIONS)
+def _first_alike(
+    stages: tuple[Stage, ...], kinds: tuple[str, ...], sits: tuple[tuple[object, int], ...]
+) -> NDArray[np.int64]:
+    """For each stage, the first whose actions are cut and timed as its own. `kinds`: of all layers.
+    `sits`: of each pipeline rank, where its communicators sit, and the first rank like it.
+    """
+    first: dict[object, int] = {}
     contents = [
-        # the first stage's first chunk is cut in its own way, and so are stages on other nodes
-        (blocks.content(stage), stage.index == 0, int(costs.alike[stage.rank]))
-        for stage in plan.layout.stages
+        (
+            kinds[stage.first_layer : stage.first_layer + stage.layers],
+            # what a head holds depends on whether its rank has the embedding
+            *(stage.embedding, stage.rank if stage.head else -1),
+            # the first stage's first chunk is cut in its own way, and so are stages on other nodes
+            *(stage.index == 0, sits[stage.rank]),
+        )
+        for stage in stages
     ]
     return np.array([first.setdefault(content, i) for i, content in enumerate(contents)])
 
@@ -189,8 +203,10 @@ def _split(
     """Cut an action that needs parameters gathered (`gather`) or completes gradients that are reduced (`reduce`)."""
     if plan.gathers_units:
         return _units(plan, action, blocks, gather=gather, reduce=reduce)
+    if not (gather or reduce):
+        return [Segment(tuple(blocks))]
     overlaps = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
-    groups = _grouped(plan, stage, blocks) if gather or (reduce and overlaps) else [list(blocks)]
+    groups = _grouped(plan, stage, blocks) if gather or overlaps else [list(blocks)]
     buckets = [_trained(group) for group in groups]  # what was updated, or what is reduced
     return [
         Segment(tuple(group), bucket if gather else (), bucket if reduce else ())

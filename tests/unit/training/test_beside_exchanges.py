@@ -15,7 +15,7 @@ from mpsim.training.actions import exchanges_beside
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.groups import exchange_times
+from mpsim.training.replicas.groups import exchange_times, replica_groups
 from mpsim.training.replicas.segments import Bucket, cut_actions
 from mpsim.training.vocabulary import PARTS
 from tests.unit.training.test_sharded_data import labelled, plan_of, step, unhindered
@@ -103,8 +103,10 @@ def test_an_exchange_is_as_long_beside_as_in_its_row() -> None:
     layer = plan.layout.layer_parameters["dense"].per_rank(1)
     for label, gather in (("gather", True), ("reduce-scatter", False)):
         rows = labelled(program, label)
+        costs = PlanCosts(plan)
+        groups = replica_groups(plan, costs)
         ((seconds, _),) = exchange_times(
-            plan, PlanCosts(plan), Bucket(layer, 0.0), gather=gather, rank=0
+            plan, costs, groups, Bucket(layer, 0.0), gather=gather, rank=0
         )
         assert np.isclose(program.duration[rows] * TICK, seconds, rtol=1e-6).any()
 
@@ -150,7 +152,9 @@ def test_the_reduction_beside_a_piece_is_that_of_the_piece_before() -> None:
         own = [
             seconds
             for bucket in before.reduces
-            for seconds, _ in exchange_times(plan, costs, bucket, gather=False, rank=0)
+            for seconds, _ in exchange_times(
+                plan, costs, replica_groups(plan, costs), bucket, gather=False, rank=0
+            )
         ]
         assert load.seconds == pytest.approx(sum(own), rel=1e-9)
     assert len({load.seconds for load in beside}) > 2
