@@ -149,11 +149,6 @@ class Mesh:
         grid = np.moveaxis(self.ranks, replicas, range(len(replicas)))
         return grid.reshape(self.replicas, -1)
 
-    def crosses(self, source: int, target: int, cluster: Cluster) -> bool:
-        """Whether any message from pipeline rank `source` to `target` leaves its scale-up domain."""
-        sent = cluster.domain_of(self.ranks[source])
-        return bool((sent != cluster.domain_of(self.ranks[target])).any())
-
 
 Ints = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ Shapes: N rows, R rank classes, L links, U uses, E links of the fabric, P patter
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
+from mpsim.memo import remembered
 from mpsim.parallel import Layout
 from mpsim.parallel.crossing import Flows, exchange, load, messages, ring
 from mpsim.program.program import SEND, TICK, Program, Stream
 
+_CLUSTERS = 64  # whose ports stay known
 _DIRECTIONS = ("out", "in")
 _DIGITS = 9  # of a load: what agrees to so many is one link
 
@@ -167,7 +169,8 @@ def _kinds(cluster: Cluster) -> Iterator[tuple[str, float, bool]]:
         yield "NIC", node.nic_bandwidth_per_accelerator * node.nic.efficiency * TICK, True
 
 
-def port_rates(cluster: Cluster) -> dict[str, float]:
+@remembered(_CLUSTERS)
+def port_rates(cluster: Cluster) -> Mapping[str, float]:
     """Usable rate of each kind of port of one rank, in one direction [B/tick]."""
     return {name: rate for name, rate, _ in _kinds(cluster)}
 

@@ -96,15 +96,15 @@ class _Block:
         self.last: dict[Stream, int] = {}
         self.tagged: dict[str, int] = {}
 
-    def compute(self, kernel: Compute, seconds: float, part: int) -> None:
-        """Issue a kernel that counts as a part of the account; the device idles until the host has come to it."""
+    def compute(self, kernel: Compute, work: float, part: int) -> None:
+        """Issue a kernel of `work` ticks that counts as a part of the account; the device idles until the host has come to it."""
         awaited = self.wait(kernel)
         if self.queue is not None:
             self.host += self.queue[0]
             if self.host > self.now:
                 self._idle("host launch", self.host - self.now, self._after(awaited))
         before = self._after(awaited)
-        duration = self._slowed(float(ticks(seconds)))
+        duration = self._slowed(work) if self.beside else work
         self.kernel = len(self.placed)
         name, flops = kernel.operator.name, kernel.operator.flops
         self.placed.append(
@@ -142,7 +142,7 @@ class _Block:
         if item.tag:
             self.tagged[item.tag] = place
         seconds, up, out = cost
-        part, duration = self.vocabulary.part(axis.part), float(ticks(seconds))
+        part, duration = self.vocabulary.part(axis.part), float(round(seconds / TICK))
         if lost:
             self.beside.append((start, start + duration, lost))
         self.placed.append(
@@ -293,12 +293,14 @@ def evaluate_block(
         each, launch, run = ticks(np.array([issued, launch_seconds, small_seconds])).tolist()
         queue = each, launch, run
 
+    took = ticks(alone).tolist()
+
     def place(ahead: float) -> _Block:
-        seconds, moves = iter(alone.tolist()), iter(sent)
+        works, moves = iter(took), iter(sent)
         block = _Block(vocabulary, queue, ahead)
         for item in items:
             if isinstance(item, Compute):
-                block.compute(item, next(seconds), part_of(item))
+                block.compute(item, next(works), part_of(item))
             elif isinstance(item, Synchronization):
                 block.small_kernels(item.launches)
                 if item.count:

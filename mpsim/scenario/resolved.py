@@ -98,8 +98,9 @@ def _figures(preset: Transformer | Framework) -> Fields:
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
 
 
+@remembered(_PRESETS)
 def _behaviour(software: Framework) -> Fields:
-    """Fields of a framework that decide a result; its word for a recomputation is settled by then."""
+    """Fields of a framework that decide a result, shared likewise; its word for a recomputation is settled by then."""
     fields = _figures(software)
     kernels = {
         name: value for name, value in fields["kernels"].items() if name != "recompute_selective"
@@ -166,9 +167,7 @@ def _cluster(cluster: Cluster) -> Fields:
         ClusterChoice,
         cluster,
         preset=None,
-        accelerator=_spelled(
-            AcceleratorChoice, chip, peak_flops=dict(sorted(chip.peak_flops.items()))
-        ),
+        accelerator=_chip(chip),
         accelerators_per_node=node.accelerators,
         scale_up=_spelled(LinkChoice, node.scale_up),
         domain=node.domain,
@@ -196,6 +195,13 @@ def _spelled(section: type[S], part: Cluster | Accelerator | Link | Fabric, /, *
     return section.model_construct(**(figures | own))
 
 
+@remembered(_PRESETS)
+def _chip(chip: Accelerator) -> AcceleratorChoice:
+    flops = dict(sorted(chip.peak_flops.items()))
+    return _spelled(AcceleratorChoice, chip, peak_flops=flops)
+
+
+@remembered(_PRESETS)
 def _fabric(fabric: Fabric) -> FabricChoice:
     usual = Fabric(kind=FabricKind.SINGLE_SWITCH)
     thinned = (fabric.oversubscription, *fabric.above)

@@ -238,7 +238,7 @@ class StepEnd:
         """All-reduce between two ranks: each sends half of its gradients, then half of the sums."""
         plan = self._plan
         size = parameters * plan.layout.framework.optimizer.gradient_bytes
-        crosses = plan.layout.mesh.crosses(first, last, plan.layout.cluster)
+        crosses = self._costs.places.crosses(plan.layout.mesh, first, last)
         slower, models = self._costs.slowdown(first, last), self._costs.models((first, last))
         up, out = models[0].send_wire_bytes(size, crosses=crosses)
         seconds = max(model.send(size, crosses=crosses, slowdown=slower) for model in models)

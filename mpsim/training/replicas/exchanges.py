@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.program import Span, Stream
+from mpsim.program.program import TICK, Span, Stream
 from mpsim.program.rows import Prices, Rows
-from mpsim.program.template import ticks
 from mpsim.schedule import Orders
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import PipelineRows
@@ -92,10 +91,9 @@ def exchange_prices(
     dense, experts = parameters.T
     share = dense / groups[0].sharers + experts / groups[1].sharers
     data = plan.layout.framework.data
-    prices = {
-        COPIES: copy_prices(plan, share, len(gathered)),
-        _CYCLE: Prices(np.atleast_1d(ticks(data.fusion_cycle / 2))),
-    }
+    prices = {_CYCLE: Prices(np.full(1, np.rint(data.fusion_cycle / 2 / TICK)))}
+    if plan.offload != "none":
+        prices[COPIES] = copy_prices(plan, share, len(gathered))
     gathers, reduces = collective_of(plan, gather=True), collective_of(plan, gather=False)
     for group, amount in zip(groups, (dense, experts), strict=True):
         if inside := travels.get(_EXCHANGES + group.name):

@@ -47,9 +47,9 @@ class Copies:
 def add_copies(rows: Rows, offload: str, exchanges: Exchanges) -> Copies:
     """Append the copies of a step up to the optimizer, those of a bucket at one price."""
     ids = np.full(len(exchanges), -1, dtype=np.int64)
-    wanted = np.full(len(exchanges), offload != "none")
-    wanted &= ~exchanges.is_gather | (offload == "parameters")
-    chosen = np.flatnonzero(wanted)
+    if offload == "none":
+        return Copies(ids, ids, ids[:0])
+    chosen = np.flatnonzero(~exchanges.is_gather | (offload == "parameters"))
     ahead = exchanges.place[chosen] - exchanges.is_gather[chosen]
     chosen = chosen[np.lexsort((exchanges.is_gather[chosen] == 0, ahead, exchanges.rank[chosen]))]
     gather = exchanges.is_gather[chosen]

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from mpsim.cost.layout import places_of
 from mpsim.errors import ScenarioError
 from mpsim.hardware import system
 from mpsim.parallel import AXIS_NAMES, GroupShape, Mesh, spread
@@ -107,7 +108,8 @@ def test_messages_cross_where_any_of_them_does() -> None:
     """tp 4 pp 4 in two nodes: stages 0-1 and 2-3 share a node, 1-2 do not."""
     cluster = system("dgx-a100-80gb", nodes=2)
     mesh = Mesh(tp=4, pp=4)
-    assert [mesh.crosses(r, r + 1, cluster) for r in range(3)] == [False, True, False]
+    places = places_of(cluster)
+    assert [places.crosses(mesh, r, r + 1) for r in range(3)] == [False, True, False]
 
 
 def test_wrong_degrees_and_orders_are_all_reported() -> None:
