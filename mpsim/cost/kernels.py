@@ -90,6 +90,8 @@ class KernelModel:
         ``sustained`` (training: hot, power-limited) or ``burst`` (a short benchmark).
     few_heads : bool
         Whether attention over few heads and sequences leaves processors waiting; published runs show no effect worth it, benchmarks do.
+    narrow_head : bool
+        Whether the output projection is narrow too.
 
     Raises
     ------
@@ -106,6 +108,7 @@ class KernelModel:
         eager_factor: float = 1.0,
         clocks: str = "sustained",
         few_heads: bool = False,
+        narrow_head: bool = False,
     ) -> None:
         _check_choice("attention kernel", attention_kernel, ATTENTION_CHARTS)
         _check_choice("clocks", clocks, CLOCKS)
@@ -118,7 +121,8 @@ class KernelModel:
         self._use, self._note = self._ledger.use, self._ledger.note
         measured = accelerator.calibration
         self._rules = calibrated_groups("kernels", measured)
-        self._wide_roles = frozenset(map(Role, self._rules["gemm_precision"].words["wide_roles"]))
+        roles = frozenset(map(Role, self._rules["gemm_precision"].words["wide_roles"]))
+        self._wide_roles = roles - {Role.LOGITS} if narrow_head else roles
         self._hot = clocks == "sustained"
         self._board, self._draw = Board(accelerator, use=self._use), self._rules["hot.blackwell"]
         self._level = self._power_level(self._rules["power.h100-low"]) if self._hot else 1.0
@@ -146,7 +150,7 @@ class KernelModel:
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
         self._seen = _answers(
-            accelerator, precision, attention_kernel, eager_factor, clocks, few_heads
+            accelerator, precision, attention_kernel, eager_factor, clocks, few_heads, narrow_head
         )
         self._evaluate: Mapping[OperatorKind, Callable[[Sequence[Operator]], Floats]] = {
             OperatorKind.GEMM: self._gemms,

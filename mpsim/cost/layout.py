@@ -79,6 +79,7 @@ class LayoutCosts:
             layout.precision,
             attention_kernel=layout.framework.kernels.attention_kernel,
             eager_factor=layout.framework.kernels.memory_kernel_factor,
+            narrow_head=layout.framework.kernels.narrow_head,
         )
         self.collectives, self.places = CollectiveModel(layout.cluster), places_of(layout.cluster)
         self._others = {

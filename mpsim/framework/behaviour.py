@@ -136,6 +136,8 @@ class KernelBehaviour:
     memory_kernel_factor: Factor
     """Time of memory-bound kernels relative to the cost model's default: above 1 for eager kernels
     that are not fused, below 1 for compiled ones."""
+    narrow_head: Flag = False
+    """Whether the output projection, too, runs in a narrow `training.precision`."""
     softmax_group: Whole = 0
     """The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it
     falls apart; 0 for any number."""

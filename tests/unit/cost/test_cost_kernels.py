@@ -123,6 +123,15 @@ def test_fp8_runs_linear_layers_faster_and_leaves_the_logits_and_attention_in_bf
         assert time(wide, precision="fp8") == time(wide)
 
 
+def test_a_narrow_head_is_as_fast_as_other_linear_layers() -> None:
+    """Nothing but the output projection leaves bf16 with it."""
+    narrow = KernelModel(accelerator("h100-sxm"), "fp8", narrow_head=True)
+    head, layer, router = narrow.seconds(
+        [product(role=Role.LOGITS), product(), product(role=Role.ROUTER)]
+    )
+    assert head == layer < 0.65 * router
+
+
 def test_a_missing_precision_is_refused() -> None:
     """A100 has no fp8 and V100 no bf16: never guessed."""
     with pytest.raises(HardwareError, match="a100-sxm-80 has no fp8"):
