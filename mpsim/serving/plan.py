@@ -118,13 +118,12 @@ class ServicePlan:
     @property
     def price_per_hour(self) -> float | None:
         """Price of all accelerators [USD/h]; None where that of any is not known."""
-        prices = [
-            (pool.cluster.accelerator.price_per_hour, pool.pool_accelerators)
-            for pool in self.pools.values()
-        ]
-        if any(price is None for price, _ in prices):
-            return None
-        return math.fsum((price or 0.0) * count for price, count in prices)
+        total = 0.0
+        for pool in self.pools.values():
+            if (price := pool.cluster.accelerator.price_per_hour) is None:
+                return None
+            total += price * pool.pool_accelerators
+        return total
 
     @property
     def pools(self) -> Mapping[str, ServicePlan]:
@@ -536,9 +535,9 @@ class ServicePlan:
             )
         if requests is not None:
             self._require_room(requests, requests.output + self.rules.drafts, "an instance")
-        if requests is not None and self.prefill is not None:
-            ones = np.ones_like(requests.output)
-            self.prefill._require_room(requests, ones, "an instance of the prefill pool")
+            if self.prefill is not None:
+                ones = np.ones_like(requests.output)
+                self.prefill._require_room(requests, ones, "an instance of the prefill pool")
 
     def _require_room(self, requests: Requests, output: NDArray[np.int64], holder: str) -> None:
         """Refuse requests that the cache of no batch can hold."""

@@ -34,30 +34,25 @@ _HOUR = 3600.0
 def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The mean over the accelerators of all pools."""
     weight = {name: pool.pool_accelerators / plan.accelerators for name, pool in plan.pools.items()}
-    parts = dict.fromkeys(ACCOUNT, 0.0)
-    for name, own in by_pool.items():
-        for part, seconds in own.items():
-            parts[part] += weight[name] * seconds
-    return parts
+    return {
+        part: sum(weight[name] * own[part] for name, own in by_pool.items()) for part in ACCOUNT
+    }
 
 
 def _scaling(plan: ServicePlan, served: Served) -> Figures:
     """How many instances ran; nothing where all do."""
     if not served.running:
         return {}
-    each, hours = plan.tp * plan.pp, served.running_s / _HOUR
-    edges = [
-        (at, sign) for _, *ends in served.running for at, sign in zip(ends, (1, -1), strict=True)
-    ]
-    most = max(itertools.accumulate(sign for _, sign in sorted(edges)))
-    figures = {"gpu_hours": hours * each, "mean": hours * _HOUR / served.end, "max": most}
-    return {
-        "autoscale": {
-            **figures,
-            "least": plan.autoscale.least if plan.autoscale else 1,
-            "starts": served.starts,
-        }
+    hours = served.running_s / _HOUR
+    edges = [edge for _, begin, end in served.running for edge in ((begin, 1), (end, -1))]
+    figures = {
+        "gpu_hours": hours * plan.tp * plan.pp,
+        "mean": hours * _HOUR / served.end,
+        "max": max(itertools.accumulate(sign for _, sign in sorted(edges))),
+        "least": plan.autoscale.least if plan.autoscale else 1,
+        "starts": served.starts,
     }
+    return {"autoscale": figures}
 
 
 def summarise(
@@ -70,47 +65,16 @@ def summarise(
 def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
     """Every figure of a service whose run came to a tally, SI units."""
     sums = tally.sums
-    duration, output, limited = tally.seconds, tally.output, bool(tally.missed)
     by_pool = {name: sums[name].account(served, place) for place, name in enumerate(plan.pools)}
     parts = _together(plan, by_pool)
     unused = math.fsum(
         parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble")
     )
-    busy = 1.0 - unused / served.end if served.end else 0.0
-    figures = {name: distribution(values) for name, values in tally.spreads.items()}
-    tpot = figures["tpot"]
-    mean_tpot = cast("float", tpot["mean"]) if tpot else 0.0
-    accelerators = plan.accelerators
-    energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
-    energy *= duration / served.end if served.end else 0.0
-    price = plan.price_per_hour
-    paid = served.running_s / served.end / plan.replicas if served.running else 1.0
     return {
-        "accelerators": accelerators,
+        "accelerators": plan.accelerators,
         "duration_s": served.end,
-        "measured_s": duration,
-        "requests": tally.count,
-        "request_rate_per_s": _rate(tally.finished, duration),
-        "steady_state": tally.state,
-        "ttft_s": figures["ttft"],
-        "tpot_s": tpot,
-        "itl_s": tally.gaps,
-        "e2e_s": figures["e2e"],
-        "queue_s": figures["queue"],
-        "output_tokens_per_s": _rate(output, duration),
-        "total_tokens_per_s": _rate(output + tally.prompt, duration),
-        "output_tokens_per_s_per_accelerator": _rate(output, duration) / accelerators,
-        "output_tokens_per_s_per_user": 1.0 / mean_tpot if mean_tpot else None,
-        "goodput_per_s": _rate(tally.kept, duration) if limited else None,
-        "requests_within_slo": tally.share if limited else None,
-        "requests_within_slo_interval": list(tally.interval) if limited and tally.count else None,
-        "slo": {
-            "ttft_s": plan.slo.ttft,
-            "tpot_s": plan.slo.tpot,
-            "share": plan.slo.share,
-            "met": not limited or (tally.share >= plan.slo.share and not tally.state["growing"]),
-            "binding": tally.binding,
-        },
+        "measured_s": tally.seconds,
+        **_of_requests(plan, tally),
         **_speculation(plan),
         **_scaling(plan, served),
         "preemptions": served.preemptions,
@@ -118,14 +82,60 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         "prefix_hit_share": served.hit_tokens / max(1.0, tally.prompts),
         **_pool_figures(plan, list(sums.values())[-1]),
         "account_s": parts,
-        "utilisation": busy,
+        "utilisation": 1.0 - unused / served.end if served.end else 0.0,
         **_disaggregation(plan, served, by_pool, sums),
-        "energy_j_per_output_token": energy / output if output else None,
-        "cost_per_million_output_tokens": None
-        if price is None or not output
-        else price * paid * duration / _HOUR / output * _MEGA,
+        **_costs(plan, served, tally, by_pool),
         **({"percentile_error": tally.error} if tally.error else {}),
         "warnings": _warnings(plan, served, tally, parts),
+    }
+
+
+def _of_requests(plan: ServicePlan, tally: Tally) -> Figures:
+    """Latencies, rates, and how many requests keep the limits."""
+    limited, slo, seconds = bool(tally.missed), plan.slo, tally.seconds
+    figures = {name: distribution(values) for name, values in tally.spreads.items()}
+    tpot, output = figures["tpot"], _rate(tally.output, seconds)
+    mean_tpot = cast("float", tpot["mean"]) if tpot else 0.0
+    return {
+        "requests": tally.count,
+        "request_rate_per_s": _rate(tally.finished, seconds),
+        "steady_state": tally.state,
+        "ttft_s": figures["ttft"],
+        "tpot_s": tpot,
+        "itl_s": tally.gaps,
+        "e2e_s": figures["e2e"],
+        "queue_s": figures["queue"],
+        "output_tokens_per_s": output,
+        "total_tokens_per_s": _rate(tally.output + tally.prompt, seconds),
+        "output_tokens_per_s_per_accelerator": output / plan.accelerators,
+        "output_tokens_per_s_per_user": 1.0 / mean_tpot if mean_tpot else None,
+        "goodput_per_s": _rate(tally.kept, seconds) if limited else None,
+        "requests_within_slo": tally.share if limited else None,
+        "requests_within_slo_interval": list(tally.interval) if limited and tally.count else None,
+        "slo": {
+            "ttft_s": slo.ttft,
+            "tpot_s": slo.tpot,
+            "share": slo.share,
+            "met": not limited or (tally.share >= slo.share and not tally.state["growing"]),
+            "binding": tally.binding,
+        },
+    }
+
+
+def _costs(
+    plan: ServicePlan, served: Served, tally: Tally, by_pool: Mapping[str, dict[str, float]]
+) -> Figures:
+    """Energy and price of the tokens that were generated; None where there are none, or no price."""
+    seconds, output, price = tally.seconds, tally.output, plan.price_per_hour
+    energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
+    energy *= seconds / served.end if served.end else 0.0
+    paid = served.running_s / served.end / plan.replicas if served.running else 1.0
+    cost = None
+    if price is not None and output:
+        cost = price * paid * seconds / _HOUR / output * _MEGA
+    return {
+        "energy_j_per_output_token": energy / output if output else None,
+        "cost_per_million_output_tokens": cost,
     }
 
 
