@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import numpy as np
@@ -86,7 +86,7 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         **_disaggregation(plan, served, by_pool, sums),
         **_costs(plan, served, tally, by_pool),
         **({"percentile_error": tally.error} if tally.error else {}),
-        "warnings": _warnings(plan, served, tally, parts),
+        "warnings": list(_warnings(plan, served, tally, parts)),
     }
 
 
@@ -208,52 +208,42 @@ def _rate(count: float, seconds: float) -> float:
 
 def _warnings(
     plan: ServicePlan, served: Served, tally: Tally, parts: Mapping[str, float]
-) -> list[str]:
+) -> Iterator[str]:
     """Say what a reader should know, such as a state that is not steady, or a flag's cost."""
-    warnings = [pool.straddles for pool in plan.pools.values() if pool.straddles]
+    yield from (pool.straddles for pool in plan.pools.values() if pool.straddles)
     if plan.workload.shared_prefix and not plan.engine.prefix_cache:
         keys = "serving.workload.shared_prefix, serving.workload.prefix_groups"
-        warnings.append(f"not used: {keys}: serving.engine.prefix_cache is false")
+        yield f"not used: {keys}: serving.engine.prefix_cache is false"
     if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
-        reason = tally.state["reason"]
-        warnings.append(f"there is no steady state, numbers hold for this run: {reason}")
+        yield f"there is no steady state, numbers hold for this run: {tally.state['reason']}"
     if served.moved:
-        warnings.append(
-            f"{served.moved} requests lost their instance to an outage and went on elsewhere, computed again"
-        )
-    short = parts["idle_cache"] > _FELT * served.end
-    if served.preemptions or short:
-        wide = CACHE_BYTES[plan.kv] > 1.0 and plan.given_blocks is None
-        told = [
-            f"{served.preemptions} requests were preempted for lack of cache and computed again"
-        ]
-        if short:
-            told.append(
-                f"requests waited for cache in {percent(parts['idle_cache'] / served.end)} of the time"
-            )
-        mend = f"; kv: fp8 holds {2 * plan.cache_tokens:,} tokens where {plan.kv} holds {plan.cache_tokens:,}"
-        warnings.append(", ".join(told[not served.preemptions :]) + (mend if wide else ""))
+        yield f"{served.moved} requests lost their instance to an outage and went on elsewhere, computed again"
+    felt, short = served.preemptions, parts["idle_cache"]
+    lacks = [f"{felt} requests were preempted for lack of cache and computed again"] * bool(felt)
+    if short > _FELT * served.end:
+        lacks.append(f"requests waited for cache in {percent(short / served.end)} of the time")
+    if lacks and CACHE_BYTES[plan.kv] > 1.0 and plan.given_blocks is None:
+        tokens = plan.cache_tokens
+        lacks[-1] += f"; kv: fp8 holds {2 * tokens:,} tokens where {plan.kv} holds {tokens:,}"
+    if lacks:
+        yield ", ".join(lacks)
     if tally.share < plan.slo.share and tally.binding == "tpot":
-        warnings += _long_chunks(plan)
-    return warnings
+        yield from _long_chunks(plan)
 
 
-def _long_chunks(plan: ServicePlan) -> list[str]:
+def _long_chunks(plan: ServicePlan) -> Iterator[str]:
     """Say how long a full chunk of a prompt holds up tokens, and which one keeps the limit."""
     limit, most = plan.slo.tpot, (plan.engine.max_tokens, plan.workload.prompt.tokens)
     if limit is None or not plan.engine.chunked or plan.prefill is not None:
-        return []
+        return
 
     def seconds(tokens: int) -> float:
         return float(plan.prices.seconds(Batch(1, 0.0, tokens, tokens * tokens / 2.0)))
 
     tokens = min(most) if plan.workload.trace is None else most[0]
     fitting = [2**power for power in range(8, 15) if seconds(2**power) <= limit]
-    if seconds(tokens) <= limit or not fitting:
-        return []
-    return [
-        (
+    if seconds(tokens) > limit and fitting:
+        yield (
             f"a prompt's {tokens:,} tokens in one iteration take {1e3 * seconds(tokens):.3g} ms, and hold up tokens whose limit is {1e3 * limit:.3g} ms; "
             f"max_tokens: {max(fitting):,} keeps it"
         )
-    ]
