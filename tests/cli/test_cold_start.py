@@ -28,7 +28,7 @@ NOT_ASKED_FOR = [
     "mpsim.engine.fluid",
 ]
 
-MODULES = 173
+MODULES = 172
 """Of mpsim, that a run of the quickstart imports."""
 
 
