@@ -54,16 +54,16 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
     axis = AXIS_OF_STREAM[stream]
     moves = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
     rank = program.slot[moves].astype(np.int64) // len(Stream)
-    order = stable_order(rank)
-    moves, rank = moves[order], rank[order]
-    start, end = timeline.start[row[moves]], timeline.end[row[moves]]
-    bounds = np.searchsorted(rank, np.arange(program.ranks + 1))
-    place = rank * len(AXIS_NAMES) + axis[moves]
-    for sums, took in (
-        (total, end - start),
-        (hidden, busy.until(end, bounds) - busy.until(start, bounds)),
-    ):
-        sums += np.bincount(place, weights=took, minlength=sums.size).reshape(sums.shape)
+    moves = moves[stable_order(rank)]
+    bounds = np.cumsum(np.bincount(rank, minlength=program.ranks)).tolist()
+    # one rank after the other: arrays of all at once leave the caches of a processor
+    for number, (first, last) in enumerate(itertools.pairwise([0, *bounds])):
+        mine, along = row[moves[first:last]], axis[moves[first:last]]
+        start, end = timeline.start[mine], timeline.end[mine]
+        before = busy.until(number, np.concatenate([start, end]))
+        took = end - start, before[len(start) :] - before[: len(start)]
+        for sums, ticks in zip((total, hidden), took, strict=True):
+            sums[number] += np.bincount(along, weights=ticks, minlength=len(AXIS_NAMES))
     return CommunicationTime(hidden, total - hidden)
 
 
@@ -76,9 +76,9 @@ def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
     float64[R, B]
         In [0, 1].
     """
-    ranks = timeline.program.ranks
-    before = _Busy(timeline).until(np.tile(edges, ranks), np.arange(ranks + 1) * len(edges))
-    return np.clip(np.diff(before.reshape(ranks, -1), axis=1) / np.diff(edges), 0.0, 1.0)
+    busy = _Busy(timeline)
+    ran = [np.diff(busy.until(rank, edges)) for rank in range(timeline.program.ranks)]
+    return np.clip(np.stack(ran) / np.diff(edges), 0.0, 1.0)
 
 
 class _Inside:
@@ -156,33 +156,24 @@ class _Busy:
         if self.inside:
             # rows without a template have the last, and add nothing
             took += np.where(self._template >= 0, self.inside.whole[self._template], 0.0)
-        # whole ticks of all ranks together may be more than a float counts
-        before = np.concatenate([[0], np.cumsum(took, dtype=np.int64)])
-        begins = np.repeat(before[self._first[:-1]], np.diff(self._first))
-        self._after = (before[1:] - begins).astype(np.float64)
         self._took = took
+        # whole ticks of all ranks together may be more than a float counts
+        self._before = np.concatenate([[0], np.cumsum(took, dtype=np.int64)])
 
-    def until(self, time: Floats, bounds: Ints) -> Floats:
-        """Time in which kernels of a rank have run before each of `time`, those of rank r from ``bounds[r]`` [W]."""
-        ends = [*itertools.pairwise(self._first.tolist())]
-        asked = itertools.pairwise(bounds.tolist())
-        at = np.concatenate(
-            [
-                np.searchsorted(self._start[first:last], time[since:until], side="right") + first
-                for (first, last), (since, until) in zip(ends, asked, strict=True)
-            ]
-        )
-        begun = np.flatnonzero(at > np.repeat(self._first[:-1], np.diff(bounds)))
-        row = at[begun] - 1
-        result = np.zeros(len(at))
-        result[begun] = self._after[row]
+    def until(self, rank: int, time: Floats) -> Floats:
+        """Time in which kernels of a rank have run before each of `time` [W]."""
+        first, last = self._first[rank : rank + 2].tolist()
+        begun = np.searchsorted(self._start[first:last], time, side="right")
+        before = (self._before[first : last + 1] - self._before[first]).astype(np.float64)
+        result: Floats = before[begun]
         # most transfers begin and end with a row, where there is nothing to look up inside it
-        amid = np.flatnonzero(time[begun] < self._end[row])
-        row, begun = row[amid], begun[amid]
-        since = time[begun] - self._start[row]
+        ends = np.concatenate([[-np.inf], self._end[first:last]])
+        amid = np.flatnonzero(time < ends[begun])
+        row = first - 1 + begun[amid]
+        since = time[amid] - self._start[row]
         ran = np.where(self._plain[row], since, 0.0)
         if self.inside:
             tiled = np.flatnonzero(self._template[row] >= 0)
             ran[tiled] = self.inside.until(self._template[row[tiled]], since[tiled])
-        result[begun] += ran - self._took[row]
+        result[amid] += ran - self._took[row]
         return result
