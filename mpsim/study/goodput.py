@@ -51,23 +51,14 @@ class GoodputCurve(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Goodput(Shown, Tabular):
-    """Shares of the time by what became of it.
-
-    Parameters
-    ----------
-    interval : float
-        Work between checkpoints [s].
-    shares : float64[K, len(PARTS)]
-        Of each trial's time; every row sums to 1.
-    interruptions : int64[K]
-    """
+    """Shares of the time by what became of it."""
 
     days: float
-    interval: float
+    interval: float  # work between checkpoints [s]
     reliability: Reliability
     checkpoint: Checkpoint
-    shares: NDArray[np.float64]
-    interruptions: NDArray[np.int64]
+    shares: NDArray[np.float64]  # float64[K, len(PARTS)] of each trial's time; rows sum to 1
+    interruptions: NDArray[np.int64]  # int64[K]
 
     @property
     def mean(self) -> Mapping[str, float]:

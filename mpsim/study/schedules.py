@@ -61,20 +61,12 @@ class Times:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TimedSchedule:
-    """Orders, and when each action runs.
-
-    Parameters
-    ----------
-    timeline : Timeline
-        In ticks of which `scale` are a unit of the given times.
-    ideal : float
-        Busy time of the busiest rank [unit of the times].
-    """
+    """Orders, and when each action runs."""
 
     orders: Orders
     timeline: Timeline
-    scale: int
-    ideal: float
+    scale: int  # ticks of the timeline in a unit of the given times
+    ideal: float  # busy time of the busiest rank [unit of the times]
 
     @property
     def makespan(self) -> float:
@@ -351,16 +343,12 @@ def compare_schedules(
     memory: float | None = None,
     names: Iterable[str] | None = None,
 ) -> list[ScheduleChoice]:
-    """Run every schedule on the same work.
+    """Run every schedule on the same work: the fastest first, those that do not fit after those
+    that do, those that cannot be built last.
 
     `times`: of a rank's whole share of the model; schedules with several chunks a rank get them
     divided. `memory`: activations of such a share that fit on a rank. `names`: all that train, when
     absent.
-
-    Returns
-    -------
-    list of ScheduleChoice
-        Fastest first; those that do not fit after those that do, those that cannot be built last.
     """
     if names is None:
         names = [schedule.name for schedule in schedules() if schedule.trains]

@@ -253,19 +253,11 @@ class Elasticity:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Sensitivity(Shown, Tabular):
-    """Elasticities of one step, the strongest first.
-
-    Parameters
-    ----------
-    step_time_s : float
-        Undisturbed [s].
-    step : float
-        By which share each parameter was made smaller and larger.
-    """
+    """Elasticities of one step, the strongest first."""
 
     scenario: str
-    step_time_s: float
-    step: float
+    step_time_s: float  # undisturbed [s]
+    step: float  # share by which each parameter was made smaller and larger
     rows: tuple[Elasticity, ...]
 
     def __getitem__(self, name: str) -> Elasticity:
@@ -292,19 +284,8 @@ class Sensitivity(Shown, Tabular):
 
 
 def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
-    """Measure how the step time answers to each parameter.
-
-    Parameters
-    ----------
-    result : Result
-        Where rates change while a step runs (``network: flow``, ``interference``), each variant is simulated on its own.
-    step : float
-        By which share each parameter is made smaller and larger, in (0, 1).
-
-    Raises
-    ------
-    ScenarioError
-        If the step is out of range.
+    """Measure how the step time answers to each parameter, made smaller and larger by the share
+    `step`. ScenarioError if that is not in (0, 1).
 
     Notes
     -----
