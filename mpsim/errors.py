@@ -38,23 +38,13 @@ LONGEST_LIST = 24  # names that `nearest` prints when none is close
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in what a person wrote.
+    """One mistake in what a person wrote."""
 
-    Parameters
-    ----------
-    message : str
-        What was got, what is needed, and the mend, in one sentence or two.
-    key : str
-        Dotted key of the offending value (``parallelism.tp``); empty for the whole file.
-    file : str
-        Where it was read; empty when it did not come from a file.
-    line, column : int
-        Position in the file, counted from 1; 0 when unknown.
-    """
-
-    message: str
+    message: str  # what was got, what is needed, and the mend, in one sentence or two
+    # dotted key of the offending value (``parallelism.tp``); empty for the whole file
     key: str = ""
-    file: str = ""
+    file: str = ""  # where it was read; empty when it did not come from a file
+    # line, column: position in the file, counted from 1; 0 when unknown
     line: int = 0
     column: int = 0
 

@@ -35,22 +35,12 @@ _COLLECTIVES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Assumed:
-    """A value that the file does not state.
+    """A value that the file does not state."""
 
-    Parameters
-    ----------
-    to : str
-        The key that got it, in the words of the file or of the scenario.
-    value : str, number, bool or list
-        Empty where the sentence in `why` says all.
-    text : str
-        The whole sentence, where ``to = value (why)`` does not say it.
-    """
-
-    to: str
-    value: object
+    to: str  # the key that got it, in the words of the file or of the scenario
+    value: object  # empty where the sentence in `why` says all
     why: str
-    text: str = ""
+    text: str = ""  # the whole sentence, where ``to = value (why)`` does not say it
 
     def __str__(self) -> str:
         """The assumption as one sentence."""
@@ -65,21 +55,11 @@ class Assumed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mapped:
-    """A key of the file that became a value of the scenario.
+    """A key of the file that became a value of the scenario."""
 
-    Parameters
-    ----------
-    source : str
-        In the words of the file.
-    to : str
-        Dotted key of the scenario.
-    value : object
-        As the scenario has it.
-    """
-
-    source: str
-    to: str
-    value: object
+    source: str  # in the words of the file
+    to: str  # dotted key of the scenario
+    value: object  # as the scenario has it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,40 +67,27 @@ class Imported:
     """A scenario read from somebody else's words, and what became of every key of the file.
 
     Every key is in exactly one of `mapped` and `ignored`.
-
-    Parameters
-    ----------
-    scenario : mapping
-        As a scenario file would hold it; sections that the source says nothing about are absent.
-    assumed : tuple of Assumed
-        What the source leaves open, or asks for and is not simulated.
-    ignored : tuple of str
-        Keys of the source that change nothing here.
-    lines : mapping of str to str
-        Where each value comes from: dotted key of the scenario to a place such as ``config.json:12 hidden_size``.
-    format : str
-        Name of the format, as commands take it.
-    tool, version : str
-        What wrote the file, and which era of it, in words.
-    missing : tuple of str
-        Dotted keys of the scenario that the file cannot hold or leaves to its user.
-    warnings : tuple of str
-        What moves time or memory and is not simulated.
-    model_parameters : int, optional
-        Exact count of the model that the file describes: embeddings once where tied, no padding, no multi-token prediction.
     """
 
+    # as a scenario file would hold it; sections that the source says nothing about are absent
     scenario: Mapping[str, Any]
+    # what the source leaves open, or asks for and is not simulated
     assumed: tuple[Assumed, ...] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # keys of the source that change nothing here
+    # where each value comes from: dotted key of the scenario to a place such as ``config.json:12
+    # hidden_size``
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    format: str = ""
+    format: str = ""  # name of the format, as commands take it
+    # tool, version: what wrote the file, and which era of it, in words
     tool: str = ""
     version: str = ""
     files: tuple[str, ...] = ()
     mapped: tuple[Mapped, ...] = ()
+    # dotted keys of the scenario that the file cannot hold or leaves to its user
     missing: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what moves time or memory and is not simulated
+    # exact count of the model that the file describes: embeddings once where tied, no padding, no
+    # multi-token prediction
     model_parameters: int | None = None
 
     def build(self) -> Scenario:
@@ -136,99 +103,57 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPoint:
-    """Samples of one kernel or one collective of one size.
+    """Samples of one kernel or one collective of one size."""
 
-    Parameters
-    ----------
-    id : str
-        Unique in its file.
-    family : str
-        ``kernels`` or ``collectives``.
-    op : str
-        ``gemm``, ``all_reduce``, ...
-    seconds : tuple of float
-        Samples of the slowest rank [s].
-    shape : mapping of str to int
-        Sizes, such as ``m n k``, or ``bytes`` of a collective.
-    variant : mapping
-        Words and switches.
-    dtype : str
-        As torch names it; empty for a collective.
-    ranks, domains : int
-        How many took part, and on how many nodes.
-    phase : str
-        ``burst`` or ``sustained``.
-    flops, bytes : float
-        Work of one execution [FLOP], memory traffic or payload [B]; 0 where it is not known.
-    """
-
-    id: str
-    family: str
-    op: str
-    seconds: tuple[float, ...]
-    shape: Mapping[str, int]
-    variant: Words = dataclasses.field(default_factory=dict)
-    dtype: str = ""
+    id: str  # unique in its file
+    family: str  # ``kernels`` or ``collectives``
+    op: str  # ``gemm``, ``all_reduce``, ...
+    seconds: tuple[float, ...]  # samples of the slowest rank [s]
+    shape: Mapping[str, int]  # sizes, such as ``m n k``, or ``bytes`` of a collective
+    variant: Words = dataclasses.field(default_factory=dict)  # words and switches
+    dtype: str = ""  # as torch names it; empty for a collective
+    # ranks, domains: how many took part, and on how many nodes
     ranks: int = 1
     domains: int = 1
-    phase: str = "burst"
+    phase: str = "burst"  # ``burst`` or ``sustained``
+    # flops, bytes: work of one execution [FLOP], memory traffic or payload [B]; 0 where it is not
+    # known
     flops: float = 0.0
     bytes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Points:
-    """Measured points of one file.
-
-    Parameters
-    ----------
-    tool : str
-        Name of the tool that wrote the file, in words.
-    device_name : str
-        As the file names the accelerator; empty where it does not.
-    library : str
-        Communication library; empty where there is none.
-    format, version : str
-        Name of the format, as commands take it, and the era of the tool.
-    rows : tuple of mapping
-        Every row of the file in SI units, as ``mpsim import`` prints it; those that are no collective or kernel of ours too.
-    """
+    """Measured points of one file."""
 
     file: str
-    tool: str
+    tool: str  # name of the tool that wrote the file, in words
     points: tuple[MeasuredPoint, ...]
-    device_name: str = ""
-    library: str = ""
+    device_name: str = ""  # as the file names the accelerator; empty where it does not
+    library: str = ""  # communication library; empty where there is none
     warnings: tuple[str, ...] = ()
+    # format, version: name of the format, as commands take it, and the era of the tool
     format: str = ""
     version: str = ""
+    # every row of the file in SI units, as ``mpsim import`` prints it; those that are no collective
+    # or kernel of ours too
     rows: tuple[Mapping[str, object], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Facts of one step that a recording or a compiled program states, in SI units.
+    """Facts of one step that a recording or a compiled program states, in SI units."""
 
-    Parameters
-    ----------
-    format, tool, version : str
-        Name of the format, as commands take it, and what wrote the file.
-    facts : mapping of str to object
-        Such as ``rank``, ``actions``, ``compute_s``, ``collectives``.
-    program : ImportedProgram, optional
-        What it runs, priced on the cluster that was named; None where none was.
-    spans : tuple of Spans
-        What each rank did and when, where this was asked for.
-    """
-
+    # format, tool, version: name of the format, as commands take it, and what wrote the file
     format: str
     tool: str
     files: tuple[str, ...]
-    facts: Mapping[str, object]
+    facts: Mapping[str, object]  # such as ``rank``, ``actions``, ``compute_s``, ``collectives``
     version: str = ""
     warnings: tuple[str, ...] = ()
+    # what it runs, priced on the cluster that was named; None where none was
     program: ImportedProgram | None = None
-    spans: tuple[Spans, ...] = ()
+    spans: tuple[Spans, ...] = ()  # what each rank did and when, where this was asked for
 
 
 def collective_name(word: str) -> str | None:

@@ -26,34 +26,19 @@ from mpsim.workload import Transformer
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
-    """A value of the scenario that the file holds.
+    """A value of the scenario that the file holds."""
 
-    Parameters
-    ----------
-    source : str
-        Dotted key of the scenario.
-    to : str
-        Key or flag of the file.
-    """
-
-    source: str
-    to: str
+    source: str  # dotted key of the scenario
+    to: str  # key or flag of the file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lost:
-    """A value of the scenario that the format cannot hold.
+    """A value of the scenario that the format cannot hold."""
 
-    Parameters
-    ----------
-    key : str
-        Dotted key of the scenario, or a whole section; empty for what is lost of the step itself.
-    value : object
-        As a scenario file would write it.
-    """
-
+    # dotted key of the scenario, or a whole section; empty for what is lost of the step itself
     key: str
-    value: object
+    value: object  # as a scenario file would write it
     why: str
 
     def __str__(self) -> str:
@@ -68,32 +53,20 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A scenario in the words of another tool.
+    """A scenario in the words of another tool."""
 
-    Parameters
-    ----------
-    format, tool : str
-        Name of the format, as commands take it, and which tool and version reads the file.
-    text : str
-        What the file holds; empty where there are several.
-    files : mapping of str to bytes
-        Content by name, of a format that has a folder of files.
-    nodes : int
-        Operations of all ranks together, of an execution trace.
-    lost : tuple of Lost
-        Laid over what an importer reads from the file, these give the whole scenario again.
-    notes : tuple of str
-        What the file asks for beside the scenario.
-    """
-
+    # format, tool: name of the format, as commands take it, and which tool and version reads the
+    # file
     format: str
     tool: str
-    text: str = ""
+    text: str = ""  # what the file holds; empty where there are several
+    # content by name, of a format that has a folder of files
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
-    nodes: int = 0
+    nodes: int = 0  # operations of all ranks together, of an execution trace
     held: tuple[Held, ...] = ()
+    # laid over what an importer reads from the file, these give the whole scenario again
     lost: tuple[Lost, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the file asks for beside the scenario
 
     def save(self, path: str | Path) -> tuple[Path, ...]:
         """Write the file, or the files into a folder that is made if need be; returns all that are written."""

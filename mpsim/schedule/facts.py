@@ -22,35 +22,6 @@ _COMMON = ("pp", "microbatches", "virtual_stages")
 class Schedule:
     """The facts of one schedule.
 
-    Parameters
-    ----------
-    name : str
-        As people write it, in the registry too.
-    build : callable
-        Makes the `Orders`, from ``pp`` ranks, ``microbatches`` of an optimizer step, ``virtual_stages`` and options of its own, all by keyword; a `ScheduleError`
-        where a number does not fit.
-    chunks : int or None
-        Virtual stages of a rank where a scenario leaves them out; None where it has to say how many.
-    interleaves : bool
-        Whether a scenario may choose another number of virtual stages.
-    interleaved : str or None
-        Schedule that is this one over several virtual stages.
-    directions : int
-        Pipelines through the same ranks, each with a copy of the weights.
-    fuses : bool
-        Whether the forward of one microbatch can run beside the backward of another, as one block.
-    fuses_alone : bool
-        Whether it can on a single pipeline rank, where no block waits for the block that it feeds.
-    splits : bool
-        Whether every backward is an input gradient and a weight gradient of their own.
-    trains : bool
-        Whether it has backwards at all.
-    rounds : int or None
-        Rounds of as many microbatches as there are ranks after which ranks have held everything that they ever hold; None where
-        nothing repeats.
-    synthesises : bool
-        Whether it starts from all the others, within a limit of memory if there is one.
-
     Examples
     --------
     >>> from mpsim.schedule import schedule
@@ -58,18 +29,28 @@ class Schedule:
     (2, None)
     """
 
-    name: str
+    name: str  # as people write it, in the registry too
+    # makes the `Orders`, from ``pp`` ranks, ``microbatches`` of an optimizer step,
+    # ``virtual_stages`` and options of its own, all by keyword; a `ScheduleError` where a number
+    # does not fit
     build: Callable[..., Orders]
     _: dataclasses.KW_ONLY
+    # virtual stages of a rank where a scenario leaves them out; None where it has to say how many
     chunks: int | None = 1
-    interleaves: bool = False
-    interleaved: str | None = None
-    directions: int = 1
+    interleaves: bool = False  # whether a scenario may choose another number of virtual stages
+    interleaved: str | None = None  # schedule that is this one over several virtual stages
+    directions: int = 1  # pipelines through the same ranks, each with a copy of the weights
+    # whether the forward of one microbatch can run beside the backward of another, as one block
     fuses: bool = False
+    # whether it can on a single pipeline rank, where no block waits for the block that it feeds
     fuses_alone: bool = False
+    # whether every backward is an input gradient and a weight gradient of their own
     splits: bool = False
-    trains: bool = True
+    trains: bool = True  # whether it has backwards at all
+    # rounds of as many microbatches as there are ranks after which ranks have held everything that
+    # they ever hold; None where nothing repeats
     rounds: int | None = None
+    # whether it starts from all the others, within a limit of memory if there is one
     synthesises: bool = False
 
     @property

@@ -32,67 +32,43 @@ class ReplicaClass:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Saved):
-    """A layout and what one training step does on it.
-
-    Parameters
-    ----------
-    layout : Layout
-        Who holds what of the model.
-    orders : Orders
-        Actions of every pipeline rank.
-    micro_batch, global_batch, sequence_length : int
-        Sequences of a microbatch and of a step, tokens of a sequence.
-    longest : int
-        Tokens of the longest sequence that comes; 0 where all are alike.
-    used : float
-        Tokens of samples over those computed, below 1 where sequences are padded.
-    reference : bool
-        Whether a frozen reference model runs a forward beside every microbatch.
-    recompute : Recompute
-        What every stage runs again in its backward.
-    zero : int
-        What data-parallel ranks share: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
-    schedule : str
-        Name of the schedule; empty when the orders were read from a file.
-    network : str
-        ``analytic``: transfers take the time they have alone; ``flow``: they share links.
-    shard : int, optional
-        Ranks of data x context parallelism that share one copy of what `zero` divides; all of them by default.
-    offload : str
-        What the host keeps: ``none``, ``optimizer`` (its state) or ``parameters`` (those too).
-    offload_fraction : float
-        Share of the optimizer's state that is offloaded.
-    offload_to : str
-        ``host`` memory or ``nvme``.
-    classes : tuple of ReplicaClass
-        Replicas that differ from others; empty where all are alike. `orders` are those of the class with most microbatches.
-    interference : bool
-        Whether kernels and collectives beside each other slow each other down.
-    straggling : float
-        How many times the usual loss to stragglers the step has; 0 where they are drawn (``variation``) or left out.
-    """
+    """A layout and what one training step does on it."""
 
     name: str
-    layout: Layout
-    orders: Orders
+    layout: Layout  # who holds what of the model
+    orders: Orders  # actions of every pipeline rank
+    # micro_batch, global_batch, sequence_length: sequences of a microbatch and of a step, tokens of
+    # a sequence
     micro_batch: int
     global_batch: int
     sequence_length: int
-    recompute: Recompute
+    recompute: Recompute  # what every stage runs again in its backward
+    # what data-parallel ranks share: 0 nothing, 1 the optimizer's state, 2 gradients too, 3
+    # parameters too
     zero: int
     engine: str
     seed: int
-    longest: int = 0
-    used: float = 1.0
+    longest: int = 0  # tokens of the longest sequence that comes; 0 where all are alike
+    used: float = 1.0  # tokens of samples over those computed, below 1 where sequences are padded
+    # whether a frozen reference model runs a forward beside every microbatch
     reference: bool = False
-    schedule: str = ""
+    schedule: str = ""  # name of the schedule; empty when the orders were read from a file
+    # ``analytic``: transfers take the time they have alone; ``flow``: they share links
     network: str = "analytic"
+    # ranks of data x context parallelism that share one copy of what `zero` divides; all of them by
+    # default
     shard: int | None = None
+    # what the host keeps: ``none``, ``optimizer`` (its state) or ``parameters`` (those too)
     offload: str = "none"
-    offload_to: str = "host"
-    offload_fraction: float = 1.0
+    offload_to: str = "host"  # ``host`` memory or ``nvme``
+    offload_fraction: float = 1.0  # share of the optimizer's state that is offloaded
+    # replicas that differ from others; empty where all are alike. `orders` are those of the class
+    # with most microbatches
     classes: tuple[ReplicaClass, ...] = ()
+    # whether kernels and collectives beside each other slow each other down
     interference: bool = False
+    # how many times the usual loss to stragglers the step has; 0 where they are drawn
+    # (``variation``) or left out
     straggling: float = 1.0
 
     def __repr__(self) -> str:

@@ -25,52 +25,30 @@ _TAIL = 0.9  # the quantile of absolute errors that a family reports besides mea
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One measured value and its prediction.
+    """One measured value and its prediction."""
 
-    Parameters
-    ----------
-    id : str
-        The row's ``id`` or ``record_id``, else its number in the file from 1; ``#memory`` is added for a peak memory, ``#ttft`` and such for a quantity of inference.
-    family : str
-        What it is summarised with.
-    kind : str
-        ``training``, ``memory``, ``collective``, ``kernel``, ``schedule`` or ``inference``.
-    unit : str
-        Of both figures: that of the file's own column (bytes for a memory).
-    mismatched : tuple of str
-        Columns of a schedule's oracle that differ; empty for other kinds.
-    skipped_because : str or None
-        Why there is no prediction; None for a predicted row.
-    size : float or None
-        What the error is drawn against: bytes, FLOPs, accelerators or chunks.
-    assumed : tuple of str
-        What the prediction takes for granted and the row does not say.
-    group : str
-        Model, sequence length and number of accelerators of a training run: runs of one group differ in layout. "" for other kinds.
-    sequences : float
-        Of a step; 0 for other kinds.
-    figure : str
-        Of `mpsim.result.residuals.FIGURES`: whose residuals give the interval. "" for what is exact.
-    setting : Setting or None
-        What the residual depends on; None without a prediction.
-    ends : Interval or None
-        The interval where it is not that of the figure's residuals alone.
-    """
-
+    # the row's ``id`` or ``record_id``, else its number in the file from 1; ``#memory`` is added
+    # for a peak memory, ``#ttft`` and such for a quantity of inference
     id: str
-    family: str
-    kind: str
-    unit: str
+    family: str  # what it is summarised with
+    kind: str  # ``training``, ``memory``, ``collective``, ``kernel``, ``schedule`` or ``inference``
+    unit: str  # of both figures: that of the file's own column (bytes for a memory)
     measured: float | None
     predicted: float | None = None
+    # columns of a schedule's oracle that differ; empty for other kinds
     mismatched: tuple[str, ...] = ()
-    skipped_because: str | None = None
+    skipped_because: str | None = None  # why there is no prediction; None for a predicted row
+    # what the error is drawn against: bytes, FLOPs, accelerators or chunks
     size: float | None = None
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()  # what the prediction takes for granted and the row does not say
+    # model, sequence length and number of accelerators of a training run: runs of one group differ
+    # in layout. "" for other kinds
     group: str = ""
-    sequences: float = 0.0
+    sequences: float = 0.0  # of a step; 0 for other kinds
+    # of `mpsim.result.residuals.FIGURES`: whose residuals give the interval. "" for what is exact
     figure: str = ""
-    setting: Setting | None = None
+    setting: Setting | None = None  # what the residual depends on; None without a prediction
+    # the interval where it is not that of the figure's residuals alone
     ends: Interval | None = None
 
     @property
@@ -103,31 +81,22 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Errors of the rows of one family.
-
-    Parameters
-    ----------
-    rows, predicted : int
-        In the files, and predicted.
-    mean_abs_error, median_abs_error, p90_abs_error, bias : float or None
-        Fractions; bias is the mean with its sign. None where nothing was scored.
-    worst : float or None
-        The error that is largest in absolute value, with its sign.
-    mismatched : int
-        Rows whose oracle differs in some column (schedules).
-    """
+    """Errors of the rows of one family."""
 
     family: str
     kind: str
+    # rows, predicted: in the files, and predicted
     rows: int
     predicted: int
+    # mean_abs_error, median_abs_error, p90_abs_error, bias: fractions; bias is the mean with its
+    # sign. None where nothing was scored
     mean_abs_error: float | None
     median_abs_error: float | None
     p90_abs_error: float | None
     bias: float | None
-    worst: float | None
+    worst: float | None  # the error that is largest in absolute value, with its sign
     worst_id: str
-    mismatched: int
+    mismatched: int  # rows whose oracle differs in some column (schedules)
 
     def to_json(self) -> dict[str, object]:
         """The keys of the outside contract."""
@@ -137,17 +106,11 @@ class Family:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Validation(Shown):
-    """Every record of some files, or those before a KeyboardInterrupt.
-
-    Parameters
-    ----------
-    remarks : tuple of str
-        Columns of files that were ignored.
-    """
+    """Every record of some files, or those before a KeyboardInterrupt."""
 
     records: tuple[Record, ...]
     interrupted: bool = False
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # columns of files that were ignored
 
     def sheet(self) -> Sheet:
         """Errors by kind and family, as ``mpsim validate`` prints them."""
