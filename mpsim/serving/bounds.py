@@ -72,7 +72,10 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
     if (behind := plan.prefill) is not None:
         busy = max(busy, _work(behind, None, tail, units) * _fastest(behind) / behind.lanes)
     return ServiceBounds(
-        max(duration, busy), busy, ttft + plan.front_end_time + plan.first_token_time, tpot
+        max(duration, busy),
+        busy,
+        ttft + plan.tokenizer_time * requests.prompt + plan.first_token_time,
+        tpot,
     )
 
 

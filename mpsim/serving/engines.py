@@ -66,8 +66,8 @@ class EnginePreset:
     first_token_time: Seconds = 0.0
     """Time to the first token beside queue and prompt: server, tokenizer, network [s]. A
     user of a closed loop is away from the engine for as long between two requests."""
-    front_end_time: Seconds = 0.0
-    """Time of the server for a request before it is queued, one request after another [s]."""
+    tokenizer_time: Seconds = 0.0
+    """Time of the server for a token of a prompt before it is queued, one prompt after another [s]."""
     mixes: Flag = True
     """Whether prompts and decoding sequences of an iteration pass the layers together."""
     expert_kernel: Literal["auto", "trtllm", "triton", "cutlass", "deepgemm"] = "auto"

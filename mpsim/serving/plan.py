@@ -304,11 +304,13 @@ class ServicePlan:
         return 0.0 if self.policy.together else self.engine.first_token_time
 
     @property
-    def front_end_time(self) -> float:
-        """Time of the servers for a request, one an instance; none where all come at once [s]."""
+    def tokenizer_time(self) -> float:
+        """Time of the servers for a token of a prompt, one server an instance; none where all come
+        at once [s].
+        """
         if self.policy.together or self.workload.arrival == "all-at-once":
             return 0.0
-        return self.engine.front_end_time / (self.prefill or self).replicas
+        return self.engine.tokenizer_time / (self.prefill or self).replicas
 
     @functools.cached_property
     def rates(self) -> Rates:

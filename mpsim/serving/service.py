@@ -90,7 +90,7 @@ class Service:
         self._fragile = bool(self._outages) or plan.autoscale is not None
         self._turnaround = plan.first_token_time
         # when the front end has seen to all that came
-        self._front_end, self._free = plan.front_end_time, 0.0
+        self._tokenizer, self._free = plan.tokenizer_time, 0.0
         self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
         # where all are kept, plain lists are faster: nothing is dropped from them
         self._column: type[Tail[Any]] = cast("Any", list) if folded is None else Tail
@@ -218,7 +218,7 @@ class Service:
         if self._concurrency is None:
             arrival = page.arrival.tolist()
             self._arrival += arrival
-            self._queued += [self._passed(at) for at in arrival]
+            self._queued += [*map(self._passed, arrival, page.prompt.tolist())]
         else:
             self._arrival += [math.nan] * count
         for column in (self._started, self._first, self._last):
@@ -501,17 +501,18 @@ class Service:
         if self._folded is not None:
             self._fold(request)
 
-    def _passed(self, came: float) -> float:
-        """When a request that comes to the front end is through it: one passes after another."""
-        self._free = max(came, self._free) + self._front_end
+    def _passed(self, came: float, prompt: int) -> float:
+        """When a prompt that comes to the front end is through it: one passes after another."""
+        self._free = max(came, self._free) + self._tokenizer * prompt
         return self._free
 
     def _send(self, comes: float) -> None:
         """Let the next request of a closed loop come to the front end."""
         if self._sent + len(self._due) >= self._loaded:
             self._load()
-        self._arrival[self._sent + len(self._due)] = comes
-        wait = self._passed(comes) - self._env.now
+        request = self._sent + len(self._due)
+        self._arrival[request] = comes
+        wait = self._passed(comes, self._prompt[request]) - self._env.now
         if wait <= 0.0:
             self._hand_out()
             return

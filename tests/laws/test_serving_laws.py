@@ -45,7 +45,7 @@ def _equal(count, prompt=512, output=64):
 
 def _serve(plan, requests, *, users=None, turnaround=0.0, front_end=0.0, **fields):
     """Serve requests on one replica, as many users in a closed loop, or as they come."""
-    own = dataclasses.replace(plan.engine, first_token_time=turnaround, front_end_time=front_end)
+    own = dataclasses.replace(plan.engine, first_token_time=turnaround, tokenizer_time=front_end)
     load = Workload(arrival="closed", concurrency=users) if users else plan.workload
     fields = {"replicas": 1, "engine": own, "workload": load, **fields}
     return Service(requests, dataclasses.replace(plan, **fields)).run()
@@ -260,7 +260,7 @@ def test_requests_pass_the_front_end_one_after_another(closed):
     plan, each = _plan(), 0.5
     requests = Requests(np.zeros(8), np.full(8, 64), np.full(8, 4))
     users = 8 if closed else None
-    slow, fast = (_serve(plan, requests, users=users, front_end=f) for f in (each, 0.0))
+    slow, fast = (_serve(plan, requests, users=users, front_end=f) for f in (each / 64, 0.0))
     assert (slow.started >= each * np.arange(1, 9)).all()
     assert np.diff(slow.started).min() >= 0.99 * each
     assert (slow.first - slow.arrival > fast.first - fast.arrival).all()

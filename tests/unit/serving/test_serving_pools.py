@@ -43,7 +43,7 @@ def _plan(name="llama3-8b", *, nodes=2, prefill=None, preset="vllm-v1", cluster=
 
 def _serve(plan, requests):
     """Serve requests that no front end delays."""
-    own = dataclasses.replace(plan.engine, front_end_time=0.0)
+    own = dataclasses.replace(plan.engine, tokenizer_time=0.0)
     return Service(requests, dataclasses.replace(plan, engine=own)).run()
 
 
