@@ -101,10 +101,6 @@ class Structure:
 
         `durations` (float64[K, N], or float64[K, C] with `index`): not negative. `index` (int64[N],
         optional): class of each row; by default each row is its own.
-
-        Returns
-        -------
-        float64[K]
         """
         column = self._levels.order if index is None else index[self._levels.order]
         result = np.zeros(len(durations))

@@ -91,17 +91,10 @@ def shift_of(given: Link) -> Shift:
 def system(name: str, *, nodes: int | None = None) -> Cluster:
     """The machine called `name`, of as many nodes as asked for.
 
-    Parameters
-    ----------
-    name : str
-        One of `system_names()`.
-    nodes : int, optional
-        Left out: the size it is known by (a DGX is one node, an NVL72 rack is 18, Selene is 560).
+    `name`: one of `system_names()`. `nodes`: by default the size it is known by (a DGX is one node,
+    an NVL72 rack is 18, Selene is 560).
 
-    Raises
-    ------
-    HardwareError
-        If the name is unknown, or it has fewer nodes than asked for.
+    Raises HardwareError: if the name is unknown, or it has fewer nodes than asked for.
 
     Examples
     --------
@@ -176,33 +169,15 @@ def build_cluster(
 ) -> Cluster:
     """Put together a cluster that the catalog does not have.
 
-    Parameters
-    ----------
-    accelerator : str or Accelerator
-        A name of the catalog, or one of your own.
-    accelerators_per_node, nodes : int
-        At least 1.
-    nics_per_node : int, optional
-        Left out: one per accelerator when `nic` is given, else none.
-    nic : str, float or Link, optional
-        A link of the catalog, or a bandwidth [B/s per direction], which then has the latency and
-        efficiency of the catalog's ``generic-nic``.
-    scale_up : str or Link, optional
-        Left out: what the accelerator usually has.
-    domain : int, optional
-        Accelerators that reach each other by `scale_up`; left out: those of a node, or for a torus
-        as many as it can join.
-    fabric_kind : str
-        A value of `FabricKind`.
-    oversubscription : float
-        At least 1.
-    price_per_hour : float, optional
-        Per accelerator [USD/h]; left out: that of the accelerator.
+    `accelerator`: a name of the catalog, or one of your own. `accelerators_per_node`, `nodes`: at
+    least 1. `nics_per_node`: by default one per accelerator when `nic` is given, else none. `nic`:
+    a link of the catalog, or a bandwidth [B/s per direction], which then has the latency and
+    efficiency of the catalog's ``generic-nic``. `scale_up`: by default what the accelerator usually
+    has. `domain`: accelerators that reach each other by `scale_up`; by default those of a node, or
+    for a torus as many as it can join. `fabric_kind`: a value of `FabricKind`. `oversubscription`:
+    at least 1. `price_per_hour`: per accelerator [USD/h]; by default that of the accelerator.
 
-    Raises
-    ------
-    HardwareError
-        If a name is unknown, or the parts do not make a cluster.
+    Raises HardwareError: if a name is unknown, or the parts do not make a cluster.
 
     Examples
     --------

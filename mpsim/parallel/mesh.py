@@ -107,10 +107,6 @@ class Mesh:
     def groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
         """Members of every communicator over `axes` among the ranks of one pipeline rank. `axes`:
         of the mesh, or all of `EXPERT_AXES`.
-
-        Returns
-        -------
-        int64[groups, members]
         """
         laid, grid = _OF_STAGE, self.ranks[stage]
         if not set(axes).isdisjoint(EXPERT_AXES):

@@ -237,34 +237,16 @@ def evaluate_block(
 ) -> Template:
     """Place the kernels and collectives of a block in time.
 
-    Parameters
-    ----------
-    items : sequence of Item
-        In issue order.
-    vocabulary : Vocabulary
-        Of the job.
-    part_of : callable
-        Part of the vocabulary that the time of a kernel counts as.
-    host_seconds : float
-        Time the host needs to launch the block; a block that ends sooner is extended by a wait for the host [s].
-    synchronization_seconds : float
-        Idle time of the device after each wait of the host for it [s].
-    launch_seconds : float
-        Host time of launching one of the kernels that come with a wait of the host [s].
-    small_seconds : float
-        Device time of one of them [s].
-    launch_blocking : bool
-        Whether the host waits for every kernel before it launches the next: launches add to the block's time, and nothing runs beside
-        anything else.
-    shares : bool
-        Whether kernels are slower on average beside collectives that take of the device; not so where the engine follows them one by one.
-    known : Memo, optional
-        Templates of the same block by their prices: one that is there is returned.
-
-    Returns
-    -------
-    Template
-        With layer number 0 throughout.
+    `items`: in issue order. `vocabulary`: of the job. `part_of`: part of the vocabulary that the
+    time of a kernel counts as. `host_seconds`: time the host needs to launch the block; a block
+    that ends sooner is extended by a wait for the host [s]. `synchronization_seconds`: idle time of
+    the device after each wait of the host for it [s]. `launch_seconds`: host time of launching one
+    of the kernels that come with a wait of the host [s]. `small_seconds`: device time of one of
+    them [s]. `launch_blocking`: whether the host waits for every kernel before it launches the
+    next: launches add to the block's time, and nothing runs beside anything else. `shares`: whether
+    kernels are slower on average beside collectives that take of the device; not so where the
+    engine follows them one by one. `known`: templates of the same block by their prices: one that
+    is there is returned. The layer number is 0 throughout.
 
     Notes
     -----

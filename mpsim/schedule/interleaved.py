@@ -75,10 +75,6 @@ def chunk_table(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Chunk and microbatch of the k-th forward of every rank: all chunks in turn for one group, then the next group.
 
-    Returns
-    -------
-    chunk_K, microbatch_K : int64[K]
-
     Examples
     --------
     >>> chunk_table(4, 2, 2)[0].tolist()

@@ -41,14 +41,8 @@ def attention_flops(
 ) -> float:
     """FLOPs of attention over so many pairs of a query and a key, those of all heads and sequences [FLOP].
 
-    Parameters
-    ----------
-    pairs : float
-        ``sequences * heads * queries * keys``, or those that a mask leaves.
-    head_dim, head_dim_v : int
-        Width of a key, and of a value.
-    phase : Phase
-        Forward, or the fused backward.
+    `pairs`: ``sequences * heads * queries * keys``, or those that a mask leaves. `head_dim`,
+    `head_dim_v`: width of a key, and of a value. `phase`: forward, or the fused backward.
 
     References
     ----------
@@ -81,20 +75,12 @@ def make_gemm(
 ) -> Operator:
     """Build a matrix product, or a batch of them.
 
-    Parameters
-    ----------
-    m, n, k, batch : int
-        (batch x) (m, k) @ (k, n) of this phase's own product.
-    element_bytes : float
-        Of an element of both operands [B].
-    result_bytes : float, optional
-        Moved for an element of the result; as of an operand by default [B].
-    accumulate_bytes : float
-        Of an element of the buffer that the result is added into, which is read and written; 0 where it is only written [B].
-    kind : OperatorKind
-        GEMM or GROUPED_GEMM.
-    module, name, split, sharded_dim, attends, weights
-        As of `Operator`; the name is the role's by default.
+    `m`, `n`, `k`, `batch`: (batch x) (m, k) @ (k, n) of this phase's own product. `element_bytes`:
+    of an element of both operands [B]. `result_bytes`: moved for an element of the result; as of an
+    operand by default [B]. `accumulate_bytes`: of an element of the buffer that the result is added
+    into, which is read and written; 0 where it is only written [B]. `kind`: GEMM or GROUPED_GEMM.
+    `module`, `name`, `split`, `sharded_dim`, `attends`, `weights`: as of `Operator`; the name is
+    the role's by default.
     """
     written = element_bytes if result_bytes is None else result_bytes
     if accumulate_bytes:
@@ -139,24 +125,13 @@ def make_attention(
 ) -> Operator:
     """Build fused attention of some queries to some keys: all of a sequence, a chunk of it, or the next token to all before it.
 
-    Parameters
-    ----------
-    phase : Phase
-        Forward, or the fused backward (an input gradient).
-    sequences, queries, keys : int
-        Sequences, and queries and keys of each.
-    heads, head_dim : int
-        Query heads, and the width of a query and a key.
-    head_dim_v, kv_heads : int
-        Width of a value, and heads of keys and values; as of queries by default.
-    causal, window
-        As of `Operator`; FLOPs count every pair either way.
-    element_bytes : float
-        Of an element of queries, keys, values and output [B].
-    statistics : bool
-        Whether a number for each query and head is written for the backward, or read there.
-    module, name, split
-        As of `Operator`; the name is the role's by default.
+    `phase`: forward, or the fused backward (an input gradient). `sequences`, `queries`, `keys`:
+    sequences, and queries and keys of each. `heads`, `head_dim`: query heads, and the width of a
+    query and a key. `head_dim_v`, `kv_heads`: width of a value, and heads of keys and values; as of
+    queries by default. `causal`, `window`: as of `Operator`; FLOPs count every pair either way.
+    `element_bytes`: of an element of queries, keys, values and output [B]. `statistics`: whether a
+    number for each query and head is written for the backward, or read there. `module`, `name`,
+    `split`: as of `Operator`; the name is the role's by default.
 
     Notes
     -----
@@ -208,12 +183,8 @@ def make_elementwise(
 ) -> Operator:
     """Build a memory-bound kernel: elementwise, a norm, a softmax, a loss or a cast, by its `kind`.
 
-    Parameters
-    ----------
-    moved : float
-        Bytes read and written [B].
-    kind, module, name, split, saved, saved_for_weight, saved_split
-        As of `Operator`; the name is the role's by default.
+    `moved`: bytes read and written [B]. `kind`, `module`, `name`, `split`, `saved`,
+    `saved_for_weight`, `saved_split`: as of `Operator`; the name is the role's by default.
     """
     return Operator(
         name=name or role.value,
@@ -268,21 +239,13 @@ def linear(
 ) -> Step:
     """Build a linear projection: its product and the two products of its gradients.
 
-    Parameters
-    ----------
-    split : Split
-        COLUMN or ROW; or SEQUENCE where every tensor-parallel rank has the weight and, with sequence parallelism, its share of the tokens.
-    tokens, features_out, features_in : int
-        The product is (tokens, features_in) @ (features_in, features_out).
-    module, name, weights
-        As of `Operator`.
-    saved, saved_for_weight : float
-        Bytes kept, divided as TENSOR, or as SEQUENCE where the product is [B].
+    `split`: COLUMN or ROW; or SEQUENCE where every tensor-parallel rank has the weight and, with
+    sequence parallelism, its share of the tokens. `tokens`, `features_out`, `features_in`: the
+    product is (tokens, features_in) @ (features_in, features_out). `module`, `name`, `weights`: as
+    of `Operator`. `saved`, `saved_for_weight`: bytes kept, divided as TENSOR, or as SEQUENCE where
+    the product is [B].
 
-    Returns
-    -------
-    Step
-        The product; its input gradient, then its weight gradient.
+    Returns: the product; its input gradient, then its weight gradient.
     """
     shapes = (
         (tokens, features_out, features_in),
@@ -395,22 +358,10 @@ def streaming(
 ) -> Step:
     """Build a memory-bound kernel and its backward kernel.
 
-    Parameters
-    ----------
-    passes : str
-        Row of `PASSES`.
-    split : Split
-        Of its work and of what it saves.
-    elements : int
-        Of the tensor that `passes` counts.
-    role : Role, optional
-        As `passes` has it by default.
-    module, name
-        As of `Operator`; the name is `passes` by default.
-    masked : bool
-        Whether the mask of `passes` exists; false when dropout is 0.
-    saved, saved_for_weight : float
-        Bytes kept besides the mask [B].
+    `passes`: row of `PASSES`. `split`: of its work and of what it saves. `elements`: of the tensor
+    that `passes` counts. `role`: as `passes` has it by default. `module`, `name`: as of `Operator`;
+    the name is `passes` by default. `masked`: whether the mask of `passes` exists; false when
+    dropout is 0. `saved`, `saved_for_weight`: bytes kept besides the mask [B].
     """
     count = PASSES[passes]
     mask = float(MASK_BYTES * elements) if count.mask and masked else 0.0

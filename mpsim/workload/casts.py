@@ -55,18 +55,10 @@ def with_casts(
 ) -> Expansion:
     """Put casts before the linear layers, whose products then read narrow elements.
 
-    Parameters
-    ----------
-    expansion : Expansion
-        In a wide precision.
-    wide_bytes : float
-        Of an element before its cast [B].
-    wide_roles : collection of Role
-        Linear layers that stay wide.
-    gathered : bool
-        Whether tensor-parallel ranks gather narrow elements: each casts its share and transposes the whole.
-    fused_experts : bool
-        Whether products of experts hand each other narrow elements: what the second reads, and the gradient that the first reads.
+    `expansion`: in a wide precision. `wide_bytes`: of an element before its cast [B]. `wide_roles`:
+    linear layers that stay wide. `gathered`: whether tensor-parallel ranks gather narrow elements:
+    each casts its share and transposes the whole. `fused_experts`: whether products of experts hand
+    each other narrow elements: what the second reads, and the gradient that the first reads.
 
     Notes
     -----
@@ -101,14 +93,9 @@ def kept_narrow(
 ) -> Expansion:
     """Keep what linear layers read as it was cast, for their weight gradients.
 
-    Parameters
-    ----------
-    expansion : Expansion
-        Of a layer, in a wide precision.
-    element_bytes, wide_bytes : float
-        Of a narrow element, its share of the scales included, and of a wide one [B].
-    activation_inputs : bool
-        Whether what activations of MLP and experts read is kept narrow too.
+    `expansion`: of a layer, in a wide precision. `element_bytes`, `wide_bytes`: of a narrow
+    element, its share of the scales included, and of a wide one [B]. `activation_inputs`: whether
+    what activations of MLP and experts read is kept narrow too.
 
     Notes
     -----

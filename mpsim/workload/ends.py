@@ -26,17 +26,11 @@ def expand_embedding(
 ) -> Expansion:
     """Expand the token embedding for one microbatch on one rank, before tensor parallelism; parameters as in `expand_layer`.
 
-    Returns
-    -------
-    Expansion
-        Gather (or one-hot product), learned positions, norm and dropout, as far as the model has them; for encoder and decoder, and then with
-        the norm after the encoder, which like them runs once a microbatch. The gather is not divided: every tensor-parallel rank looks up all tokens in its part of the table and the parts
-        are summed afterwards. A vision tower runs before.
-
-    Raises
-    ------
-    WorkloadError
-        If the sequence does not divide among the context-parallel ranks.
+    Returns: gather (or one-hot product), learned positions, norm and dropout, as far as the model
+    has them; for encoder and decoder, and then with the norm after the encoder, which like them
+    runs once a microbatch. The gather is not divided: every tensor-parallel rank looks up all
+    tokens in its part of the table and the parts are summed afterwards. A vision tower runs before.
+    Raises WorkloadError: if the sequence does not divide among the context-parallel ranks.
     """
     tokens = Tokens.of(sequences, sequence_length, context)
     steps = [*_embedding(model, lowering, tokens)]
@@ -62,23 +56,14 @@ def expand_head(
 ) -> Expansion:
     """Expand final norm, output projection and loss for one microbatch on one rank.
 
-    Parameters
-    ----------
-    sequences, sequence_length, context : int
-        As in `expand_layer`.
-    padded_vocab : int, optional
-        Logits per token, at least the vocabulary, which is the default.
+    `sequences`, `sequence_length`, `context`: as in `expand_layer`. `padded_vocab`: logits per
+    token, at least the vocabulary, which is the default.
 
-    Returns
-    -------
-    Expansion
-        The loss saves the logits in the activation type and their float32 softmax, or what the lowering says. Every module of multi-token
-        prediction joins states and embeddings of the next token before its layer, and goes through norm, projection and loss once more.
-
-    Raises
-    ------
-    WorkloadError
-        If the padded vocabulary is smaller than the vocabulary, or the sequence does not divide.
+    Returns: the loss saves the logits in the activation type and their float32 softmax, or what the
+    lowering says. Every module of multi-token prediction joins states and embeddings of the next
+    token before its layer, and goes through norm, projection and loss once more. Raises
+    WorkloadError: if the padded vocabulary is smaller than the vocabulary, or the sequence does not
+    divide.
     """
     tokens = Tokens.of(sequences, model.decoder_length or sequence_length, context)
     vocab = model.vocab if padded_vocab is None else padded_vocab

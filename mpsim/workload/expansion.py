@@ -97,19 +97,11 @@ class Expansion:
     ) -> float:
         """Activation bytes that one tensor-parallel rank keeps from forward to backward.
 
-        Parameters
-        ----------
-        tp : int
-            Tensor-parallel degree, at least 1.
-        sequence_parallel : bool
-            Whether what lies between row and column GEMMs is divided too.
-        selective : bool
-            Whether the attention core is recomputed instead of saved.
+        `tp`: tensor-parallel degree, at least 1. `sequence_parallel`: whether what lies between row
+        and column GEMMs is divided too. `selective`: whether the attention core is recomputed
+        instead of saved.
 
-        Returns
-        -------
-        float
-            Until the input gradient and until the weight gradient together [B].
+        Returns: until the input gradient and until the weight gradient together [B].
 
         References
         ----------

@@ -21,20 +21,11 @@ def model_flops(
 ) -> float:
     """Count the model FLOPs of one training step.
 
-    Parameters
-    ----------
-    sequences : int
-        Global batch [sequences].
-    sequence_length : int
-        Tokens of each.
-    padded_vocab : int, optional
-        Logits per token; the vocabulary itself by default.
+    `sequences`: global batch [sequences]. `sequence_length`: tokens of each. `padded_vocab`: logits
+    per token; the vocabulary itself by default.
 
-    Returns
-    -------
-    float
-        Forward of every layer and of the head, times three; attention counted in full, nothing
-        recomputed, of a mixture of experts those a token is sent to, without padding [FLOP].
+    Returns: forward of every layer and of the head, times three; attention counted in full, nothing
+    recomputed, of a mixture of experts those a token is sent to, without padding [FLOP].
 
     Notes
     -----

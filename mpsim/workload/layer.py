@@ -34,31 +34,17 @@ def expand_layer(
 ) -> Expansion:
     """Expand one layer for one microbatch on one rank, before tensor parallelism.
 
-    Parameters
-    ----------
-    lowering : Lowering
-        What the framework fuses, and the size of its elements.
-    sequences : int
-        Sequences of the microbatch, at least 1.
-    sequence_length : int
-        Tokens of each; `context` divides it. Where there is an encoder it is the encoder's; decoders have ``model.decoder_length``.
-    context : int
-        Context-parallel degree: this rank holds ``sequence_length / context`` tokens of every sequence
-        and attends to all keys (balanced, so that causal work halves evenly).
-    kind : str
-        One of ``model.layer_kinds``.
-    document : int
-        Tokens that attend to each other where several samples share a sequence; 0 for all [tokens].
+    `lowering`: what the framework fuses, and the size of its elements. `sequences`: sequences of
+    the microbatch, at least 1. `sequence_length`: tokens of each; `context` divides it. Where there
+    is an encoder it is the encoder's; decoders have ``model.decoder_length``. `context`:
+    context-parallel degree: this rank holds ``sequence_length / context`` tokens of every sequence
+    and attends to all keys (balanced, so that causal work halves evenly). `kind`: one of
+    ``model.layer_kinds``. `document`: tokens that attend to each other where several samples share
+    a sequence; 0 for all [tokens].
 
-    Returns
-    -------
-    Expansion
-        Forward in order of execution, backward in reverse.
-
-    Raises
-    ------
-    WorkloadError
-        If the sequence does not divide among the context-parallel ranks, or the model has no layer of this kind.
+    Returns: forward in order of execution, backward in reverse. Raises WorkloadError: if the
+    sequence does not divide among the context-parallel ranks, or the model has no layer of this
+    kind.
 
     Notes
     -----

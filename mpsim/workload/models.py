@@ -91,15 +91,10 @@ def _read_family(family: str, data: object) -> dict[str, _Entry]:
 def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     """Build a model from a mapping of its fields, as a YAML file gives it.
 
-    Parameters
-    ----------
-    fields : mapping of str to object
-        Fields of `Transformer`, all that have no default at least; `moe`, `mla`, `state` and `vision` are mappings of their own fields.
+    `fields`: fields of `Transformer`, all that have no default at least; `moe`, `mla`, `state` and
+    `vision` are mappings of their own fields.
 
-    Raises
-    ------
-    WorkloadError
-        If a field is unknown or missing, or `Transformer` refuses the values.
+    Raises WorkloadError: if a field is unknown or missing, or `Transformer` refuses the values.
     """
     parts = {key: _part(key, fields[key]) for key in _PARTS if fields.get(key) is not None}
     mistakes = _misfits(Transformer, fields, "", given={"name"})

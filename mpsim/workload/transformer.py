@@ -202,15 +202,10 @@ class Transformer:
     def padded_vocab(self, multiple: int) -> int:
         """Vocabulary rounded up to a multiple, as Megatron pads it to 128 x tp.
 
-        Parameters
-        ----------
-        multiple : int
-            What the result is divisible by (``make_vocab_size_divisible_by * tp``), at least 1.
+        `multiple`: what the result is divisible by (``make_vocab_size_divisible_by * tp``), at
+        least 1.
 
-        Returns
-        -------
-        int
-            The smallest multiple that holds the vocabulary [tokens].
+        Returns: the smallest multiple that holds the vocabulary [tokens].
 
         References
         ----------
@@ -231,16 +226,10 @@ class Transformer:
     def parameters(self, *, padded_vocab: int | None = None) -> Parameters:
         """Count the parameters part by part.
 
-        Parameters
-        ----------
-        padded_vocab : int, optional
-            Rows of the embedding and of the head; the vocabulary itself by default.
+        `padded_vocab`: rows of the embedding and of the head; the vocabulary itself by default.
 
-        Returns
-        -------
-        `Parameters`
-            Embedding, one layer, final norm and output head, each split into what tensor
-            parallelism shards and what it replicates.
+        Returns: embedding, one layer, final norm and output head, each split into what tensor
+        parallelism shards and what it replicates.
         """
         return _count_parameters(self, self.vocab if padded_vocab is None else padded_vocab)
 
