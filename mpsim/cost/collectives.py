@@ -80,10 +80,7 @@ class CollectiveModel:
         """Time of one collective, never below `floor`. `kind`: one of `COLLECTIVES`. `size_bytes`:
         S as the module's docstring defines it [B].
 
-        Returns
-        -------
-        float or array
-            Time [s]; 0 for a group of one.
+        Returns: time [s]; 0 for a group of one.
         """
         # steps ask for the same few again and again: to price a row, and what runs beside it
         size = np.asarray(size_bytes, dtype=np.float64)
@@ -127,11 +124,8 @@ class CollectiveModel:
 
         `pair_bytes`: what rank i sends to rank j, n by n; ranks are numbered domain by domain [B].
 
-        Returns
-        -------
-        float
-            Time [s]: that of an even all-to-all which loads its links as much as this one its busiest; see
-            `mpsim.cost.traffic.equal_share`.
+        Returns: time [s]: that of an even all-to-all which loads its links as much as this one its
+        busiest; see `mpsim.cost.traffic.equal_share`.
         """
         share = equal_share(pair_bytes, group, pxn=self.library.forwards)
         return self.seconds("all_to_all", share, group)
@@ -174,10 +168,7 @@ class CollectiveModel:
         link (or NIC share) at once. `slowdown`: by how much links of the fabric make it longer
         (`mpsim.parallel.crossing`); left out, it crosses the whole cluster.
 
-        Returns
-        -------
-        float or array
-            Time [s].
+        Returns: time [s].
         """
         if share < 1:
             raise HardwareError(f"share is {share}, needed 1 message or more")

@@ -188,10 +188,8 @@ def choose_group(
     the hardware. `calibration`: its constants called ``stem.prefix.leaf`` take the place of those
     of the group.
 
-    Returns
-    -------
-    ConstantGroup
-        Labelled `Status.FAMILY_DEFAULT` unless a pattern names the hardware itself.
+    Returns ConstantGroup: labelled `Status.FAMILY_DEFAULT` unless a pattern names the hardware
+    itself.
     """
     group = _chosen_group(stem, prefix, name, family)
     return group if calibration is None else _calibrated(group, stem, prefix, calibration)

@@ -50,10 +50,7 @@ def gemm_seconds(
     [B]. `peak`: dense peak of the precision [FLOP/s]. `bandwidth`: device memory [B/s]. `padding`:
     work done over work asked for, at least 1 (whole tiles; see `mpsim.cost.waves`).
 
-    Returns
-    -------
-    array
-        Time [s].
+    Returns: time [s].
 
     Notes
     -----

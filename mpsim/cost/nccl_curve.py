@@ -205,10 +205,7 @@ def latency_growth(
     `members` and `measured`: ranks of the group, and of the largest one that was measured.
     `simple`: whether only the Simple protocol counts.
 
-    Returns
-    -------
-    float or None
-        1 or more; None where NCCL has no say.
+    Returns: 1 or more; None where NCCL has no say.
     """
     family = cluster.accelerator.family
     if kind == "all_to_all" or _TUNED.get(family, family) not in _ARCHITECTURES:

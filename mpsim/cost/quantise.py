@@ -33,10 +33,7 @@ def quantise_seconds(
     `elements`: of the tensor. `narrow`: one of `FORMATS`. `bandwidth`: device memory [B/s].
     `from_bytes`: bytes of an element before (bf16 2, fp32 4) [B].
 
-    Returns
-    -------
-    array
-        Time [s].
+    Returns: time [s].
 
     Notes
     -----

@@ -28,10 +28,7 @@ def run(program: Program, engine: str = "auto", links: Links | None = None) -> T
     time it has alone. ``auto`` replays what never meets on them. DeadlockError if operations wait
     for each other.
 
-    Returns
-    -------
-    Timeline
-        It says which engine ran.
+    Returns Timeline: it says which engine ran.
     """
     if engine not in ENGINES:
         raise ScenarioError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")

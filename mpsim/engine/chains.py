@@ -103,10 +103,7 @@ class Chains:
         """Let every chain run as far as it can, again and again. `duration` (float64[N]): of each
         row, not negative.
 
-        Returns
-        -------
-        float64[G]
-            End of each node; -1 where it never ends, as at the end of each chain.
+        Returns float64[G]: end of each node; -1 where it never ends, as at the end of each chain.
         """
         return walk(self.begin, self.gate, self.spread(duration))
 
@@ -132,10 +129,7 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
     """Let every chain run as far as it can, again and again. `begin` and `gates` (int64[C],
     int64[G]): as of `Chains`. `durations` (float64[G]): of each node, not negative.
 
-    Returns
-    -------
-    float64[G]
-        End of each node; -1 where it never ends, as at the end of each chain.
+    Returns float64[G]: end of each node; -1 where it never ends, as at the end of each chain.
     """
     nodes = len(gates)
     gate, takes = gates.tolist(), durations.tolist()
@@ -230,10 +224,7 @@ def implied(chain: NDArray[np.int32], row: Ints, before: Ints) -> NDArray[np.boo
 def precedence(program: Program) -> Lists:
     """Waits of each row: the row before it on each of its streams, and dependencies that do not follow from these.
 
-    Returns
-    -------
-    Lists
-        Each pair once, rows ascending.
+    Returns Lists: each pair once, rows ascending.
     """
     row, before = program.waits()
     needed = ~implied(chain_of(program), row, before)

@@ -26,10 +26,8 @@ from mpsim.program.program import Program
 def run_contended(program: Program, links: Links) -> Timeline:
     """Simulate `program` with its links shared. DeadlockError if operations wait for each other.
 
-    Returns
-    -------
-    Timeline
-        Of the program with the durations that rows turned out to have. Bit-equal to the other engines' where no two rows meet.
+    Returns Timeline: of the program with the durations that rows turned out to have. Bit-equal to
+    the other engines' where no two rows meet.
     """
     flows = Flows(program, links)
     return dataclasses.replace(flows.run(), traffic=flows.traffic(links))

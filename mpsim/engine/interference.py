@@ -24,10 +24,7 @@ def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
     """Simulate an expanded program on shared devices, and on shared links where it has any.
     DeadlockError if operations wait for each other.
 
-    Returns
-    -------
-    Timeline
-        Of the program with the durations that rows turned out to have.
+    Returns Timeline: of the program with the durations that rows turned out to have.
 
     Notes
     -----

@@ -38,10 +38,7 @@ def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
     """When each node of the chains of `program` ends. `chains`: of the program. `duration`
     (float64[N]): of each row, not negative.
 
-    Returns
-    -------
-    float64[G]
-        Equal, bit for bit, to ``chains.run(duration)``.
+    Returns float64[G]: equal, bit for bit, to ``chains.run(duration)``.
     """
     steady = _Steady.of(program, chains, duration)
     ends = steady.ends() if steady else None
@@ -228,10 +225,7 @@ def run_replay(program: Program) -> Timeline:
     """Evaluate `program` once, chain by chain: an operation starts at the latest end of what it
     waits for. DeadlockError if operations wait for each other.
 
-    Returns
-    -------
-    Timeline
-        Equal, bit for bit, to that of the simpy engine.
+    Returns Timeline: equal, bit for bit, to that of the simpy engine.
     """
     chains = Chains.of(program)
     ends = ends_of(program, chains, program.duration)

@@ -81,10 +81,7 @@ class Structure:
         """When every row starts and ends, for each duration vector. `durations` (float64[N] or
         float64[K, N]): not negative.
 
-        Returns
-        -------
-        start, end : float64[N] or float64[K, N]
-            Equal, bit for bit, to what the simpy engine gives for each vector.
+        Returns float64[N]: equal, bit for bit, to what the simpy engine gives for each vector.
         """
         if durations.ndim == 1:
             return self._single(durations)

@@ -144,10 +144,7 @@ class Execution:
 def attribute(timeline: Timeline) -> NDArray[np.float64]:
     """Split the time of every rank class of a program without templates: kernels as what they do, idle time as the transfer that was waited for, or as ``bubble``.
 
-    Returns
-    -------
-    float64[R, parts]
-        Ticks; every row sums to the makespan.
+    Returns float64[R, parts]: ticks; every row sums to the makespan.
     """
     program = timeline.program
     bubble = program.vocabulary.part("bubble")

@@ -93,10 +93,7 @@ class Imported:
     def build(self) -> Scenario:
         """The scenario, checked.
 
-        Raises
-        ------
-        ScenarioError
-            If a section is missing, or values contradict each other.
+        Raises ScenarioError: if a section is missing, or values contradict each other.
         """
         return Scenario.from_mapping(dict(self.scenario))
 

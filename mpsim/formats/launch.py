@@ -210,10 +210,7 @@ def accelerators_of(cluster: str | None) -> int | None:
 def put_cluster(ledger: Ledger, launch: Launch, options: Options) -> int | None:
     """Put nodes and accelerators of a launch into the ledger.
 
-    Returns
-    -------
-    int or None
-        Accelerators of the job; None where neither the launcher nor the user says.
+    Returns: accelerators of the job; None where neither the launcher nor the user says.
     """
     each = accelerators_of(options.cluster)
     ranks = launch.ranks

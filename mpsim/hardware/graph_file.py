@@ -57,10 +57,7 @@ def read_links(path: str | Path) -> Links:
     both, so give each link once. HardwareError if the file cannot be read, or an edge has no
     bandwidth.
 
-    Returns
-    -------
-    tuple of (str, str, float)
-        Two vertices and the bandwidth between them [B/s].
+    Returns tuple of (str, str, float): two vertices and the bandwidth between them [B/s].
     """
     path = Path(path)
     reader = _READERS.get(path.suffix)

@@ -76,10 +76,7 @@ class Sharding:
 def shard(operator: Operator, sharding: Sharding) -> Operator:
     """One rank's share of an operator of the undivided model.
 
-    Returns
-    -------
-    Operator
-        With GEMM dimension, heads, FLOPs, bytes and saved bytes of one rank.
+    Returns Operator: with GEMM dimension, heads, FLOPs, bytes and saved bytes of one rank.
 
     Notes
     -----

@@ -29,10 +29,7 @@ for _axis in AXES:
 def expand(program: Program) -> Program:
     """Give every kernel of every template a row.
 
-    Returns
-    -------
-    Program
-        Without templates; engines give it the same step time.
+    Returns Program: without templates; engines give it the same step time.
     """
     tiles = _Tiles(program)
     labels = tuple(

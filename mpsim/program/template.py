@@ -370,10 +370,8 @@ def _joined(templates: Sequence[Template], columns: Iterable[str]) -> Columns:
 def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
     """Lay blocks end to end: each starts when the one before it has ended on every stream.
 
-    Parameters
-    ----------
-    blocks : sequence of (layer, Template)
-        In the order they run; `layer` counts from the stage's first, -1 outside the layers. At least one.
+    `blocks`: in the order they run; `layer` counts from the stage's first, -1 outside the layers.
+    At least one.
     """
     templates = [block for _, block in blocks]
     if len(blocks) == 1:

@@ -44,10 +44,8 @@ def unfold(
     differ from the others of their class, by axis; all of all axes by default. ValueError if the
     program still has templates, or a coordinate is not there.
 
-    Returns
-    -------
-    Program
-        Each rank class in its parts, which follow each other, the fastest axis first, named ``pp 1 dp 0 ... tp 2-7`` and the like.
+    Returns Program: each rank class in its parts, which follow each other, the fastest axis first,
+    named ``pp 1 dp 0 ... tp 2-7`` and the like.
     """
     return Unfolding(program, degrees, touched=touched).program()
 
@@ -239,10 +237,7 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
     UnequalCollectivesError if the classes do not exchange the same tensors in the same order, so
     that they could not meet.
 
-    Returns
-    -------
-    Program
-        Rank classes of the first program first.
+    Returns Program: rank classes of the first program first.
     """
     joint = _joint(programs)
     number, order = _numbers(programs, joint)

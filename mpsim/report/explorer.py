@@ -223,10 +223,8 @@ class Explorer:
         `whole`: whether with what takes longer than a slider may wait. `tab`: who asks: a later
         question supersedes those of the same tab alone.
 
-        Returns
-        -------
-        dict
-            ``part`` of a document, and its ``html`` and ``contents``; or ``error``, why there is none; or ``superseded`` where a later question has come meanwhile.
+        Returns dict: ``part`` of a document, and its ``html`` and ``contents``; or ``error``, why
+        there is none; or ``superseded`` where a later question has come meanwhile.
         """
         self._last[tab] = number = self._last.get(tab, 0) + 1
         with self._working:

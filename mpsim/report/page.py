@@ -32,10 +32,7 @@ def page(document: Figures, *, live: bool = False) -> str:
     explorer and may ask that server; a file may ask nobody. ScenarioError if it is larger than
     `LARGEST`.
 
-    Returns
-    -------
-    str
-        HTML.
+    Returns: HTML.
     """
     script = _script()
     parts, shared = document["parts"], document["shared"]

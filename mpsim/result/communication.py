@@ -71,10 +71,7 @@ def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
     """Share of each span of time in which kernels of each rank class run, waits inside actions left
     out. `edges` (float64[B + 1]): edges of spans, ascending [ticks].
 
-    Returns
-    -------
-    float64[R, B]
-        In [0, 1].
+    Returns float64[R, B]: in [0, 1].
     """
     busy = _Busy(timeline)
     ran = [np.diff(busy.until(rank, edges)) for rank in range(timeline.program.ranks)]

@@ -173,10 +173,7 @@ def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
 
     `gaps`: each before a row. `waiting`: part that waiting for a computation counts as.
 
-    Returns
-    -------
-    Waits
-        They fill the gaps.
+    Returns Waits: they fill the gaps.
     """
     program, left = timeline.program, gaps
     found: list[Waits] = [

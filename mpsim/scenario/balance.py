@@ -84,11 +84,9 @@ def balanced_layers(
     `stage_rank`: pipeline rank of each stage, in model order. `split`: splits that the framework
     can run. `speed`: relative speed of each pipeline rank; alike when left out.
 
-    Returns
-    -------
-    tuple of int or None
-        None where the framework can run no split. Among splits of the same slowest stage the one with least work on its fullest
-        rank; early stages, which keep most microbatches in flight, get the fewer layers.
+    Returns tuple of int or None: none where the framework can run no split. Among splits of the
+    same slowest stage the one with least work on its fullest rank; early stages, which keep most
+    microbatches in flight, get the fewer layers.
 
     Notes
     -----

@@ -23,10 +23,7 @@ def forwards_beside_backwards(orders: Orders) -> Orders:
     `orders`: without blocks; on one rank, or interleaved: with one chunk on each of several ranks a
     block would wait for the block that it feeds.
 
-    Returns
-    -------
-    Orders
-        The same actions.
+    Returns Orders: the same actions.
 
     Examples
     --------

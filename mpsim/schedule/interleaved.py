@@ -96,10 +96,7 @@ def microbatch_group(
     max(1, m // pp), which must be whole; it is pp where pp divides m. `schedule`: name for the
     message of a refusal. ScheduleError if the microbatches cannot be grouped.
 
-    Returns
-    -------
-    int
-        Size of a group [count].
+    Returns: size of a group [count].
     """
     if group_size is None:
         return _even_group(schedule, pp, microbatches)

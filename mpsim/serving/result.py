@@ -98,10 +98,7 @@ class ServiceResult(JobResult):
         """One row a request: tokens, and when it arrived, was started, had its first and its last
         token [s].
 
-        Raises
-        ------
-        MissingExtraError
-            If pandas is not installed.
+        Raises MissingExtraError: if pandas is not installed.
         """
         self.require_requests("a table has")
         served = self.served

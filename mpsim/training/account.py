@@ -41,10 +41,7 @@ _DATA = (Stream.DP, Stream.REPLICA, Stream.EDP, Stream.COPY, Stream.HOST)
 def attribute(timeline: Timeline) -> NDArray[np.float64]:
     """Split the step time of every rank class into `PARTS`.
 
-    Returns
-    -------
-    float64[R, len(PARTS)]
-        Ticks; every row sums to the makespan.
+    Returns float64[R, len(PARTS)]: ticks; every row sums to the makespan.
     """
     result = timeline.program.busy_parts.copy()
     idle_waits(timeline).add_to(result)
@@ -54,10 +51,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
 def idle_waits(timeline: Timeline) -> Waits:
     """Split the idle time of every rank class into intervals of one part each.
 
-    Returns
-    -------
-    Waits
-        They fill all the time in which compute streams run nothing.
+    Returns Waits: they fill all the time in which compute streams run nothing.
     """
     gaps = idle_gaps(timeline)
     is_pipeline = np.isin(timeline.program.kind, PIPELINE)

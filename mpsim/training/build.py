@@ -44,11 +44,8 @@ def build_program(
     """Expand a Plan into operations with durations. `costs`: made from the plan when absent.
     `blocks`: templates that this plan shares with others; made from the plan when absent.
 
-    Returns
-    -------
-    Program
-        One rank class a pipeline rank; each stands for all ranks of its stage, which do the same at the same time. Where replicas
-        differ, one a pipeline rank and class of replicas.
+    Returns Program: one rank class a pipeline rank; each stands for all ranks of its stage, which
+    do the same at the same time. Where replicas differ, one a pipeline rank and class of replicas.
     """
     costs = costs or PlanCosts(plan)
     if plan.classes:

@@ -141,29 +141,16 @@ def from_orders(
 ) -> Program:
     """A Program of bare actions with given times, for studying schedules.
 
-    Parameters
-    ----------
-    forward, backward, weight : float or float64[S]
-        Time of a forward, an input gradient and a weight gradient of one chunk [any unit, used as ticks]; a full
-        backward takes ``backward + weight``.
-    send : float
-        Time of every message between ranks [same unit]; messages of one channel (sender, receiver, direction) follow each other.
-    overlap : str
-        How a fused block of a forward and a backward runs. ``serial``: one half after the other, each waiting for its own input
-        and sending its own output. ``late-send``: the same, but both outputs leave after the block, as PyTorch
-        executes it. ``fused``: one unit that waits for both inputs.
-    blocking, one_way : bool
-        Whether both ends of a message wait for it, and one direction for the other (see `mpsim.training.messages`).
+    `forward`, `backward`, `weight` (float64[S]): time of a forward, an input gradient and a weight
+    gradient of one chunk [any unit, used as ticks]; a full backward takes ``backward + weight``.
+    `send`: time of every message between ranks [same unit]; messages of one channel (sender,
+    receiver, direction) follow each other. `overlap`: how a fused block of a forward and a backward
+    runs. ``serial``: one half after the other, each waiting for its own input and sending its own
+    output. ``late-send``: the same, but both outputs leave after the block, as PyTorch executes it.
+    ``fused``: one unit that waits for both inputs. `blocking`, `one_way`: whether both ends of a
+    message wait for it, and one direction for the other (see `mpsim.training.messages`).
 
-    Returns
-    -------
-    Program
-        Without templates.
-
-    Raises
-    ------
-    ScheduleError
-        If a time is negative or not a number.
+    Returns Program: without templates. Raises ScheduleError: if a time is negative or not a number.
     """
     stages = orders.stages
     times = [

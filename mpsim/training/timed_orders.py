@@ -43,10 +43,7 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
     """Search the orders again for the plan's own times, where its schedule asks for times. `plan`:
     with orders searched for equal times.
 
-    Returns
-    -------
-    Plan
-        The same, or with other orders of the same actions.
+    Returns Plan: the same, or with other orders of the same actions.
     """
     orders = plan.orders
     known = schedule(plan.schedule).options if plan.schedule else ()

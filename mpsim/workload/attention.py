@@ -185,10 +185,8 @@ class Core:
 def attention_core(core: Core, lowering: Lowering, tokens: Tokens) -> list[Step]:
     """Expand the core of the attention of one layer: queries of this rank, keys of the whole sequence.
 
-    Returns
-    -------
-    list of Step
-        Queries, keys and values are saved by what comes before; the output by the projection after it.
+    Returns list of Step: queries, keys and values are saved by what comes before; the output by the
+    projection after it.
 
     References
     ----------
@@ -257,10 +255,7 @@ def _products(
 ) -> Step:
     """Batched products, one for every head of every sequence: the forward one, then those of both gradients.
 
-    Parameters
-    ----------
-    products : mapping of str to str
-        What the m, n and k of each are (see `Operator`), by its name.
+    `products`: what the m, n and k of each are (see `Operator`), by its name.
     """
     features = core.head_dim if role is Role.SCORES else core.head_dim_v
     sizes = {"q": tokens.queries, "k": tokens.keys, "d": features}

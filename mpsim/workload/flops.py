@@ -51,10 +51,7 @@ def part_flops(
 
     Parameters and conventions are those of `model_flops`.
 
-    Returns
-    -------
-    dict of str to float, float
-        By kind of layer; of the head [FLOP].
+    Returns dict of str to float, float: by kind of layer; of the head [FLOP].
     """
     lowering = Lowering()
     if model.moe is not None:

@@ -19,10 +19,7 @@ from mpsim.workload.vision import VisionTower
 def model(name: str) -> Transformer:
     """Return the published model of `model_names` called `name`.
 
-    Raises
-    ------
-    WorkloadError
-        If there is none of that name; it suggests the nearest.
+    Raises WorkloadError: if there is none of that name; it suggests the nearest.
 
     Examples
     --------

@@ -236,10 +236,8 @@ class Transformer:
     def active_parameters(self, *, lookup: bool = False) -> int:
         """Count the parameters that one token meets: all but the routed experts it is not sent to.
 
-        Parameters
-        ----------
-        lookup : bool
-            Whether to count the token table too, of which a token needs a row. A tied output projection always counts.
+        `lookup`: whether to count the token table too, of which a token needs a row. A tied output
+        projection always counts.
 
         References
         ----------

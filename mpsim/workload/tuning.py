@@ -190,10 +190,7 @@ class Tuning:
     def _widened(self, product: Operator, lowering: Lowering, *, keeps: bool) -> Step:
         """Read narrow weights and write them in 16 bits, before the product and again before its input gradient.
 
-        Parameters
-        ----------
-        keeps : bool
-            Whether the product's input is kept anyway.
+        `keeps`: whether the product's input is kept anyway.
         """
         kept = max(lowering.narrow_inputs - keeps, 0) * lowering.activation_bytes
         weights = product.batch * product.n * product.k

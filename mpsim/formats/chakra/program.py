@@ -88,10 +88,7 @@ def chakra_program(
     on its accelerator i; left out, times are those of the trace. FormatError if ranks call
     different collectives of a group, or nodes wait for each other.
 
-    Returns
-    -------
-    ImportedProgram
-        One rank class a rank.
+    Returns ImportedProgram: one rank class a rank.
     """
     rows = _merged(trace)
     if not rows:

@@ -25,10 +25,8 @@ _DEEPEST: Final = 64
 def device_memory(module: Module) -> dict[str, float]:
     """Bytes of arguments, results and temporaries of one device at the fullest moment of a module in the order in which it runs.
 
-    Returns
-    -------
-    dict of str to float
-        ``arguments``, ``results`` (those that take no argument's place), ``temporaries`` and their ``total`` [B].
+    Returns dict of str to float: ``arguments``, ``results`` (those that take no argument's place),
+    ``temporaries`` and their ``total`` [B].
     """
     arguments = sum(
         device_bytes(line.type) for line in module.lines(module.entry) if line.kind == "parameter"

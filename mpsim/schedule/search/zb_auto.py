@@ -111,10 +111,7 @@ def zb_search(
     `send`: of a message [same unit]. `memory`: by rank. ScheduleError if not even one activation
     fits.
 
-    Returns
-    -------
-    list of list of Step
-        One order a rank.
+    Returns list of list of Step: one order a rank.
     """
     best: _Build | None = None
     for overrun, put_off, eager in itertools.product((False, True), (True, False), (True, False)):

@@ -21,10 +21,7 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     """Follow what a rank class holds. `timeline`: of the plan's program, expanded or not. `rank`:
     rank class: the pipeline rank, where replicas are alike.
 
-    Returns
-    -------
-    MemoryCurve
-        Its highest point is the total of `memory` for this rank.
+    Returns MemoryCurve: its highest point is the total of `memory` for this rank.
 
     Notes
     -----
