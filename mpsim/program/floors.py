@@ -123,24 +123,27 @@ def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
     rows = np.flatnonzero((sent > 0) & (rate[program.rank] > 0))
     if not len(rows):
         return busy
-    took = np.zeros(len(program))
     home, template = program.rank[rows], program.template[rows]
-    took[rows] = np.minimum(sent[rows] / rate[home], program.duration[rows])
+    took = np.minimum(sent[rows] / rate[home], program.duration[rows])
     if program.templates:
         tiled, inside = template >= 0, np.zeros((len(program.templates), program.ranks))
         for each in set(rate.tolist()) - {0.0}:
             inside[:, rate == each] = [
                 [_inside(template, each, far=far)] for template in program.templates
             ]
-        took[rows[tiled]] = inside[template[tiled], home[tiled]]
-    row, rank = _ranks(program, took > 0)
-    sends = program.kind[row] == SEND
-    for direction, takes in enumerate(
-        (~sends | (rank == program.rank[row]), ~sends | (rank == program.peer[row]))
-    ):
-        busy[direction] = np.bincount(
-            rank[takes], weights=took[row[takes]], minlength=program.ranks
-        )
+        took[tiled] = inside[template[tiled], home[tiled]]
+    sends = program.kind[rows] == SEND
+    # few collectives are of several classes: they count for the others too, each in its turn
+    several = np.zeros(len(program), dtype=bool)
+    several[rows[~sends]] = np.diff(program.slot_ptr)[rows[~sends]] > 1
+    row, others = _ranks(program, several)
+    away = others != program.rank[row]
+    row, others = row[away], others[away]
+    place = np.searchsorted(rows, row, side="right")
+    took = np.insert(took, place, took[place - 1])
+    for direction, end in enumerate((program.rank, program.peer)):
+        rank = np.insert(np.where(sends, end[rows], home), place, others)
+        busy[direction] = np.bincount(rank, weights=took, minlength=program.ranks)
     return busy
 
 

@@ -199,12 +199,13 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     kind = orders.kind
     names = [field.name for field in dataclasses.fields(Kept)]
     table = np.array([[getattr(kept_stage, name) for name in names] for kept_stage in kept])
-    columns = dict(zip(names, table[orders.stage].T, strict=True))
-    held = np.stack([columns[name] for name in ("for_input", "for_weight", "logits")], axis=1)
-    change = held * np.array([SIGNS[action] for action in Action], dtype=float)[kind]
+    columns = dict(zip(names, table.T[:, orders.stage], strict=True))
+    held = np.stack([columns[name] for name in ("for_input", "for_weight", "logits")])
+    change = held * np.array([SIGNS[action] for action in Action], dtype=float).T[:, kind]
     bounds = orders.rank_ptr.tolist()
     ranks = [slice(*pair) for pair in itertools.pairwise(bounds)]
-    after = np.concatenate([np.cumsum(change[rows], axis=0) for rows in ranks]).sum(axis=1)
+    sums = [np.cumsum(change[:, rows], axis=1) for rows in ranks]
+    after = np.concatenate(sums, axis=1).sum(axis=0)
     before = np.concatenate([[0.0], after[:-1]])
     before[bounds[:-1]] = 0.0
     if plan.fuses_blocks:
