@@ -154,10 +154,8 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
     """Say which known names are close to `name`. `name`: what was written. `known`: what would have
     been accepted. `count`: how many suggestions at most.
 
-    Returns
-    -------
-    str
-        ``"did you mean 'a' or 'b'?"``, or the sorted names when none is close (the first of many).
+    Returns: ``"did you mean 'a' or 'b'?"``, or the sorted names when none is close (the first of
+    many).
 
     Examples
     --------

@@ -189,10 +189,7 @@ def prepare(scenario: Scenario) -> Prepared:
 def ready(scenario: Scenario) -> Prepared | ServicePlan:
     """Go as far as it takes to refuse all that `simulate` refuses: what ``mpsim check`` does.
 
-    Raises
-    ------
-    ScenarioError
-        With every problem of the scenario.
+    Raises ScenarioError: with every problem of the scenario.
     """
     if scenario.serves:
         from mpsim.serving import make_service
@@ -228,12 +225,8 @@ def simulate(
 def simulate_step(scenario: Scenario) -> Result:
     """Simulate one training step: Scenario, Plan, Program, Timeline, Result.
 
-    Raises
-    ------
-    ScenarioError
-        With every problem of the scenario.
-    DeadlockError
-        If the schedule's operations wait for each other.
+    Raises ScenarioError: with every problem of the scenario. Raises DeadlockError: if the
+    schedule's operations wait for each other.
     """
     return long_step(scenario) or prepare(scenario).run()
 
@@ -271,10 +264,7 @@ def _whole_step(scenario: Scenario) -> TrainingResult:
 def resolve(scenario: Scenario) -> Plan:
     """Work out the Plan of a scenario, and refuse an order of actions that cannot run.
 
-    Raises
-    ------
-    ScenarioError
-        With every problem of the scenario.
+    Raises ScenarioError: with every problem of the scenario.
     """
     plan = make_plan(scenario)
     if plan.schedule:
@@ -290,10 +280,7 @@ def resolve(scenario: Scenario) -> Plan:
 def result_class(kind: str) -> type[JobResult]:
     """The class of the results of a kind of job.
 
-    Raises
-    ------
-    ScenarioError
-        If there is no such kind.
+    Raises ScenarioError: if there is no such kind.
     """
     if kind == TrainingResult.kind:
         return TrainingResult

@@ -140,10 +140,7 @@ def parse_quantity(value: object, dimension: Dimension) -> float:
     what is expected. UnitError if the number has no unit, an unknown or ambiguous unit, a unit of
     another dimension, or is negative, infinite or not a number.
 
-    Returns
-    -------
-    float
-        The value in the SI unit of `dimension` [s, B, B/s, FLOP, FLOP/s, W, J or USD/h].
+    Returns: the value in the SI unit of `dimension` [s, B, B/s, FLOP, FLOP/s, W, J or USD/h].
 
     Examples
     --------

@@ -93,31 +93,22 @@ def expanded_flops(program: Program) -> NDArray[np.float64]:
 
 
 class _Tiles:
-    """Where the kernels of every row go, and their columns and lists tiled there.
-
-    Attributes
-    ----------
-    count : int64[N]
-        Kernels of each row.
-    base : int64[N]
-        First of them.
-    place : int64[X]
-        Where each stands among the kernels of all templates; plain rows share the place after the last.
-    single : int64[plain]
-        Kernels that are plain rows.
-    """
+    """Where the kernels of every row go, and their columns and lists tiled there."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         size = [len(template.stream) for template in program.templates]
         self._template = np.where(program.template < 0, len(size), program.template)
         self._plain = np.flatnonzero(program.template < 0)
+        # kernels of each row, and the first of them, int64[N]
         self.count = np.array([*size, 1], dtype=np.int64)[self._template]
         self.base = np.cumsum(self.count) - self.count
         first = np.cumsum([0, *size])[self._template]
+        # where each stands among the kernels of all templates, int64[X]; plain rows share the place
+        # after the last
         self.place = np.repeat(first - self.base, self.count)
         self.place += np.arange(len(self.place))
-        self.single = self.base[self._plain]
+        self.single = self.base[self._plain]  # kernels that are plain rows
 
     def along(self, column: Column) -> Column:
         """A column that the kernels of a row share, or several [..., N]."""

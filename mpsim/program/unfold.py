@@ -73,13 +73,6 @@ def spans(numbers: Sequence[int]) -> str:
 class Unfolding:
     """How the rows of a folded program become those of an unfolded one. `program`, `degrees` and
     `touched`: as for `unfold`.
-
-    Attributes
-    ----------
-    copies : int
-        Classes that each rank class becomes.
-    count : int64[N]
-        Rows that each row becomes; they follow each other.
     """
 
     _spans = range(sum(Span) + 1)
@@ -99,9 +92,10 @@ class Unfolding:
             for name, _ in _AXES
         }
         self._grid = tuple(len(self._parts[name]) for name, _ in _AXES)
-        self.copies = int(np.prod(self._grid))
+        self.copies = int(np.prod(self._grid))  # classes that each rank class becomes
         self._member = [self._members(span) for span in self._spans]
         self._each = np.array([int(rows.max()) + 1 for rows in self._member])
+        # rows that each row becomes, int64[N]; they follow each other
         self.count: Ints = self._each[program.span]
 
     def _members(self, span: int) -> Ints:

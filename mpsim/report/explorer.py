@@ -160,16 +160,12 @@ def _schedule(scenario: Scenario) -> Iterator[Setting]:
 class Explorer:
     """Answers to settings of a scenario, one at a time. `unlimited`: whether to compute whatever is
     asked, however much memory and time it takes.
-
-    Attributes
-    ----------
-    settings : list of Setting
-        In the order in which places name their values.
     """
 
     def __init__(self, scenario: Scenario, *, unlimited: bool = False) -> None:
         self.scenario = scenario
         self._unlimited = unlimited
+        # in the order in which places name their values
         self.settings: list[Setting] = settings(scenario)
         self._working = threading.Lock()
         self._last = Memo[str, int](_TABS)  # number of the question that came last of each tab

@@ -46,13 +46,6 @@ _KEPT = 1024  # passes that stay ready: equal ones are one template, whoever ask
 class ActionVariants:
     """Collects the templates of the actions of one Plan: actions that do the same are one variant.
     `beside`: what runs beside the segments of each of them.
-
-    Attributes
-    ----------
-    cuts : list of CutRows
-        Rows of every variant.
-    gathers, reduces : list of Bucket
-        What is gathered before the segments of all variants, and reduced after them.
     """
 
     def __init__(
@@ -65,7 +58,8 @@ class ActionVariants:
         # templates compare by identity: equal ones are made once
         self._number: dict[Template, int] = {}
         self._rows: list[int] = []  # templates of the rows of all variants
-        self.cuts: list[CutRows] = []
+        self.cuts: list[CutRows] = []  # rows of every variant
+        # what is gathered before the segments of all variants, and reduced after them
         self.gathers: list[Bucket] = []
         self.reduces: list[Bucket] = []
         for cut, queued in zip(cuts.distinct, beside, strict=True):

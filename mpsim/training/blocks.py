@@ -76,11 +76,6 @@ class Blocks:
     a step time needs. `known` are templates that plans share as their costs do; what is known is
     not priced again, and notes no constants.
 
-    Attributes
-    ----------
-    timed : dict of Template to (StageCosts, sequence of Item)
-        What each template was priced by, and consists of.
-
     Notes
     -----
     What a template consists of is remembered for all plans that divide layers in the same way;
@@ -102,6 +97,7 @@ class Blocks:
         self._recipes = _recipes(_division(plan))
         self._templates: dict[tuple[object, ...], Template] = {} if known is None else known
         self._rows: dict[tuple[object, ...], list[Block]] = {}
+        # what each template was priced by, and consists of
         self.timed: dict[Template, tuple[StageCosts, Sequence[Item]]] = {}
 
     @functools.cached_property

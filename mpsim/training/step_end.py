@@ -176,14 +176,8 @@ Priced: TypeAlias = list[tuple[Link, Prices]]
 
 
 class StepEnd:
-    """Prices the rows that a plan has once in a step.
-
-    Attributes
-    ----------
-    ending : Ending
-        Which they are.
-    prices : dict of str to Prices
-        What they cost.
+    """Prices the rows that a plan has once in a step: `ending` says which they are, `prices` what
+    they cost.
     """
 
     def __init__(

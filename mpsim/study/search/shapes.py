@@ -59,15 +59,11 @@ class Shapes:
     """Finds the shapes of plans, each distinct one once.
 
     `plan`: any of the plans: cost models are those of its cluster, precision and framework.
-
-    Attributes
-    ----------
-    templates : Memo
-        Those of all plans; see `Blocks`.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._models = PlanCosts(plan)
+        # templates of all plans; see `Blocks`
         self.templates = Memo[tuple[object, ...], Template](_TEMPLATES)
         self._kept: dict[tuple[object, ...], Floats] = {}
         self._ticks: dict[tuple[object, ...], float] = {}
