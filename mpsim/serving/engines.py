@@ -86,8 +86,8 @@ class EnginePreset:
     """Elements of the hidden width a token that they move."""
     reduction: Literal["custom", "library"] = "custom"
     """`custom` (one-shot and two-shot kernels for small tensors) or `library`."""
-    reduction_factor: Number = 1.0
-    """Time of the library's all-reduces over their model's."""
+    reduction_time: Seconds = 0.0
+    """Time of the host at each of the library's all-reduces, which the device waits for [s]."""
     attention_ranks: Literal["even", "apart"] = "even"
     """Requests of ranks that keep their own (`attention_dp`): `even`, as one engine that spreads its
     work evenly over them, or `apart`, each with its part of the budgets, waiting for the

@@ -124,10 +124,8 @@ class Reductions:
                 _SECOND_BARRIER * fixed + 2 * (ranks - 1) / ranks * size / rate,
             )
         self._sizes = np.array([float(1 << power) for power in range(8, 38)])
-        # what a library loses inside a node hides behind the network's own time across nodes
-        factor = engine.reduction_factor if inside else 1.0
         model = CollectiveModel(cluster, loaded=False)
-        self._times = factor * model.seconds("all_reduce", self._sizes, group)
+        self._times = engine.reduction_time + model.seconds("all_reduce", self._sizes, group)
         self._alone = ranks <= 1
 
     def seconds(self, size: float) -> float:
