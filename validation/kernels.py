@@ -42,6 +42,7 @@ CHIPS = {
 TRAINING = {"A100 PCIe": "a100-pcie-80", "B200 SXM": "b200-sxm"}
 LARGE = {"m": 1024, "n": 512, "k": 512}
 STEP, SHRINK, LEAST = 0.2, 0.6, 0.002  # of the pattern search, in logs
+SHAPE = (0.8, 3e-6, 3.0)  # memory, launch [s] and knee that left-out fits start from
 ANCHOR = 0.02  # mean error that a shape constant costs a log unit away from its start, squared
 
 Row = dict[str, str]
@@ -64,17 +65,13 @@ class Series:
         return np.array([float(row["time_us"]) * 1e-6 for row in self.rows])
 
     def start(self) -> np.ndarray:
-        """What no row of the series moved: the level of training, then (for bf16) the first fit of memory, launch and knee."""
-        group = choose_group("kernels", "gemm", self.chip.name, self.chip.family)
+        """What no row of the series moved: the level of training, then (for bf16) a shape as products of any chip have it."""
         level = KernelModel(self.chip, "bf16").peak_fraction("bf16")
-        shape = [group.value(leaf) for leaf in ("memory_fraction", "launch", "knee")]
-        return np.array([level, *(shape if self.dtype == "bf16" else ())])
+        return np.array([level, *(SHAPE if self.dtype == "bf16" else ())])
 
     def predict(self, fitted: np.ndarray, shapes: np.ndarray) -> np.ndarray:
         group = choose_group("kernels", "gemm", self.chip.name, self.chip.family)
-        shape = [
-            group.value(leaf) for leaf in ("burst_memory_fraction", "burst_launch", "burst_knee")
-        ]
+        shape = [group.value(leaf) for leaf in ("memory_fraction", "launch", "knee")]
         e, eta, launch, knee = [*fitted, *shape][:4] if fitted.size == 1 else fitted
         c = GemmConstants(
             compute_fraction=min(e, 1.0), memory_fraction=min(eta, 1.0), launch=launch, knee=knee

@@ -42,9 +42,8 @@ def fit_gemm(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
         return Fit(warnings=(f"fewer than {_FEWEST} matrix products in {main}: none were fitted",))
     shape = _gemm_shape(own, chip, main)
     constants = {
-        f"kernels.gemm.{prefix}{leaf}": fitted(shape[leaf], "s" if leaf == "launch" else "1")
+        f"kernels.gemm.{leaf}": fitted(shape[leaf], "s" if leaf == "launch" else "1")
         for leaf in _SHAPE
-        for prefix in ("", "burst_")
     }
     constants["kernels.gemm_rules.weight_gradient"] = fitted(shape["weight_gradient"], "1")
     fits = []

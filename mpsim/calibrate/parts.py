@@ -193,8 +193,6 @@ def outside_range(name: str, constant: Fitted) -> tuple[float, float] | None:
 def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
     """A line for each constant that is outside its physical range, or that the measurements did not fix."""
     for name, constant in constants.items():
-        if ".burst_" in name and name.replace(".burst_", ".") in constants:
-            continue  # the same number under another name
         if ends := outside_range(name, constant):
             yield (
                 f"{name} is {constant.value:.4g} {constant.unit}, outside its physical range of {ends[0]:g} to {ends[1]:g}; "

@@ -142,7 +142,7 @@ class KernelModel:
             use=self._use,
         )
         waves = self._rules.get(f"waves.{accelerator.family}")
-        self._waves = waves if waves and waves.matches(accelerator.name) and not self._hot else None
+        self._waves = waves if waves and waves.matches(accelerator.name) else None
         self._casting = casting(precision, accelerator, self._use)
         self._tiles = choose_group(
             "kernels", "occupancy", accelerator.name, accelerator.family, measured
@@ -263,12 +263,7 @@ class KernelModel:
     def _gemm_constants(self, precision: str) -> GemmConstants:
         chip = self.accelerator
         group = choose_group("kernels", "gemm", chip.name, chip.family, chip.calibration)
-        shape = {
-            leaf: self._use(
-                group, leaf if self._hot or f"burst_{leaf}" not in group else f"burst_{leaf}"
-            )
-            for leaf in ("memory_fraction", "launch", "knee")
-        }
+        shape = {leaf: self._use(group, leaf) for leaf in ("memory_fraction", "launch", "knee")}
         fraction = self._compute_fraction(group, precision)
         return GemmConstants(compute_fraction=fraction * self._level, **shape)
 
