@@ -9,7 +9,6 @@ but its own kernels: it is shifted, never stretched, and one number says how lon
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,16 +84,3 @@ def reduce_template(template: Template, durations: Floats) -> tuple[Floats, Floa
         np.add(start[kernel], took[kernel], out=end[kernel])
         queue[stream] = kernel
     return start.T, end.max(axis=0, initial=0.0)
-
-
-def reduce_templates(templates: Sequence[Template], durations: Sequence[Floats]) -> Floats:
-    """Durations of rows from durations of kernels. `durations` (sequence of float64[K, Q]): of the
-    kernels of each template.
-
-    Returns
-    -------
-    float64[K, M]
-        Duration of the rows of each template; a batch for `Structure.makespans`.
-    """
-    pairs = zip(templates, durations, strict=True)
-    return np.stack([reduce_template(template, took)[1] for template, took in pairs], axis=1)

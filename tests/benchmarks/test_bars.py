@@ -21,7 +21,7 @@ import simpy
 import mpsim
 from mpsim.engine import run
 from mpsim.engine.fluid import Fluid
-from mpsim.engine.kernels import kernel_times, reduce_templates
+from mpsim.engine.kernels import kernel_times, reduce_template
 from mpsim.engine.structure import Structure
 from mpsim.program import Program, Rows, Span, Stream
 from mpsim.program.expand import expand
@@ -82,7 +82,7 @@ def test_gpt3_with_structure_cached_and_new_durations_of_kernels(clear, bare, pr
     structure = Structure.of(program)
 
     def again():
-        spans = reduce_templates(program.templates, [t.duration[None] for t in program.templates])
+        spans = _spans(program.templates, [t.duration[None] for t in program.templates])
         duration = np.where(program.template < 0, program.duration, spans[0][program.template])
         return kernel_times(structure.timeline(program, duration))
 
@@ -94,9 +94,7 @@ def test_replay_of_kernels_with_reduction_and_expansion(clear, bare, program):
     structure = Structure.of(program)
     kernels = len(kernel_times(run(program)).start)
     took = best(lambda: kernel_times(structure.timeline(program)))
-    reduced = best(
-        lambda: reduce_templates(program.templates, [t.duration[None] for t in program.templates])
-    )
+    reduced = best(lambda: _spans(program.templates, [t.duration[None] for t in program.templates]))
     clear(bare * kernels / (took + reduced), at_least=20)
 
 
@@ -139,11 +137,17 @@ def test_variants_of_8_ranks_at_kernel_grain(clear, bare):
     assert len(kernel_times(run(program)).start) > 50_000
 
     def variants():
-        spans = reduce_templates(templates, [np.rint(factor * t.duration) for t in templates])
+        spans = _spans(templates, [np.rint(factor * t.duration) for t in templates])
         classes = np.concatenate([spans, np.rint(factor * plain)], axis=1)
         return structure.makespans(classes, index=column)
 
     clear(1000 / (best(variants, 3) / bare / 800_000), at_least=3_000)
+
+
+def _spans(templates, durations):
+    """Durations of rows, from those of the kernels of each template."""
+    pairs = zip(templates, durations, strict=True)
+    return np.stack([reduce_template(template, took)[1] for template, took in pairs], axis=1)
 
 
 def _folded(pp: int, microbatches: int) -> Program:

@@ -5,7 +5,6 @@ Shapes: E exchanges, R ranks.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -109,9 +108,8 @@ def exchange_prices(
         if between := travels.get(_BETWEEN + group.name):
             size = amount[between.bucket] * reduces[1] / group.sharers
             kinds = np.full(len(size), "all_reduce")
-            holders = dataclasses.replace(group, everyone=group.between, owners=0)
             prices[_BETWEEN + group.name] = collective_prices(
-                costs, holders, kinds, size, between.rank
+                costs, group, kinds, size, between.rank, between=True
             )
     return prices
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -43,89 +42,63 @@ _LONG = 2.0**36  # B: long enough for any group
 _ROOTED = {"rooted": "reduce", "broadcast": "broadcast"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ReplicaGroup:
     """A group of ranks that share the parameters of one kind."""
 
     name: str
+    axes: tuple[str, ...]  # along which they lie
+    costs: PlanCosts
     # sharers, copies: ranks that divide one copy among them, and how many copies there are
     sharers: int
     copies: int
-    # inside, between, everyone: pipeline rank to where the communicator of the sharers, of the
-    # holders of one share, and of all peers sits
-    inside: Callable[[int], GroupShape]
-    between: Callable[[int], GroupShape]
-    everyone: Callable[[int], GroupShape]
     owners: int = 0  # sharers that own something at most; 0 for all
+
+    def everyone(self, rank: int) -> GroupShape:
+        """Where the communicator of all peers on a pipeline rank sits."""
+        return self.costs.group(self.axes, rank)
+
+    def inside(self, rank: int) -> GroupShape:
+        """Where that of the sharers sits, who are neighbours."""
+        if self.copies == 1:
+            return self.everyone(rank)
+        name = (self.axes, "inside", self.copies)
+        return self.costs.sits(name, rank, lambda: self._members(rank).reshape(-1, self.sharers))
+
+    def between(self, rank: int) -> GroupShape:
+        """Where that of the holders of one share sits."""
+        name, copies = (self.axes, "between", self.copies), self.copies
+
+        def holders() -> Ints:
+            return self._members(rank).swapaxes(1, 2).reshape(-1, copies)
+
+        return self.costs.sits(name, rank, holders)
+
+    def _members(self, rank: int) -> Ints:
+        groups: Ints = self.costs.layout.mesh.groups(self.axes, rank)
+        return groups.reshape(-1, self.copies, self.sharers)
 
 
 def dense_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
     """Data- and context-parallel ranks: those of one context-parallel group hold the same parameters."""
-    mesh, sharers = plan.layout.mesh, plan.sharers if plan.zero else plan.replicas
-
-    def everyone(rank: int) -> GroupShape:
-        return costs.group(REPLICATING, rank)
-
-    def inside(rank: int) -> GroupShape:
-        members = functools.partial(mesh.shard_groups, sharers, rank)
-        return costs.sits(("inside", sharers), rank, members)
-
-    def between(rank: int) -> GroupShape:
-        members = functools.partial(mesh.replica_groups, sharers, rank)
-        return costs.sits(("between", sharers), rank, members)
-
-    whole = sharers == plan.replicas
-    return ReplicaGroup(
-        name="",
-        sharers=sharers,
-        copies=plan.replicas // sharers,
-        inside=everyone if whole else inside,
-        between=between,
-        everyone=everyone,
-        owners=plan.layout.framework.data.owned_tensors * -(-plan.layout.model.layers // mesh.pp),
-    )
-
-
-def expert_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
-    """Ranks that share the same routed experts.
-
-    Notes
-    -----
-    A group of sharers spans as many copies as that of the dense parameters does, as far as there are experts' peers for it.
-    """
-    mesh = plan.layout.mesh
-    copies = plan.replicas // plan.sharers if plan.zero else 1
-    copies = copies if mesh.edp % copies == 0 else 1
-    sharers = mesh.edp // copies
-
-    def members(rank: int) -> Ints:
-        groups: Ints = mesh.groups(("edp",), rank)
-        return groups.reshape(len(groups), copies, sharers)
-
-    def everyone(rank: int) -> GroupShape:
-        return costs.group(("edp",), rank)
-
-    def inside(rank: int) -> GroupShape:
-        shares = ("experts inside", sharers)
-        return costs.sits(shares, rank, lambda: members(rank).reshape(-1, sharers))
-
-    def between(rank: int) -> GroupShape:
-        across = ("experts between", sharers)
-        return costs.sits(across, rank, lambda: members(rank).swapaxes(1, 2).reshape(-1, copies))
-
-    return ReplicaGroup(
-        name=" of experts",
-        sharers=sharers,
-        copies=copies,
-        inside=inside,
-        between=between,
-        everyone=everyone,
-    )
+    sharers = plan.sharers if plan.zero else plan.replicas
+    tensors, layers = plan.layout.framework.data.owned_tensors, plan.layout.model.layers
+    owners = tensors * -(-layers // plan.layout.mesh.pp)
+    return ReplicaGroup("", REPLICATING, costs, sharers, plan.replicas // sharers, owners)
 
 
 def replica_groups(plan: Plan, costs: PlanCosts) -> tuple[ReplicaGroup, ReplicaGroup]:
-    """Those of dense parameters and of experts."""
-    return dense_group(plan, costs), expert_group(plan, costs)
+    """Groups of ranks that share dense parameters, and the same routed experts.
+
+    Notes
+    -----
+    A group of sharers of experts spans as many copies as that of the dense parameters does, as far as there are experts' peers for it.
+    """
+    peers = plan.layout.mesh.edp
+    copies = plan.replicas // plan.sharers if plan.zero else 1
+    copies = copies if peers % copies == 0 else 1
+    experts = ReplicaGroup(" of experts", ("edp",), costs, peers // copies, copies)
+    return dense_group(plan, costs), experts
 
 
 def exchanging(plan: Plan, groups: Sequence[ReplicaGroup]) -> Exchanging:
@@ -255,21 +228,25 @@ def collective_prices(
     size: Floats,
     rank: Ints,
     beyond: Floats | float = 0.0,
+    *,
+    between: bool = False,
 ) -> Prices:
     """Prices of collectives of a group, each on the communicator of its rank. `size` (float64[n]):
     whole tensor [B]. `beyond` (float64[n]): time each takes beyond the collective itself [s].
+    `between`: whether holders of one share meet.
     """
     seconds, up, out = np.zeros((3, len(size)))
     for kind in sorted(set(kinds.tolist())):
         mine = kinds == kind
         members = group.everyone if kind == "all_reduce" else group.inside
+        members, owners = (group.between, 0) if between else (members, group.owners)
         alike = costs.alike[rank[mine]]
         shapes = {first: members(first) for first in set(alike.tolist())}
         for model in costs.models(alike.tolist()):
             same = np.array([costs.of(first).collectives is model for first in alike.tolist()])
             chosen = np.flatnonzero(mine)[same]
             groups = [shapes[first] for first in alike[same].tolist()]
-            columns = collective_columns(model, kind, size[chosen], groups, group.owners)
+            columns = collective_columns(model, kind, size[chosen], groups, owners)
             seconds[chosen], up[chosen], out[chosen] = columns
     return Prices(ticks(seconds + beyond), up, out, size)
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from mpsim.engine import run
-from mpsim.engine.kernels import reduce_template, reduce_templates
+from mpsim.engine.kernels import reduce_template
 from mpsim.engine.structure import Structure
 from mpsim.program import Program
 from mpsim.program.expand import expand
@@ -36,7 +36,8 @@ def test_kernels_of_other_durations_give_the_step_of_the_program_expanded_with_t
         np.rint(one.duration * draw.lognormal(0, 0.3, (3, len(one.duration))))
         for one in program.templates
     ]
-    spans = reduce_templates(program.templates, jittered)
+    pairs = zip(program.templates, jittered, strict=True)
+    spans = np.stack([reduce_template(one, took)[1] for one, took in pairs], axis=1)
     plain = np.where(program.template < 0, program.duration, 0.0)
     rows = np.where(program.template < 0, plain, spans[:, program.template])
     fine = expand(program)
