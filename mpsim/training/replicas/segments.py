@@ -83,30 +83,62 @@ class Cuts(NamedTuple):
     chosen: NDArray[np.int64]
 
 
+class _Around(NamedTuple):
+    """Actions around which parameters travel: those of some kinds, or of these the first or last of each stage."""
+
+    kinds: tuple[Action, ...] = ()
+    which: str = "all"
+
+    def of(self, orders: Orders) -> NDArray[np.bool_]:
+        """Which of some actions these are, bool[N]."""
+        wanted = np.zeros(len(Action), dtype=bool)
+        wanted[[int(kind) for kind in self.kinds]] = True
+        mine = wanted[orders.kind]
+        if self.which == "all" or not self.kinds:
+            return mine
+        ordered = np.flatnonzero(mine)[:: 1 if self.which == "last" else -1]
+        extreme = np.full(orders.stages, -1, dtype=np.int64)
+        # numpy assigns in order, so of several actions of a stage the last one stays
+        extreme[orders.stage[ordered]] = ordered
+        chosen = np.zeros(len(orders), dtype=bool)
+        chosen[extreme] = True
+        return chosen
+
+
 def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
     """Cut the actions of a step where parameters or gradients travel; those of equal kind, content and exchanges are cut once."""
-    orders = plan.orders
-    gather, reduce = _gathering_actions(plan), _reducing_actions(plan)
-    shape = (len(Action), orders.stages, 2, 2)
     sits = tuple((costs.stage(rank).key, rank) for rank in costs.alike.tolist())
     first = _first_alike(plan.layout.stages, plan.layout.model.layer_kinds, sits)
-    alike = first[orders.stage]
-    key = np.ravel_multi_index((orders.kind, alike, gather.astype(int), reduce.astype(int)), shape)
+    needs, chosen = _distinct(plan.orders, first, _gathering(plan), _reducing(plan))
+    cuts = []
+    for action, index, gather, reduce in needs:
+        stage = plan.layout.stages[index]
+        row = blocks.of(stage, action)
+        segments = _split(plan, stage, action, row, gather=gather, reduce=reduce)
+        cuts.append(CutAction(action, stage, segments))
+    if not plan.fuses_blocks or plan.layout.framework.data.accumulation_traffic:
+        return Cuts(cuts, chosen)
+    own = Cuts(cuts, chosen.copy())
+    _fuse(plan, blocks, own)
+    return own
+
+
+@remembered(_DIVISIONS)
+def _distinct(
+    orders: Orders, first: tuple[int, ...], gathering: _Around, reducing: _Around
+) -> tuple[list[tuple[Action, int, bool, bool]], NDArray[np.int64]]:
+    """Distinct actions by kind, stage and what travels around them, and which of them each action is [N]."""
+    shape, alike = (len(Action), orders.stages, 2, 2), np.array(first)[orders.stage]
+    around = (gathering.of(orders).astype(int), reducing.of(orders).astype(int))
+    key = np.ravel_multi_index((orders.kind, alike, *around), shape)
     # a step has thousands of actions and a handful of distinct ones, which a table of counts finds without sorting
     distinct = np.flatnonzero(np.bincount(key))
     needs = zip(*(axis.tolist() for axis in np.unravel_index(distinct, shape)), strict=True)
     table = np.zeros(int(np.prod(shape)), dtype=np.int64)
     table[distinct] = np.arange(len(distinct))
-    cuts = []
-    for kind, index, gathers, reduces in needs:
-        action, stage = Action(kind), plan.layout.stages[index]
-        row = blocks.of(stage, action)
-        segments = _split(plan, stage, action, row, gather=bool(gathers), reduce=bool(reduces))
-        cuts.append(CutAction(action, stage, segments))
-    chosen: NDArray[np.int64] = table[key]
-    if plan.fuses_blocks and not plan.layout.framework.data.accumulation_traffic:
-        _fuse(plan, blocks, Cuts(cuts, chosen))
-    return Cuts(cuts, chosen)
+    chosen = table[key]
+    chosen.setflags(write=False)
+    return [(Action(kind), *place, bool(g), bool(r)) for kind, *place, g, r in needs], chosen
 
 
 def _fuse(plan: Plan, blocks: Blocks, cuts: Cuts) -> None:
@@ -134,7 +166,7 @@ def _fuse(plan: Plan, blocks: Blocks, cuts: Cuts) -> None:
 @remembered(_DIVISIONS)
 def _first_alike(
     stages: tuple[Stage, ...], kinds: tuple[str, ...], sits: tuple[tuple[object, int], ...]
-) -> NDArray[np.int64]:
+) -> tuple[int, ...]:
     """For each stage, the first whose actions are cut and timed as its own. `kinds`: of all layers.
     `sits`: of each pipeline rank, where its communicators sit, and the first rank like it.
     """
@@ -149,11 +181,11 @@ def _first_alike(
         )
         for stage in stages
     ]
-    return np.array([first.setdefault(content, i) for i, content in enumerate(contents)])
+    return tuple(first.setdefault(content, i) for i, content in enumerate(contents))
 
 
-def _gathering_actions(plan: Plan) -> NDArray[np.bool_]:
-    """Actions that wait for parameters to be gathered, bool[N].
+def _gathering(plan: Plan) -> _Around:
+    """Actions that wait for parameters to be gathered.
 
     Notes
     -----
@@ -161,40 +193,18 @@ def _gathering_actions(plan: Plan) -> NDArray[np.bool_]:
     them gathered, the first forward of each stage. Recomputation runs on what was gathered for the backward. Otherwise: the
     first forward, where the framework gathers beside it what the optimizer updated.
     """
-    orders = plan.orders
     if plan.gathers_units and not plan.keeps_gathered:
-        needing = _NEEDING if plan.layout.framework.data.reshard_after_forward else (Action.F,)
-        return np.isin(orders.kind, [int(kind) for kind in needing])
+        again = plan.layout.framework.data.reshard_after_forward
+        return _Around(_NEEDING if again else (Action.F,))
     once = plan.gathers_units or plan.gathers_beside
-    return _only(plan, _extreme(plan.orders, (Action.F,), last=False) if once else None)
+    return _Around((Action.F,), "first") if once else _Around()
 
 
-def _reducing_actions(plan: Plan) -> NDArray[np.bool_]:
-    """Actions after which gradients are reduced, bool[N]."""
+def _reducing(plan: Plan) -> _Around:
+    """Actions after which gradients are reduced."""
     if plan.replicas == 1 and plan.offload == "none":
-        return _only(plan, None)
-    if plan.reduces_every_microbatch:
-        return np.isin(plan.orders.kind, [int(kind) for kind in _GRADIENT])
-    return _only(plan, _extreme(plan.orders, _GRADIENT, last=True))
-
-
-def _only(plan: Plan, actions: NDArray[np.int64] | None) -> NDArray[np.bool_]:
-    chosen = np.zeros(len(plan.orders), dtype=bool)
-    if actions is not None:
-        chosen[actions] = True
-    return chosen
-
-
-def _extreme(orders: Orders, kinds: tuple[Action, ...], *, last: bool) -> NDArray[np.int64]:
-    """Index of the first or last action of these kinds of each stage [S]."""
-    wanted = np.zeros(len(Action), dtype=bool)
-    wanted[[int(kind) for kind in kinds]] = True
-    chosen = np.flatnonzero(wanted[orders.kind])
-    result = np.full(orders.stages, -1, dtype=np.int64)
-    ordered = chosen if last else chosen[::-1]
-    # numpy assigns in order, so of several actions of a stage the last one stays
-    result[orders.stage[ordered]] = ordered
-    return result
+        return _Around()
+    return _Around(_GRADIENT, "all" if plan.reduces_every_microbatch else "last")
 
 
 def _split(
