@@ -123,22 +123,6 @@ class Mesh:
         """Where the members of a communicator of `groups` sit; a bound where groups differ."""
         return placed(cluster, self.groups(axes, stage))
 
-    def shard_groups(self, shard: int, stage: int) -> NDArray[np.int64]:
-        """Members of every group of `shard` neighbouring replicas of one pipeline rank, int64[groups, shard].
-
-        Neighbours are next to each other along the axis that changes fastest.
-        """
-        return self.groups(REPLICATING, stage).reshape(-1, shard)
-
-    def replica_groups(self, shard: int, stage: int) -> NDArray[np.int64]:
-        """Members of every communicator between groups of `shard` replicas: those with the same share, int64[groups, replicas]."""
-        groups = self.groups(REPLICATING, stage)
-        return (
-            groups.reshape(len(groups), -1, shard)
-            .swapaxes(1, 2)
-            .reshape(-1, groups.shape[1] // shard)
-        )
-
     def model_groups(self) -> NDArray[np.int64]:
         """Ranks of every replica of the model, int64[replicas, ranks]."""
         replicas = [_GRID.index(axis) for axis in REPLICATING]

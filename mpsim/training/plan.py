@@ -107,15 +107,14 @@ class Plan(Saved):
         mesh = self.layout.mesh
         if stream is Stream.EDP:
             return mesh.groups(("edp",), rank)
+        if stream not in (Stream.REPLICA, Stream.DP):
+            return self.layout.members(stream, rank)
+        peers = mesh.groups(REPLICATING, rank)
+        sharers = self.sharers if self.zero else self.replicas
+        copies = peers.reshape(len(peers), -1, sharers)  # neighbours share a copy
         if stream is Stream.REPLICA:
-            return mesh.replica_groups(self.sharers, rank)
-        if stream is Stream.DP:
-            return (
-                mesh.shard_groups(self.sharers, rank)
-                if self.zero
-                else mesh.groups(REPLICATING, rank)
-            )
-        return self.layout.members(stream, rank)
+            return copies.swapaxes(1, 2).reshape(-1, copies.shape[1])
+        return copies.reshape(-1, sharers)
 
     @property
     def tokens(self) -> int:
