@@ -10,7 +10,7 @@ import pytest
 from bench.files import KINDS, predict_row
 from bench.rows import Row
 from bench.runs import described, fitting, read_run
-from bench.tables import on_top, rule_of, table
+from bench.tables import lookup, on_top, rule_of, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Imported
 from mpsim.formats.cells import Cells
@@ -641,6 +641,47 @@ def test_what_a_stranger_writes_means_what_it_says(text: str, change: dict[str, 
     keys = {"offload": spoken.get("offload")} if "offload" in spoken else {}
     fields = {**spoken["framework"], **keys}.items()
     assert {k: v for k, v in fields if plain["framework"].get(k) != v} == change
+
+
+COLUMNS: list[tuple[str, str, object, tuple[str, ...]]] = [
+    (
+        *("recomputations", "recompute", "none"),
+        (
+            *("no gradient checkpointing", "gradient_checkpointing=False", "AC off", "not used"),
+            *(
+                "without activation checkpointing",
+                "recomputation is disabled",
+                "everything_saveable",
+            ),
+        ),
+    ),
+    (
+        *("recomputations", "recompute", "full"),
+        (
+            "gradient checkpointing",
+            "activation checkpointing enabled",
+            "AC: on",
+            "nothing_saveable",
+        ),
+    ),
+    (*("recomputations", "recompute", "selective"), ("SAC", "selective AC (no full recompute)")),
+    (*("sharding", "zero", 0), ("plain DDP", "without ZeRO", "not sharded", "FSDP: off")),
+    (*("sharding", "zero", 3), ("fully sharded", "hybrid sharding", "ZeRO++", "FSDP full shard")),
+    (*("precisions", "precision", "bf16"), ("no fp8, bf16", "bfloat16 without FP8")),
+    (*("precisions", "precision", "fp16"), ("O2", "fp16 AMP")),
+    (*("schedules", "name", "1f1b"), ("non-interleaved 1F1B", "1F1B without virtual stages")),
+]
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "text"),
+    [(*facts, text) for *facts, texts in COLUMNS for text in texts],
+)
+def test_columns_are_read_as_strangers_fill_them(
+    section: str, field: str, value: object, text: str
+) -> None:
+    """Recomputation, division of states, number format and schedule, said and denied."""
+    assert lookup("training", section, text)[field] == value
 
 
 @pytest.mark.parametrize(("gpu", "fused"), [("V100-SXM2-32GB", False), ("A100-SXM4-80GB", True)])
