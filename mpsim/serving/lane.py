@@ -34,6 +34,7 @@ class Lane:
     prices: IterationPrices
     engines: tuple[Engine, ...]
     pace: float = 1.0
+    instance: int = 0  # of its pool
     down: int = 0  # outages under way
     closed: bool = False  # to requests that come
     touched: Callable[[], None] | None = None  # of several stages: who sees to it

@@ -111,15 +111,12 @@ class Service:
         self._stalled = [{"cache": 0.0, "transfer": 0.0, "down": 0.0} for _ in self._pools]
         self._moved = 0
         self._homeless: list[tuple[int, int]] = []  # while every instance is down
-        self._moves: list[list[float]] = []
-        self._under_way: dict[int, tuple[Lane, Lane, int]] = {}  # source, target, row of a move
-        # where each prompt waits that is to be decoded elsewhere
-        self._computed: dict[int, Lane] = {}
         self._sent = self._handed = self._ends = 0
         self._end = 0.0
+        self._transfers: Transfers | None = None
         if plan.prefill is not None:
-            self._transfers = Transfers(self._env, plan.network.capacity, self._come)
-            self._token_bytes = plan.token_bytes
+            prompts = self._prompt, plan.token_bytes
+            self._transfers = Transfers(self._env, plan.network, *prompts)
 
     def _open(self, place: int, pool: ServicePlan) -> list[Lane]:
         """The batches of a pool."""
@@ -143,8 +140,9 @@ class Service:
                 )
                 for _ in range(pool.ranks)
             )
-            pace = paces[number // pool.pp] if paces else 1.0
-            lanes.append(Lane(first + number, place, pool.prices, engines, pace))
+            instance = number // pool.pp
+            pace = paces[instance] if paces else 1.0
+            lanes.append(Lane(first + number, place, pool.prices, engines, pace, instance))
         return lanes
 
     def _instances(self, place: int) -> list[list[Lane]]:
@@ -179,7 +177,8 @@ class Service:
             scaler.finish(self._end)
         engines = [engine for lane in lanes for engine in lane.engines]
         self._fold_rows()
-        moves = np.array(self._moves, dtype=float).reshape(-1, len(_MOVES))
+        rows = () if self._transfers is None else self._transfers.rows
+        moves = np.array(rows, dtype=float).reshape(-1, len(_MOVES))
         return Served(
             arrival=np.array(self._arrival),
             started=np.array(self._started),
@@ -528,34 +527,11 @@ class Service:
         """Offer a computed prompt to an engine that decodes."""
         target = self._choose(self._lanes[1], self._handed, request)
         assert target is not None, "pools have no outages"
+        assert self._transfers is not None, "asked of pools"
         self._handed += 1
-        self._computed[request] = lane
-        target.join().offer(request)
-        target.wake()
+        self._transfers.offer(request, lane, target)
 
     def _take_up(self, lane: Lane) -> None:
-        """Let requests decode whose keys and values have come, and fetch those of others."""
-        if not lane.pool:
-            return
-        for request in lane.arrived:
-            lane.holder(request).land(request)
-        lane.arrived.clear()
-        for request in [r for engine in lane.engines for r in engine.accept()]:
-            source = self._computed.pop(request)
-            before, own = self._pools
-            here = source.number // before.pp
-            there = (lane.number - len(self._lanes[0])) // own.pp
-            size = self._token_bytes * self._prompt[request]
-            self._under_way[request] = source, lane, len(self._moves)
-            now = self._env.now
-            self._moves.append([request, source.number, lane.number, now, np.nan, size])
-            self._transfers.start(request, own.network.path(here, there), size)
-
-    def _come(self, request: int) -> None:
-        """Keys and values of a request have come."""
-        source, target, move = self._under_way.pop(request)
-        self._moves[move][4] = self._env.now
-        source.holder(request).release(request)
-        source.wake()
-        target.arrived.append(request)
-        target.wake()
+        """Take up what has come from the pool of prompts."""
+        if lane.pool and self._transfers is not None:
+            self._transfers.take_up(lane)

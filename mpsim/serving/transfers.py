@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import simpy
@@ -21,6 +21,7 @@ from mpsim.hardware.routes import routes_of
 from mpsim.memo import asked_once
 from mpsim.parallel.crossing import load, messages
 from mpsim.program.program import TICK
+from mpsim.serving.lane import Lane
 
 _OUT, _IN = 0, 1
 
@@ -84,22 +85,57 @@ def _fabric(
 
 
 class Transfers:
-    """Transfers under way on links of such capacities [B/s].
+    """Keys and values of computed prompts, on their way to the batches that decode them.
 
-    `done`: called with a transfer's number when its last byte has come.
+    `prompt`: tokens of every request. `token_bytes`: keys and values of a token [B].
     """
 
     def __init__(
-        self, environment: simpy.Environment, capacity: Sequence[float], done: Callable[[int], None]
+        self,
+        env: simpy.Environment,
+        network: CacheNetwork,
+        prompt: Sequence[int],
+        token_bytes: float,
     ) -> None:
-        self._environment = environment
-        self._links = SharedLinks(environment, capacity, done, tick=TICK)
+        self._env, self._network = env, network
+        self._prompt, self._token_bytes = prompt, token_bytes
+        self._links = SharedLinks(env, network.capacity, self._come, tick=TICK)
+        self._computed: dict[int, Lane] = {}  # where each prompt waits
+        self._under_way: dict[int, tuple[Lane, Lane, int]] = {}  # source, target, row
+        # of each transfer: request, source, target, start and end [s], bytes
+        self.rows: list[list[float]] = []
 
-    def start(self, number: int, path: CachePath, size: float) -> None:
-        """Send so many bytes."""
+    def offer(self, request: int, source: Lane, target: Lane) -> None:
+        """Offer a computed prompt to a batch that decodes."""
+        self._computed[request] = source
+        target.join().offer(request)
+        target.wake()
+
+    def take_up(self, lane: Lane) -> None:
+        """Let requests decode whose keys and values have come, and fetch those of others."""
+        for request in lane.arrived:
+            lane.holder(request).land(request)
+        lane.arrived.clear()
+        for request in [r for engine in lane.engines for r in engine.accept()]:
+            self._start(request, self._computed.pop(request), lane)
+
+    def _start(self, request: int, source: Lane, target: Lane) -> None:
+        path = self._network.path(source.instance, target.instance)
+        size = self._token_bytes * self._prompt[request]
+        self._under_way[request] = source, target, len(self.rows)
+        self.rows.append([request, source.number, target.number, self._env.now, math.nan, size])
         work = max(1.0, round(size / path.rate / TICK))
-        event = self._environment.timeout(path.latency)
+        event = self._env.timeout(path.latency)
         assert event.callbacks is not None
         event.callbacks.append(
-            lambda _: self._links.start(number, path.uses, cap=path.rate * TICK, work=work)
+            lambda _: self._links.start(request, path.uses, cap=path.rate * TICK, work=work)
         )
+
+    def _come(self, request: int) -> None:
+        """Keys and values of a request have come."""
+        source, target, row = self._under_way.pop(request)
+        self.rows[row][4] = self._env.now
+        source.holder(request).release(request)
+        source.wake()
+        target.arrived.append(request)
+        target.wake()
