@@ -359,10 +359,11 @@ class Products:
         latency, more = self._routing
         seconds, fixed = np.zeros(len(tokens)), latency + more * experts.experts / experts.ep
         casts = np.zeros(len(tokens))
+        work = rows / touched / _of(self._rates.expert_compute, form)
         for number, product in enumerate(experts.products):
             weights = touched * product.n * product.k
             moved = weights * form.bytes + _ACTIVATION * rows * (product.n + product.k)
-            seconds += kernel.row_seconds(product, rows / touched, moved, touched, self._knee)
+            seconds += kernel.row_seconds(product, work, moved, touched, self._knee)
             if form.unpacked:
                 loads = kernel.row_seconds(product, 1e-9 * rows, moved, touched, self._knee)
                 seconds += self._unpacking(weights, loads)

@@ -28,6 +28,8 @@ class Rates:
     # the clocks of a short run, by format of the weights, ``*`` for the others
     product_rate: Mapping[str, float]
     expert_rate: Mapping[str, float]
+    # arithmetic of grouped products over that model's, by format of the weights
+    expert_compute: Mapping[str, float]
     unpack_rate: float  # weights of 4 bits that a multiprocessor widens to 16 a second [1/s]
     # attention_latency, latent_latency, attention_bandwidth, attention_compute: of the decode
     # kernel: fixed time, and that of latent attention [s], share of `bandwidth` at which it reads

@@ -135,3 +135,18 @@ def test_experts_in_mxfp4_multiply_at_eight_bits() -> None:
     )
     assert few[1] == pytest.approx(few[0], rel=0.1)
     assert many[1] > 1.1 * many[0]
+
+
+def test_experts_with_scales_of_blocks_lose_arithmetic_on_blackwell_alone() -> None:
+    """Many tokens take a quarter longer than with a scale a tensor on B200, hardly on H200; a few are bound by memory."""
+    tokens, longer = np.array([32.0, 131072.0]), dict[str, np.ndarray]()
+    for chip in ("h200-sxm", "b200-sxm"):
+        cluster = build_cluster(accelerator=chip, accelerators_per_node=8, nodes=1)
+        blocks, tensors = (
+            _plan(weights=form, cluster=cluster).prices.parts(tokens)["experts"]
+            for form in ("fp8_block", "fp8")
+        )
+        longer[chip] = blocks / tensors
+    assert longer["b200-sxm"][1] > 1.2
+    assert longer["h200-sxm"][1] < 1.1
+    assert longer["b200-sxm"][0] < 1.15
