@@ -25,7 +25,7 @@ _COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
 
 
 class Prices(NamedTuple):
-    """What rows of one name cost, one entry each distinct price: `duration` is float64[n], others are that or one number."""
+    """Prices of rows of one name, one entry each distinct price: `duration` is float64[n], others are that or one number."""
 
     duration: NDArray[np.float64]  # [ticks]
     up_bytes: ArrayLike = 0.0

@@ -72,7 +72,7 @@ class ActionVariants:
 
     @functools.cached_property
     def prices(self) -> Prices:
-        """What the rows of all variants cost, one variant after the other."""
+        """Prices of the rows of all variants, one variant after the other."""
         duration, up, out = np.array([*map(_sums, self._number)])[self._rows].T
         return Prices(duration, up, out, template=self._rows)
 

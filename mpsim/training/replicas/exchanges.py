@@ -37,7 +37,7 @@ _CYCLE, _EXCHANGES, _BETWEEN = "fusion cycle", "exchanges", "sums between copies
 
 
 class Travels(NamedTuple):
-    """What exchanges at one price are: number of the bucket, and pipeline rank."""
+    """Exchanges at one price: number of the bucket, and pipeline rank."""
 
     bucket: Ints
     rank: Ints
@@ -85,7 +85,7 @@ def exchange_prices(
     gathered: Sequence[Bucket],
     reduced: Sequence[Bucket],
 ) -> dict[str, Prices]:
-    """What the exchanges of a step cost. `gathered` and `reduced`: buckets by their numbers."""
+    """Prices of the exchanges of a step. `gathered` and `reduced`: buckets by their numbers."""
     parameters = np.array([*gathered, *reduced]).reshape(-1, 2)
     dense, experts = parameters.T
     share = dense / groups[0].sharers + experts / groups[1].sharers

@@ -88,7 +88,7 @@ def copy_prices(plan: Plan, share: Floats, gathers: int) -> Prices:
 
 
 def host_optimizer(plan: Plan, share: Floats) -> list[tuple[Link, Prices]]:
-    """What the optimizer does on the host, and the copy of what it updated back to the device, as
+    """Work of the optimizer on the host, and the copy of what it updated back to the device, as
     links of every rank in the order they run. `share` (float64[R]): parameters whose state each
     rank keeps.
 
