@@ -51,20 +51,13 @@ SERVICE_COLUMNS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Row:
-    """One combination of a sweep.
+    """One combination of a sweep."""
 
-    Parameters
-    ----------
-    values : mapping of str to object
-        Dotted key to the value it was given.
-    summary : mapping of str to object, or None
-        The result in the shape of ``mpsim run --json``, without ``calibration.constants``; None when it could not be simulated.
-    reason : str or None
-        Why it could not be simulated, or that it does not fit into memory; None for a good row.
-    """
-
-    values: Mapping[str, object]
+    values: Mapping[str, object]  # dotted key to the value it was given
+    # the result in the shape of ``mpsim run --json``, without ``calibration.constants``; None when
+    # it could not be simulated
     summary: Mapping[str, object] | None
+    # why it could not be simulated, or that it does not fit into memory; None for a good row
     reason: str | None
 
     @property

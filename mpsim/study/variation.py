@@ -153,19 +153,13 @@ def simulate_variation(
 ) -> VariedSteps:
     """Draw machines and steps as the ``variation:`` section says.
 
-    Parameters
-    ----------
-    result : Result
-        Where rates change while a step runs (``network: flow``, ``interference``), each step is simulated on its own.
-    variation : Variation, optional
-        That of the scenario by default.
-    samples, seed : int, optional
-        Those of the section and of the scenario by default; without anything random, one step is all there is.
+    `result`: where rates change while a step runs (``network: flow``, ``interference``), each step
+    is simulated on its own. `variation`: that of the scenario by default. `samples`, `seed`: those
+    of the section and of the scenario by default; without anything random, one step is all there
+    is.
 
-    Raises
-    ------
-    ScenarioError
-        If there is no variation, it names a rank or node that does not exist, or data-parallel replicas differ.
+    Raises ScenarioError: if there is no variation, it names a rank or node that does not exist, or
+    data-parallel replicas differ.
     """
     plan = result.plan
     chosen = variation or result.scenario.variation
