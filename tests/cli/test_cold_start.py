@@ -22,6 +22,9 @@ NOT_ASKED_FOR = [
     "mpsim.calibrate",
     "mpsim.validate",
     "mpsim.formats",
+    "mpsim.scenario.serving",
+    "mpsim.scenario.design",
+    "mpsim.scenario.translate",
     "mpsim.schedule.search",
     "mpsim.schedule.zb_v",
     "mpsim.engine.simpy_engine",
@@ -47,7 +50,7 @@ def modules_of(*arguments):
 
 @pytest.mark.parametrize("command", ["run", "check"])
 def test_a_command_imports_what_it_needs(scenarios, command):
-    """The quickstart in a fresh process: no plotting, no frameworks, no data frames; neither simpy nor schedules that it does not name."""
+    """The quickstart in a fresh process: no plotting, no frameworks, no data frames; neither simpy nor sections or schedules that it does not name."""
     code, modules = modules_of(command, scenarios / "quickstart.yaml")
     assert code == 0
     assert {"numpy", "mpsim.scenario", "mpsim.hardware.lookup"} <= modules
