@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mpsim.archive import Saved
 from mpsim.engine.traffic import Traffic
-from mpsim.program.csr import owners
 from mpsim.program.program import TICK, Program, Stream
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ class Timeline(Saved):
         from mpsim.frame import to_frame
 
         program = self.program
-        row = owners(program.slot_ptr)
-        rank, stream = np.divmod(program.slot, len(Stream))
+        row, rank, stream = program.slots
         return to_frame(
             {
                 "rank": np.array(program.rank_name, object)[rank],

@@ -23,7 +23,6 @@ from mpsim.hardware import Cluster, system, system_names
 from mpsim.parallel.axes import COMMUNICATION, Stream
 from mpsim.parallel.crossing import message_slowdown, placed
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
-from mpsim.program.csr import owners
 from mpsim.result.figures import calibration
 from mpsim.result.intervals import Cover, Gaps, idle_gaps, waits_before
 from mpsim.training.vocabulary import PARTS
@@ -153,7 +152,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     waits_before(timeline, gaps.where(gaps.row >= 0), bubble).add_to(result)
     # after its last kernel a rank may still communicate; what nothing of its own covers is waiting for the others
     ends = gaps.where(gaps.row < 0)
-    rank, row = program.slot // len(Stream), owners(program.slot_ptr)
+    row, rank, _ = program.slots
     moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (program.duration[row] > 0)
     for number in np.arange(len(ends.rank))[:, None]:
         end = ends.where(number)
@@ -179,10 +178,8 @@ def _charge_end(
 
 def _communication(timeline: Timeline, axes: Sequence[str]) -> dict[str, dict[str, float]]:
     program = timeline.program
-    rank, row = program.slot // len(Stream), owners(program.slot_ptr)
-    moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (
-        program.slot % len(Stream) != Stream.COMPUTE
-    )
+    row, rank, stream = program.slots
+    moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (stream != Stream.COMPUTE)
     weight = program.class_size / program.class_size.sum()
     parts = {program.vocabulary.part(f"exposed_{axis}"): axis for axis in axes}
     totals = {axis: {"hidden": 0.0, "exposed": 0.0, "bytes": 0.0} for axis in axes}

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from mpsim.cost import Constant, Interference, interference_of
 from mpsim.parallel.axes import COMMUNICATION
-from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
 from mpsim.program.links import Deployment
 from mpsim.program.program import COLLECTIVE, TICK, Program, Stream
@@ -85,8 +84,7 @@ def interference_constants(deployment: Deployment) -> tuple[Constant, ...]:
 
 def ranks_of(program: Program) -> list[list[int]]:
     """Rank classes on which each row runs, home first."""
-    rank, row = program.slot.astype(np.int64) // len(Stream), owners(program.slot_ptr)
-    pairs = np.unique(np.stack([row, rank]), axis=1)
+    pairs = np.unique(np.stack(program.slots[:2]), axis=1)
     pointer = np.searchsorted(pairs[0], np.arange(len(program) + 1))
     ranks = pairs[1].tolist()
     return [ranks[begin:end] for begin, end in itertools.pairwise(pointer.tolist())]

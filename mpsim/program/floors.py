@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
 from mpsim.memo import remembered
-from mpsim.program.csr import owners
 from mpsim.program.links import Deployment, links_of, port_rates
 from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
 
@@ -157,9 +156,8 @@ def _inside(template: Template, rate: float, *, far: bool) -> float:
 
 def _ranks(program: Program, chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Pairs of a chosen row and a rank class that it occupies a stream of, each pair once."""
-    row = owners(program.slot_ptr)
-    mine = chosen[row]
-    row, rank = row[mine], program.slot[mine].astype(np.int64) // len(Stream)
+    mine = chosen[program.slots.row]
+    row, rank = program.slots.row[mine], program.slots.rank[mine]
     # slots of a row ascend, so that streams of one rank stand next to each other
     first = np.ones(len(row), dtype=bool)
     first[1:] = (row[1:] != row[:-1]) | (rank[1:] != rank[:-1])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +156,14 @@ class Template:
         return np.flatnonzero(np.diff(self.before_ptr) == 0)
 
 
+class Slots(NamedTuple):
+    """Slots of a program as columns [K]."""
+
+    row: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    stream: NDArray[np.int64]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program(Saved):
     """Operations as columns; see the module's docstring for the meaning of rows and slots."""
@@ -221,12 +230,20 @@ class Program(Saved):
         return len(self.class_size)
 
     @functools.cached_property
+    def slots(self) -> Slots:
+        """Row, rank class and stream of every slot."""
+        slot = self.slot.astype(np.int64)
+        rank = slot // len(Stream)
+        # not the remainder, which numpy takes thirty times as long for
+        return Slots(owners(self.slot_ptr), rank, slot - rank * len(Stream))
+
+    @functools.cached_property
     def compute_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rank and row of everything on compute streams, ordered by rank, then stream order."""
-        on_compute = self.slot % len(Stream) == Stream.COMPUTE
-        rank = self.slot[on_compute].astype(np.int64) // len(Stream)
-        order = stable_order(rank)  # owners ascend
-        return rank[order], owners(self.slot_ptr)[on_compute][order]
+        on_compute = self.slots.stream == Stream.COMPUTE
+        rank = self.slots.rank[on_compute]
+        order = stable_order(rank)  # rows ascend
+        return rank[order], self.slots.row[on_compute][order]
 
     @functools.cached_property
     def busy_parts(self) -> NDArray[np.float64]:
@@ -251,8 +268,8 @@ class Program(Saved):
         """Pairs of (row, row it waits for): its dependencies, and the row before it on each of `streams`."""
         wanted = np.zeros(len(Stream), dtype=bool)
         wanted[[int(stream) for stream in streams]] = True
-        chosen = wanted[self.slot % len(Stream)]
-        owner, slot = owners(self.slot_ptr)[chosen], self.slot[chosen]
+        chosen = wanted[self.slots.stream]
+        owner, slot = self.slots.row[chosen], self.slot[chosen]
         order = stable_order(slot)  # rows ascend within a slot
         owner, slot = owner[order], slot[order]
         same = slot[1:] == slot[:-1]

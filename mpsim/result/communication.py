@@ -19,7 +19,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
 from mpsim.parallel.axes import AXIS_NAMES, AXIS_OF_STREAM
 from mpsim.program import COLLECTIVE, Stream, Template
-from mpsim.program.csr import owners, stable_order
+from mpsim.program.csr import stable_order
 from mpsim.result.intervals import Cover
 
 Floats = NDArray[np.float64]
@@ -50,10 +50,9 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         total += count @ busy.inside.total
         hidden += count @ busy.inside.hidden
     # rows with transfers of their own, by rank
-    row, stream = owners(program.slot_ptr), program.slot % len(Stream)
-    axis = AXIS_OF_STREAM[stream]
+    row, axis = program.slots.row, AXIS_OF_STREAM[program.slots.stream]
     moves = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
-    rank = program.slot[moves].astype(np.int64) // len(Stream)
+    rank = program.slots.rank[moves]
     moves = moves[stable_order(rank)]
     bounds = np.cumsum(np.bincount(rank, minlength=program.ranks)).tolist()
     # one rank after the other: arrays of all at once leave the caches of a processor

@@ -182,7 +182,8 @@ def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
     while len(left.row):
         gate = last_dependency(timeline, left.row)
         held = np.maximum(gate, 0)
-        transfers = (gate >= 0) & np.isin(program.kind[held], (SEND, COLLECTIVE))
+        kind = program.kind[held]
+        transfers = (gate >= 0) & ((kind == SEND) | (kind == COLLECTIVE))
         transfers &= timeline.end[held] >= left.end
         found.append(waits_of(left.where(~transfers), waiting, gate[~transfers]))
         left, gate = left.where(transfers), gate[transfers]

@@ -20,7 +20,6 @@ from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
 from mpsim.parallel.axes import AXES, AXIS_NAMES, AXIS_OF_STREAM
 from mpsim.program import Program, Stream, Template, Vocabulary
-from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover, Waits
 
 Floats = NDArray[np.float64]
@@ -240,8 +239,8 @@ def _between_actions(
 ) -> Iterator[tuple[NDArray[np.generic], ...]]:
     """Slices of transfers that are rows, after the waits for their axis."""
     program = timeline.program
-    row, stream = owners(program.slot_ptr), program.slot % len(Stream)
-    rank, axis = program.slot.astype(np.int64) // len(Stream), AXIS_OF_STREAM[stream]
+    row, rank, stream = program.slots
+    axis = AXIS_OF_STREAM[stream]
     chosen = wanted[rank] & (axis >= 0) & (program.duration[row] > 0)
     # a row may occupy several queues of a rank, and runs once
     key = np.unique(np.stack([rank, axis, row])[:, chosen], axis=1)

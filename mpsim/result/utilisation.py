@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from mpsim.cost import KERNELS, Load
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import Cluster
-from mpsim.program import SEND, TICK, Program, Stream
-from mpsim.program.csr import owners
+from mpsim.program import SEND, TICK, Program
 from mpsim.result.communication import kernel_share
 from mpsim.result.intervals import busy_ticks
 from mpsim.sheet import Section, Sheet, Shown
@@ -99,7 +98,9 @@ def kernel_seconds(program: Program) -> NDArray[np.float64]:
     nothing = (0.0,) * len(KERNELS)
     # the last line is of rows without a template, whose number is -1
     inside = np.array([*(t.load_seconds or nothing for t in program.templates), nothing])
-    computing = np.isin(program.part, program.vocabulary.computing_parts) & (program.kind != SEND)
+    vocabulary = program.vocabulary
+    computing = np.isin(np.arange(len(vocabulary.parts)), vocabulary.computing_parts)[program.part]
+    computing &= program.kind != SEND
     plain = np.where(computing & (program.template < 0), program.duration * TICK, 0.0)
     columns = [
         column[program.template] + (plain if load is Load.STREAMS else 0.0)
@@ -127,8 +128,7 @@ def _share(amount: NDArray[np.float64], could: NDArray[np.float64]) -> NDArray[n
 def _per_rank(timeline: Timeline) -> Mapping[str, NDArray[np.float64]]:
     """Bytes that each rank sends by class of link: all members of a collective do, and the sender of a message."""
     program, amounts = timeline.program, _amounts(timeline)
-    row = owners(program.slot_ptr)
-    rank = program.slot // len(Stream)
+    row, rank, _ = program.slots
     counts = (program.kind[row] != SEND) | (rank == program.rank[row])
     row, rank = row[counts], rank[counts]
     return {

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
 from mpsim.result.intervals import Cover, Gaps, Waits, idle_gaps, waits_before, waits_of
-from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
+from mpsim.training.vocabulary import PARTS, Kind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -54,7 +54,7 @@ def idle_waits(timeline: Timeline) -> Waits:
     Returns Waits: they fill all the time in which compute streams run nothing.
     """
     gaps = idle_gaps(timeline)
-    is_pipeline = np.isin(timeline.program.kind, PIPELINE)
+    is_pipeline = timeline.program.vocabulary.is_action(timeline.program.kind)
     before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
     before = waits_before(timeline, gaps.where(before_action), _BUBBLE)
     flush = float(timeline.end[is_pipeline].max(initial=0.0))
@@ -97,11 +97,10 @@ class _Spans(NamedTuple):
 def _states(timeline: Timeline, since: float) -> list[_Spans]:
     """Intervals after `since` in which rows beside the compute stream move model states, and in which they move or update them."""
     program = timeline.program
-    slots = np.flatnonzero(np.isin(program.slot % len(Stream), _DATA))
-    row = np.searchsorted(program.slot_ptr, slots, side="right") - 1
+    chosen = np.isin(np.arange(len(Stream)), _DATA)[program.slots.stream]
+    row, rank, _ = (column[chosen] for column in program.slots)
     works = timeline.end[row] > np.maximum(timeline.start[row], since)
     moves = works & (program.kind[row] == Kind.COLLECTIVE)
-    rank = program.slot[slots].astype(np.int64) // len(Stream)
     return [
         _Spans(rank[some], timeline.start[row[some]], timeline.end[row[some]])
         for some in (moves, works)
