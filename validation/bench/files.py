@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -45,6 +46,10 @@ class FileKind:
 
 
 _ON_NODE = "training runs on one node"
+# a cell that says so is empty
+_SILENT = re.compile(
+    r"\s*(n/?a|nan|unknown|unspecified|(not|un) ?(stated|known|given|reported))\s*", re.IGNORECASE
+)
 KINDS: tuple[FileKind, ...] = (
     *(
         FileKind(title, TABLES[title], module.MEASURED, module.blank, module.predict)
@@ -184,7 +189,11 @@ def opened(path: Path, machine: Cluster | None = None) -> tuple[FileKind, list[R
 
 def _row(kind: FileKind, values: Mapping[str, str], number: int, folder: Path) -> Row:
     measured = {column: values[column] for column in kind.measured if column in values}
-    configuration = {column: cell for column, cell in values.items() if column not in measured}
+    configuration = {
+        column: "" if _SILENT.fullmatch(cell or "") else cell
+        for column, cell in values.items()
+        if column not in measured
+    }
     name = values.get("id") or values.get("record_id") or str(number)
     return Row(name, Cells(configuration), Cells(measured), folder)
 

@@ -205,6 +205,18 @@ def test_rows_keep_their_names_and_numbers(tmp_path: Path, row: dict[str, str]) 
     assert len(records) == (2 if row in (TRAINING, SINGLE) else 1)
 
 
+def test_a_cell_that_says_it_says_nothing_is_empty(tmp_path: Path) -> None:
+    """Unknown recomputation and microbatches are guessed and told, as where the cells are empty."""
+    silent = [
+        dict.fromkeys(("recompute", "micro_batch_seqs"), text)
+        for text in ("", "N/A", "not stated", "unknown")
+    ]
+    rows = [{**TRAINING, "id": str(n), **change} for n, change in enumerate(silent)]
+    records = validate_files([_file(tmp_path / "x.csv", *rows)]).records
+    times = {(one.predicted, one.assumed) for one in records if one.kind == "training"}
+    assert len(times) == 1
+
+
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_no_row_crashes_whatever_it_holds(data: st.DataObject) -> None:
