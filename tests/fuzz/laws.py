@@ -22,7 +22,7 @@ import numpy as np
 import mpsim
 from mpsim.engine import run
 from mpsim.errors import MpsimError
-from mpsim.hardware import Cluster
+from mpsim.hardware import Accelerator, Cluster, accelerator, accelerator_names
 from mpsim.parallel import FOLDED
 from mpsim.program import TICK, Program
 from mpsim.program.expand import expand
@@ -226,6 +226,18 @@ def _faster(cluster: Cluster, what: str) -> Cluster:
     return dataclasses.replace(cluster, node=dataclasses.replace(node, **{what: better}))
 
 
+def outdoes(new: Accelerator, old: Accelerator) -> bool:
+    """Whether a chip has no figure below another one's of its family."""
+    formats = ("bf16", "fp16", "fp8", "fp4")
+    return (
+        new.name != old.name
+        and (new.family, new.scale_up) == (old.family, old.scale_up)
+        and new.memory_bandwidth >= old.memory_bandwidth
+        and new.tdp_w >= old.tdp_w
+        and all(new.peak_flops.get(f, 0.0) >= old.peak_flops.get(f, 0.0) for f in formats)
+    )
+
+
 def _faster_is_not_slower(case: Case) -> str | None:
     """A faster chip, memory, scale-up link or NIC never slows a step whose transfers do not meet, nor requests that come alone."""
     if isinstance(case.result, ServiceResult):
@@ -268,6 +280,11 @@ def _faster_serves_no_slower(case: Case) -> str:
         after = mpsim.simulate(alone.with_values({f"cluster.{key}": value})).summary["duration_s"]
         if after > before * (1 + _ROUNDED):
             return f"{key} x 1.5: {before} s becomes {after} s"
+    for name in accelerator_names():
+        if outdoes(accelerator(name), chip):
+            after = mpsim.simulate(alone.with_values({"cluster.accelerator": name}))
+            if after.summary["duration_s"] > before * (1 + _ROUNDED):
+                return f"{chip.name}'s {before} s become {after.summary['duration_s']} s on {name}"
     return ""
 
 
