@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from mpsim.framework import ExpertBehaviour, ExpertDispatch, TensorBehaviour, TensorOverlap
 from mpsim.memo import remembered
 from mpsim.workload import Operator, OperatorKind, Phase, Split
+from mpsim.workload.operators import operands_of
 
 _BLOCKING = TensorBehaviour(tensor_overlap=TensorOverlap.NONE)
 _NO_WAITS = ExpertBehaviour(expert_synchronizations=0)
@@ -87,23 +89,21 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
         return operator  # every rank has all logits
     t = sharding.divisor(operator.split)
     saved = sharding.divisor(operator.saved_split)
-    mine = dataclasses.replace(
-        operator,
-        flops=operator.flops / t,
-        saved=operator.saved / saved,
-        saved_for_weight=operator.saved_for_weight / saved,
-    )
+    mine: dict[str, Any] = {
+        "flops": operator.flops / t,
+        "saved": operator.saved / saved,
+        "saved_for_weight": operator.saved_for_weight / saved,
+    }
     if operator.kind is OperatorKind.GROUPED_GEMM:
-        return _shard_experts(mine, sharding)
+        return _shard_experts(dataclasses.replace(operator, **mine), sharding)
     if operator.kind is OperatorKind.GEMM and operator.sharded_dim:
-        return resized(mine, operator.sharded_dim, t)
+        return resized(dataclasses.replace(operator, **mine), operator.sharded_dim, t)
+    mine["bytes"] = operator.bytes / t
     if operator.split is Split.EXPERT:
-        return dataclasses.replace(mine, bytes=operator.bytes / t * _load(sharding))
-    if operator.kind is OperatorKind.ATTENTION:
-        mine = dataclasses.replace(
-            mine, heads=operator.heads // t, kv_heads=max(operator.kv_heads // t, 1)
-        )
-    return dataclasses.replace(mine, bytes=operator.bytes / t)
+        mine["bytes"] *= _load(sharding)
+    elif operator.kind is OperatorKind.ATTENTION:
+        mine |= {"heads": operator.heads // t, "kv_heads": max(operator.kv_heads // t, 1)}
+    return dataclasses.replace(operator, **mine)
 
 
 def resized(operator: Operator, dim: str, parts: int) -> Operator:
@@ -128,14 +128,14 @@ def _load(sharding: Sharding) -> float:
 
 def reshaped(operator: Operator, shape: Mapping[str, int]) -> Operator:
     """Another shape, with bytes counted again."""
-    batch, m, n, k = (shape.get(dim, getattr(operator, dim)) for dim in ("batch", "m", "n", "k"))
-    mine = dataclasses.replace(operator, batch=batch, m=m, n=n, k=k)
-    return dataclasses.replace(mine, bytes=_moved(operator, mine))
+    mine = {dim: shape.get(dim, getattr(operator, dim)) for dim in ("batch", "m", "n", "k")}
+    moved = _moved(operator, operands_of(**mine))
+    return dataclasses.replace(operator, bytes=moved, **mine)
 
 
-def _moved(operator: Operator, mine: Operator) -> float:
-    """Bytes of a product of another shape, where `operator` moves ``operator.bytes``."""
-    whole, part = operator.operands, mine.operands
+def _moved(operator: Operator, part: tuple[int, int, int]) -> float:
+    """Bytes of a product of other operands, where `operator` moves ``operator.bytes``."""
+    whole = operator.operands
     if operator.accumulate_bytes:
         buffer = 2 * operator.accumulate_bytes
         element = (operator.bytes - buffer * whole[2]) / (whole[0] + whole[1])

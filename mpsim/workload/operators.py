@@ -253,8 +253,7 @@ class Operator:
     @property
     def operands(self) -> tuple[int, int, int]:
         """Elements of the two operands of a product, and of its result."""
-        batch, m, n, k = self.batch, self.m, self.n, self.k
-        return batch * m * k, batch * k * n, batch * m * n
+        return operands_of(self.batch, self.m, self.n, self.k)
 
     @property
     def repeated_bytes(self) -> float:
@@ -272,3 +271,8 @@ class Operator:
             return (self.weights - 1) * written * out
         shared = left if self.phase is Phase.FORWARD else right
         return (self.weights - 1) * element * shared
+
+
+def operands_of(batch: int, m: int, n: int, k: int) -> tuple[int, int, int]:
+    """Elements of the two operands of a product of some shape, and of its result."""
+    return batch * m * k, batch * k * n, batch * m * n
