@@ -16,7 +16,7 @@ from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError, near
 from mpsim.framework import BlockingSends
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
-from mpsim.result import JobResult, Memory, Result
+from mpsim.result import JobResult, Result
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.training.build import build_program
@@ -54,15 +54,12 @@ class Prepared:
         Of the plan.
     program : Program
         Of the plan at these costs.
-    known_memory : Memory, optional
-        Of the plan, where it was accounted before.
     """
 
     scenario: Scenario
     plan: Plan
     costs: PlanCosts
     program: Program
-    known_memory: Memory | None = None
 
     def __repr__(self) -> str:
         return f"Prepared({self.plan!r}, {self.program!r})"
@@ -151,7 +148,6 @@ class Prepared:
             constants=Constants((*self.costs.provenance(), *devices)),
             program=self.program,
             plan=self.plan,
-            known_memory=self.known_memory,
         )
 
     def at(self, costs: PlanCosts) -> Prepared:

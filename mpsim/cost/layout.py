@@ -325,7 +325,6 @@ def _check_casts(layout: Layout) -> None:
 R = TypeVar("R")
 
 _CLUSTERS = 64
-_LINKS = ("scale_up", "nic")
 _ANSWERS = 1 << 14  # remembered: a search asks for some ten of each mesh
 
 
@@ -334,9 +333,7 @@ def places_of(cluster: Cluster) -> Places:
     """Shapes of communicators on a cluster: the same for clusters that differ in the rates of their links, where none of the fabric is thin."""
     if routes_of(cluster).names:
         return Places(cluster)
-    node = cluster.node
-    links = {name: dataclasses.replace(getattr(node, name), bandwidth=1.0) for name in _LINKS}
-    return _places(dataclasses.replace(cluster, node=dataclasses.replace(node, **links)))
+    return _places(cluster.at_any_rate)
 
 
 @remembered(_CLUSTERS)

@@ -96,6 +96,13 @@ class Cluster(Sourced):
             self.fabric, nodes=self.nodes, nics=self.node.nics, bandwidth=self.node.nic.bandwidth
         )
 
+    @property
+    def at_any_rate(self) -> Cluster:
+        """The cluster with links of one and the same rate: equal for clusters that differ in these alone."""
+        links = {name: getattr(self.node, name) for name in ("scale_up", "nic")}
+        slow = {name: dataclasses.replace(link, bandwidth=1.0) for name, link in links.items()}
+        return dataclasses.replace(self, node=dataclasses.replace(self.node, **slow))
+
     def node_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Index of the node each rank runs in; HardwareError for one that does not exist."""
         return self._accelerators(ranks) // self.node.accelerators

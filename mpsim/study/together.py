@@ -1,14 +1,13 @@
 """Many programs at once: work that points of a study have in common is done once, and programs of
 one structure are replayed together.
 
-Points of one *kind* differ in their links and prices only, and need the same memory. What points of
-any kind share of their templates, `mpsim.training.blocks` knows.
+What they share of their templates, `mpsim.training.blocks` knows, of their graphs
+`mpsim.training.build`, of their memory `mpsim.training.memory.account`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,33 +21,18 @@ from mpsim.errors import MpsimError
 from mpsim.limits import unlimited
 from mpsim.memo import Memo
 from mpsim.program.program import Program
-from mpsim.result import JobResult, Memory, Result
+from mpsim.result import JobResult, Result
 from mpsim.result.figures import price_of
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, long_step, prepare, simulate, simulate_step
 from mpsim.study.journal import Entry
 from mpsim.study.rows import reason_of
-from mpsim.training.memory.account import account_memory
 from mpsim.units import Dimension, format_quantity
 
 _POINTS = 256  # scenarios that stay ready from their naming to their turn
-_KEPT = 64  # kinds, summaries and structures that stay ready
+_KEPT = 64  # summaries and structures that stay ready
 _PRICE = "cluster.price_per_hour"
-_LINKS = ("cluster.nic", "cluster.scale_up", "cluster.fabric", _PRICE)
-
-
-def kind_of(values: Mapping[str, object]) -> str:
-    """Values that decide the kernels of a point of a sweep: all but those of links and prices.
-
-    Examples
-    --------
-    >>> kind_of({"cluster.nic.bandwidth": "200 Gb/s", "parallelism.tp": 2})
-    "[('parallelism.tp', 2)]"
-    """
-    dots = tuple(f"{link}." for link in _LINKS)
-    return repr(sorted(item for item in values.items() if not f"{item[0]}.".startswith(dots)))
-
 
 T = TypeVar("T")
 
@@ -125,7 +109,6 @@ class Together:
 
     def __init__(self) -> None:
         self._graphs = Graphs()
-        self._memory = Memo[str, Memory](_KEPT)
         self._summaries = Memo[str, Entry](_KEPT)
         self._points = Memo[str, Scenario](_POINTS)
 
@@ -153,9 +136,7 @@ class Together:
             if name not in self._summaries:
                 first.setdefault(name, place)
         fresh = list(first.values())
-        outcomes = self.simulate(
-            [scenarios[place] for place in fresh], [kind_of(points[place]) for place in fresh]
-        )
+        outcomes = self.simulate([scenarios[place] for place in fresh])
         found = {name: self._summaries[name] for name in names if name in self._summaries}
         failed: dict[str, MpsimError] = {}
         for name, outcome in zip(first, outcomes, strict=True):
@@ -168,16 +149,12 @@ class Together:
             for name, scenario in zip(names, scenarios, strict=True)
         ]
 
-    def simulate(
-        self, scenarios: Sequence[Scenario], kinds: Sequence[str] | None = None
-    ) -> list[Result | MpsimError]:
+    def simulate(self, scenarios: Sequence[Scenario]) -> list[Result | MpsimError]:
         """`mpsim.simulate` of each scenario, or the mistake that it raised.
-
-        `kinds`: equal for scenarios that differ only in links and prices (`kind_of`).
 
         Notes
         -----
-        The same figures, bit for bit: programs of one structure share its order, and are replayed at once; those of one kind share templates.
+        The same figures, bit for bit: programs of one structure share its order, and are replayed at once.
         """
         outcomes: dict[int, Result | MpsimError] = {}
         ready: dict[int, Prepared] = {}
@@ -186,7 +163,7 @@ class Together:
                 if long := long_step(scenario):
                     outcomes[place] = long
                     continue
-                prepared = self._prepared(scenario, kinds[place] if kinds else None)
+                prepared = prepare(scenario)
                 if prepared.replays and prepared.plan.engine != "simpy":
                     ready[place] = prepared
                 else:
@@ -201,16 +178,6 @@ class Together:
         for (place, prepared), timeline in zip(ready.items(), timelines, strict=True):
             outcomes[place] = prepared.result(timeline)
         return [outcomes[place] for place in range(len(scenarios))]
-
-    def _prepared(self, scenario: Scenario, kind: str | None) -> Prepared:
-        prepared = prepare(scenario)
-        plan = prepared.plan
-        # an order of its own is searched for its own times
-        searched = prepared.costs.plan is not plan
-        if kind is None or searched or plan.classes or plan.layout.stage_clusters:
-            return prepared
-        memory = self._memory.get_or(kind, lambda: account_memory(plan))
-        return dataclasses.replace(prepared, known_memory=memory)
 
 
 def _name(scenario: Scenario, values: Mapping[str, object]) -> str:

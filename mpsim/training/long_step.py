@@ -228,7 +228,7 @@ class LongResult(TrainingResult):
     def __init__(
         self, scenario: Scenario, counted: Figures, whole: Callable[[], TrainingResult]
     ) -> None:
-        known = {"scenario": scenario, "saved_summary": None, "known_memory": None}
+        known = {"scenario": scenario, "saved_summary": None}
         for name, part in {**known, "_counted": counted, "_simulate": whole}.items():
             object.__setattr__(self, name, part)
 

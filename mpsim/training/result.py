@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -34,8 +33,6 @@ class TrainingResult(Result):
 
     kind: ClassVar = "training"
     plan: Plan
-    # what was accounted before for the same plan; accounted when somebody asks for it otherwise
-    known_memory: Memory | None = None
 
     @property
     def class_clusters(self) -> tuple[Cluster, ...]:
@@ -59,7 +56,7 @@ class TrainingResult(Result):
     @functools.cached_property
     def memory(self) -> Memory:
         """Memory of each pipeline rank at its fullest moment."""
-        return account_memory(self.plan) if self.known_memory is None else self.known_memory
+        return account_memory(self.plan)
 
     def memory_curve(self, rank: int) -> MemoryCurve:
         """Memory of rank class `rank` (the pipeline rank, where replicas are alike) over time."""
@@ -104,11 +101,6 @@ class TrainingResult(Result):
     def _figures(self) -> Figures:
         return summarise(self, self.plan, self.work, self.needs)
 
-    def _parts(self) -> Mapping[str, object]:
-        return {**super()._parts(), "known_memory": self.known_memory}
-
     @classmethod
     def _fields(cls, saved: Archive, scenario: Scenario) -> dict[str, object]:
-        known: Memory | None = saved.part("known_memory", Memory | None)  # type: ignore[arg-type] # a union is no class
-        plan = saved.part("plan", Plan)
-        return {**super()._fields(saved, scenario), "plan": plan, "known_memory": known}
+        return {**super()._fields(saved, scenario), "plan": saved.part("plan", Plan)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.memo import remembered
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.memory import Memory, join_memory
 from mpsim.schedule import Action
@@ -19,6 +21,7 @@ from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
 
+_PLANS = 64  # whose memory stays known, for points of a sweep
 _SHOWN = 0.01  # of the total: smaller components are not told
 
 COMPONENTS = (
@@ -43,6 +46,13 @@ def account_memory(plan: Plan) -> Memory:
     """
     if plan.classes:
         return join_memory([account_memory(part) for part in plan.parts])
+    # links carry nothing here: steps that differ in their rates are accounted once
+    layout = dataclasses.replace(plan.layout, cluster=plan.layout.cluster.at_any_rate)
+    return _accounted(dataclasses.replace(plan, name="", layout=layout))
+
+
+@remembered(_PLANS)
+def _accounted(plan: Plan) -> Memory:
     activations = kept_by_stage(plan)
     held = held_by_rank(plan, activations)
     peak, logits, collected, passing = np.array([rank.at_fullest for rank in held]).T

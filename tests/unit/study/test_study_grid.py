@@ -13,7 +13,7 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.study.grid import combinations
-from mpsim.study.together import Together, kind_of
+from mpsim.study.together import Together
 
 AXES = {"parallelism.tp": [1, 2], "parallelism.pp": [2, 3, 4]}
 
@@ -115,9 +115,7 @@ def counted(monkeypatch):
     monkeypatch.setattr(
         Together,
         "simulate",
-        lambda self, scenarios, kinds: (
-            computed.extend(scenarios) or simulated(self, scenarios, kinds)
-        ),
+        lambda self, scenarios: computed.extend(scenarios) or simulated(self, scenarios),
     )
     return computed
 
@@ -213,9 +211,9 @@ def test_points_that_differ_in_their_price_are_simulated_once(scenario, monkeypa
     steps: list[int] = []
     whole = Together.simulate
 
-    def count(self, scenarios, kinds=None):
+    def count(self, scenarios):
         steps.append(len(scenarios))
-        return whole(self, scenarios, kinds)
+        return whole(self, scenarios)
 
     monkeypatch.setattr(Together, "simulate", count)
     prices = ["1 USD/h", None, "2.5 USD/h", "-1 USD/h"]
@@ -244,7 +242,7 @@ def test_points_of_one_kind_share_their_templates(scenario):
     ]
     deep = scenario.with_values({"parallelism.pp": 8})  # one replica, so no gradients beside it
     points = [deep.with_values(one) for one in values]
-    results = Together().simulate(points, [kind_of(one) for one in values])
+    results = Together().simulate(points)
     assert len({id(one) for result in results for one in result.program.templates}) == len(
         results[0].program.templates
     )

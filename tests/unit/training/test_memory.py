@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpsim import Scenario, simulate
+from mpsim import Scenario, load, simulate
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
 from mpsim.training.memory.account import (
@@ -18,6 +18,7 @@ from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_piece,
 from mpsim.training.memory.fresh import blocks_as_one
 from mpsim.training.memory.states import buffers
 from mpsim.training.plan import Plan
+from mpsim.training.planning import make_plan
 from mpsim.training.recompute import Recompute
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Experts, model
@@ -296,3 +297,17 @@ def test_narrow_copies_stay_beside_wide_weights_for_the_next_microbatch() -> Non
     (layer,) = kept.layout.layer_parameters.values()
     layers = kept.layout.model.layers / 2 * kept.layout.held(layer)
     assert more.tolist() == pytest.approx([2 * layers] * 2)
+
+
+def test_links_of_another_rate_are_the_same_account() -> None:
+    """Plans that differ in the rate of a NIC share one memory, and another precision has its own."""
+    slow, fast, narrow = (
+        make_plan(load("scenarios/quickstart.yaml").with_values(values))
+        for values in (
+            {"cluster.nic": "100 Gb/s"},
+            {"cluster.nic": "200 Gb/s"},
+            {"cluster.nic": "200 Gb/s", "training.precision": "fp8"},
+        )
+    )
+    assert account_memory(slow) is account_memory(fast)
+    assert account_memory(narrow) is not account_memory(fast)
