@@ -364,7 +364,7 @@ class HostBehaviour:
 
     launch_cost: Seconds
     """Host time of one kernel launch on an x86 server where it cannot run ahead of the device, 0
-    where launches are hidden or captured; Grace takes 2.6 times as long for all host times [s]."""
+    where launches are hidden or captured; Grace takes 2.5 times as long for all host times [s]."""
     layer_launches_forward: Whole
     """Kernels that one layer launches in each direction, without recomputation."""
     layer_launches_backward: Whole
