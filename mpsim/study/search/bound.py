@@ -365,11 +365,9 @@ class _Around:
     def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh], lists: Floats) -> Floats:
         """Activations, gradients that come in a backward, `fresh` ones among them, or `lists` of the optimizer, and overhead of each rank, float64[K, P] [B]."""
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
-        peaks, apart = order.flight().peaks(by_stage, fresh)
+        peaks, apart, others = order.flight().peaks(by_stage, fresh)
+        others = others + np.minimum(lists, peaks)
         step = lists + np.array([[each.total - each.root] for each in fresh])
-        first = by_stage["in_layers"][:, :1]
-        others = np.stack([each.elsewhere(own) for each, own in zip(fresh, first, strict=True)])
-        others = others + np.where(step > peaks, 0.0, lists)
         peaks, apart = np.maximum(peaks, step), np.where(step > peaks, step, apart)
         held: Floats = peaks + overhead(self._plan, peaks, apart, others)
         return held

@@ -17,7 +17,7 @@ from mpsim.shipped import load_catalog
 from mpsim.table import plural
 from mpsim.training.memory.activations import held_by_rank, kept_by_piece, kept_by_stage
 from mpsim.training.memory.fresh import fresh_gradients
-from mpsim.training.memory.states import buffers, gradient_scratch, model_states, step_scratch
+from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
 
@@ -55,15 +55,13 @@ def account_memory(plan: Plan) -> Memory:
 def _accounted(plan: Plan) -> Memory:
     activations = kept_by_stage(plan)
     held = held_by_rank(plan, activations)
-    peak, logits, collected, passing = np.array([rank.at_fullest for rank in held]).T
+    peak, logits, collected, passing, others = np.array([rank.at_fullest for rank in held]).T
     states = model_states(plan) | {
         "activations": peak - logits - collected - passing,
         "logits": logits,
         "buffers": buffers(plan) + gradient_scratch(plan) + passing,
     }
     fresh = fresh_gradients(plan)
-    steps = np.array([rank.fullest == len(rank.most) - 1 for rank in held])
-    others = fresh.elsewhere(activations[0].in_layers) + np.where(steps, 0.0, step_scratch(plan))
     states["gradients"] = states["gradients"] - fresh.total + collected
     states["overhead"] = overhead(plan, peak, collected + passing, others)
     return Memory(
@@ -126,8 +124,7 @@ def overhead(
 
     `plan`: whose software loses some. `peaks` and `apart` (float64[..., P]): most of each rank
     beside what stands all the time, and the part of it that is no activation: gradients of one
-    microbatch, units [B]. `others` (float64[..., P]): what a step needs at its other moments, much
-    of which fits no hole that the fullest has left (`Fresh.elsewhere`, `step_scratch`) [B].
+    microbatch, units [B]. `others` (float64[..., P]): what other moments need (`Held.elsewhere`) [B].
     """
     outside = outside_allocator(plan)
     if plan.layout.framework.memory.places_buffers:

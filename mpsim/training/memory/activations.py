@@ -78,6 +78,8 @@ class Held:
         Part of `most` that is logits, and the loss's own tensors [B].
     collected, passing : float64[N]
         Part of `most` that is gradients of this microbatch alone, and units that are gathered or reduced [B].
+    elsewhere : float64[N]
+        What other moments of the rank need for themselves, much of which fits no hole [B].
     """
 
     before: NDArray[np.float64]
@@ -86,6 +88,7 @@ class Held:
     logits: NDArray[np.float64]
     collected: NDArray[np.float64]
     passing: NDArray[np.float64]
+    elsewhere: NDArray[np.float64]
 
     @property
     def fullest(self) -> int:
@@ -94,9 +97,9 @@ class Held:
 
     @property
     def at_fullest(self) -> list[float]:
-        """`most`, `logits`, `collected` and `passing` of that action [B]."""
-        fullest, columns = self.fullest, (self.most, self.logits, self.collected, self.passing)
-        return [float(column[fullest]) for column in columns]
+        """`most`, `logits`, `collected`, `passing` and `elsewhere` of that action [B]."""
+        columns = self.most, self.logits, self.collected, self.passing, self.elsewhere
+        return [float(column[self.fullest]) for column in columns]
 
 
 SIGNS = {
@@ -216,16 +219,21 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     in_loss = np.where(columns["in_loss"] >= columns["in_head"], columns["in_loss"], 0.0)
     made = np.where(kind == Action.F, columns["logits"], 0.0)
     logits = np.where(moment.at_head, columns["logits"] + in_loss, made)
-    every = before, after, moment.most, logits, moment.collected, moment.passing
-    lists, total = step_scratch(plan) - fresh.root, fresh.total
-    steps: list[float | NDArray[np.float64]] = [0.0, 0.0, total + lists, 0.0, total, lists]
+    bounds, scratch, total = orders.rank_ptr, step_scratch(plan), fresh.total
+    most, others = (
+        np.maximum.reduceat(column, bounds[:-1]) for column in (moment.most, moment.elsewhere)
+    )
+    others = others + np.minimum(scratch, most)
+    beside = np.repeat(others, np.diff(bounds))
+    every = before, after, moment.most, logits, moment.collected, moment.passing, beside
+    lists = scratch - fresh.root
+    steps: list[float | NDArray[np.float64]] = [0.0, 0.0, total + lists, 0.0, total, lists, others]
     stepped = [
-        np.insert(column, orders.rank_ptr[1:], step)
-        for column, step in zip(every, steps, strict=True)
+        np.insert(column, bounds[1:], step) for column, step in zip(every, steps, strict=True)
     ]
     return [
         Held(*(column[first + rank : last + rank + 1] for column in stepped))
-        for rank, (first, last) in enumerate(itertools.pairwise(bounds))
+        for rank, (first, last) in enumerate(itertools.pairwise(bounds.tolist()))
     ]
 
 

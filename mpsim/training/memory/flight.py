@@ -67,15 +67,15 @@ class Flight:
 
     def peaks(
         self, kept: Mapping[str, Floats], fresh: Sequence[Fresh] = ()
-    ) -> tuple[Floats, Floats]:
-        """Most that each rank holds at once, and the part of it that is no activation.
+    ) -> tuple[Floats, Floats, Floats]:
+        """Most that each rank holds at once, the part of it that is no activation, and what other moments need.
 
         `kept` (mapping of str to float64[K, S]): fields of `Kept` of each
         stage [B]. `fresh`: what the backward of each layout makes for itself; nothing by default.
 
         Returns
         -------
-        float64[K, P], float64[K, P]
+        float64[K, P], float64[K, P], float64[K, P]
             As `mpsim.training.memory.activations.held_by_rank` has it.
         """
         for_input = kept["for_input"] + kept["logits"]
@@ -88,14 +88,15 @@ class Flight:
         columns = {name: column[:, self.stage] for name, column in kept.items()}
         after = before - np.where(backward, for_input[:, self.stage], 0.0)
         after -= np.where(whole, columns["for_weight"], 0.0)
-        most, apart = np.zeros_like(before), np.zeros_like(before)
+        most, apart, elsewhere = np.zeros((3, *before.shape))
         every = list(fresh) or [Fresh()] * len(before)
         for each in dict.fromkeys(every):  # few: one for each way to share states
             rows = np.array([each == rank_fresh for rank_fresh in every])
             own = {name: column[rows] for name, column in columns.items()}
             moment = fullest(before[rows], after[rows], own, backward, whole, each)
             most[rows], apart[rows] = moment.most, moment.apart
-        return self._fullest(most, apart)
+            elsewhere[rows] = moment.elsewhere
+        return *self._fullest(most, apart), np.maximum.reduceat(elsewhere, self.first, axis=1)
 
     def _fullest(self, most: Floats, own: Floats) -> tuple[Floats, Floats]:
         """The largest of each rank's moments, and what belongs to it."""

@@ -42,18 +42,16 @@ class Fresh:
     def __bool__(self) -> bool:
         return self != Fresh()
 
-    def elsewhere(self, in_layers: Floats | float) -> Floats | float:
-        """Tensors of the moments of a backward that are not in the loss, where an allocator was seen to have no room for them: on one device, and of units [B]."""
-        seen = bool(self) and not self.at_head  # not where weights go one by one
-        return (in_layers + self.passing + self.waiting) * seen
-
 
 class Fullest(NamedTuple):
-    """Fullest moment of actions: bytes alive; those of gradients of this backward, and of units; whether it is in the head."""
+    """Fullest moment of actions: bytes alive; those of gradients of this backward, and of units; those that other moments need beside it, head and layers
+    the smaller of both; whether it is in the head.
+    """
 
     most: Floats
     collected: Floats
     passing: Floats
+    elsewhere: Floats
     at_head: NDArray[np.bool_]
 
     @property
@@ -119,8 +117,9 @@ def fullest(
         chosen: Floats = np.where(backward, np.take_along_axis(column, at[None], axis=0)[0], 0.0)
         return chosen
 
-    most = np.where(backward, of(levels), np.maximum(before, after))
-    return Fullest(most, of(collected), of(passing), backward & (at == 0))
+    most, at_head = np.where(backward, of(levels), np.maximum(before, after)), backward & (at == 0)
+    elsewhere = np.minimum(in_layers, kept["in_head"]) + fresh.passing + fresh.waiting
+    return Fullest(most, of(collected), of(passing), elsewhere, at_head)
 
 
 def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
