@@ -195,16 +195,19 @@ def _without(points: Sequence[Sampled], column: str, value: str) -> Callable[[Sa
         if all(row[column].startswith(value) for row in shaping):
             back.append(entry)
     refit, refitted = declared["refit"], dict[str, float]()
+    each: list[tuple[Mapping[str, str], Values]] = []  # of which rows, what
     looked = [point for point in points if _fits(refit["shaped_by"], point.row)]
     left = [point for point in looked if point.row[column] != value]
     if left and len(left) < len(looked):
         for entry in refit["constants"]:
-            refitted |= _refit(entry, left, refitted)
+            each.append((entry.get("where", {}), _refit(entry, left, refitted)))
+            refitted |= each[-1][1]
 
     def values(point: Sampled) -> Values:
         own = [entry for entry in back if _fits(entry.get("where", {}), point.row)]
         taken = {name: number for entry in own for name, number in entry["without"].items()}
-        return {**(refitted if _fits(refit["where"], point.row) else {}), **taken}
+        fitting = [found for where, found in each if _fits({**refit["where"], **where}, point.row)]
+        return {name: number for found in (*fitting, taken) for name, number in found.items()}
 
     return values
 
