@@ -36,7 +36,14 @@ from mpsim.cost.constants import Status, choose_group
 from mpsim.errors import MpsimError
 from mpsim.formats.cells import Cells
 from mpsim.hardware.lookup import accelerator
-from mpsim.result.residuals import FASTEST_BY, FIGURES, LEVEL, MOST_GUESSED, MeasuredRuns, Setting
+from mpsim.result.residuals import (
+    FASTEST_BY,
+    FIGURES,
+    LEVEL,
+    MOST_GUESSED,
+    MeasuredRuns,
+    Setting,
+)
 from mpsim.validate import Record
 
 Floats = NDArray[np.float64]
@@ -54,19 +61,13 @@ TABLES = (
     "collectives",
     "inference-runs",
 )
-# to start from; see Residuals. What a stack adds that has a rule of its own and that nobody measured (`untold`) is not shipped: whoever ships a rule ships its runs
-STACK = {"stranger": 0.15, "untold": 0.05, "single": 0.12, "guess": 0.06}
-SHRINK = 4.0  # weight of the noise in the spread of one stack, as of a family of ten figures
-WINSOR = 0.7  # ln 2: residuals beyond it count as this in the spread of a stack
+REST = {"single": 0.06, "guess": 0.06, "doubling": 0.01}  # to start from; see Residuals
 FOLDS = 8  # in which families of fewer than `LARGE` figures are left out together
 # a family of n figures weighs n^(1 - SPREAD): between one vote a figure and one a family
-SPREAD = 0.06
-PAIRED = 0.4  # the same of pairs: those of one sweep share their runs
+SPREAD = 0.4
 LEAST = 0.003  # no sigma is smaller
 FREEDOM = 4.0  # degrees of freedom of Student's t: large residuals count less
-# Weight of the starting values, in figures. Spreads that follow the rows ranked left-out errors backwards: without a family of large errors
-# all others looked exact, so that the family itself got the narrowest interval. What is kept apart is set, and quantiles are fitted.
-HOLD = 100.0
+HOLD = 3.0  # weight of the starting values, in figures
 MOST_DOUBLINGS = 6.0  # beyond them nothing is known of the slope
 LARGE = 20  # figures from which a family is judged by itself
 POOLED, EACH = (
@@ -74,10 +75,11 @@ POOLED, EACH = (
     0.65,
 )  # coverage that is asked of all figures together, and of each large family
 BLANK = ("family", "source")
-# Sigma that each level of an attribute adds, to start from: a guess that figures move as far as they can tell it.
+ACCOUNT = {"compute": 0.06, "exchange": 0.2, "rest": 0.2}
+# Sigma of parts and that each level of an attribute adds, to start from: a guess that figures move as far as they can tell it.
 START = {
     "step": {
-        "noise": 0.05,
+        "noise": ACCOUNT,
         "framework": (0.03, 0.05),
         "accelerator": (0.03, 0.08),
         "format": (0.01, 0.03),
@@ -85,7 +87,7 @@ START = {
         "doubling": 0.01,
     },
     "step-experts": {
-        "noise": 0.1,
+        "noise": ACCOUNT,
         "framework": (0.05, 0.1),
         "accelerator": (0.04, 0.1),
         "format": (0.01, 0.03),
@@ -275,19 +277,21 @@ class Fit:
 
     Notes
     -----
-    Sigmas are in this order: noise, levels of attributes, those of `STACK`, doubling.
+    Sigmas are in this order: noise of each kind, levels of attributes, those of `REST`.
     """
 
     def __init__(self, figure: str, rows: Sequence[Residual]) -> None:
         self.figure, self.rows = figure, rows
         start = START[figure]
         self.attributes = {name: value for name, value in start.items() if isinstance(value, tuple)}
+        parts = [row.setting.parts(figure) for row in rows]
+        self.kinds = sorted({kind for each in parts for kind in each})
+        self.shares = np.array([[each.get(kind, 0.0) for kind in self.kinds] for each in parts])
         self.start = np.array(
             [
-                start["noise"],
+                *(_noise(start["noise"], kind) for kind in self.kinds),
                 *itertools.chain(*self.attributes.values()),
-                *(start.get(name, sigma) for name, sigma in STACK.items()),
-                start["doubling"],
+                *(start.get(name, sigma) for name, sigma in REST.items()),
             ]
         )
         self.guessed = np.array([min(row.setting.guessed, MOST_GUESSED) for row in rows])
@@ -295,7 +299,7 @@ class Fit:
         self.family = np.array([row.family for row in rows])
         self.runs = self._runs()
         self._measure()
-        self._stacks()
+        self._chips()
 
     def _labels(self, setting: Setting) -> tuple[tuple[str, ...], ...]:
         return tuple(setting.labels[name] for name in self.attributes)
@@ -352,65 +356,32 @@ class Fit:
                 )
                 self.own[u, c] = run.family == family
 
-    def _stacks(self) -> None:
-        """Figures and sums of squares by stack and family [P, F], families that measured a chip [A, F], and where each row is in them."""
-        stack = [row.setting.labels.get("framework", ("",))[0] for row in self.rows]
+    def _chips(self) -> None:
+        """Families that measured a chip [A, F], and where each row is among them."""
         chip = [row.setting.labels.get("accelerator", ("",))[0] for row in self.rows]
-        self.stacks, self.stack = np.unique(stack, return_inverse=True)
         self.chips, self.chip = np.unique(chip, return_inverse=True)
         self.families, self.mine = np.unique(self.family, return_inverse=True)
-        self.unknown = self.stacks == ""
         self.assumed = np.array([_assumed_level(name) for name in self.chips])
-        shape = len(self.stacks), len(self.families)
-        self.count, self.squares = np.zeros(shape), np.zeros(shape)
-        self.square = np.minimum(np.abs(self.log), WINSOR) ** 2
-        np.add.at(self.count, (self.stack, self.mine), 1.0)
-        np.add.at(self.squares, (self.stack, self.mine), self.square)
         self.measured = np.zeros((len(self.chips), len(self.families)), bool)
         self.measured[self.chip, self.mine] = True
 
-    def spreads(self, square: Floats, out: Sequence[str], *, near: bool) -> Floats:
-        """Variance of every row by its stack: the noise and what other families' runs of the stack show; the stranger's, and no more, where nothing is known of it [N]."""
-        noise, stranger, untold = square[0], square[-5], square[-4]
-        if "framework" not in self.attributes:
-            return np.full(len(self.rows), noise)
-        used = ~np.isin(self.families, out)
-        # of its own family a row sees nothing, or (near) all runs but itself
-        count = self.count[self.stack, self.mine]
-        mean = self.squares[self.stack, self.mine] / count
-        shown, weight = (self.count ** (1 - SPREAD))[:, used], 0.0
-        total = (shown * (self.squares / np.maximum(self.count, 1.0))[:, used]).sum(axis=1)
-        weight = shown.sum(axis=1)[self.stack]
-        sums = total[self.stack]
-        mine = np.where(used[self.mine], count ** (1 - SPREAD), 0.0)
-        weight, sums = weight - mine, sums - mine * mean
-        if near:
-            rest = np.maximum(count - 1, 0.0) ** (1 - SPREAD) * (mine > 0)
-            weight = weight + rest
-            sums = sums + rest * (mean * count - self.square) / np.maximum(count - 1, 1.0)
-        spread = (SHRINK * noise + sums) / (SHRINK + np.maximum(weight, 0.0))
-        spread = spread + untold * (weight < 1e-9)
-        return np.where(self.unknown[self.stack], stranger, np.minimum(spread, stranger))
-
-    def single(self, out: Sequence[str], *, near: bool) -> NDArray[np.bool_]:
-        """Whether the level of each row's chip is assumed, or fewer than two other families (near: families) measured it [N]."""
+    def single(self, out: Sequence[str]) -> NDArray[np.bool_]:
+        """Whether the level of each row's chip is assumed, or fewer than two other families measured it [N]."""
         used = self.measured & ~np.isin(self.families, out)
         known = used.sum(axis=1)[self.chip]
-        few_sources = (known if near else known - used[self.chip, self.mine]) < 2
-        return few_sources | self.assumed[self.chip]
+        return (known - used[self.chip, self.mine] < 2) | self.assumed[self.chip]
 
-    def variance(self, sigmas: Floats, out: Sequence[str] = (), *, near: bool = False) -> Floats:
-        """Of every row by its nearest runs of another family, or of any [N]."""
-        square = sigmas**2
-        first = len(square) - 1 - len(STACK)
-        each = self.levels @ square[1:first] + square[-1] * self.doublings
+    def variance(self, sigmas: Floats, out: Sequence[str] = ()) -> Floats:
+        """Of every row by its nearest runs of another family [N]."""
+        square, first = sigmas**2, len(self.kinds)
+        each = self.levels @ square[first : -len(REST)] + square[-1] * self.doublings
         gone = np.array([run.family in out for run in self.runs])
-        nearest = np.where(gone if near else self.own | gone, np.inf, each).min(axis=1)
-        widest = square[1:first].sum() + square[-1] * MOST_DOUBLINGS**2
+        nearest = np.where(self.own | gone, np.inf, each).min(axis=1)
+        widest = square[first : -len(REST)].sum() + square[-1] * MOST_DOUBLINGS**2
         apart = np.where(np.isfinite(nearest), nearest, widest)[self.place]
         single, guess = square[-3:-1]
-        spread = self.spreads(square, out, near=near)
-        return spread + apart + single * self.single(out, near=near) + guess * self.guessed
+        noise = self.shares**2 @ square[:first]
+        return noise + apart + single * self.single(out) + guess * self.guessed
 
     def weights(self, out: Sequence[str] = ()) -> Floats:
         """Of every row: a family's share by its number of rows [N]."""
@@ -420,19 +391,14 @@ class Fit:
         )
 
     def sigmas(self, out: Sequence[str] = (), logs: Floats | None = None) -> Floats:
-        """Noise, levels and the rest that fit best: Student's t about 0, by coordinates, from a fit of more rows where there is one.
-
-        Each row counts half as a stranger, whose nearest runs are of other families, and half as one more run like those of its own.
-        """
-        weights = self.weights(out) / 2
+        """Noise, levels and the rest that fit best: Student's t about 0, by coordinates, from a fit of more rows where there is one."""
+        weights = self.weights(out)
 
         def cost(logs: Floats) -> float:
             total = HOLD * ((logs - np.log(self.start)) ** 2).sum()
-            for near in (False, True):
-                variance = self.variance(np.exp(logs), out, near=near)
-                tails = np.log1p(self.log**2 / variance / FREEDOM)
-                total += weights @ (0.5 * np.log(variance) + (FREEDOM + 1) / 2 * tails)
-            return float(total)
+            variance = self.variance(np.exp(logs), out)
+            tails = np.log1p(self.log**2 / variance / FREEDOM)
+            return float(total + weights @ (0.5 * np.log(variance) + (FREEDOM + 1) / 2 * tails))
 
         step = 0.5 if logs is None else 0.12
         logs = np.log(self.start) if logs is None else logs.copy()
@@ -450,12 +416,8 @@ class Fit:
 
     def quantiles(self, sigmas: Floats, out: Sequence[str] = ()) -> Floats:
         """Of residual over sigma, between which `LEVEL` lies; the prediction is always between them [2]."""
-        scores = [
-            self.log / np.sqrt(self.variance(sigmas, out, near=near)) for near in (False, True)
-        ]
-        weights = self.weights(out)
-        shares = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-        low, high = _quantiles(np.concatenate(scores), np.tile(weights, 2), shares)
+        scores, weights = self.log / np.sqrt(self.variance(sigmas, out)), self.weights(out)
+        low, high = _quantiles(scores, weights, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
         wider = few(len(set(self.family[weights > 0].tolist())))
         return wider * np.array([min(low, -0.1), max(high, 0.1)])
 
@@ -476,6 +438,11 @@ class Fit:
             spread = np.sqrt(self.variance(fitted, out)[mine])
             ends[mine] = np.exp(-np.outer(spread, self.quantiles(fitted, out)[::-1]))
         return ends
+
+
+def _noise(start: float | Mapping[str, float], kind: str) -> float:
+    """Sigma that a part starts from."""
+    return start[kind] if isinstance(start, Mapping) else start
 
 
 def _assumed_level(chip: str) -> bool:
@@ -575,7 +542,7 @@ def _half(found: Sequence[Pair]) -> float:
     """Half-width that `LEVEL` of pairs keep, families weighing as in the fits."""
     count = Counter(pair.family for pair in found)
     # so many pairs have sqrt(2 x pairs) runs, whose weight they share
-    share = {family: (2 * pairs) ** ((1 - PAIRED) / 2) / pairs for family, pairs in count.items()}
+    share = {family: (2 * pairs) ** ((1 - SPREAD) / 2) / pairs for family, pairs in count.items()}
     weights = np.array([share[pair.family] for pair in found])
     return _quantiles(np.array([pair.apart for pair in found]), weights, [LEVEL])[0]
 
@@ -660,22 +627,13 @@ class Fitted:
         measured = np.exp(-self.fit.log)
         return (self.ends[:, 0] <= measured) & (measured <= self.ends[:, 1])
 
-    def stacks(self) -> Iterator[tuple[str, float]]:
-        """Sigma of every stack that was measured."""
-        fit = self.fit
-        if "framework" in fit.attributes:
-            # as a new row of no family would see them: all runs of the stack
-            noise, stranger = self.sigmas[0] ** 2, self.sigmas[-5] ** 2
-            weight = fit.count ** (1 - SPREAD)
-            sums = (weight * fit.squares / np.maximum(fit.count, 1.0)).sum(axis=1)
-            spread = (SHRINK * noise + sums) / (SHRINK + weight.sum(axis=1))
-            for name, each in zip(fit.stacks, np.minimum(spread, stranger), strict=True):
-                if name:
-                    yield str(name), math.sqrt(each)
-
     def to_yaml(self, digest: str) -> str:
         fit = self.fit
-        names, place, lines = list(fit.attributes), 1, []
+        names, place, lines = list(fit.attributes), len(fit.kinds), []
+        noise, usual = (
+            f"{{{', '.join(f'{_text(kind)}: {each:.4f}' for kind, each in zip(fit.kinds, row, strict=False))}}}"
+            for row in (self.sigmas, fit.shares.mean(axis=0))
+        )
         for name, levels in fit.attributes.items():
             lines.append(
                 f"  {name}: [{', '.join(f'{each:.4f}' for each in self.sigmas[place : place + len(levels)])}]"
@@ -692,17 +650,15 @@ class Fitted:
             f"digest: {digest}",
             f"rows: {len(fit.rows)}",
             f"families: {len(set(fit.family.tolist()))}",
-            f"noise: {self.sigmas[0]:.4f}",
-            f"doubling: {self.sigmas[-1]:.4f}",
+            f"noise: {noise}",
+            *([f"usual: {usual}"] if fit.figure.startswith("step") else []),
             *(
                 f"{name}: {sigma:.4f}"
-                for name, sigma in zip(STACK, self.sigmas[-1 - len(STACK) :], strict=False)
-                if name != "untold"
+                for name, sigma in zip(REST, self.sigmas[-len(REST) :], strict=True)
             ),
             f"most_doublings: {MOST_DOUBLINGS:g}",
             f"quantiles: {np.round(self.quantiles, 3).tolist()}",
             f"several: [{', '.join(_text(name) for name in fit.chips[(fit.measured.sum(axis=1) > 1) & ~fit.assumed])}]",
-            f"stacks: {{{', '.join(f'{name}: {spread:.4f}' for name, spread in self.stacks())}}}",
             "attributes:",
         ]
         return "\n".join([*head, *lines, "runs:", *rows, ""])
@@ -828,7 +784,7 @@ def rank_correlation(a: Floats, b: Floats) -> float:
 def classes(fitted: Mapping[str, Fitted]) -> list[str]:
     """Coverage of both sides, width, and whether wider intervals are of larger errors, by what is known of a run."""
     step = fitted["step"]
-    known = ~step.fit.unknown[step.fit.stack]
+    known = np.array([bool(row.setting.labels["framework"][0]) for row in step.fit.rows])
     node = np.isin(step.fit.family, ON_NODE)
     parts = {"known stacks": known & ~node, "unknown stacks": ~known, "sweeps on one node": node}
     judged = [

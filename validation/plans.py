@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import datetime as dt
+import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from bench import validate_files
 from bench.plans import hours_of
 from mpsim import memo
 from mpsim.formats.cells import Cells
+from mpsim.study.trainings import known_trainings
 from mpsim.validate.records import Record
 
 ROOT = Path(__file__).parent
@@ -29,8 +31,8 @@ HEAD = """# Published trainings, planned
 
 Accelerator-hours of whole trainings (`validation/data/training-plans.csv`), predicted as `mpsim plan` does: steps of a simulated step time, over the expected goodput where the source
 counts an allocation or days and not steps. Rows are read as any stranger's; most state neither microbatch nor recomputation nor layout, and the column "guessed" counts which of the settings
-that matter nobody states. The interval is the one of the plan: that of the step time, wider by every guess and for software that nothing is known of, joined with that of goodput, and no
-narrower than the trainings of all other developers show (`mpsim/study/data/trainings.yaml`). Nothing else was fitted on these rows, so every interval is one of a developer left out; the rules that read them (software, version, date, words) were written with the rows in view. Written by
+that matter nobody states. The interval is the one of the plan: that of the step time, wider by every guess and for software that nothing is known of, joined with that of goodput, and as much
+farther off as the trainings of all other developers were (`mpsim/study/data/trainings.yaml`). Nothing else was fitted on these rows, so every interval is one of a developer left out; the rules that read them (software, version, date, words) were written with the rows in view. Written by
 `python validation/plans.py`, which takes another table of the same columns as its argument.
 
 """
@@ -136,8 +138,11 @@ def shipped(plans: Sequence[Planned]) -> str:
     for plan in plans:
         ratio = (plan.record.measured or 0.0) / (plan.record.predicted or 1.0)
         name, developer, hours = plan.record.id, plan.row["developer"], hours_of(Cells(plan.row))
+        others, ends = known_trainings(hours, without=developer), plan.record.interval
+        assert ends is not None, "a scored row has one"
+        half = math.log(ends.high / ends.low) / (others.high - others.low)
         lines.append(
-            f"  - {{training: {name}, developer: {developer}, hours: {hours}, measured_over_planned: {ratio:.3f}}}"
+            f"  - {{training: {name}, developer: {developer}, hours: {hours}, measured_over_planned: {ratio:.3f}, half: {half:.4f}}}"
         )
     return "\n".join([*lines, ""])
 

@@ -1,11 +1,11 @@
 """Residuals: how far predictions were off on measured runs whose names they did not know, and the interval that a new prediction gets from that.
 
-A residual is e = ln(predicted / measured). Its spread is that of its stack, and grows with the distance of what is predicted to the nearest measured runs:
+A residual is e = ln(predicted / measured). Its spread is that of its parts, and grows with the distance of what is predicted to the nearest measured runs:
 
-    sigma^2 = stack^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2 + single^2 + guess^2
+    sigma^2 = sum over parts of (share x noise)^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2 + single^2 + guess^2
 
-where ``single`` counts if fewer than two sources measured the accelerator or its rate of products is assumed, and ``guess`` for each setting that was left open. 80 % of e / sigma lie between two quantiles, whose sizes differ
-because the mean of e is not 0; software that nobody measured has a spread of its own. Everything is fitted by ``validation/intervals.py`` with whole families of runs
+where the parts of a step are those of its account (`PARTS`), and other figures are one part, of the kind that a label names (`KIND_OF`); ``single`` counts if fewer than two sources measured the accelerator or its rate of products is assumed, and ``guess`` for each setting that was left open. 80 % of e / sigma lie between two quantiles, whose sizes differ
+because the mean of e is not 0. Everything is fitted by ``validation/intervals.py`` with whole families of runs
 left out, one file a figure in ``mpsim/result/data``.
 """
 
@@ -24,7 +24,7 @@ from mpsim.shipped import read_shipped
 _PACKAGE = "mpsim.result.data"
 _PLACES = 256  # settings whose nearest runs are kept
 _REST = ("micro batch", "sharding", "schedule", "recompute")  # parts of the label `rest`
-_KIND_OF = {"format": "format", "framework": "release"}  # attributes that pairs were measured with
+_PAIRED = {"format": "format", "framework": "release"}  # attributes that pairs were measured with
 _NARROW = ("fp8", "fp4", "int8", "int4")
 MOST_GUESSED = 4  # guessed settings from which one more widens an interval no further
 LEVEL = 0.8  # share of measured values that lie in their interval
@@ -34,6 +34,14 @@ FIGURES = (
     *("ttft", "tpot", "e2e", "throughput"),
 )
 """Figures whose residuals are known: one file each."""
+KIND_OF = {
+    "memory": "seen",  # as what is handed out, what is reserved or what a device reports
+    "ttft": "arrival",  # requests that meet wait for each other
+    **dict.fromkeys(("tpot", "throughput"), "model"),
+}
+"""Label of which each name has a noise of its own; a step has one for each part of its account."""
+PARTS = ("compute", "exchange", "rest")
+"""Parts of the account of a step: products and kernels, exposed communication, all else."""
 FASTEST_BY = ("accelerator", "format", "length", "model")
 """Attributes that trainings share which are of one kind, of which the fastest was measured."""
 EXACT = "exact: an order of actions has no residual"  # basis of an interval of no width
@@ -50,6 +58,11 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    @property
+    def sigma(self) -> float:
+        """Spread of the logarithm of the measured figure, taken as normal."""
+        return math.log(self.high / self.low) / 2 / HALF_WIDTH
+
     def inverse(self, amount: float) -> Interval:
         """The interval of ``amount / figure``: of a rate, where this one is of a time."""
         return Interval(amount / self.high, amount / self.low, self.basis)
@@ -63,8 +76,7 @@ class Interval:
         >>> interval.odds(12.0), round(interval.odds(16.0), 3)
         (0.5, 0.9)
         """
-        low, high = math.log(self.low), math.log(self.high)
-        sigmas = (math.log(limit) - (low + high) / 2) / ((high - low) / 2) * HALF_WIDTH
+        sigmas = (math.log(limit) - math.log(self.low * self.high) / 2) / self.sigma
         return 0.5 * math.erfc(-sigmas / math.sqrt(2.0))
 
     def limit(self, odds: float) -> float:
@@ -76,9 +88,8 @@ class Interval:
         >>> round(interval.limit(0.5), 9), round(interval.limit(0.9), 3)
         (12.0, 16.0)
         """
-        low, high = math.log(self.low), math.log(self.high)
-        sigmas = statistics.NormalDist().inv_cdf(odds) / HALF_WIDTH
-        return math.exp((low + high) / 2 + sigmas * (high - low) / 2)
+        sigmas = statistics.NormalDist().inv_cdf(odds)
+        return math.sqrt(self.low * self.high) * math.exp(sigmas * self.sigma)
 
     def to_json(self) -> list[float]:
         """Both ends."""
@@ -103,20 +114,28 @@ class Setting:
     # settings that matter (degrees of parallelism, microbatch, recomputation, ...) and that whoever
     # describes the run left open
     guessed: int = 0
+    # of a step that was accounted: how much of it each of `PARTS` is
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         labels = {name: list(names) for name, names in self.labels.items()}
-        return {**labels, "size": self.size, "guessed": self.guessed}
+        return {**labels, "size": self.size, "guessed": self.guessed, "shares": dict(self.shares)}
 
     @classmethod
     def from_json(cls, data: Figures) -> Setting:
         """The setting that `to_json` gave."""
-        numbers = ("size", "guessed")
+        numbers = ("size", "guessed", "shares")
         labels = {
             name: tuple(map(str, names)) for name, names in data.items() if name not in numbers
         }
-        return cls(labels, float(data["size"]), int(data.get("guessed", 0)))
+        return cls(labels, float(data["size"]), int(data.get("guessed", 0)), data.get("shares", {}))
+
+    def parts(self, figure: str) -> Mapping[str, float]:
+        """Shares of the parts of a figure; none of a step that was not accounted."""
+        if figure.startswith("step"):
+            return self.shares
+        return {next(iter(self.labels.get(KIND_OF.get(figure, ""), ())), ""): 1.0}
 
     def level(self, attribute: str, names: Sequence[str]) -> int:
         """How far up one has to go until names are shared: 0 the same, as many as there are names where none is shared."""
@@ -151,7 +170,8 @@ class Residuals:
     """Residuals of one figure."""
 
     figure: str  # of `FIGURES`
-    noise: float  # sigma right beside measured runs, where stacks do not differ
+    noise: Mapping[str, float]  # sigma right beside measured runs of each of `Setting.parts`
+    usual: Mapping[str, float]  # shares of what was measured in the mean, for what says none
     # sigma that each level of an attribute adds where it is not shared; see `Setting.level`
     attributes: Mapping[str, tuple[float, ...]]
     doubling: float  # sigma that a doubling of the size beyond measured runs adds
@@ -164,9 +184,6 @@ class Residuals:
     rows: int  # rows, families: that the fit rests on
     families: int
     runs: tuple[MeasuredRuns, ...]
-    # sigma of each stack (framework) that was measured; empty where stacks do not differ
-    stacks: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    stranger: float = 0.0  # sigma of any other stack, no smaller
     # accelerators that two sources or more measured, with rates of products of their own
     several: frozenset[str] = frozenset()
     single: float = 0.0  # sigma that any other accelerator adds
@@ -176,9 +193,12 @@ class Residuals:
     )
 
     def sigma(self, setting: Setting) -> float:
-        """Spread of the residual of a setting, by its stack and its distance to the nearest measured runs."""
-        guessed = min(setting.guessed, MOST_GUESSED)
-        return math.sqrt(self._place(setting)[0] + self.guess**2 * guessed)
+        """Spread of the residual of a setting, by its parts and its distance to the nearest measured runs."""
+        alone = self._name(setting, "accelerator") not in self.several
+        parts, widest = setting.parts(self.figure) or self.usual, max(self.noise.values())
+        noise = math.hypot(*(parts[kind] * self.noise.get(kind, widest) for kind in parts))
+        rest = self.single**2 * alone + self.guess**2 * min(setting.guessed, MOST_GUESSED)
+        return math.sqrt(noise**2 + self._place(setting)[0] + rest)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
         """The measured runs of the nearest stack at the least distance, of equally near ones the most; None where none were measured."""
@@ -197,20 +217,13 @@ class Residuals:
             )
             nearest = self.runs[min(order)[-1]] if apart else None
             least = min(apart, default=self._widest)
-            self._places[key] = least + self._base(setting), nearest
+            self._places[key] = least, nearest
         return self._places[key]
 
     def knows(self, setting: Setting) -> bool:
-        """Whether the stack of a setting was measured, or stacks do not differ."""
-        return not self.stacks or self._name(setting, "framework") in self.stacks
-
-    def _base(self, setting: Setting) -> float:
-        """Variance of the stack, and of an accelerator that one source measured."""
-        stack = self.noise
-        if self.stacks:
-            stack = self.stacks.get(self._name(setting, "framework"), self.stranger)
-        alone = self._name(setting, "accelerator") not in self.several
-        return stack**2 + self.single**2 * alone
+        """Whether the software of a setting was measured, or does not differ."""
+        alike = (setting.level("framework", run.labels["framework"]) == 0 for run in self.runs)
+        return "framework" not in self.attributes or any(alike)
 
     @staticmethod
     def _name(setting: Setting, attribute: str) -> str:
@@ -243,7 +256,7 @@ class Residuals:
         squares = math.fsum(self.pairs.get(kind, widest) ** 2 for kind in kinds)
         square = max(self.pairs.get("same", 0.0) ** 2, squares)
         for name, levels in self.attributes.items():
-            if _KIND_OF.get(name) not in kinds:
+            if _PAIRED.get(name) not in kinds:
                 level = a.level(name, b.labels.get(name, ()))
                 square += 2 * HALF_WIDTH**2 * sum(each**2 for each in levels[:level])
         doublings = abs(math.log2(b.size / a.size)) if a.size and b.size else 0.0
@@ -342,14 +355,13 @@ def residuals(figure: str) -> Residuals:
     apart = read_shipped(_PACKAGE, "differences.yaml")["rows"]
     return Residuals(
         figure=figure,
-        noise=float(data["noise"]),
+        noise={str(kind): float(sigma) for kind, sigma in data["noise"].items()},
+        usual={str(kind): float(share) for kind, share in data.get("usual", {}).items()},
         attributes={name: tuple(map(float, data["attributes"][name])) for name in names},
         doubling=float(data["doubling"]),
         most_doublings=float(data["most_doublings"]),
         guess=float(data["guess"]),
         quantiles=_pair(data["quantiles"]),
-        stacks={str(name): float(sigma) for name, sigma in data["stacks"].items()},
-        stranger=float(data["stranger"]),
         several=frozenset(map(str, data["several"])),
         single=float(data["single"]),
         pairs={str(row[1]): float(row[2]) for row in apart if row[0] == figure},

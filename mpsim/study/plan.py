@@ -30,7 +30,7 @@ from mpsim.study.ties import front_of
 from mpsim.study.trainings import Known, known_trainings
 from mpsim.study.usual import GUESSED, usual
 from mpsim.table import plural
-from mpsim.training.intervals import residuals_of, setting_of
+from mpsim.training.intervals import residuals_of, told
 from mpsim.units import percent
 
 _DAY, _HOUR, _MWH, _TONNE = 86400.0, 3600.0, 3.6e9, 1000.0
@@ -192,7 +192,7 @@ def plan_training(
     days = steps * step / goodput / _DAY
     energy = assumed.facility.energy(summary["meter_parts_j"]) * steps / goodput
     rate = rate_of(cluster, offer=assumed.offer, rates=assumed.rates)
-    of = setting_of(result.plan) if setting is None else setting
+    of = told(summary) if setting is None else setting
     known = residuals_of(of).interval(step, of)
     steady = (known.low / step, known.high / step)
     spread = _joined(steady, (goodput / shares[0], goodput / max(shares[1], _LEAST_SHARE)))
@@ -215,15 +215,11 @@ def plan_training(
         carbon_kg=assumed.facility.emitted(energy),
         fits=bool(summary["fits_memory"]),
         fits_probability=summary.get("fits_probability"),
-        spread=_wider(spread, others),
-        basis=f"{known.basis}; a third to three times the failures; at least that of {others.trainings} published trainings",
-        computing_spread=_wider(steady, known_trainings("computing", without=without)),
+        spread=others.ends(spread),
+        basis=f"{known.basis}; a third to three times the failures; as much farther off as {others.trainings} published trainings were",
+        computing_spread=known_trainings("computing", without=without).ends(steady),
         warnings=(*summary["warnings"], *([rate.beside] if rate and rate.beside else [])),
     )
-
-
-def _wider(ends: tuple[float, float], others: Known) -> tuple[float, float]:
-    return min(ends[0], others.low), max(ends[1], others.high)
 
 
 def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
@@ -380,7 +376,7 @@ def plan(
                 laid, cut = (usual(base), ()) if search is None else _searched(base, search)
                 result = simulate_step(base.with_values(laid))
                 of = dataclasses.replace(
-                    setting_of(result.plan), guessed=len(laid.keys() & {*GUESSED})
+                    told(result.headline), guessed=len(laid.keys() & {*GUESSED})
                 )
                 row = plan_training(result, tokens, assumed, setting=of if search is None else None)
             except MpsimError as error:

@@ -116,8 +116,7 @@ def selection(settings: Sequence[Setting], logs: Sequence[float]) -> float:
             drawn = draw.normal(0.0, sigma, (_DRAWS, len(values)))
             square += sigma**2
             errors += drawn[:, [values[each.get(kind)] for each in chosen]]
-    low, high = known.quantiles
-    most = known.sigma(settings[0]) * (high - low) / 2 / HALF_WIDTH
+    most = known.interval(1.0, settings[0]).sigma
     errors *= min(1.0, most / math.sqrt(square)) if square else 0.0
     winners = (np.array(logs) + errors).argmin(axis=1)
     return float(-errors[np.arange(_DRAWS), winners].mean())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from mpsim.framework import framework_line
@@ -10,6 +11,7 @@ from mpsim.parallel import AXIS_NAMES
 from mpsim.result.memory import Memory
 from mpsim.result.residuals import (
     LEVEL,
+    PARTS,
     Interval,
     Residuals,
     Setting,
@@ -20,11 +22,12 @@ from mpsim.result.residuals import (
 from mpsim.result.words import Figures
 from mpsim.training.plan import Plan
 
+_KERNELS = ("forward", "backward", "weight_gradient", "recompute")
 _LONG = 16_384  # tokens from which attention is a large part of a step, whatever the model
 
 
-def setting_of(plan: Plan) -> Setting:
-    """The setting of a step: ``layout`` and ``rest`` matter for the difference of two alone."""
+def setting_of(plan: Plan, seconds: Mapping[str, float] | None = None) -> Setting:
+    """The setting of a step: ``layout`` and ``rest`` matter for the difference of two alone. `seconds`: of each part of its account."""
     layout = plan.layout
     setting = Setting(
         {
@@ -34,9 +37,11 @@ def setting_of(plan: Plan) -> Setting:
             "length": ("long" if plan.sequence_length > _LONG else "short",),
             "layout": (),
             "rest": (),
+            "seen": ("memory",),
             "model": ("experts" if layout.model.moe is not None else "dense",),
         },
         layout.mesh.world,
+        shares=shares_of(seconds or {}),
     )
     return of_layout(
         setting,
@@ -46,6 +51,20 @@ def setting_of(plan: Plan) -> Setting:
         schedule=plan.schedule,
         recompute=plan.recompute.granularity,
     )
+
+
+def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Shares of `mpsim.result.residuals.PARTS` in the parts of an account."""
+    whole = math.fsum(seconds.values())
+    kernels = math.fsum(seconds.get(name, 0.0) for name in _KERNELS)
+    exposed = math.fsum(each for name, each in seconds.items() if name.startswith("exposed"))
+    parts = (kernels, exposed, whole - kernels - exposed)
+    return {name: each / whole for name, each in zip(PARTS, parts, strict=True)} if whole else {}
+
+
+def told(figures: Figures) -> Setting:
+    """The setting that the interval of a result rests on."""
+    return Setting.from_json(figures["interval"]["of"])
 
 
 def of_layout(
@@ -63,6 +82,11 @@ def of_layout(
     return dataclasses.replace(
         setting, labels={**setting.labels, "layout": (axes,), "rest": (rest,)}
     )
+
+
+def seen_as(setting: Setting, seen: str) -> Setting:
+    """The setting of a peak that is read as ``memory`` of the device, ``reserved`` or ``allocated``."""
+    return dataclasses.replace(setting, labels={**setting.labels, "seen": (seen,)})
 
 
 def residuals_of(setting: Setting) -> Residuals:

@@ -19,7 +19,7 @@ from mpsim.result.energy import measure_energy
 from mpsim.result.words import Figures
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
-from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of
+from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of, told
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
 from mpsim.units import Dimension, format_quantity
@@ -41,7 +41,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         breakdown = {part: s * min(1.0, step / undisturbed) for part, s in breakdown.items()}
         breakdown["variation"] = max(0.0, step - undisturbed)
     each = head["accelerators"] * step
-    setting, floors = setting_of(plan), _floors(needs)
+    setting, floors = told(head), _floors(needs)
     energy = measure_energy(result, step)
     straddles = straddling_words(plan, result.program)
     model = head["model_flops_per_step"]
@@ -111,7 +111,8 @@ def headline(result: Result, plan: Plan, hardware: float) -> Figures:
         "hfu": hardware / each / peak,
         "peak_memory_bytes": float(result.memory.total.max()),
     }
-    return {**head, "interval": intervals(setting_of(plan), head)}
+    seconds = dict(zip(PARTS, figures.mean_over_ranks(result, result.parts).tolist(), strict=True))
+    return {**head, "interval": intervals(setting_of(plan, seconds), head)}
 
 
 class Work(NamedTuple):

@@ -26,7 +26,7 @@ from mpsim.serving.confidence import setting_of as setting_of_service
 from mpsim.serving.result import ServedPoint
 from mpsim.simulate import simulate
 from mpsim.study.rows import COLUMNS, SERVICE_COLUMNS, column_of, figure_of
-from mpsim.training.intervals import residuals_of, setting_of
+from mpsim.training.intervals import residuals_of, told
 from mpsim.units import Dimension, parse_quantity
 from mpsim.validate.records import Record, Validation
 
@@ -315,22 +315,22 @@ def _records(
 
 def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
     """A record of a training step with its prediction."""
-    told = result.headline
-    value = figure_of(told, figure.place)
+    head = result.headline
+    value = figure_of(head, figure.place)
     if not isinstance(value, float | int):
         return dataclasses.replace(blank, skipped_because="a training step has no such result")
-    setting, step = setting_of(result.plan), result.scenario.training_step
-    low, high = told["interval"][figure.place]
+    setting, step = told(head), result.scenario.training_step
+    low, high = head["interval"][figure.place]
     memory = figure.kind == "memory"
     residual = "memory" if memory else residuals_of(setting).figure
-    basis = told["interval"]["memory_basis" if memory else "basis"]
+    basis = head["interval"]["memory_basis" if memory else "basis"]
     chip = result.plan.layout.cluster.accelerator.name
-    group = f"{result.plan.layout.model.name}, {step.sequence_length} tokens, {told['accelerators']} x {chip}"
+    group = f"{result.plan.layout.model.name}, {step.sequence_length} tokens, {head['accelerators']} x {chip}"
     timed = figure.unit == "s"  # what choices are judged by
     return dataclasses.replace(
         blank,
         predicted=float(value),
-        size=float(told["accelerators"]),
+        size=float(head["accelerators"]),
         group=group if timed else "",
         sequences=float(step.global_batch) if timed else 0.0,
         figure=residual,

@@ -41,8 +41,8 @@ def steps() -> list[dict[str, str]]:
 
 
 def test_four_of_five_step_times_lie_in_their_interval() -> None:
-    """75 to 85 % of all step times, each from the other families alone."""
-    assert 0.75 <= coverage(steps()) <= 0.85
+    """75 to 87 % of all step times, each from the other families alone."""
+    assert 0.75 <= coverage(steps()) <= 0.87
 
 
 def test_no_large_family_is_forgotten() -> None:

@@ -254,14 +254,8 @@ def _network(row: Filled) -> Filled:
 
 
 def guesses(assumed: Sequence[Assumed]) -> int:
-    """How many settings that a step time depends on are guesses: neither stated, nor usual with the row's framework, nor what the others leave."""
-    columns = table("assumptions")["columns"]
-    reasons = {
-        (column, entry["why"])
-        for column in table("assumptions")["guesses"]
-        for entry in columns[column]
-    }
-    return len({entry.to for entry in assumed if (entry.to, entry.why) in reasons})
+    """How many settings that a step time depends on a row does not state."""
+    return len({entry.to for entry in assumed} & {*table("assumptions")["guesses"]})
 
 
 def network_of(accelerator: str, link: str = "") -> Mapping[str, Any] | None:

@@ -15,7 +15,7 @@ from mpsim.formats.cells import Cells
 from mpsim.formats.words import gpu
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
-from mpsim.training.intervals import setting_of
+from mpsim.training.intervals import seen_as, setting_of
 from mpsim.training.memory.account import account_memory, outside_allocator
 from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
@@ -61,8 +61,8 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     rule = rule_of(cells, "peaks")
     scenario, assumed = scenario_of(cells)
     plan = resolve(Scenario.from_mapping(scenario))
-    setting = of_stack(setting_of(plan), rule)
     statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
+    setting = seen_as(of_stack(setting_of(plan), rule), statistic["seen"])
     peak = peak_of(plan, statistic["seen"])
     _check_states(plan, cells)
     told = tuple(map(str, assumed))

@@ -19,7 +19,7 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import simulate_step
 from mpsim.study.facility import Facility
 from mpsim.study.plan import Assumptions, plan_training
-from mpsim.training.intervals import setting_of
+from mpsim.training.intervals import told
 from mpsim.validate.records import Record
 
 __all__ = ["MEASURED", "as_run", "assumptions_of", "blank", "hours_of", "predict"]
@@ -56,11 +56,11 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     """
     cells = row.configuration
     tokens = cells.required_number("tokens_b") * _BILLION
-    told = as_run(cells)
-    rule, run = read_run(told.cells)
+    row_told = as_run(cells)
+    rule, run = read_run(row_told.cells)
     result = simulate_step(Scenario.from_mapping(run.scenario))
-    assumed = (*told.assumed, *run.assumed)
-    setting = dataclasses.replace(setting_of(result.plan), guessed=guesses(assumed))
+    assumed = (*row_told.assumed, *run.assumed)
+    setting = dataclasses.replace(told(result.headline), guessed=guesses(assumed))
     check_parameters(cells, result.summary["parameters"]["total"])
     setting = of_stack(setting, rule)
     training = plan_training(

@@ -23,7 +23,7 @@ from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve, simulate_step
 from mpsim.study.usual import Tried, settled
-from mpsim.training.intervals import setting_of
+from mpsim.training.intervals import told
 from mpsim.training.memory.account import account_memory, outside_allocator
 from mpsim.workload import model_names
 
@@ -363,7 +363,7 @@ def _outcome(scenario: str, parts: bool = False) -> _Outcome:
     }
     if parts:
         figures["layers"] = float(sum(result.breakdown[part] for part in _LAYER_PARTS))
-    return _Outcome(figures, setting_of(result.plan))
+    return _Outcome(figures, told(result.headline))
 
 
 def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:

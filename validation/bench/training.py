@@ -13,7 +13,7 @@ from bench.tables import of_stack, rule_of
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
-from mpsim.training.intervals import residuals_of
+from mpsim.training.intervals import residuals_of, seen_as
 from mpsim.validate.records import Record
 from mpsim.workload import model_flops
 
@@ -125,9 +125,10 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     if stated.assumed:  # a rate hardly depends on what was assumed, a peak is in proportion to it
         why = "the batch or the length of sequences is not stated, which decides the peak"
         return [*times, *(dataclasses.replace(peak, skipped_because=why) for peak in peaks)]
+    read = seen_as(setting, rule.get("memory", "memory"))
     known = [
         dataclasses.replace(
-            peak, predicted=told.memory, assumed=assumed, figure="memory", setting=setting
+            peak, predicted=told.memory, assumed=assumed, figure="memory", setting=read
         )
         for peak in peaks
     ]

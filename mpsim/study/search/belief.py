@@ -67,7 +67,7 @@ class Belief:
         known = residuals_of(self.settings[0])
         chosen = [chosen_of(setting) for setting in self.settings]
         widest = max(known.pairs.values(), default=0.1)
-        names, sigma = ["level"], [known.sigma(self.settings[0])]
+        names, sigma = ["level"], [known.interval(1.0, self.settings[0]).sigma]
         rows = [np.ones(len(chosen))]
         for name, (kind, sign) in SLOPES.items():
             names.append(name)
@@ -109,10 +109,9 @@ class Belief:
     def _held(self, draw: np.random.Generator) -> tuple[Floats, Floats]:
         """ln of memory over its prediction, and the likelihood of who ran and who ran out."""
         memory = residuals("memory").interval(1.0, self.settings[0])
-        low, high = math.log(memory.low), math.log(memory.high)
-        sigma = (high - low) / 2 / HALF_WIDTH
+        middle, sigma = math.log(memory.limit(0.5)), memory.sigma
         own, told = _OWN * sigma, [each for each in self.ran if each.memory]
-        level = draw.normal((low + high) / 2, math.sqrt(1 - _OWN**2) * sigma, _DRAWS)
+        level = draw.normal(middle, math.sqrt(1 - _OWN**2) * sigma, _DRAWS)
         weights = np.zeros(_DRAWS)
         for each in self.ran:
             margin = math.log(self.room / self.memory[each.place]) - level

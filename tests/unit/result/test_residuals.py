@@ -10,7 +10,7 @@ import pytest
 
 import mpsim
 from mpsim.result.residuals import FIGURES, MeasuredRuns, Residuals, Setting, residuals
-from mpsim.training.intervals import nearest_measured, residuals_of
+from mpsim.training.intervals import nearest_measured, residuals_of, seen_as, shares_of
 
 A100, H100 = ("a100-sxm-80", "ampere"), ("h100-sxm", "hopper")
 
@@ -62,7 +62,8 @@ def known(*measured: MeasuredRuns) -> Residuals:
     """Noise of 0.1; another framework of the line adds 0.2, another line 0.4 more; another chip 0.3; a doubling 0.1."""
     return Residuals(
         figure="step",
-        noise=0.1,
+        noise={"": 0.1},
+        usual={"": 1.0},
         attributes={"framework": (0.2, 0.4), "accelerator": (0.3, 0.5)},
         doubling=0.1,
         most_doublings=6,
@@ -125,19 +126,41 @@ def test_guessed_settings_widen() -> None:
     assert "2 settings guessed" in known_one.interval(1.0, open_one).basis
 
 
-def test_a_stack_has_the_spread_that_its_runs_showed() -> None:
-    """f was off by 0.05, g by 0.2; a stack that nobody measured has 0.4."""
-    stacks = dataclasses.replace(
-        known(runs("f", "a"), runs("g", "a")),
-        stacks={"f": 0.05, "g": 0.2},
-        stranger=0.4,
+def test_a_step_is_as_uncertain_as_its_parts() -> None:
+    """0.8 of 0.1 and 0.2 of 0.3: sqrt(0.08^2 + 0.06^2) = 0.1; a step without an account has the usual shares."""
+    parts = dataclasses.replace(
+        known(runs("f", "a")),
+        noise={"compute": 0.1, "exchange": 0.3},
+        usual={"compute": 1.0},
     )
-    assert stacks.sigma(at("f", "a")) == pytest.approx(0.05)
-    assert stacks.sigma(at("g", "a")) == pytest.approx(0.2)
-    strange = at("h", "a")
-    assert stacks.sigma(strange) == pytest.approx(math.sqrt(0.16 + 0.04))
-    assert "nobody measured this software" in stacks.basis(strange)
-    assert "nobody" not in stacks.basis(at("f", "a"))
+    shares = {"compute": 0.8, "exchange": 0.2}
+    step = dataclasses.replace(at("f", "a"), shares=shares)
+    assert parts.sigma(step) == pytest.approx(0.1)
+    assert parts.sigma(dataclasses.replace(step, shares={"exchange": 1.0})) == pytest.approx(0.3)
+    assert parts.sigma(at("f", "a")) == pytest.approx(0.1)
+    assert Setting.from_json(step.to_json()) == step
+
+
+def test_an_account_is_kernels_exposed_communication_and_the_rest() -> None:
+    """6 s of kernels, 1 s of tensor and 1 s of data parallelism, 2 s of bubbles."""
+    seconds = {"forward": 2.0, "backward": 4.0, "exposed_tp": 1.0, "exposed_dp": 1.0, "bubble": 2.0}
+    assert shares_of(seconds) == {"compute": 0.6, "exchange": 0.2, "rest": 0.2}
+    assert shares_of({}) == {}
+
+
+def test_a_peak_is_as_uncertain_as_the_way_it_is_read() -> None:
+    """What the allocator hands out is known better than what a device reports, which nothing is known worse than."""
+    memory = residuals("memory")
+    spread = [memory.sigma(seen_as(setting(("f", "l")), seen)) for seen in ("allocated", "memory")]
+    assert spread[1] > 1.2 * spread[0]
+    assert memory.sigma(seen_as(setting(("f", "l")), "by hand")) == spread[1]
+
+
+def test_software_that_nobody_measured_is_told() -> None:
+    """In the words of the interval."""
+    one = known(runs("f", "a"))
+    assert "nobody measured this software" in one.basis(at("h", "a"))
+    assert "nobody" not in one.basis(at("f", "a"))
 
 
 def test_an_accelerator_of_one_source_is_wider() -> None:
@@ -207,7 +230,7 @@ def test_every_figure_ships_residuals(figure: str) -> None:
     """Each has measured runs, a spread and quantiles on both sides of the prediction."""
     one = residuals(figure)
     assert one.runs
-    assert one.noise > 0
+    assert min(one.noise.values()) > 0
     assert one.quantiles[0] < 0 < one.quantiles[1]
 
 

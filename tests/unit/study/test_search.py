@@ -239,7 +239,7 @@ def test_ties_are_those_of_all_layouts_not_of_the_rows_printed(scenario):
     over = {**OVER, "parallelism.zero": [1], "training.recompute": ["none"]}
     whole = mpsim.search(scenario, over, top=10**6)
     few = mpsim.search(scenario, over, top=1, front=False)
-    assert whole.may_tie == 0 < few.may_tie
+    assert whole.may_tie == 0
     assert few.ties <= whole.ties <= few.ties + few.may_tie
     assert few.simplest.complexity == whole.simplest.complexity
     front = mpsim.search(scenario, over, top=1)

@@ -43,11 +43,11 @@ def believed(memory: list[float] | None = None) -> Belief:
 
 def test_a_slope_of_tensor_parallel_is_found_from_three_runs_and_carried_to_the_fourth() -> None:
     """Steps 10 % longer with each doubling of tp: tp 8, which never ran, is expected about 1.331 times tp 1."""
-    after = believed().after(Ran(0, 1.2), Ran(2, 1.32), Ran(4, 1.452))
+    after = believed().after(Ran(0, 1.1), Ran(2, 1.21), Ran(4, 1.331))
     slope, spread, before = after.learnt()["tensor parallel"]
     assert spread < before / 2
     assert slope == pytest.approx(math.log(1.1), abs=0.02)
-    assert after.expected[5] == pytest.approx(1.2 * 1.331, rel=0.06)
+    assert after.expected[5] == pytest.approx(1.1 * 1.331, rel=0.06)
 
 
 def test_what_ran_out_of_memory_lowers_the_odds_of_what_is_as_full() -> None:
@@ -104,21 +104,21 @@ def log(folder: Path, seconds: float) -> None:
 def test_launched_runs_are_read_back_and_rank_all_layouts(
     scenario: mpsim.Scenario, chosen: Shortlist, tmp_path: Path
 ) -> None:
-    """Steps a fifth longer than predicted make those of most other layouts longer; a run out of memory never is the best."""
+    """Steps a tenth longer than predicted make those of most other layouts longer; a run out of memory never is the best."""
     chosen.write(tmp_path)
     folders = list(json.loads((tmp_path / SHORTLIST).read_text())["launched"])
     for folder, item in zip(folders[:2], chosen.candidates, strict=False):
         assert "--train-iters 20 --log-interval 1" in (tmp_path / folder / "launch.sh").read_text()
-        log(tmp_path / folder, 1.2 * item.row.step_time_s)
+        log(tmp_path / folder, 1.1 * item.row.step_time_s)
     (tmp_path / folders[2] / "run.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
     tried = read_runs(scenario, tmp_path)
     others = [n for n in range(len(tried.pool)) if tried.belief.fits[n] > 0.0]
     ratio = tried.belief.expected[others] / tried.belief.seconds[others]
-    assert 1.1 < np.median(ratio) < 1.25
+    assert 1.05 < np.median(ratio) < 1.15
     assert tried.launched[folders[2]].seconds is None
     assert tried.belief.best[tried.launched[folders[2]].place] == 0.0
     assert tried.launched[folders[0]].seconds == pytest.approx(
-        1.2 * chosen.candidates[0].row.step_time_s, rel=1e-3
+        1.1 * chosen.candidates[0].row.step_time_s, rel=1e-3
     )
 
 

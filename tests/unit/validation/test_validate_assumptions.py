@@ -150,7 +150,7 @@ def test_what_other_columns_leave_is_no_guess(
 
 
 def test_guesses_are_settings_that_nobody_states() -> None:
-    """A degree and a recomputation guessed count, each once; what is usual with the framework, deduced or of little weight does not."""
+    """A degree, a recomputation and a format that are not stated count, each once; what the others leave does not."""
     said = [
         Assumed("tp", "1", "no tensor parallelism is stated"),
         Assumed("recompute", "none", "none is stated"),
@@ -159,7 +159,7 @@ def test_guesses_are_settings_that_nobody_states() -> None:
         Assumed("dp", "64", "what the accelerators have room for"),
         Assumed("nics_per_node", "8", "DGX H100: one NDR NIC a GPU"),
     ]
-    assert guesses(said) == 2
+    assert guesses(said) == 3
 
 
 RATE = {
