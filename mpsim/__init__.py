@@ -4,8 +4,8 @@
     >>> scenario = mpsim.load("scenarios/quickstart.yaml")  # doctest: +SKIP
     >>> mpsim.simulate(scenario).summary["step_time_s"]  # doctest: +SKIP
 
-What a command does has the command's name here. Every name is resolved on first use, so that ``import mpsim`` costs next to nothing;
-what is not in ``mpsim.__all__`` is private, wherever it lives.
+What a command does has the command's name here. Names are resolved on first use, so that ``import
+mpsim`` costs next to nothing; what is not in ``mpsim.__all__`` is private.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _AT_HOME = {
     "schedule": "schedule_times",
     "validate": "validate_files",
 }
-"""Names that say more where they live: a Result is that of any job here, its step's alone in `mpsim.result`."""
+"""Names that say more where they live: a Result is any job's; a step's is in `mpsim.result`."""
 
 
 def __getattr__(name: str) -> object:
@@ -126,7 +126,9 @@ _offer("timeline.write_trace", "mpsim.formats.perfetto", "write_trace")
 
 
 class _FrontDoor(ModuleType):
-    """The package, whose functions keep their names when modules of the same name are imported: Python would put `mpsim.simulate`, the module, there."""
+    """The package, whose functions keep their names when modules of the same name are imported:
+    Python would put `mpsim.simulate`, the module, there.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

@@ -1,7 +1,8 @@
 """Accessors: what a value can do with the help of packages to the right of its own.
 
-A Result draws itself, is studied and is written as a trace, and plots, studies and exporters import results, never the other way round. Results therefore
-look these services up in a table, and the front door (`mpsim/__init__.py`), which alone knows every package, fills it with functions that import on their first call.
+A Result draws itself, is studied and is written as a trace, and plots, studies and exporters import
+results, never the other way round. Results therefore look these services up in a table, and the
+front door (`mpsim/__init__.py`) fills it with functions that import on their first call.
 """
 
 from __future__ import annotations

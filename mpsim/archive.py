@@ -1,7 +1,8 @@
 """Archives: values on disk, a zip of one JSON document and the arrays it names.
 
-What a file may become is decided here and by the declared fields of the class that is asked for, never by the file: nothing is imported, looked up or executed
-by a name that it holds, and arrays of objects are refused. Fields that a later version added take their defaults, those that it dropped are left out.
+What a file may become is decided here and by the declared fields of the class that is asked for:
+nothing is imported, looked up or executed by a name in the file, and arrays of objects are refused.
+Fields that a later version added take their defaults, those that it dropped are left out.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class Archive:
 
         if self.version != stamp():
             warnings.warn(
-                f"{self._path} was saved by mpsim {self.version}, this is {stamp()}: it is shown as it was saved",
+                f"{self._path} was saved by mpsim {self.version}, this is {stamp()}: it is shown as"
+                " it was saved",
                 stacklevel=3,
             )
         return self
@@ -200,7 +202,7 @@ class _Reader:
         return value
 
     def _of_kinds(self, plain: Plain, kinds: Sequence[Kind]) -> object:
-        """The value of the first kind that `plain` can be of; the reasons of the last where of none."""
+        """The value of the first kind that `plain` can be; the reasons of the last if of none."""
         *others, last = kinds
         for kind in others:
             with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""Descriptions of nouns by themselves: figures with units and sources, for anybody who lays them out."""
+"""Descriptions of nouns: figures with units and sources, for anybody who lays them out."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""YAML files read strictly: no repeated keys, numbers that look like numbers, and the place of every key.
+"""YAML files read strictly: no repeated keys, numbers that are numbers, places of keys.
 
-PyYAML reads ``1e9`` as a string, ``on`` as true, ``12:30`` as 750 and ``010`` as 8, and lets a repeated
-key win in silence; this reader does none of that. Only the scanner and parser of PyYAML are used (libyaml
-where it is built in): plain scalars are resolved here, by the rules of the core schema of YAML 1.2.
-`Document.place` tells where a dotted key was written, so that every complaint can name its line.
+PyYAML reads ``1e9`` as a string, ``on`` as true, ``12:30`` as 750 and ``010`` as 8, and lets a
+repeated key win in silence; this reader does none of that. Only the scanner and parser of PyYAML
+are used (libyaml where it is built in): plain scalars are resolved here, by the rules of the core
+schema of YAML 1.2. `Document.place` tells where a dotted key was written, so that every complaint
+can name its line.
 """
 
 from __future__ import annotations
@@ -241,7 +242,7 @@ class _Reader:
         return {**merged, **data} if merged else data
 
     def _merged(self, node: _Node, head: str) -> dict[object, object]:
-        """Mappings that a merge key brings: the mapping it aliases, or several, of which the first wins."""
+        """Mappings that a merge key brings: one that it aliases, or several; the first wins."""
         merged: dict[object, object] = {}
         for source in reversed([node] if node.items is None else node.items):
             if source.pairs is None:

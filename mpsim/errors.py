@@ -1,7 +1,7 @@
 """The one exception tree of mpsim.
 
-Every class is an `MpsimError` and the exception of Python that fits it: DeadlockError and TooLargeError are
-RuntimeErrors, MissingExtraError is an ImportError, all others are ValueErrors.
+Every class is an `MpsimError` and the exception of Python that fits it: DeadlockError and
+TooLargeError are RuntimeErrors, MissingExtraError is an ImportError, all others are ValueErrors.
 
 A message says where, what was got, what is needed, and the change that mends it.
 """
@@ -58,7 +58,7 @@ class Problem:
 
 
 class MpsimError(Exception):
-    """Root of everything mpsim raises on purpose; no line of its text is longer than a person reads."""
+    """Root of everything mpsim raises on purpose; lines are as long as a person reads."""
 
     def __str__(self) -> str:
         lines = LONGEST_WORD.sub("...", super().__str__()).split("\n")
@@ -114,7 +114,7 @@ class FormatError(MpsimError, ValueError):
 
 
 class TooLargeError(MpsimError, RuntimeError):
-    """A question that costs more than the limits, and nobody said that it is meant (`mpsim.unlimited`).
+    """A question that costs more than the limits, and was not marked as meant (`mpsim.unlimited`).
 
     Parameters
     ----------

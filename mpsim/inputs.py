@@ -1,7 +1,9 @@
-"""Files that mpsim reads: opened in one place, so that no reader waits for a pipe, swells with a bomb or falls over a broken disk.
+"""Files that mpsim reads: opened in one place, so that no reader waits for a pipe, swells with a
+bomb or falls over a broken disk.
 
-`open_input` gives the bytes of a regular file, unpacked where it is gzipped and never more of them than its reader can use; what goes wrong while they are read is
-one error of the class that the reader names. Nothing else in mpsim opens a file of somebody (tested over the whole tree).
+`open_input` gives the bytes of a regular file, unpacked where it is gzipped and never more of them
+than its reader can use; what goes wrong while they are read is one error of the class that the
+reader names. Nothing else in mpsim opens a file of somebody (tested over the whole tree).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def refusal(error: type[MpsimError], path: str | Path, reason: str, line: int = 
 
 
 def shown(value: object) -> str:
-    """A value of somebody's file in a message: short, on one line, and never what a list or an object holds.
+    """A value of somebody's file in a message: short, on one line, without its content.
 
     Examples
     --------
@@ -136,7 +138,7 @@ def open_input(
     damaged.
     """
     with open_regular(path, needed=needed, error=error, largest=largest) as raw:
-        packed = raw.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[attr-defined] # buffered
+        packed = raw.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[attr-defined]
         source = gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw
         bounded = _Bounded(source, path, needed, error, largest)
         bounded.packed = os.fstat(raw.fileno()).st_size if packed else 0
@@ -145,7 +147,7 @@ def open_input(
 
 
 class _Bounded(io.RawIOBase):
-    """Bytes of a stream up to a limit; errors of the system and of unpacking become one of the reader's class."""
+    """Bytes of a stream up to a limit; errors of system and unpacking are the reader's."""
 
     def __init__(
         self,
@@ -225,7 +227,7 @@ def read_bytes(
 def hash_file(path: str | Path, *, needed: str, error: type[MpsimError]) -> str:
     """sha256 of a file as it lies on disk; see `open_regular`."""
     with open_regular(path, needed=needed, error=error) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type] # it seeks
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def read_text(
@@ -257,7 +259,7 @@ def read_lines(
 def read_cells(
     path: str | Path, *, needed: str, error: type[MpsimError], largest: int = TEXT
 ) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a CSV file that are not empty, each with the number of its last line; see `read_lines`."""
+    """Rows of a CSV file that are not empty, with the number of their last line."""
     count = 0
     with open_text(path, needed=needed, error=error, largest=largest, newline="") as file:
         rows = csv.reader(read_lines(file, path, needed=needed, error=error))
@@ -320,7 +322,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _depth(data: object) -> int:
-    """Levels of nesting; counted level by level, for recursion would break off where they are many."""
+    """Levels of nesting, counted level by level: recursion would break off at many."""
     level, depth = [data], 0
     while level := [value for value in level if isinstance(value, dict | list)]:
         depth += 1

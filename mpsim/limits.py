@@ -1,4 +1,4 @@
-"""Limits of what is computed without being asked twice: a question that costs more says so before it starts.
+"""Limits of what is computed unasked: a question that costs more says so first.
 
 Whoever means it goes on: ``--yes`` on the command line, ``with mpsim.unlimited():`` in Python.
 """
@@ -74,7 +74,8 @@ def refuse_large(
     costs = f"about {_bytes(memory_bytes)} of memory and {rough_time(seconds)}"
     ways = f"make it smaller ({' or '.join(smaller)}), or" if smaller else "make it smaller, or"
     raise TooLargeError(
-        f"{what}: would take {costs}, above the limit of {' and '.join(above)}; {ways} go on with --yes (in Python: with mpsim.unlimited())",
+        f"{what}: would take {costs}, above the limit of {' and '.join(above)}; {ways} go on with"
+        " --yes (in Python: with mpsim.unlimited())",
         memory_bytes=memory_bytes,
         seconds=seconds,
         points=points,

@@ -1,11 +1,13 @@
 """Memo: the one way in which anything is remembered, by what it is and within a bound.
 
 * `remembered` keeps what a function said for its last arguments.
-* `Memo` is the dictionary of an object that keeps what it worked out; `asked_once` gives a method one.
-* What a frozen object works out from itself alone is a `functools.cached_property`, and goes when the object goes.
+* `Memo` is the dictionary of an object that keeps what it worked out; `asked_once` gives a method
+  one.
+* What a frozen object works out from itself is a `functools.cached_property`, gone with it.
 
-Keys are content: numbers, strings, tuples and frozen values. An object that compares by identity (a template, a program) may be a key
-itself, because the memo holds it while it holds the value; its address may not, because another object can get the same one later.
+Keys are content: numbers, strings, tuples and frozen values. An object that compares by identity (a
+template, a program) may be a key itself, because the memo holds it while it holds the value; its
+address may not, because another object can get the same one later.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ class Memo(dict[K, V]):
 
     Notes
     -----
-    Looking up is that of any dictionary, so hot loops pay nothing; only what is new is counted. `update`, `setdefault` and `|=` go
-    around the bound and are refused.
+    Looking up is that of any dictionary, so hot loops pay nothing; only what is new is counted.
+    `update`, `setdefault` and `|=` go around the bound and are refused.
 
     Examples
     --------

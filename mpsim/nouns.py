@@ -1,7 +1,8 @@
-"""Nouns made of plain data: pydantic reads a mapping as the annotations of a dataclass say, and every mistake comes back in plain words.
+"""Nouns made of plain data: pydantic reads a mapping as the annotations of a dataclass say, and
+every mistake comes back in plain words.
 
-A noun is a frozen dataclass, so that code makes one of SI numbers as it stands; a mapping that a person wrote is validated. Validators are built when the first
-mapping of a kind is read: importing a noun costs none.
+A noun is a frozen dataclass, made of SI numbers as it stands; a mapping that a person wrote is
+validated. Validators are built when the first mapping of a kind is read.
 """
 
 from __future__ import annotations

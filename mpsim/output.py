@@ -1,4 +1,4 @@
-"""Output of mpsim: files that are whole or not there, names that stay in their folder, text without control characters."""
+"""Output: files that are whole or not there, names within their folder, clean text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTROL: Final = {
 
 
 def printable(text: str) -> str:
-    r"""`text` with control characters spelled out, tabs and ends of lines left: no file's text moves a terminal's cursor.
+    r"""`text` with control characters spelled out, tabs and ends of lines left, for terminals.
 
     Examples
     --------
@@ -34,7 +34,7 @@ def printable(text: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A file's name made from somebody's text: letters, digits and a few marks, no folder, never hidden and never empty.
+    """A file's name from somebody's text: letters, digits, a few marks, never hidden or empty.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def safe_name(text: str) -> str:
 
 @contextlib.contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to, that takes its place at the end; an error or a kill leaves what was there before.
+    """A path beside `path` that takes its place at the end; an error leaves what was there.
 
     What is no regular file (``/dev/stdout``, a pipe) is written to as it is.
     """

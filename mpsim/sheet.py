@@ -1,6 +1,6 @@
-"""Sheets: what a value says of itself, as tables and sentences that a console prints and a notebook lays out.
+"""Sheets: what a value says of itself, as tables and sentences of consoles and notebooks.
 
-One description, two renderings: text and HTML have the same sections, rows and words, whatever is added to a noun later.
+One description, two renderings: text and HTML have the same sections, rows and words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mpsim.output import printable
 from mpsim.table import WIDTH, lay_out
 
 BRIEF: Final = 2900
-"""Most characters of the representation of a value: one that is typed at a prompt must not flood it."""
+"""Most characters of a value's representation: one at a prompt must not flood it."""
 _ROWS: Final = (100, 50, 30, 24, 20, 16, 12, 8, 5, 3, 1)
 """Rows of a section to try in turn, where all of them are too long."""
 _CELL: Final = 160  # characters of a cell of a short representation
@@ -54,7 +54,7 @@ class Section:
             yield f"<{kind}{left}>{_escaped(cell)}</{kind}>"
 
     def at_most(self, rows: int) -> Section:
-        """The section with its first rows and sentences, and how many are left out; long cells cut."""
+        """The section with its first rows and sentences, how many are left out; long cells cut."""
         kept = tuple(tuple(map(_shortened, row)) for row in self.rows[:rows])
         lines = tuple(_shortened(line, _LINE) for line in self.lines[:rows])
         left_out = max(len(self.rows) - rows, 0) or max(len(self.lines) - rows, 0)
@@ -74,8 +74,8 @@ class Sheet:
     >>> print(sheet.text())
     a & b
     step time  1 s
-    >>> sheet.html()
-    '<p><b>a &amp; b</b></p><table><tr><th align=left>step time</th><td align=left>1 s</td></tr></table>'
+    >>> sheet.html().removeprefix("<p><b>a &amp; b</b></p>")
+    '<table><tr><th align=left>step time</th><td align=left>1 s</td></tr></table>'
     """
 
     title: str  # such as the name of the scenario
@@ -98,7 +98,9 @@ class Sheet:
         return lead + "".join(section.html() for section in self.sections)
 
     def brief(self, render: Callable[[Sheet], str]) -> str:
-        """A rendering that is no longer than `BRIEF`: fewer rows of each section, or fewer sections, and how many are left out."""
+        """A rendering that is no longer than `BRIEF`: fewer rows of each section, or fewer
+        sections, and how many are left out.
+        """
         if len(whole := render(self)) <= BRIEF:
             return whole
         for rows in _ROWS:

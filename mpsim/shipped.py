@@ -1,7 +1,8 @@
 """YAML files that ship with mpsim: plain data, read quickly and once.
 
-libyaml composes them where it is built in, and `mpsim.scalars` types them, so that they mean what `mpsim.document` would have read (tested).
-What a file means is kept beside compiled modules, as Python keeps those: while the file and what reads it are the same, and where Python may write.
+libyaml composes them where it is built in, and `mpsim.scalars` types them, so that they mean what
+`mpsim.document` would have read (tested). What a file means is kept beside compiled modules, as
+Python keeps those: while the file and what reads it are the same, and where Python may write.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @remembered(64)
 def read_shipped(package: str, name: str) -> Any:
-    """Plain data of a YAML file that ships with mpsim: what `read_document` reads from it, without the places.
+    """Plain data of a YAML file that ships with mpsim, as `read_document` has it, without places.
 
     It is read once and shared by every caller: do not change it in place.
     """
@@ -69,7 +70,7 @@ def _parsed(text: bytes) -> object:
 
 
 def load_catalog(package: str) -> Iterator[tuple[str, Any]]:
-    """Read every ``*.yaml`` shipped in `package`, in order of name, as (stem, data); see `read_shipped`."""
+    """Every ``*.yaml`` shipped in `package`, by name, as (stem, data); see `read_shipped`."""
     for name in _catalog(package):
         yield name.removesuffix(".yaml"), read_shipped(package, name)
 
@@ -87,7 +88,7 @@ class _Untyped(_Loader):  # type: ignore[misc] # which class depends on PyYAML's
 
 
 def _data(node: yaml.Node) -> Any:
-    """The value of a node of a file that ships with mpsim, which has no tag and repeats no key (tested)."""
+    """The value of a node of a shipped file, which has no tag and repeats no key (tested)."""
     if isinstance(node, yaml.ScalarNode):
         return node.value if node.style else resolve(node.value)
     if isinstance(node, yaml.SequenceNode):

@@ -1,6 +1,7 @@
 """From a Scenario to a Result: the one door for commands and studies.
 
-`simulate` goes the whole way. `prepare` stops before the engine: a study changes costs or durations of what was prepared and lets it run as often as it likes.
+`simulate` goes the whole way. `prepare` stops before the engine: a study changes costs or durations
+of what was prepared and lets it run as often as it likes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Prepared:
         Raises
         ------
         ScenarioError
-            If operations wait for each other, as they may where messages block and a schedule was not made for that.
+            If operations wait for each other, as where messages block in the wrong schedule.
         """
         try:
             return self._run()
@@ -106,8 +107,9 @@ class Prepared:
         mend = ""
         if sends is not BlockingSends.NEVER:
             mend = (
-                f"\n{self.plan.layout.framework.name} lets a rank wait for its messages (blocking_sends: {sends}), which this order was not "
-                "made for: set framework.blocking_sends to never, or take another schedule, such as 1f1b"
+                f"\n{self.plan.layout.framework.name} lets a rank wait for its messages"
+                f" (blocking_sends: {sends}), which this order was not made for: set"
+                " framework.blocking_sends to never, or take another schedule, such as 1f1b"
             )
         problem = Problem(f"the order cannot run: {error}{mend}", key="schedule")
         return ScenarioError(self.scenario.locate([problem]))
@@ -128,7 +130,7 @@ class Prepared:
         return run(program, plan.engine, links_of(program, plan))
 
     def devices(self) -> Devices:
-        """Rows as devices see them; a row loses at least what a step without interference charges it on average."""
+        """Rows as devices see them; a row loses at least the average without interference."""
         from mpsim.program.devices import devices_of
 
         usual = dataclasses.replace(self.plan, interference=False)
@@ -157,7 +159,7 @@ class Prepared:
 
     @property
     def replays(self) -> bool:
-        """Whether every duration is known before the step runs, so that many steps are one array operation."""
+        """Whether every duration is known before the step: many steps are one array operation."""
         return self.plan.network == "analytic" and not self.plan.interference
 
 
@@ -203,7 +205,8 @@ def ready(scenario: Scenario) -> Prepared | ServicePlan:
 def simulate(
     scenario: Scenario, *, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Result | ServiceResult:
-    """Simulate what a scenario asks for: a training step, or a service, which reports requests that have ended and all there are to `progress`.
+    """Simulate what a scenario asks for: a training step, or a service, which reports requests that
+    have ended and all there are to `progress`.
 
     Raises
     ------
@@ -243,7 +246,7 @@ def long_step(scenario: Scenario) -> Result | None:
 
 
 def _of_length(scenario: Scenario, microbatches: int) -> Prepared:
-    """The step of a scenario with so few microbatches; what is paid once a step is that of the whole."""
+    """The step with so few microbatches; what is paid once a step is the whole's."""
     batch = scenario.training_step.global_batch
     part = scenario.with_values(
         {"training.global_batch": batch // scenario.microbatches * microbatches}

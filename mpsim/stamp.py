@@ -17,9 +17,10 @@ _ENDINGS: Final = (".py", ".yaml", ".json", ".csv")
 
 @remembered(1)
 def stamp() -> str:
-    """Version and digest of code and data files, such as ``0.1.0+6804a7d7f7f2``; reading all of them takes about 10 ms.
+    """Version and digest of code and data, such as ``0.1.0+6804a7d7f7f2``, read in some 10 ms.
 
-    Two outputs of the same stamp were made by the same formulas and constants; a journal's rows of another stamp are computed again.
+    Two outputs of the same stamp were made by the same formulas and constants; a journal's rows of
+    another stamp are computed again.
     """
     root = Path(__file__).parent
     # strings, and files opened by them: five hundred paths take three times as long

@@ -14,7 +14,7 @@ from typing import Final
 from mpsim.output import printable
 
 WIDTH: Final = 100
-"""Columns of a page that is no terminal: what people read, mail and paste without scrolling sideways."""
+"""Columns of a page that is no terminal: to read, mail and paste without scrolling."""
 RULE: Final = "\u2500"  # under the header of a table
 
 _BETWEEN_WORDS: Final = re.compile(

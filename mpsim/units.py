@@ -1,9 +1,9 @@
 """Quantities with units at the edge, SI floats inside.
 
-Everything a person writes carries its unit (``400 Gb/s``, ``80 GiB``, ``2.5 us``); everything inside
-mpsim is a float in seconds, bytes, bytes per second, FLOP, FLOP per second, watts or joules.
-A small ``b`` is a bit and a capital ``B`` is a byte, always; ``Gbps`` is what is printed on NICs and means
-``Gb/s``, ``GBps`` is refused because half of its writers mean that too.
+Everything a person writes carries its unit (``400 Gb/s``, ``80 GiB``, ``2.5 us``); everything
+inside mpsim is a float in seconds, bytes, bytes per second, FLOP, FLOP per second, watts or joules.
+A small ``b`` is a bit and a capital ``B`` is a byte, always; ``Gbps`` is what is printed on NICs
+and means ``Gb/s``, ``GBps`` is refused because half of its writers mean that too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fits: measurements into the few constants of the cost models, curves where a form does not hold, and a machine file."""
+"""Fits: measurements into a few constants of the cost models, curves, and a machine file."""
 
 from mpsim.calibrate.calibrate import Calibrated, calibrate, calibrate_serving
 from mpsim.calibrate.parts import Fit, Score

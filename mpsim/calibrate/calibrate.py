@@ -55,7 +55,10 @@ class Calibrated:
 
     def write(self, path: str | Path) -> None:
         """Write the machine file, whole or not at all."""
-        head = "# Written by 'mpsim calibrate'. A scenario names it: cluster: {preset: ./this-file.yaml, nodes: 1}\n"
+        head = (
+            "# Written by 'mpsim calibrate'. A scenario names it: cluster: {preset:"
+            " ./this-file.yaml, nodes: 1}\n"
+        )
         text = yaml.safe_dump(dict(self.document), sort_keys=False, width=120, allow_unicode=True)
         write_whole(path, head + text)
 
@@ -162,7 +165,9 @@ def fit_machine(
     header: Header | None,
     base: Fit | None = None,
 ) -> tuple[Fit, Frame]:
-    """Kernels on the datasheet's chip, then what a layer adds to them, then collectives on the link they imply; a `base` is what was known before."""
+    """Kernels on the datasheet's chip, then what a layer adds to them, then collectives on the link
+    they imply; a `base` is what was known before.
+    """
     bare = machine_of(document_of(frame, base or Fit(), ()))
     chip = bare.accelerator
     main = _main_precision(points, measurements, chip)
@@ -205,7 +210,9 @@ def _main_precision(
 
 
 def _cpu_habits(header: Header | None) -> Fit:
-    """Fields of a framework on a CPU, where the accelerator is the host: calls add up, and without cores to spare communication takes those of the compute."""
+    """Fields of a framework on a CPU, where the accelerator is the host: calls add up, and without
+    cores to spare communication takes those of the compute.
+    """
     fields: dict[str, object] = {"launch_blocking": True, "step_overhead": "0 s"}
     ranks = 1 if header is None else sum(rank.host == header.ranks[0].host for rank in header.ranks)
     cores = 0 if header is None else header.cores
@@ -227,8 +234,8 @@ def _datasheet(on: str, device: str, header: Header | None) -> Accelerator | Non
         return gpu(device.removeprefix("NVIDIA ").strip())
     except CalibrationError:
         raise CalibrationError(
-            f"which accelerator {device or 'this'!r} is stands nowhere; name it with --on, such as --on h100-sxm "
-            "('mpsim show hardware' lists them)"
+            f"which accelerator {device or 'this'!r} is stands nowhere; name it with --on, such as"
+            " --on h100-sxm ('mpsim show hardware' lists them)"
         ) from None
 
 
@@ -252,7 +259,8 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
             a, b = getattr(first.header, field), getattr(other.header, field)
             if a != b:
                 raise CalibrationError(
-                    f"{other.file}: {field} is {b!r}, but {a!r} in {first.file}; calibrate each on its own"
+                    f"{other.file}: {field} is {b!r}, but {a!r} in {first.file}; calibrate each on"
+                    " its own"
                 )
     named = [source for source in sources if source.device_name]
     for other in named[1:]:
@@ -267,8 +275,9 @@ def _busy_warnings(sources: Sequence[Source]) -> Iterator[str]:
     for source in sources:
         if (others := others_of(source)) > BUSY_ABOVE:
             yield (
-                f"{Path(source.file).name}: other processes used {others:.0%} of the host; measure again when it is quiet, and give "
-                "both files: the quietest of each measurement counts"
+                f"{Path(source.file).name}: other processes used {others:.0%} of the host; measure"
+                " again when it is quiet, and give both files: the quietest of each measurement"
+                " counts"
             )
 
 
@@ -277,8 +286,9 @@ def _noise_warnings(fit: Fit) -> Iterator[str]:
     if loud:
         worst = max(loud, key=lambda score: score.noise)
         yield (
-            f"{len(loud)} of {len(fit.scores)} series of measurements spread by more than {NOISY_ABOVE:.0%} at one size "
-            f"({worst.what}: {worst.noise:.0%}): the machine was busy, and smaller errors cannot be told from noise"
+            f"{len(loud)} of {len(fit.scores)} series of measurements spread by more than"
+            f" {NOISY_ABOVE:.0%} at one size ({worst.what}: {worst.noise:.0%}): the machine was"
+            " busy, and smaller errors cannot be told from noise"
         )
 
 

@@ -1,4 +1,4 @@
-"""Fits of collectives: the constants of a library that talks through the host, and curves where they do not hold."""
+"""Fits of collectives: constants of a library that talks through the host, and curves."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _PAIR = 2
 def collective_points(measurements: Iterable[Measurement]) -> list[Point]:
     """Every collective, with some sizes held out.
 
-    The median counts: when the threads of both ends are scheduled differs from call to call on a machine of one's own too, and a step
-    holds many calls.
+    The median counts: when the threads of both ends are scheduled differs from call to call on a
+    machine of one's own too, and a step holds many calls.
     """
     points = [
         dataclasses.replace(
@@ -61,9 +61,9 @@ def group_of(point: Point) -> GroupShape:
 
 
 def link_bandwidth(points: Sequence[Point], cluster: Cluster) -> float | None:
-    """The rate of the link inside a node that no measured collective contradicts [B/s]; None without one.
+    """The rate of the link inside a node that no measured collective contradicts [B/s], or None.
 
-    A link's rate bounds every algorithm from below; it is the rate at which the fastest collective would just be possible.
+    A link's rate bounds every algorithm: it is the one at which the fastest collective is possible.
     """
     inside = [p for p in points if p.domains == 1 and p.size]
     if not inside:
@@ -129,7 +129,11 @@ def _host_constants(
         return np.concatenate([_predicted(model, rows) for rows in series])
 
     measured = np.array([p.seconds for rows in series for p in rows])
-    estimates = fit_robust(form, [unknown(leaf, known=cluster.calibration, of=f"{prefix}.{leaf}") for leaf in leaves], measured)  # fmt: skip
+    estimates = fit_robust(
+        form,
+        [unknown(leaf, known=cluster.calibration, of=f"{prefix}.{leaf}") for leaf in leaves],
+        measured,
+    )
     units = {leaf: "B/s" if leaf.endswith("_bandwidth") else "s" for leaf in leaves}
     return {
         f"{prefix}.{estimate.name}": fitted(estimate, units[estimate.name])

@@ -1,4 +1,4 @@
-"""Costs of a host beside kernels: overhead of a whole layer over the sum of its kernels, and the cost of a launch."""
+"""Costs of a host beside kernels: of a whole layer over its kernels, and of a launch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class LayerWork:
 def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[LayerWork]:
     """Every measured pass of a whole layer on one rank.
 
-    A layer that is run again and again alone finds its weights in a cache, which in a training step hold other layers by then: its products are
-    timed without the memory. One that is measured within a stack of layers is timed as in a step.
+    A layer that is run again and again alone finds its weights in a cache, which in a training step
+    hold other layers by then: its products are timed without the memory. One that is measured
+    within a stack of layers is timed as in a step.
     """
     works = []
     cached = _cached(chip)
@@ -101,10 +102,10 @@ def _expanded(measurement: Measurement, software: Framework) -> Expansion:
 
 
 def fit_host(works: Sequence[LayerWork]) -> Fit:
-    """On a CPU, where the host is the accelerator: time of a call, and of memory-bound kernels over those measured alone.
+    """Time of a call, and of memory-bound kernels over those measured alone, on a CPU.
 
-    A layer's pass takes ``factor * streams + others + calls * cost``: kernels in a layer find their data in caches, or do not, and
-    autograd and the interpreter add to each call.
+    A layer's pass takes ``factor * streams + others + calls * cost``: kernels in a layer find their
+    data in caches, or do not, and autograd and the interpreter add to each call.
     """
     if len(works) < _FEWEST:
         few = "too few layers were measured: what the host adds to kernels is taken as nothing"
@@ -122,7 +123,8 @@ def fit_host(works: Sequence[LayerWork]) -> Fit:
     }
     named = {"the cost of a call": call, "the factor of memory-bound kernels": factor}
     warnings = tuple(
-        f"{name} of a layer is at the bound of its fit ({estimate.value:.3g}): kernels alone do not explain a layer"
+        f"{name} of a layer is at the bound of its fit ({estimate.value:.3g}): kernels alone do not"
+        " explain a layer"
         for name, estimate in named.items()
         if estimate.at_bound and estimate.value > 1.0
     )

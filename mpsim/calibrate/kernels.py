@@ -20,15 +20,16 @@ from mpsim.workload import OperatorKind, Phase, attention_flops
 
 Floats = NDArray[np.float64]
 _HALF = ("bf16", "fp16")
-_PASSES = 3.5  # FLOPs of forward and backward over those of forward (Dao 2023, FlashAttention-2, section 4.1)
+# FLOPs of forward and backward over those of forward (Dao 2023, FlashAttention-2, section 4.1)
+_PASSES = 3.5
 _SHAPE = ("launch", "memory_fraction", "knee")
 _FEWEST = 4
 
 
 def fit_gemm(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
-    """Matrix products: shape constants from the `main` precision, a fraction of the peak for every one.
+    """Matrix products: shape constants of the `main` precision, a fraction of every peak.
 
-    Where all of them ran in the middle of something else, as in a trace of training, they count as sustained.
+    Where all of them ran in the middle of something else, as in a trace, they count as sustained.
     """
     products = [p for p in points if p.operator and p.operator.kind is OperatorKind.GEMM]
     burst = [p for p in products if p.phase == "burst" and p.precision in chip.peak_flops]
@@ -76,8 +77,14 @@ def _gemm_shape(
 ) -> Mapping[str, Estimate]:
     train = [p for p in points if not p.held_out]
     leaves = ("compute_fraction", *_SHAPE, "weight_gradient")
-    of = {"compute_fraction": _level_name(precision), "weight_gradient": "kernels.gemm_rules.weight_gradient"}  # fmt: skip
-    unknowns = [unknown(leaf, known=chip.calibration, of=of.get(leaf, f"kernels.gemm.{leaf}")) for leaf in leaves]  # fmt: skip
+    of = {
+        "compute_fraction": _level_name(precision),
+        "weight_gradient": "kernels.gemm_rules.weight_gradient",
+    }
+    unknowns = [
+        unknown(leaf, known=chip.calibration, of=of.get(leaf, f"kernels.gemm.{leaf}"))
+        for leaf in leaves
+    ]
     fastest = min(p.seconds for p in train)
     bounded = [
         dataclasses.replace(u, high=min(u.high, fastest), start=min(u.start, fastest / 2))
@@ -102,7 +109,7 @@ def _gemm_level(
     *,
     hot_only: bool,
 ) -> Fit:
-    """The fraction of one precision's peak, at both clocks; `hot_only` where those of `burst` ran at the lower ones too."""
+    """Fraction of a precision's peak; `hot_only` where those of `burst` ran at low clocks too."""
     fixed = {leaf: estimate.value for leaf, estimate in shape.items()}
     train = [p for p in burst if not p.held_out]
 
@@ -136,7 +143,7 @@ def _level_name(precision: str, clocks: str = "sustained") -> str:
 
 
 def _kept_when_hot(burst: Sequence[Point], hot: Sequence[Point]) -> tuple[float, tuple[str, ...]]:
-    """Share of the rate that is left after running for long: by products that were measured both ways."""
+    """Share of the rate that is left after running for long, by products measured both ways."""
     cold = {p.operator: p for p in burst}
     ratios = [(cold[p.operator].seconds / p.seconds, p) for p in hot if p.operator in cold]
     if not ratios:
@@ -147,18 +154,21 @@ def _kept_when_hot(burst: Sequence[Point], hot: Sequence[Point]) -> tuple[float,
         return 1.0, ()
     if share > 1.0:
         return 1.0, (
-            f"a sustained product ran {share - 1:.0%} faster than a short one: clocks rose while measuring, or the machine was busy",
+            (
+                f"a sustained product ran {share - 1:.0%} faster than a short one: clocks rose"
+                " while measuring, or the machine was busy"
+            ),
         )
     return share, ()
 
 
 def _usually_kept(chip: Accelerator, precision: str) -> tuple[float, tuple[str, ...]]:
-    """Share of a burst's rate that training keeps on chips of this kind, where it was not measured."""
+    """Share of a burst's rate that training keeps on chips of this kind, if not measured."""
     known = [KernelModel(chip, precision, clocks=clocks) for clocks in ("burst", "sustained")]
     burst, hot = (model.peak_fraction(precision) for model in known)
     text = (
-        f"nothing was measured in {precision} after running for long: training is taken to keep {hot / burst:.0%} of the rate, as "
-        f"{chip.family} chips do"
+        f"nothing was measured in {precision} after running for long: training is taken to keep"
+        f" {hot / burst:.0%} of the rate, as {chip.family} chips do"
     )
     return hot / burst, (text,)
 
@@ -169,7 +179,7 @@ def _burst(points: Sequence[Point], precision: str, kinds: Collection[OperatorKi
 
 
 def fit_attention(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
-    """Fused attention: an endless rate and a half-way sequence for every mask and width, and the share of the forward pass."""
+    """Fused attention: rate and half-way sequence of every mask and width, share of the forward."""
     mine = _burst(points, main, [OperatorKind.ATTENTION])
     fits = []
     for backend in dict.fromkeys(p.backend for p in mine):
@@ -229,8 +239,13 @@ def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend
     known = chip.calibration
     name = "cudnn" if backend == "cudnn" else "flash2"  # of torch's scaled_dot_product_attention
     unknowns = [unknown("attention_fraction", name=f"rate_{label}") for label in charts.labels]
-    unknowns += [_half_of(charts, train, index, known, f"kernels.attention_{name}.half_") for index in range(len(charts.labels))]  # fmt: skip
-    unknowns.append(unknown("forward_share", known=known, of="kernels.attention_rules.forward_share"))  # fmt: skip
+    unknowns += [
+        _half_of(charts, train, index, known, f"kernels.attention_{name}.half_")
+        for index in range(len(charts.labels))
+    ]
+    unknowns.append(
+        unknown("forward_share", known=known, of="kernels.attention_rules.forward_share")
+    )
     times = np.array([points[i].seconds for i in train])
     estimates = fit_robust(lambda x: charts.seconds(x, peak)[train], unknowns, times)
     constants = {"kernels.attention_rules.forward_share": fitted(estimates[-1], "1")}
@@ -245,8 +260,10 @@ def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend
     return Fit(constants, scores=(scored,))
 
 
-def _half_of(charts: _Charts, train: Sequence[int], index: int, known: Calibration | None, stem: str) -> Unknown:  # fmt: skip
-    """The half-way sequence; with one length alone it cannot be told from the rate, and is what was known."""
+def _half_of(
+    charts: _Charts, train: Sequence[int], index: int, known: Calibration | None, stem: str
+) -> Unknown:
+    """The half-way sequence; what was known where one length alone was measured."""
     name, of = f"half_{charts.labels[index]}", stem + charts.labels[index]
     lengths = {float(charts.keys[i]) for i in train if charts.chart[i] == index}
     asked = unknown("half", name=name, known=known, of=of)
@@ -259,7 +276,7 @@ def _half_of(charts: _Charts, train: Sequence[int], index: int, known: Calibrati
 def _chart_constants(
     estimates: Sequence[Estimate], labels: Sequence[str], peak: float
 ) -> Iterator[tuple[str, Fitted]]:
-    """Leaves of an attention chart; a mask that was not measured at a width borrows the other's rate."""
+    """Leaves of an attention chart; a mask not measured at a width borrows the other's rate."""
     by_name = {estimate.name: estimate for estimate in estimates}
     yield "peak", Fitted(peak, peak, peak, "FLOP/s")
     yield "chart_share", Fitted(1.0, 1.0, 1.0, "1")
@@ -272,7 +289,7 @@ def _chart_constants(
 
 
 def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
-    """Memory-bound kernels: a fraction of the memory rate for each kind, or a curve for each kernel and pass."""
+    """Memory-bound kernels: a fraction of the memory rate by kind, or curves by kernel and pass."""
     compute = (OperatorKind.GEMM, OperatorKind.ATTENTION)
     mine = _burst(points, main, [kind for kind in OperatorKind if kind not in compute])
     train = [p for p in mine if not p.held_out]
@@ -289,9 +306,17 @@ def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
         )
 
     unknowns = [
-        *(unknown("memory_fraction", name=kind, known=chip.calibration, of=f"kernels.memory_rules.{kind}") for kind in kinds),
+        *(
+            unknown(
+                "memory_fraction",
+                name=kind,
+                known=chip.calibration,
+                of=f"kernels.memory_rules.{kind}",
+            )
+            for kind in kinds
+        ),
         unknown("floor", known=chip.calibration, of="kernels.memory_rules.floor"),
-    ]  # fmt: skip
+    ]
     measured = np.array([p.seconds for p in train])
     estimates = fit_robust(lambda x: times(train, x), unknowns, measured)
     values = np.array([estimate.value for estimate in estimates])
@@ -313,7 +338,7 @@ def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
 
 
 def _memory_curves(points: Sequence[Point], by_form: Floats) -> Iterator[Fit]:
-    """For every kernel and pass the form, or where it does not hold for all kernels of their kind a curve."""
+    """The form of every kernel and pass, or a curve where it does not hold for all of a kind."""
     groups: dict[tuple[OperatorKind, str, Phase], list[int]] = {}
     for index, p in enumerate(points):
         if p.operator:
@@ -350,13 +375,15 @@ def _title(key: tuple[OperatorKind, str, Phase]) -> str:
 
 
 def fit_optimizer(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
-    """Adam: the fraction of the memory rate at which it moves its tensors, by the largest: the states of a model lie in no cache."""
+    """Adam: the fraction of the memory rate at which it moves its tensors, by the largest: the
+    states of a model lie in no cache.
+    """
     mine = [p for p in points if p.series.startswith("adam/") and p.precision == main]
     return _fit_stream("optimizer", mine, chip)
 
 
 def fit_copy(points: Sequence[Point], chip: Accelerator) -> Fit:
-    """Copies within the memory: the fraction of its rate at which they move, by the largest, which no cache holds."""
+    """Copies within memory: the fraction of its rate at which the largest move, past any cache."""
     mine = [p for p in points if p.series.startswith("copy/") and p.phase == "burst"]
     return _fit_stream("copy", mine, chip)
 

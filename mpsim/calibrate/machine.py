@@ -1,4 +1,4 @@
-"""The machine file: what was measured as the entries a catalog would hold, with the fitted constants beside them."""
+"""The machine file: what was measured as entries of a catalog, with the fitted constants."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> Entry:
     streams = list(_largest_streams(points))
     if not peaks or not streams:
         raise CalibrationError(
-            "no matrix product, or neither a copy nor an optimizer step was measured, so a CPU has no peak and no memory rate; measure with "
-            "--only kernels, or name the accelerator with --on"
+            "no matrix product, or neither a copy nor an optimizer step was measured, so a CPU has"
+            " no peak and no memory rate; measure with --only kernels, or name the accelerator with"
+            " --on"
         )
     sharing = sum(record.host == rank.host for record in header.ranks)
     return {
@@ -79,7 +80,9 @@ def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> Entry:
         "tdp": _WATTS,
         "idle": _IDLE,
         "recalled": ["tdp", "idle"],
-        "source": "measured: the fastest product; the largest copy or optimizer step, the faster of both",
+        "source": (
+            "measured: the fastest product; the largest copy or optimizer step, the faster of both"
+        ),
         "as_of": as_of,
     }
 
@@ -87,7 +90,8 @@ def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> Entry:
 def _largest_streams(points: Sequence[Point]) -> Iterator[Point]:
     """The largest copy and the largest optimizer step.
 
-    A copy reads what it will overwrite into the cache first, an optimizer does not: only the faster of both says what the memory can do.
+    A copy reads what it will overwrite into the cache first, an optimizer does not: only the faster
+    of both says what the memory can do.
     """
     for op in ("copy/", "adam/"):
         mine = [point for point in points if point.series.startswith(op) and point.phase == "burst"]
@@ -96,7 +100,7 @@ def _largest_streams(points: Sequence[Point]) -> Iterator[Point]:
 
 
 def sheet_entry(chip: Accelerator) -> Entry:
-    """An accelerator of the catalog, as its datasheet has it: fractions of it are what was measured."""
+    """An accelerator by its datasheet: fractions of it are what was measured."""
     peaks = chip.peak_flops.items()
     entry: Entry = {
         "title": chip.title,
@@ -122,7 +126,7 @@ def sheet_entry(chip: Accelerator) -> Entry:
 
 
 def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> Entry:
-    """The link that joins the accelerators of a node: the link of the catalog, or the host, at the rate that was measured."""
+    """The link between accelerators of a node, at the rate that was measured."""
     if joined is None:
         rate = _LOOPBACK if bandwidth is None else _rate(bandwidth)
         entry: Entry = {
@@ -157,7 +161,7 @@ def _rate(bandwidth: float) -> str:
 
 
 def nic_entry(as_of: str) -> Entry:
-    """Between nodes: a generic NIC, whose share the library's measured constants and curves replace."""
+    """Between nodes: a generic NIC, whose share the library's measured constants replace."""
     generic = link("generic-nic")
     return {
         "title": "network between the measured nodes",

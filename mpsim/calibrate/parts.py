@@ -1,4 +1,4 @@
-"""Parts of a fit: its constants with bounds and uncertainty, its curves, and how far off points are that it saw and that it did not."""
+"""Parts of a fit: constants with bounds, curves, and errors of points that it saw and did not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Score:
     what: str
     form: str  # ``constants``, ``curve`` or ``constants, refused for a curve``
     ids: tuple[str, ...]
-    # sizes, measured, predicted: of every point, in FLOP, B, or whatever orders the series, and in s
+    # sizes, measured, predicted: of every point, in FLOP, B, or whatever orders the series, and in
+    # s
     sizes: tuple[float, ...]
     measured: tuple[float, ...]
     predicted: tuple[float, ...]
@@ -39,7 +40,7 @@ class Score:
     noise: float  # median relative spread of the samples themselves
 
     def errors(self, *, held_out: bool) -> Floats:
-        """``predicted / measured - 1`` of the points that were fitted, or of those that were not."""
+        """``predicted / measured - 1`` of the points that were fitted, or of the others."""
         pick = np.array(self.held_out, dtype=bool) == held_out
         ratio = np.array(self.predicted) / np.array(self.measured) - 1.0
         return np.asarray(ratio[pick])
@@ -107,8 +108,8 @@ def score(what: str, form: str, points: Sequence[Point], predicted: Floats) -> S
 def prefers_curve(by_form: Score, points: Sequence[Point], sizes: Floats) -> bool:
     """Whether a curve through the fitted points takes the place of a form.
 
-    It does where the form is further off than `curve_above`, and further than half of what a curve is from each of its own points when that
-    point is left out: leaving it out doubles the gap that the curve has to bridge.
+    It does where the form is further off than `curve_above`, and further than half of what a curve
+    is from each of its own points when that point is left out, which doubles the gap to bridge.
     """
     wrong = by_form.median(held_out=False)
     curve = best_curve(points, sizes)
@@ -124,9 +125,9 @@ def prefers_curve(by_form: Score, points: Sequence[Point], sizes: Floats) -> boo
 
 
 def best_curve(points: Sequence[Point], sizes: Floats) -> Line | None:
-    """Sizes and times of the points that are not held out, those of one size as their median; None with fewer than two sizes.
+    """Sizes and times of points that are not held out, medians by size; None with fewer than two.
 
-    Times that fall are pooled, each with the weight of its samples, so that a size that was hardly measured moves no other.
+    Times that fall are pooled by the weight of their samples: a size hardly measured moves none.
     """
     known = _times_at(points, sizes)
     return _line(known) if len(known) > 1 else None
@@ -145,7 +146,7 @@ def _times_at(points: Sequence[Point], sizes: Floats) -> dict[float, tuple[float
 
 
 def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = None) -> Line:
-    """A curve that never falls through times and their weights, in logarithms (pool-adjacent-violators)."""
+    """A curve that never falls through weighted times, in logarithms (pool-adjacent-violators)."""
     rising = sorted(size for size in known if size != without)
     blocks: list[tuple[float, int, int]] = []  # level, weight, how many sizes
     for size in rising:
@@ -161,7 +162,7 @@ def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = N
 def unknown(
     leaf: str, *, name: str = "", scale: float = 1.0, known: Calibration | None = None, of: str = ""
 ) -> Unknown:
-    """A constant to be found, with the bounds of `leaf` times `scale`; the first guess is what is `known` of the constant `of`."""
+    """A constant to be found within the bounds of `leaf` times `scale`, from what is `known`."""
     *figures, prior = map(float, read_shipped(__package__ or "", "data.yaml")["bounds"][leaf])
     start, low, high = (scale * x for x in figures)
     if known is not None and of in known.constants:
@@ -191,15 +192,16 @@ def outside_range(name: str, constant: Fitted) -> tuple[float, float] | None:
 
 
 def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
-    """A line for each constant that is outside its physical range, or that the measurements did not fix."""
+    """A line for each constant outside its physical range, or that the measurements did not fix."""
     for name, constant in constants.items():
         if ends := outside_range(name, constant):
             yield (
-                f"{name} is {constant.value:.4g} {constant.unit}, outside its physical range of {ends[0]:g} to {ends[1]:g}; "
-                "something else is in these times"
+                f"{name} is {constant.value:.4g} {constant.unit}, outside its physical range of"
+                f" {ends[0]:g} to {ends[1]:g}; something else is in these times"
             )
         if is_wide(constant):
             yield (
-                f"{name} is {constant.value:.4g} {constant.unit}, but anything from {constant.low:.3g} to {constant.high:.3g} fits: the "
-                "measurements say little about it"
+                f"{name} is {constant.value:.4g} {constant.unit}, but anything from"
+                f" {constant.low:.3g} to {constant.high:.3g} fits: the measurements say little"
+                " about it"
             )

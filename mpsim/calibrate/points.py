@@ -157,7 +157,7 @@ def _backend(measurement: Measurement) -> str:
 
 
 def _rows(measurement: Measurement) -> Operator:
-    """A kernel over (tokens, features), counted as a layer counts it; an unfused gated activation has two."""
+    """A kernel over (tokens, features) as layers count it; an unfused gated activation has two."""
     element = int(_element(measurement))
     kernels = [
         streaming(

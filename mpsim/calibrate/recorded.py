@@ -68,30 +68,48 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     ranks = read_ranks(traces)
     taken = account(ranks)
     steps["steps of the recording"] = float(taken.steps.mean())
-    files_of = [file for path in traces for file in (sorted(path.iterdir()) if path.is_dir() else [path])]  # fmt: skip
+    files_of = [
+        file for path in traces for file in (sorted(path.iterdir()) if path.is_dir() else [path])
+    ]
     sources = [read_source(file) for file in files_of]
     frame, found, warnings = _fitted(result, frame, base, ranks, taken, sources)
     waits = float(taken.of("wait").mean())
     idle = sum(float(taken.of(part).mean()) for part in ("loader", "sync", "begin", "near", "long"))
     beside = f"{_time(waits)} for the last rank and {_time(idle)} idle otherwise"
     steps["the same without those"] = steps["steps of the recording"] - waits - idle
-    warnings += [f"the recorded step waits {beside}: no constant of a machine has that, see 'mpsim explain'"]  # fmt: skip
+    warnings += [
+        f"the recorded step waits {beside}: no constant of a machine has that, see 'mpsim explain'"
+    ]
     fit = _over(base, found)
     now = _simulated(result.scenario, document_of(frame, fit, ()))
     fit = dataclasses.replace(fit, framework=_habits(now, taken, base))
     return _checked(result, frame, fit, steps, warnings)
 
 
-def _fitted(result: Result, frame: Frame, base: Fit, ranks: Sequence[Spans], taken: Account, sources: Sequence[Source]) -> tuple[Frame, Fit, list[str]]:  # fmt: skip
-    """Fit what the recording identifies: constants, levels and curves; what it does not is named."""
+def _fitted(
+    result: Result,
+    frame: Frame,
+    base: Fit,
+    ranks: Sequence[Spans],
+    taken: Account,
+    sources: Sequence[Source],
+) -> tuple[Frame, Fit, list[str]]:
+    """Fit what the recording identifies: constants, levels and curves; name what it does not."""
     measurements = list(_kernels(sources, _optimizer(result, ranks, base)))
     points = kernel_points(measurements)
     _check_possible(points, result.scenario.hardware, float(taken.steps.max()))
     lines = list(_kernel_levels(base, points))
     curved = {(line.kind, line.phase) for line, _ in lines}
-    free = [point for point in points if not point.operator or (kernel_class(point.operator), point.operator.phase.value) not in curved]  # fmt: skip
+    free = [
+        point
+        for point in points
+        if not point.operator
+        or (kernel_class(point.operator), point.operator.phase.value) not in curved
+    ]
     precision = result.scenario.training_step.precision
-    sent, waiting = _collectives(ranks, taken, sources, result.scenario.hardware, ELEMENT_BYTES[precision])  # fmt: skip
+    sent, waiting = _collectives(
+        ranks, taken, sources, result.scenario.hardware, ELEMENT_BYTES[precision]
+    )
     collectives = collective_points(sent)
     sizes = Counter(series for series, _ in {(point.series, point.size) for point in collectives})
     many = [point for point in collectives if sizes[point.series] >= _FEWEST_SIZES]
@@ -109,12 +127,19 @@ def _fitted(result: Result, frame: Frame, base: Fit, ranks: Sequence[Spans], tak
     stems = tuple(key[: key.rindex(".") + 1] for key in moved)
     kept = {key: fitted for key, fitted in kept.items() if not key.startswith(stems)} | moved
     if not kept and not levels and not lines:
-        raise CalibrationError("nothing could be fitted: the recordings name no shape; profile with record_shapes=True")  # fmt: skip
+        raise CalibrationError(
+            "nothing could be fitted: the recordings name no shape; profile with record_shapes=True"
+        )
     if any(key.startswith("libraries.") and key not in kept for key in fit.constants):
         # several of its constants make one line: the line itself is known
         kept = {key: constant for key, constant in kept.items() if not key.startswith("libraries.")}
         fit = dataclasses.replace(fit, collectives=tuple(_lines(many)))
-    found = Fit(kept, fit.kernels + tuple(line for line, _ in lines), fit.collectives + tuple(line for line, _ in levels), scores=(*fit.scores, *classes, *(of for _, of in (*lines, *levels))))  # fmt: skip
+    found = Fit(
+        kept,
+        fit.kernels + tuple(line for line, _ in lines),
+        fit.collectives + tuple(line for line, _ in levels),
+        scores=(*fit.scores, *classes, *(of for _, of in (*lines, *levels))),
+    )
     # a device hides launches: its idle time does not say what one costs
     launch = ["framework.launch_cost"] if taken.device else []
     refused = sorted({*fit.constants, *base.constants} - set(kept)) + launch
@@ -125,8 +150,17 @@ def _fitted(result: Result, frame: Frame, base: Fit, ranks: Sequence[Spans], tak
 def _over(base: Fit, found: Fit) -> Fit:
     """The known constants and curves, with the found ones in their place."""
     kernels = {(line.kind, line.phase): line for line in (*base.kernels, *found.kernels)}
-    collectives = {(line.kind, line.ranks, line.domains): line for line in (*base.collectives, *found.collectives)}  # fmt: skip
-    return Fit({**base.constants, **found.constants}, tuple(kernels.values()), tuple(collectives.values()), base.framework, found.scores)  # fmt: skip
+    collectives = {
+        (line.kind, line.ranks, line.domains): line
+        for line in (*base.collectives, *found.collectives)
+    }
+    return Fit(
+        {**base.constants, **found.constants},
+        tuple(kernels.values()),
+        tuple(collectives.values()),
+        base.framework,
+        found.scores,
+    )
 
 
 def _base(cluster: Cluster, name: str) -> tuple[Frame, Fit]:
@@ -190,17 +224,23 @@ def _optimizer(result: Result, ranks: Sequence[Spans], base: Fit) -> Iterator[Me
     """Steps of the optimizer, by the bytes that the simulated one moves."""
     chip, seconds = result.scenario.hardware.accelerator, result.breakdown.get("optimizer", 0.0)
     known = base.constants.get(_OPTIMIZER)
-    times = [span.end - span.start for spans in ranks for span in spans.spans if span.kind == "optimizer"]  # fmt: skip
+    times = [
+        span.end - span.start for spans in ranks for span in spans.spans if span.kind == "optimizer"
+    ]
     if known is None or not times or not seconds:
         return
     moved = seconds * chip.memory_bandwidth * known.value
-    dtype = {ours: theirs for theirs, ours in PRECISIONS.items()}[result.scenario.training_step.precision]  # fmt: skip
+    dtype = {ours: theirs for theirs, ours in PRECISIONS.items()}[
+        result.scenario.training_step.precision
+    ]
     parameters = max(1, round(moved / limit("adam_bytes")))
     point = kernel_point("adam", {"parameters": parameters}, times, dtype=dtype, place="steps")
     yield dataclasses.replace(measurement_of(point), bytes=moved)
 
 
-def _collectives(ranks: Sequence[Spans], taken: Account, sources: Sequence[Source], cluster: Cluster, wide: float) -> tuple[list[Measurement], list[str]]:  # fmt: skip
+def _collectives(
+    ranks: Sequence[Spans], taken: Account, sources: Sequence[Source], cluster: Cluster, wide: float
+) -> tuple[list[Measurement], list[str]]:
     """Collectives from the start of their last member on, by bytes; and why those whose last member
     was not recorded say nothing.
     """
@@ -212,7 +252,11 @@ def _collectives(ranks: Sequence[Spans], taken: Account, sources: Sequence[Sourc
         if not call.size:
             continue
         if call.ranks != len(call.waits):
-            refused.add(f"{call.name}: {len(call.waits)} of {call.ranks} members recorded" if call.ranks else f"{call.name}: the traces do not say which of several groups it is of")  # fmt: skip
+            refused.add(
+                f"{call.name}: {len(call.waits)} of {call.ranks} members recorded"
+                if call.ranks
+                else f"{call.name}: the traces do not say which of several groups it is of"
+            )
             continue
         count = call.size * (call.ranks if call.name == "all_gather" else 1)
         element = next((e for e in _ELEMENTS if (call.name, count * e) in stated), wide)
@@ -223,13 +267,25 @@ def _collectives(ranks: Sequence[Spans], taken: Account, sources: Sequence[Sourc
     for (name, size, members, domains), times in wires.items():
         # a step is the sum of all its calls, of the late and of those that no clock resolves too
         if (mean := float(np.mean(times))) > 0 and members % domains == 0:
-            point = collective_point(name, size, [mean] * len(times), ranks=members, domains=domains, place="steps")  # fmt: skip
+            point = collective_point(
+                name, size, [mean] * len(times), ranks=members, domains=domains, place="steps"
+            )
             found.append(measurement_of(point))
         else:
-            refused.add(f"{name} of {members} ranks: it ends before its last member starts, by these clocks")  # fmt: skip
+            refused.add(
+                f"{name} of {members} ranks: it ends before its last member starts, by these clocks"
+            )
     known = {call.name for call in itertools.chain.from_iterable(taken.calls)}
-    every = {span.name for spans in ranks for span in spans.spans if span.kind == "collective" and span.size and span.name in COLLECTIVES}  # fmt: skip
-    refused |= {f"{name}: its time holds the wait for its last member; give the traces of all its ranks" for name in every - known}  # fmt: skip
+    every = {
+        span.name
+        for spans in ranks
+        for span in spans.spans
+        if span.kind == "collective" and span.size and span.name in COLLECTIVES
+    }
+    refused |= {
+        f"{name}: its time holds the wait for its last member; give the traces of all its ranks"
+        for name in every - known
+    }
     return found, [f"not identified, left as known: {why}" for why in sorted(refused)]
 
 
@@ -239,24 +295,52 @@ def _check_possible(points: Iterable[Point], cluster: Cluster, longest: float) -
     wrong = []
     for point in points:
         of = point.operator
-        ideal = max(of.flops / max(chip.peak_flops.values()), of.bytes / chip.memory_bandwidth) if of else 0.0  # fmt: skip
+        ideal = (
+            max(of.flops / max(chip.peak_flops.values()), of.bytes / chip.memory_bandwidth)
+            if of
+            else 0.0
+        )
         if ideal > most * point.seconds:
-            wrong.append(f"{point.id}: {_time(point.seconds)} is {ideal / point.seconds:.3g} times faster than the accelerator can be")  # fmt: skip
+            wrong.append(
+                f"{point.id}: {_time(point.seconds)} is {ideal / point.seconds:.3g} times faster"
+                " than the accelerator can be"
+            )
         elif point.seconds > longest:
-            wrong.append(f"{point.id}: {_time(point.seconds)} is longer than its step of {_time(longest)}")  # fmt: skip
+            wrong.append(
+                f"{point.id}: {_time(point.seconds)} is longer than its step of {_time(longest)}"
+            )
     if wrong:
-        raise CalibrationError("; ".join(wrong[:_TOLD]) + "; needed sizes and durations that a machine can have: record again")  # fmt: skip
+        raise CalibrationError(
+            "; ".join(wrong[:_TOLD])
+            + "; needed sizes and durations that a machine can have: record again"
+        )
 
 
-def _levels(cluster: Cluster, base: Fit, points: Sequence[Point]) -> Iterator[tuple[MeasuredCurve, Score]]:  # fmt: skip
+def _levels(
+    cluster: Cluster, base: Fit, points: Sequence[Point]
+) -> Iterator[tuple[MeasuredCurve, Score]]:
     """Collectives of few sizes: their curve as it is known, by the level that was recorded."""
     model = CollectiveModel(cluster, loaded=False)
     for series in dict.fromkeys(point.series for point in points):
         mine = [point for point in points if point.series == series]
         kind, ranks, domains = kind_of(mine[0]), mine[0].ranks, mine[0].domains
-        known = next((curve for curve in base.collectives if (curve.kind, curve.ranks, curve.domains) == (kind, ranks, domains)), None)  # fmt: skip
+        known = next(
+            (
+                curve
+                for curve in base.collectives
+                if (curve.kind, curve.ranks, curve.domains) == (kind, ranks, domains)
+            ),
+            None,
+        )
         times = known.times if known else model.seconds(kind, np.array(_CURVE), group_of(mine[0]))
-        line = MeasuredCurve(kind, "", ranks, domains, known.sizes if known else _CURVE, tuple(np.asarray(times).tolist()))  # fmt: skip
+        line = MeasuredCurve(
+            kind,
+            "",
+            ranks,
+            domains,
+            known.sizes if known else _CURVE,
+            tuple(np.asarray(times).tolist()),
+        )
         yield _level_of(f"{kind}, {ranks} ranks", line, mine, [point.size for point in mine])
 
 
@@ -268,13 +352,19 @@ def _lines(points: Sequence[Point]) -> Iterator[MeasuredCurve]:
             yield MeasuredCurve(kind_of(mine[0]), "", mine[0].ranks, mine[0].domains, *curve)
 
 
-def _level_of(what: str, line: MeasuredCurve, points: Sequence[Point], sizes: Sequence[float]) -> tuple[MeasuredCurve, Score]:  # fmt: skip
+def _level_of(
+    what: str, line: MeasuredCurve, points: Sequence[Point], sizes: Sequence[float]
+) -> tuple[MeasuredCurve, Score]:
     """A curve moved to what its calls took in sum; of several sizes every second one checks it."""
     held = [len(points) >= _FEWEST_SIZES and bool(n % 2) for n in range(len(points))]
-    marked = [dataclasses.replace(point, held_out=out) for point, out in zip(points, held, strict=True)]  # fmt: skip
+    marked = [
+        dataclasses.replace(point, held_out=out) for point, out in zip(points, held, strict=True)
+    ]
     read = np.asarray(Curve(line.sizes, line.times).seconds(np.array(sizes)))
     level = _in_sum(marked, read)
-    moved = dataclasses.replace(line, times=tuple(float(f"{level * time:.6g}") for time in line.times))  # fmt: skip
+    moved = dataclasses.replace(
+        line, times=tuple(float(f"{level * time:.6g}") for time in line.times)
+    )
     return moved, score(what, "level", marked, level * read)
 
 
@@ -284,13 +374,18 @@ def _in_sum(points: Sequence[Point], predicted: NDArray[np.float64]) -> float:
     return float(weights @ [point.seconds for point in points] / (weights @ predicted))
 
 
-def _class_levels(frame: Frame, base: Fit, points: Sequence[Point], kept: Mapping[str, Fitted]) -> tuple[Frame, dict[str, Fitted], list[Score]]:  # fmt: skip
+def _class_levels(
+    frame: Frame, base: Fit, points: Sequence[Point], kept: Mapping[str, Fitted]
+) -> tuple[Frame, dict[str, Fitted], list[Score]]:
     """Matrix products and attention of too few shapes for constants: all that is known of them, by
     the level at which their calls ran in sum.
     """
     moved: dict[str, Fitted] = {}
     scores = []
-    for kind, stem in ((OperatorKind.GEMM, "kernels.gemm."), (OperatorKind.ATTENTION, "kernels.attention_")):  # fmt: skip
+    for kind, stem in (
+        (OperatorKind.GEMM, "kernels.gemm."),
+        (OperatorKind.ATTENTION, "kernels.attention_"),
+    ):
         mine = [point for point in points if point.operator and point.operator.kind is kind]
         if not mine or any(key.startswith(stem) and _RATE.search(key) for key in kept):
             continue
@@ -311,14 +406,19 @@ def _class_levels(frame: Frame, base: Fit, points: Sequence[Point], kept: Mappin
     return frame, moved, scores
 
 
-def _slowed(frame: Frame, model: KernelModel, stem: str, factor: float) -> tuple[Frame, dict[str, Fitted]]:  # fmt: skip
+def _slowed(
+    frame: Frame, model: KernelModel, stem: str, factor: float
+) -> tuple[Frame, dict[str, Fitted]]:
     """A class of kernels slower by a factor. The peak of a host that computes is a measurement
     itself, and moves; of a device its share does.
     """
     found, products = {}, stem == "kernels.gemm."
     moves = products and model.accelerator.family == "cpu"
     if moves:
-        peaks = {name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in _rates(frame.accelerator).items()}  # fmt: skip
+        peaks = {
+            name: _scaled(rate, Dimension.FLOP_RATE, factor)
+            for name, rate in _rates(frame.accelerator).items()
+        }
         frame = dataclasses.replace(frame, accelerator={**frame.accelerator, "peak_flops": peaks})
     for constant in model.provenance():
         leaf = constant.name.rpartition(".")[2]
@@ -335,26 +435,47 @@ def _slowed(frame: Frame, model: KernelModel, stem: str, factor: float) -> tuple
 def _kernel_levels(base: Fit, points: Sequence[Point]) -> Iterator[tuple[MeasuredCurve, Score]]:
     """Memory-bound kernels that have a curve already."""
     for line in base.kernels:
-        mine = [point for point in points if point.operator and (kernel_class(point.operator), point.operator.phase.value) == (line.kind, line.phase)]  # fmt: skip
+        mine = [
+            point
+            for point in points
+            if point.operator
+            and (kernel_class(point.operator), point.operator.phase.value)
+            == (line.kind, line.phase)
+        ]
         if mine:
-            yield _level_of(f"{line.kind}, {line.phase}", line, mine, [point.operator.bytes for point in mine if point.operator])  # fmt: skip
+            yield _level_of(
+                f"{line.kind}, {line.phase}",
+                line,
+                mine,
+                [point.operator.bytes for point in mine if point.operator],
+            )
 
 
-def _checked(result: Result, frame: Frame, fit: Fit, steps: Mapping[str, float], warnings: Sequence[str]) -> Calibrated:  # fmt: skip
+def _checked(
+    result: Result, frame: Frame, fit: Fit, steps: Mapping[str, float], warnings: Sequence[str]
+) -> Calibrated:
     """The machine, with the steps that it was not fitted to beside those it predicts."""
     document = document_of(frame, fit, warnings)
     after, before = (
         _simulated(result.scenario, document).timeline.step_time_s,
         float(result.timeline.step_time_s),
     )
-    told = [f"{what}: {_time(seconds)}; predicted {_time(before)} before ({before / seconds - 1:+.1%}), {_time(after)} now ({after / seconds - 1:+.1%})" for what, seconds in steps.items()]  # fmt: skip
+    told = [
+        f"{what}: {_time(seconds)}; predicted {_time(before)} before ({before / seconds - 1:+.1%}),"
+        f" {_time(after)} now ({after / seconds - 1:+.1%})"
+        for what, seconds in steps.items()
+    ]
     return Calibrated(document, fit, (*warnings, *told))
 
 
 def _simulated(scenario: Scenario, document: Entry) -> Result:
     """Step of the scenario on a machine."""
     cluster = scenario.hardware
-    machine = {"machine": document, "nodes": cluster.nodes, "accelerators_per_node": cluster.node.accelerators}  # fmt: skip
+    machine = {
+        "machine": document,
+        "nodes": cluster.nodes,
+        "accelerators_per_node": cluster.node.accelerators,
+    }
     moved = Scenario.from_mapping({**scenario.ground.data, "cluster": machine})
     return simulate_step(moved)
 
@@ -362,25 +483,39 @@ def _simulated(scenario: Scenario, document: Entry) -> Result:
 def _level(result: Result, frame: Frame, base: Fit, seconds: float) -> Calibrated:
     """All rates of the accelerator by one factor, so that the step takes what the log says."""
     factor, known = 1.0, dict(frame.accelerator)
-    refused = ["a log identifies one level of the accelerator; not identified, left as known: every constant and every collective by itself"]  # fmt: skip
+    unseen = (
+        "a log identifies one level of the accelerator; not identified, left as known: every"
+        " constant and every collective by itself"
+    )
     for _ in range(_LEVELS):
-        peaks = {name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in _rates(known).items()}  # fmt: skip
-        chip = {**known, "peak_flops": peaks, "memory_bandwidth": _scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor)}  # fmt: skip
+        peaks = {
+            name: _scaled(rate, Dimension.FLOP_RATE, factor) for name, rate in _rates(known).items()
+        }
+        chip = {
+            **known,
+            "peak_flops": peaks,
+            "memory_bandwidth": _scaled(known["memory_bandwidth"], Dimension.BANDWIDTH, factor),
+        }
         moved = {key: _slower(constant, factor) for key, constant in base.constants.items()}
-        curves = tuple(dataclasses.replace(line, times=tuple(factor * time for time in line.times)) for line in base.kernels)  # fmt: skip
+        curves = tuple(
+            dataclasses.replace(line, times=tuple(factor * time for time in line.times))
+            for line in base.kernels
+        )
         frame = dataclasses.replace(frame, accelerator=chip)
         fit = dataclasses.replace(base, constants=moved, kernels=curves)
         factor *= (
             seconds / _simulated(result.scenario, document_of(frame, fit, ())).timeline.step_time_s
         )
-    return _checked(result, frame, fit, {"steps of the log": seconds}, refused)
+    return _checked(result, frame, fit, {"steps of the log": seconds}, [unseen])
 
 
 def _slower(constant: Fitted, factor: float) -> Fitted:
     """A rate lower by a factor; other constants as they are."""
     if constant.unit != "FLOP/s":
         return constant
-    return Fitted(constant.value / factor, constant.low / factor, constant.high / factor, constant.unit)  # fmt: skip
+    return Fitted(
+        constant.value / factor, constant.low / factor, constant.high / factor, constant.unit
+    )
 
 
 def _rates(chip: Entry) -> Mapping[str, object]:

@@ -73,9 +73,10 @@ def fit_robust(
 
     Notes
     -----
-    Least squares of scipy within bounds. Huber's loss bends at a multiple of the spread of the residuals, which a fit changes: it is fitted
-    again until neither moves. Intervals come from the weighted normal matrix at the end; they say how well the points alone fix a constant if
-    the form holds, not whether it does: that is what the held-out error is for.
+    Least squares of scipy within bounds. Huber's loss bends at a multiple of the spread of the
+    residuals, which a fit changes: it is fitted again until neither moves. Intervals come from the
+    weighted normal matrix at the end; they say how well the points alone fix a constant if the form
+    holds, not whether it does: that is what the held-out error is for.
     """
     try:
         from scipy.optimize import least_squares

@@ -1,4 +1,4 @@
-"""Constants of serving from measured services: rates of kernels on one accelerator, and host times of the engines that ran."""
+"""Constants of serving from measured services: rates of kernels, and host times of engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Floats = NDArray[np.float64]
 _RATES = ("attention_bandwidth", "prompt_share", "reduction_latency")
 _TIMES = ("step_time", "request_time", "layer_time", "host_layer_time", "first_token_time")
 _QUANTITIES = ("ttft", "tpot", "e2e", "throughput")
-_STEP = 0.05  # of a derivative, in logarithms: iterations are formed anew, so that less drowns in their steps
+# of a derivative, in logarithms: iterations are formed anew, so that less drowns in their steps
+_STEP = 0.05
 _ROUNDS, _PASSES = 8, 2  # each serves every point once more for every constant
 _PRIOR = {"share": 2.0, "time": 5.0}  # standard deviation of a preset's value, in logarithms
 
@@ -36,14 +37,15 @@ def fit_serving(points: Sequence[ServedPoint]) -> Fit:
 
     Notes
     -----
-    Constants start at what their presets have, which also weighs as a first guess; those that the points do not feel are left alone. Latencies and the inverse of the throughput
-    are fitted together, each in logarithms.
+    Constants start at their presets, which also weigh as a first guess; those that the points do
+    not feel stay. Latencies and the inverse of the throughput are fitted together, in logarithms.
     """
     chips = {point.plan.cluster.accelerator.name for point in points}
     if len(chips) != 1:
         names = ", ".join(sorted(chips)) or "no accelerator"
         raise CalibrationError(
-            f"measured services of {names}; needed those of one: pick them with --only accelerator=..."
+            f"measured services of {names}; needed those of one: pick them with --only"
+            " accelerator=..."
         )
     points, refused = _servable(points)
     if not points:
@@ -75,7 +77,7 @@ def fit_serving(points: Sequence[ServedPoint]) -> Fit:
 
 
 def on_machine(plan: ServicePlan, values: Mapping[str, float]) -> ServicePlan:
-    """A plan with constants of a machine in place of its own, as a machine file with them would make it."""
+    """A plan with constants of a machine in place of its own, as a machine file would make it."""
     if not values:
         return plan
     constants = {name: Fitted(value, value, value, _unit(name)) for name, value in values.items()}

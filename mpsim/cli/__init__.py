@@ -46,13 +46,13 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def _end_at_once() -> None:
-    """Let an interrupt end this process without a traceback, while nothing has begun, or once all is done."""
+    """Let an interrupt end this process without a traceback before anything began, or after all."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
 
 
 def _settle() -> None:
-    """Make this process, which is ours alone, start quickly (a tenth less time, measured) and end at an interrupt."""
+    """Make this process start quickly (a tenth less time, measured) and end at an interrupt."""
     _end_at_once()
     gc.set_threshold(_COLLECT_AFTER)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # tracers and the like

@@ -1,4 +1,6 @@
-"""``mpsim --version --verbose``: which mpsim this is, what it runs on and how old its data are; the lines that a report of a mistake needs."""
+"""``mpsim --version --verbose``: which mpsim this is, what it runs on and how old its data are; the
+lines that a report of a mistake needs.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,13 @@ _WIDTH: Final = 14
 
 
 def about() -> str:
-    """Version, digest of code and data, Python, every dependency with its version, the newest and oldest date of each folder of data."""
+    """Version, digest of code and data, Python, every dependency with its version, the newest and
+    oldest date of each folder of data.
+    """
     lines = [f"mpsim {__version__}", f"{'digest':{_WIDTH}}{stamp().partition('+')[2]}"]
     lines.append(
-        f"{'python':{_WIDTH}}{platform.python_version()} on {platform.system()} {platform.machine()}"
+        f"{'python':{_WIDTH}}{platform.python_version()} on {platform.system()}"
+        f" {platform.machine()}"
     )
     lines.append("dependencies")
     lines += [f"  {name:{_WIDTH}}{version}" for name, version in _dependencies()]
@@ -30,7 +35,7 @@ def about() -> str:
 
 
 def _dependencies() -> list[tuple[str, str]]:
-    """Dependencies of the core and of every extra but the developers', with the version that is installed."""
+    """Dependencies of the core and of every extra but the developers', with installed versions."""
     try:
         needed = importlib.metadata.requires("mpsim") or []
     except importlib.metadata.PackageNotFoundError:  # run from a folder, not installed

@@ -35,7 +35,7 @@ _INTERRUPTED = threading.Event()
 FAILURES = (DeadlockError, CalibrationError, MissingExtraError)
 _CLICK = (base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 UsageError: type[Exception] = next(base for base in _CLICK if issubclass(base, Exception))
-"""The exception that typer raises for a wrong command line; it brings its own copy of click or uses the package."""
+"""The exception that typer raises for a wrong command line, of its own click or the package."""
 OUT_OF_ORDER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Errors of a device where nothing is wrong with the path."""
 GROUPS: Mapping[str, Mapping[str, str]] = {
@@ -71,12 +71,17 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 """Commands by what a user wants, each with an example of its help.
 
-Each command is a function in the module of its name; a word that Python keeps for itself has ``_`` behind it there.
+Each command is a function in the module of its name, with ``_`` behind a word of Python's.
 """
 COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 INSTEAD: Mapping[str, str] = {
-    "serve": "a service is simulated by 'mpsim run' of a scenario with `serving:`; 'mpsim new FILE --template serving' writes one",
-    "train": "a training step is simulated by 'mpsim run' of a scenario; 'mpsim new FILE' writes one",
+    "serve": (
+        "a service is simulated by 'mpsim run' of a scenario with `serving:`; 'mpsim new FILE"
+        " --template serving' writes one"
+    ),
+    "train": (
+        "a training step is simulated by 'mpsim run' of a scenario; 'mpsim new FILE' writes one"
+    ),
 }
 """What to do instead of commands that people try and that there are not."""
 LASTING = ("explore",)  # commands that last until somebody ends them
@@ -148,7 +153,8 @@ def _report(error: BaseException) -> int:
     """Print `error` and say which exit code it means."""
     if _DEBUG.get():
         traceback.print_exception(error)
-    # a library may turn an interrupt into an error of its own, as pydantic does where it builds a schema
+    # a library may turn an interrupt into an error of its own, as pydantic does where it builds a
+    # schema
     unexpected = not isinstance(error, (MpsimError, OSError))
     if isinstance(error, (KeyboardInterrupt, typer.Abort)) or (
         unexpected and _INTERRUPTED.is_set()
@@ -205,8 +211,14 @@ def application(*names: str) -> typer.Typer:
     app = typer.Typer(
         name="mpsim",
         cls=_Group,
-        help="Simulate how a transformer trains, or serves requests, on a model-parallel cluster: how fast, where every GPU-second goes, what fits, what it costs.",
-        epilog="Results go to stdout, progress to stderr. Exit codes: 0 done, 1 failed, 2 usage or bad input.",
+        help=(
+            "Simulate how a transformer trains, or serves requests, on a model-parallel cluster:"
+            " how fast, where every GPU-second goes, what fits, what it costs."
+        ),
+        epilog=(
+            "Results go to stdout, progress to stderr. Exit codes: 0 done, 1 failed, 2 usage or bad"
+            " input."
+        ),
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -242,7 +254,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def execute(arguments: Sequence[str] | None = None) -> int:
-    """Run the application on `arguments` and return the exit code instead of leaving the process."""
+    """Run the application on `arguments` and return the exit code; the process stays."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if threading.current_thread() is threading.main_thread():
         _INTERRUPTED.clear()
@@ -263,6 +275,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
         note(f"mpsim: {error}")
         return BAD_INPUT
     finally:
-        # CPython takes an interrupt within an exec of text (dataclasses are made by one) for unhandled until the next exec, and dies of it at exit
+        # CPython takes an interrupt within an exec of text (dataclasses are made by one) for
+        # unhandled until the next exec, and dies of it at exit
         exec("")  # noqa: S102 (nothing)
     return code if isinstance(code, int) else 0

@@ -25,15 +25,20 @@ def calibrate(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or as CSV; "
-            "of repeated ones the quietest counts. Or tables of measured services on one accelerator."
+            help=(
+                "Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of"
+                " -J), torch.profiler, or as CSV; "
+                "of repeated ones the quietest counts. Or tables of measured services on one"
+                " accelerator."
+            )
         ),
     ] = None,
     recorded: Annotated[
         list[Path] | None,
         option(
             "--from TRACE|LOG",
-            "A recorded training step (torch.profiler) or a log of the run that --scenario describes; repeatable.",
+            "A recorded training step (torch.profiler) or a log of the run that --scenario"
+            " describes; repeatable.",
         ),
     ] = None,
     scenario: Annotated[
@@ -66,12 +71,21 @@ def calibrate(
     """Fit the cost models to measurements, and write a cluster that any scenario can name."""
     wanted = pairs(only, option="--only", needed="COLUMN=VALUE, such as gpu=H100")
     if bool(recorded) != (scenario is not None) or bool(recorded) == bool(files):
-        raise wrong("give measurements, or recordings with --from and their scenario with --scenario", "FILE")  # fmt: skip
+        raise wrong(
+            "give measurements, or recordings with --from and their scenario with --scenario",
+            "FILE",
+        )
     if recorded and (on or only):
-        raise wrong("--on and --only are of measurements; a recording's machine is that of its scenario", "--from")  # fmt: skip
+        raise wrong(
+            "--on and --only are of measurements; a recording's machine is that of its scenario",
+            "--from",
+        )
     machine = out or Path("machine.yaml")
     if out is None and check_file(machine) and machine.exists():
-        raise wrong(f"{machine} exists already; needed another file, or --out {machine} to write over it", "--out")  # fmt: skip
+        raise wrong(
+            f"{machine} exists already; needed another file, or --out {machine} to write over it",
+            "--out",
+        )
     try:
         if scenario is not None:
             calibrated = _from_recordings(reading.load(scenario), recorded or [], name)
@@ -102,7 +116,7 @@ def _from_recordings(scenario: Scenario, files: Sequence[Path], name: str) -> Ca
 
 
 def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: str) -> Calibrated:
-    """The machine file: of serving where the files hold measured services, else of kernels and collectives."""
+    """The machine file: of serving where the files hold services, else kernels and collectives."""
     from mpsim.calibrate import calibrate, calibrate_serving
     from mpsim.measured.sources import read_source
     from mpsim.validate import served_points
@@ -114,7 +128,8 @@ def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: 
     if len(found) < len(files):
         other = files[served.index(None)]
         raise CalibrationError(
-            f"{other}: holds no measured services, others do; calibrate serving and kernels each on its own"
+            f"{other}: holds no measured services, others do; calibrate serving and kernels each on"
+            " its own"
         )
     points = [point for part, _ in found for point in part]
     skipped = [reason for _, part in found for reason in part]

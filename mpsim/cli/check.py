@@ -108,7 +108,9 @@ def _derived(prepared: Prepared) -> dict[str, object]:
         "memory_capacity_bytes": memory.capacity,
         "fits_memory": memory.fits,
         "fits_probability": fits_probability(memory, setting_of(plan)),
-        "fullest_rank": f"pp {memory.fullest % plan.layout.mesh.pp}, in the {memory.when[memory.fullest]}",
+        "fullest_rank": (
+            f"pp {memory.fullest % plan.layout.mesh.pp}, in the {memory.when[memory.fullest]}"
+        ),
         "at_the_peak": at_the_peak(plan, memory),
     }
     domain, filled = scenario.hardware.node.domain, plan.layout.cluster.node.domain
@@ -156,7 +158,7 @@ def _derived_pool(plan: ServicePlan) -> dict[str, object]:
 
 
 def _sequences(plan: ServicePlan) -> dict[str, object]:
-    """How many sequences of the workload's mean length an instance can hold, and what binds them."""
+    """How many sequences of the workload's mean length an instance holds, and what binds them."""
     load = plan.workload
     if load.trace is not None:
         return {}

@@ -31,14 +31,18 @@ def compare(
         list[Path] | None,
         typer.Argument(
             metavar="B",
-            help="Scenarios or results to compare with A; or recordings of the step, one file per rank or a folder of them.",
+            help=(
+                "Scenarios or results to compare with A; or recordings of the step, one file per"
+                " rank or a folder of them."
+            ),
         ),
     ] = None,
     vs: Annotated[
         list[str] | None,
         option(
             "--vs KEY=VALUE",
-            "Compare A with itself under these values instead of a second file, e.g. cluster.nic.bandwidth='200 Gb/s'; repeatable.",
+            "Compare A with itself under these values instead of a second file, e.g."
+            " cluster.nic.bandwidth='200 Gb/s'; repeatable.",
             autocompletion=keys,
         ),
     ] = None,
@@ -55,7 +59,7 @@ def compare(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare results side by side and say which part of the step explains the difference; or compare a recorded step with the simulated one."""
+    """Compare results, or a recorded step with the simulated one: what explains the difference."""
     from mpsim.archive import is_archive
     from mpsim.study import compare as compare_results
 

@@ -41,7 +41,7 @@ def wrote(path: Path) -> None:
 
 
 def print_text(text: str) -> None:
-    """Plain lines on stdout. OSError if they cannot be written; its file name is "standard output"."""
+    """Plain lines on stdout. OSError of a file called "standard output" if that fails."""
     _write(printable(text))
 
 
@@ -68,7 +68,7 @@ def _encodable(text: str) -> str:
 
 
 def print_json(value: object, *, stamped: bool = True) -> None:
-    """One JSON object on one line of stdout, an object `stamped` with who made it; NaN and infinities are no output."""
+    """One JSON object on one line of stdout, `stamped` with who made it; NaN is no output."""
     from mpsim.stamp import stamp
 
     if stamped and isinstance(value, Mapping):
@@ -135,14 +135,14 @@ def draw(chart: Drawn, file: Path) -> None:
 
 
 def write_table(answer: Sweep | Search | ServiceSearch | Design, file: Path) -> None:
-    """Write the rows of a study as CSV; a name that ends in ``.partial`` says that some are missing."""
+    """Write the rows of a study as CSV; ``.partial`` ends the name where some are missing."""
     path = file.with_name(f"{file.name}.partial") if answer.interrupted else file
     answer.to_csv(path)
     wrote(path)
 
 
 def end_early(interrupted: bool) -> None:
-    """Say so and leave, where Ctrl-C or SIGTERM cut the work short and what there was has been printed."""
+    """Leave where Ctrl-C or SIGTERM cut the work short and what there was has been printed."""
     if interrupted:
         from typer import Exit
 

@@ -35,7 +35,7 @@ def design(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a cluster for some work: the best layout of each job on every cluster, what it costs, and what would change the choice."""
+    """Choose a cluster for some work: best layouts, costs, what would change the choice."""
     from mpsim.study.design import design as run_design
 
     scenario = reading.load(file)

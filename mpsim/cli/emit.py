@@ -1,4 +1,4 @@
-"""``mpsim export`` and ``--emit``: a scenario in the words of another tool, and what that tool's file cannot hold."""
+"""``mpsim export`` and ``--emit``: a scenario in another tool's words, and what these lack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Emitted:
-    """A scenario in the words of another tool, and the file or the folder it is for; stdout where there is none."""
+    """A scenario in another tool's words, and the file or folder it is for; None is stdout."""
 
     path: Path | None
     exported: Exported
@@ -126,7 +126,7 @@ def _parsed(word: str, scenario: Scenario, scenarios: Sequence[Scenario]) -> Tar
 
 
 def refuse_unwritable(listed: Sequence[Target], scenario: Scenario) -> None:
-    """Refuse a model that a format has no words for before a search that may take hours; the layout is the search's to find."""
+    """Refuse a model that a format has no words for before a search that may take hours."""
     for item in listed:
         if item.writer.ending:  # a folder of traces takes as long as a simulation
             try:

@@ -19,7 +19,10 @@ def explain(
         list[Path],
         typer.Argument(
             metavar="TRACE...",
-            help="Recordings of one step or more, a file a rank or folders of them: torch.profiler, Nsight Systems (SQLite). A log alone gives the difference without causes.",
+            help=(
+                "Recordings of one step or more, a file a rank or folders of them: torch.profiler,"
+                " Nsight Systems (SQLite). A log alone gives the difference without causes."
+            ),
         ),
     ],
     plot: Plot = None,
@@ -27,7 +30,7 @@ def explain(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a recorded step takes longer than the simulated one: causes in seconds of the step, each with its evidence and what to do."""
+    """Say why a recorded step is longer than the simulated one: causes, evidence, what to do."""
     from mpsim.explain import explain as run_explain
     from mpsim.simulate import simulate_step
 

@@ -28,7 +28,7 @@ def export(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Write a scenario as another tool's configuration, and list every value that the format cannot hold."""
+    """Write a scenario as another tool's configuration, and list what the format cannot hold."""
     wanted = target(format, output)  # refused before the file is read
     emitted = wanted.of(reading.load(file))
     emitted.write(as_json=as_json)

@@ -68,7 +68,9 @@ def import_(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="Format of the files (see 'mpsim show formats'); auto: recognise it by its content.",
+            help=(
+                "Format of the files (see 'mpsim show formats'); auto: recognise it by its content."
+            ),
         ),
     ],
     files: Annotated[
@@ -87,7 +89,8 @@ def import_(
         str | None,
         option(
             "--cluster NAME",
-            "System to run on (see 'mpsim show systems'), which no file names; a compiled program is simulated on it.",
+            "System to run on (see 'mpsim show systems'), which no file names; a compiled program"
+            " is simulated on it.",
         ),
     ] = None,
     ranks: Annotated[
@@ -103,7 +106,7 @@ def import_(
     target: Target,
     as_json: AsJson = False,
 ) -> None:
-    """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points, recordings are summed up, programs run."""
+    """Read other tools' files: scripts, configurations, benchmarks, recordings, programs."""
     from mpsim.formats import Imported
     from mpsim.formats import read as read_file
     from mpsim.formats.scenarios import checked, over, written
@@ -153,8 +156,8 @@ def _one_kind(
     if others or not isinstance(first, Imported):
         words = {getattr(item, "format", "") or "measurements" for item in known}
         raise FormatError(
-            f"got {len(known)} files ({' and '.join(sorted(words))}); a scenario is imported from one. "
-            "Import one, then lay the next over it with --onto"
+            f"got {len(known)} files ({' and '.join(sorted(words))}); a scenario is imported from"
+            " one. Import one, then lay the next over it with --onto"
         )
     return first
 
@@ -191,7 +194,7 @@ def _measured(read: list[Points] | list[Recorded], target: Target, *, as_json: b
 
 
 def _told_step(recordings: list[Recorded], target: Target, *, as_json: bool) -> None:
-    """Print what recordings say, each by itself and all ranks together on one clock, and draw them."""
+    """Print what recordings say, each alone and all ranks on one clock, and draw them."""
     from mpsim.formats.recorded_step import recorded_step
 
     step = recorded_step(recordings)
@@ -221,7 +224,7 @@ def _told(
     as_json: bool,
     more: Mapping[str, object] | None = None,
 ) -> None:
-    """Print what recordings say and what the programs that `runs` has by place do, and write it as JSON with `more`."""
+    """Print what recordings say and what their programs do, and write it as JSON with `more`."""
     from mpsim.result.words import execution_rows
 
     each = [
@@ -297,7 +300,10 @@ def _summary(read: Imported) -> Iterator[str]:
         yield f"parameters  {read.model_parameters:,}"
     keys = len({item.source for item in read.mapped})
     yield f"mapped      {keys} keys"
-    yield f"assumed     {len(read.assumed)}: {', '.join(dict.fromkeys(item.to for item in read.assumed)) or 'nothing'}"
+    yield (
+        f"assumed     {len(read.assumed)}:"
+        f" {', '.join(dict.fromkeys(item.to for item in read.assumed)) or 'nothing'}"
+    )
     yield f"ignored     {len(read.ignored)} keys"
     yield f"missing     {', '.join(read.missing) or 'nothing'}"
 

@@ -47,7 +47,7 @@ def measure(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random data.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure kernels, collectives, layers and training steps here; alone, under torchrun, or under Slurm."""
+    """Measure kernels, collectives, layers and steps here; alone, by torchrun, or under Slurm."""
     from mpsim.measure import Settings
     from mpsim.measure import measure as run
 

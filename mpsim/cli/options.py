@@ -78,7 +78,7 @@ def share(value: float | None) -> float | None:
 
 
 def quantity(dimension: str) -> Callable[[str], float]:
-    """Reader of an option that is a quantity with a unit; `dimension` is a name of `mpsim.units.Dimension`."""
+    """Reader of an option with a unit; `dimension` is a name of `mpsim.units.Dimension`."""
 
     def read(text: str) -> float:
         try:
@@ -118,7 +118,8 @@ Emit = Annotated[
     list[str] | None,
     option(
         "--emit FORMAT[=FILE]",
-        "Also write the scenario as another tool's configuration (see 'mpsim show formats'); repeatable.",
+        "Also write the scenario as another tool's configuration (see 'mpsim show formats');"
+        " repeatable.",
     ),
 ]
 Resume = Annotated[
@@ -211,7 +212,7 @@ class Computing:
     ] = None
 
     def arguments(self, points: float = math.inf) -> dict[str, Any]:
-        """Arguments of a study; no processes for so few `points` that they are done before one starts."""
+        """Arguments of a study; no processes for `points` that are done before one starts."""
         if self.cluster is not None and self.jobs is not None:
             raise wrong("the workers of --cluster compute; leave it out", "--jobs")
         usual = min(os.cpu_count() or 1, max(1, points // 4))
@@ -231,7 +232,8 @@ class Checkpoints:
         quantity_option(
             "--interval TIME",
             "TIME",
-            "Time between checkpoints, e.g. '30 min'; left out: Daly's optimum, within 15 to 60 minutes.",
+            "Time between checkpoints, e.g. '30 min'; left out: Daly's optimum, within 15 to 60"
+            " minutes.",
         ),
     ] = None
     storage: Annotated[
@@ -260,7 +262,10 @@ class Checkpoints:
         typer.Option(
             "--failures",
             callback=finite,
-            help="Multiplier on the published rates of failures, of components and of software; 0 for none.",
+            help=(
+                "Multiplier on the published rates of failures, of components and of software; 0"
+                " for none."
+            ),
         ),
     ] = 1.0
 
@@ -273,7 +278,7 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a command reads scenario files: what the command line changes in them, and how large they may be."""
+    """How a command reads scenario files: what the command line changes, and their limits."""
 
     sets: Annotated[
         list[str] | None,
@@ -310,7 +315,7 @@ class Reading:
         )
 
     def refuse_varied(self, values: Iterable[str]) -> None:
-        """Refuse a setting of a key that takes several values, which would count for none of them."""
+        """Refuse a setting of a key that takes several values, which would count for none."""
         varied = set(values)
         for setting in self.sets or ():
             if (key := setting.partition("=")[0].strip()) in varied:
@@ -343,7 +348,7 @@ def _worded(annotation: object) -> object:
 
 
 def unfold(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as typer reads it: a parameter that is a dataclass becomes an option for each of its fields."""
+    """`command` as typer reads it: a dataclass becomes an option for each of its fields."""
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if hasattr(kind, "__dataclass_fields__")}
     options: list[inspect.Parameter] = []

@@ -72,7 +72,8 @@ def check_folder(path: Path | None) -> Path | None:
         raise typer.BadParameter(f"got {_short(path)}: {_reason(error)}") from None
     if not nearest.is_dir():
         raise typer.BadParameter(
-            f"got {_short(path)}, but {_short(nearest)} is a file; give a folder, which is made if need be"
+            f"got {_short(path)}, but {_short(nearest)} is a file; give a folder, which is made if"
+            " need be"
         )
     if not os.access(nearest, os.W_OK):
         raise typer.BadParameter(f"got {_short(path)}, but {_short(nearest)} is not writable")

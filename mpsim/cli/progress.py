@@ -1,4 +1,4 @@
-"""Progress of a command on stderr, from its second second on: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a command on stderr after a second: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _LINES: Final = (1.5, 10.0, 30.0, 60.0)
 _KNOWN: Final = 0.1
 """Share of the work that has to be done before its rate says how long the rest takes."""
 _PARTS, _STEADY = 4, 2.0
-"""Parts of what is done, of two pieces at least, that have to take about as long each, the longest over the shortest: then the rate is known."""
+"""Parts of what is done, of two pieces at least, that have to take about as long each, the longest
+over the shortest: then the rate is known."""
 _MARKS = 256  # pieces that are remembered
 
 
 @dataclasses.dataclass(slots=True)
 class _Work:
-    """How far a command is; the pieces of a `phase` of a search take as long as they take, those of other work about as long each."""
+    """How far a command is; pieces of a search's `phase` take as they take, others alike."""
 
     what: str
     clock: Callable[[], float] = time.monotonic
@@ -55,7 +56,8 @@ class _Work:
     @property
     def left(self) -> float | None:
         """Seconds that the work takes yet; None where its rate is not known."""
-        # layouts that fit take far longer to bound than those that do not, and nobody knows beforehand where they stand
+        # layouts that fit take far longer to bound than those that do not, and nobody knows
+        # beforehand where they stand
         if self.phase or not self.total or not _KNOWN <= self.done / self.total < 1:
             return None
         parts = min(_PARTS, len(self._marks) // 2)
@@ -89,7 +91,7 @@ _at_work: list[_Work] = []  # the innermost last; one command at a time
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Lines on stderr while a command works longer than people wait without a sign; none with ``MPSIM_PROGRESS=off``."""
+    """Lines on stderr while a command works without a sign; none with ``MPSIM_PROGRESS=off``."""
     if os.environ.get("MPSIM_PROGRESS") == "off":
         yield
         return

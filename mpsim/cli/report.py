@@ -26,7 +26,10 @@ def report(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Scenarios (.yaml), saved results, or what search, sweep or design printed with --json (.json); several are set side by side."
+            help=(
+                "Scenarios (.yaml), saved results, or what search, sweep or design printed with"
+                " --json (.json); several are set side by side."
+            )
         ),
     ],
     output: Annotated[Path, option("--output -o", "Page to write.", callback=check_page)] = Path(
@@ -40,14 +43,15 @@ def report(
         list[str] | None,
         option(
             "--what-if KEY=A,B,C",
-            "Values that sliders on the page choose among, every combination simulated; repeatable.",
+            "Values that sliders on the page choose among, every combination simulated;"
+            " repeatable.",
         ),
     ] = None,
     *,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Write results as one page to mail or to keep: where the time goes, the timeline, memory, links, what was assumed.
+    """Write results as one page: where time goes, timeline, memory, links, what was assumed.
 
     The page needs no network and asks for nothing. With --json its document goes to stdout, too.
     """
@@ -86,7 +90,10 @@ def _stored(file: Path) -> Mapping[str, object]:
         error=ScenarioError,
     )
     if not isinstance(data, Mapping) or not is_study(data):
-        problem = "is no study; give what 'mpsim search --json', 'mpsim sweep --json' or 'mpsim design --json' printed, a scenario (.yaml) or a saved result"
+        problem = (
+            "is no study; give what 'mpsim search --json', 'mpsim sweep --json' or 'mpsim design"
+            " --json' printed, a scenario (.yaml) or a saved result"
+        )
         raise ScenarioError([Problem(problem, file=str(file))])
     return data
 

@@ -33,7 +33,10 @@ def run(
         Engine | None,
         typer.Option(
             "--engine",
-            help="Engine that runs the program; left out: the scenario's, or auto: the fast one wherever it is exact.",
+            help=(
+                "Engine that runs the program; left out: the scenario's, or auto: the fast one"
+                " wherever it is exact."
+            ),
         ),
     ] = None,
     sensitivity: Annotated[
@@ -89,7 +92,7 @@ def run(
 
 
 def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]:
-    """The folder that each scenario is drawn into: `plots` itself, or one in it for each of several."""
+    """The folder that a scenario is drawn into: `plots`, or one in it for each of several."""
     if plots is None or len(scenarios) == 1:
         return [plots] * len(scenarios)
     names: dict[str, str] = {}
@@ -137,6 +140,6 @@ def _write_snapshot(result: Result | ServiceResult, path: Path, *, as_json: bool
         )
     )
     print_text(
-        f"torch's allocator, rank {result.memory.fullest}: {allocated} allocated at {played.moment}, "
-        f"{reserved} reserved, {joined} with expandable segments"
+        f"torch's allocator, rank {result.memory.fullest}: {allocated} allocated at"
+        f" {played.moment}, {reserved} reserved, {joined} with expandable segments"
     )

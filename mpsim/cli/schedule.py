@@ -52,7 +52,8 @@ class Work:
         str,
         option(
             "--times F,B,W",
-            "Forward, input gradient and weight gradient of one chunk, in any unit of time; a full backward costs B + W.",
+            "Forward, input gradient and weight gradient of one chunk, in any unit of time; a full"
+            " backward costs B + W.",
         ),
     ] = "1,1,1"
     virtual: Annotated[
@@ -266,10 +267,11 @@ def _compare(
 def _print(timed: TimedSchedule, synthesis: SynthesisedSchedule | None) -> None:
     orders = timed.orders
     print_text(
-        f"{orders.schedule}: pp {orders.pp}, {plural(orders.microbatches, 'microbatch', 'microbatches')}, "
-        f"{plural(orders.virtual_stages, 'virtual stage')}\n"
-        f"makespan {timed.makespan:g}, longest rank {timed.max_rank_span:g} (unit of --times)\n"
-        f"bubble {percent(timed.bubble_fraction)} of the makespan, {percent(timed.bubble_over_ideal)} over ideal"
+        f"{orders.schedule}: pp {orders.pp},"
+        f" {plural(orders.microbatches, 'microbatch', 'microbatches')},"
+        f" {plural(orders.virtual_stages, 'virtual stage')}\nmakespan {timed.makespan:g}, longest"
+        f" rank {timed.max_rank_span:g} (unit of --times)\nbubble {percent(timed.bubble_fraction)}"
+        f" of the makespan, {percent(timed.bubble_over_ideal)} over ideal"
     )
     if synthesis is not None:
         print_text("\n".join(synthesis.verdict()))

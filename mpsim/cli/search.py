@@ -59,15 +59,19 @@ def search(
         str | None,
         option(
             "--also WORDS",
-            "Also search these settings: order, recompute-modules, offload, schedules, placement, expert-overlap, or all.",
+            "Also search these settings: order, recompute-modules, offload, schedules, placement,"
+            " expert-overlap, or all.",
         ),
     ] = None,
     objective: Annotated[
         Objective | None,
         typer.Option(
             "--objective",
-            help="Metric to rank by. Training: time (the default) or cost per token. Services: gpus (fewest for a rate within limits, the default), "
-            "goodput, throughput per accelerator, rate within the limits, or cost.",
+            help=(
+                "Metric to rank by. Training: time (the default) or cost per token. Services: gpus"
+                " (fewest for a rate within limits, the default), "
+                "goodput, throughput per accelerator, rate within the limits, or cost."
+            ),
         ),
     ] = None,
     pools: Annotated[
@@ -128,7 +132,10 @@ def search(
         typer.Option(
             "--shortlist",
             min=1,
-            help="Write this many diverse layouts as short runs to launch, into the folder of --output (training).",
+            help=(
+                "Write this many diverse layouts as short runs to launch, into the folder of"
+                " --output (training)."
+            ),
         ),
     ] = None,
     output: Annotated[
@@ -138,7 +145,8 @@ def search(
         Path | None,
         option(
             "--with-runs DIR",
-            "Folder of --shortlist with the logs of its runs: rank its layouts again, without a search.",
+            "Folder of --shortlist with the logs of its runs: rank its layouts again, without a"
+            " search.",
         ),
     ] = None,
     csv: Csv = None,
@@ -162,7 +170,23 @@ def search(
             "--shortlist N needs -o DIR, and -o DIR needs --shortlist N", param_hint="--shortlist"
         )
     if with_runs is not None:
-        given = {"--over": over, "--also": also, "--objective": objective, "--top": top, "--max-memory": max_memory, "--max-price": max_price, "--max-power": max_power, "--odds": odds, "--budget": budget, "--explain": explain, "--shortlist": shortlist, "--csv": csv, "--plot": plot, "--resume": resume, "--emit": emit}  # fmt: skip
+        given = {
+            "--over": over,
+            "--also": also,
+            "--objective": objective,
+            "--top": top,
+            "--max-memory": max_memory,
+            "--max-price": max_price,
+            "--max-power": max_power,
+            "--odds": odds,
+            "--budget": budget,
+            "--explain": explain,
+            "--shortlist": shortlist,
+            "--csv": csv,
+            "--plot": plot,
+            "--resume": resume,
+            "--emit": emit,
+        }
         refuse(given, "does nothing beside --with-runs, which searches no further; leave it out")
         from mpsim.study.search.tried import read_runs
 

@@ -1,4 +1,4 @@
-"""``mpsim show``: the catalogs, with units, sources and what is only recalled; fabrics and machine files."""
+"""``mpsim show``: the catalogs with units and sources; fabrics and machine files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def show(
         typer.Argument(
             metavar="CATALOG",
             autocompletion=catalogs,
-            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric (the cost of one); formats (files that can be read and written); engine (serving engines).",
+            help=(
+                f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric"
+                " (the cost of one); formats (files that can be read and written); engine (serving"
+                " engines)."
+            ),
         ),
     ] = None,
     name: Annotated[
@@ -52,15 +56,19 @@ def show(
         typer.Argument(
             metavar="NAME",
             autocompletion=entries,
-            help="Entry of the catalog, or the path of a machine file; left out: all names. For a kernel such as gemm=4096x4096x4096, "
-            "for a collective such as all_reduce='256 MiB', for a fabric a system or a scenario file.",
+            help=(
+                "Entry of the catalog, or the path of a machine file; left out: all names. For a"
+                " kernel such as gemm=4096x4096x4096, "
+                "for a collective such as all_reduce='256 MiB', for a fabric a system or a scenario"
+                " file."
+            ),
         ),
     ] = None,
     *,
     asked: Asked,
     as_json: AsJson = False,
 ) -> None:
-    """Show what mpsim knows: accelerators, links, systems, models, frameworks, optimizers, schedules; or what one kernel or collective takes, or a fabric is built of."""
+    """Show accelerators, links, models, frameworks, schedules; one kernel, collective or fabric."""
     asked.refuse_unheeded(catalog)
     if catalog in ("kernel", "collective"):
         answer(catalog, name, asked, as_json=as_json)
@@ -118,7 +126,7 @@ def _show_models(*, as_json: bool) -> None:
 
 
 def _show_entry(chosen: list[Catalog], name: str, *, as_json: bool) -> None:
-    """Print the figures of one entry, or of a machine file where a system or an accelerator may stand."""
+    """Print the figures of one entry, or of a machine file in the place of one."""
     from mpsim.hardware import is_machine_path
 
     if is_machine_path(name) and {Catalog.SYSTEM, Catalog.ACCELERATOR} & set(chosen):
@@ -266,7 +274,8 @@ def _chosen(word: str | None) -> list[Catalog]:
     singular = word.removesuffix("s")
     if singular not in set(Catalog):
         raise wrong(
-            f"got {word[:60]!r}; {nearest(word, [*Catalog, 'engine', 'hardware', *HEEDED, 'formats'])}",
+            f"got {word[:60]!r};"
+            f" {nearest(word, [*Catalog, 'engine', 'hardware', *HEEDED, 'formats'])}",
             "CATALOG",
         )
     return [Catalog(singular)]
@@ -312,10 +321,19 @@ def _print_fabric(cluster: Cluster, counted: Inventory) -> None:
     _print_parts(cluster)
     if counted.tiers:
         rows = [
-            (tier.name, str(tier.units), str(min(tier.nodes, cluster.nodes)), str(tier.switches), str(tier.cables),
-             format_quantity(tier.up_bandwidth, Dimension.BANDWIDTH) if tier.up_bandwidth else "", f"{tier.oversubscription:.3g}:1")
+            (
+                tier.name,
+                str(tier.units),
+                str(min(tier.nodes, cluster.nodes)),
+                str(tier.switches),
+                str(tier.cables),
+                format_quantity(tier.up_bandwidth, Dimension.BANDWIDTH)
+                if tier.up_bandwidth
+                else "",
+                f"{tier.oversubscription:.3g}:1",
+            )
             for tier in counted.tiers
-        ]  # fmt: skip
+        ]
         print_table(rows, header=TIERS, right=range(1, len(TIERS)))
     print_text(counted.describe())
 
@@ -325,7 +343,7 @@ def _print_parts(cluster: Cluster) -> None:
 
 
 def _show_machine(path: str, *, as_json: bool) -> None:
-    """Print a machine file as a table: constants with their intervals beside the shipped ones, and how well they fit."""
+    """Print a machine file as a table: constants with intervals beside the shipped ones, fit."""
     from mpsim.cost.calibrated import measured_figures
     from mpsim.hardware.machine import read_machine
 
@@ -339,7 +357,10 @@ def _show_machine(path: str, *, as_json: bool) -> None:
         return
     _print_parts(cluster)
     print_text(f"\n{cluster.calibration.source} ({cluster.calibration.as_of})")
-    title = f"measured, beside {document.get('datasheet', 'what mpsim assumes of a machine it does not know')}"
+    title = (
+        "measured, beside"
+        f" {document.get('datasheet', 'what mpsim assumes of a machine it does not know')}"
+    )
     print_table(rows, header=("constant", *FIGURES[1:]), title=title, right=(1, 3))
     fits = [[_cell(fit.get(key)) for key in FITS] for fit in document.get("fits", ())]
     if fits:

@@ -1,4 +1,4 @@
-"""``mpsim show kernel`` and ``mpsim show collective``: the time of one kernel or one collective, and the constants it rests on."""
+"""``mpsim show kernel`` and ``show collective``: a time, and the constants it rests on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Questions asked of a kernel, a collective or a fabric; those of `KERNEL` are fields of `mpsim.cost.questions.KernelQuestion`."""
+    """Questions asked of a kernel, a collective or a fabric; those of `KERNEL` are fields of
+    `mpsim.cost.questions.KernelQuestion`.
+    """
 
     on: Annotated[
         str | None, typer.Option("--on", help="Accelerator of a kernel, or system of a collective.")
@@ -40,7 +42,10 @@ class Asked:
         str | None,
         typer.Option(
             "--attention",
-            help="Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out: flash2.",
+            help=(
+                "Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out:"
+                " flash2."
+            ),
         ),
     ] = None
     direction: Annotated[

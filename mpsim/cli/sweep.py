@@ -36,7 +36,7 @@ def sweep(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
+    """Simulate a scenario at every combination of values; rows that cannot run say why."""
     from mpsim.study import sweep as run_sweep
 
     scenario = reading.load(file)
@@ -77,7 +77,8 @@ def _shard(text: str | None) -> tuple[int, int] | None:
 def _block(scenario: Scenario) -> dict[str, list[object]]:
     if not scenario.sweep:
         raise ScenarioError(
-            f"{scenario.name}: nothing to sweep over; add a `sweep:` block or --over parallelism.tp=1,2,4"
+            f"{scenario.name}: nothing to sweep over; add a `sweep:` block or --over"
+            " parallelism.tp=1,2,4"
         )
     return {key: list(choices) for key, choices in scenario.sweep.items()}
 

@@ -22,8 +22,11 @@ def validate(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and measured results such as "
-            "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file."
+            help=(
+                "CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and"
+                " measured results such as "
+                "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file."
+            )
         ),
     ],
     runs: Annotated[
@@ -42,7 +45,7 @@ def validate(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Predict measured data row by row, or with --runs measured training steps, and say how far off the predictions are."""
+    """Predict measured data row by row, or with --runs measured steps, and say how far off."""
     if runs:
         if scenario is not None or reading.sets:
             raise typer.BadParameter("with --runs every step is its own scenario")

@@ -21,7 +21,9 @@ def watch(
         Path,
         typer.Argument(
             metavar="LOG",
-            help="Log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines; it is only read.",
+            help=(
+                "Log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines; it is only read."
+            ),
         ),
     ],
     file: Annotated[Path, option("--scenario FILE", "Scenario of the run.")],
@@ -44,7 +46,7 @@ def watch(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a training log: is the run as it should be, when did it change, and how long will the rest take."""
+    """Watch a training log: is the run as it should be, when did it change, how long is left."""
     from mpsim.explain.watch import Watch, follow
     from mpsim.formats.training_log import LogStep
     from mpsim.simulate import simulate_step
@@ -68,7 +70,8 @@ def watch(
             try:
                 for change in follow(known, log, seconds):
                     note(
-                        f"step {change.step}: {change.share:+.1%}, {change.before_s:.4g} s before, {change.after_s:.4g} s since"
+                        f"step {change.step}: {change.share:+.1%}, {change.before_s:.4g} s before,"
+                        f" {change.after_s:.4g} s since"
                     )
                 stopped = not keep_on
                 time.sleep(_EVERY_S if keep_on else 0.0)

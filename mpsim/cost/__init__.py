@@ -1,6 +1,7 @@
 """Seconds: kernels on one accelerator, collectives and messages between accelerators.
 
-The formulas are pure functions on floats and arrays; a model binds them to one accelerator or cluster and accounts for every constant.
+The formulas are pure functions on floats and arrays; a model binds them to one accelerator or
+cluster and accounts for every constant.
 """
 
 from mpsim.cost.collectives import CollectiveModel

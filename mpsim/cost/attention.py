@@ -1,4 +1,4 @@
-"""Fused attention on one accelerator: published rates of a kernel, by pass, mask, head_dim and sequence.
+"""Fused attention on one accelerator: rates by kernel, pass, mask, head_dim and sequence.
 
 Shapes: N operators.
 """
@@ -52,7 +52,7 @@ class AttentionWork:
         return result
 
     def tiles(self, rows: float) -> Floats:
-        """Pieces of work that the processors share out: `rows` queries of one head of one sequence, at least one a head."""
+        """Work that the processors share out: `rows` queries of one head of one sequence."""
         result: Floats = self.sequences * self.heads * np.maximum(self.queries / rows, 1.0)
         return result
 
@@ -62,9 +62,10 @@ def waiting(tiles: Floats, processors: float, wait: float, bend: float = 1.0) ->
 
     Notes
     -----
-    When the tiles run out, processors wait for the longest one. With a causal mask that is twice the mean, so `wait` is 2 for tiles of
-    128 rows, 4 for tiles of 256 (in tiles of 128), and below 1 where the long ones go first. A `bend` of 1 adds the longest tile to the shared
-    work; a kernel that starts with the longest takes the larger of the two, a `bend` of infinity.
+    When the tiles run out, processors wait for the longest one. With a causal mask that is twice
+    the mean, so `wait` is 2 for tiles of 128 rows, 4 for tiles of 256 (in tiles of 128), and below
+    1 where the long ones go first. A `bend` of 1 adds the longest tile to the shared work; a kernel
+    that starts with the longest takes the larger of the two, a `bend` of infinity.
     """
     longest = wait * processors / np.maximum(tiles, np.finfo(float).tiny)
     larger, smaller = np.maximum(longest, 1.0), np.minimum(longest, 1.0)
@@ -127,7 +128,7 @@ class AttentionModel:
         return self._evaluate(work, self._group, part, level)
 
     def _burst_seconds(self, work: AttentionWork) -> Floats:
-        """A chart of the forward pass alone leaves backward to a ratio; one of both passes has forward taken off."""
+        """A forward chart leaves backward to a ratio; one of both passes has forward taken off."""
         if self._group.words.get("passes") == ("forward",):
             backward = self._use(self._burst, "backward_time")
             return self._evaluate(work, self._group, np.where(work.forward, 1.0, backward), 1.0)
@@ -154,7 +155,7 @@ class AttentionModel:
         )
 
     def _counted(self, work: AttentionWork) -> Floats:
-        """Kernels measured by heads rather than by sequence: endless rate of each pass, waiting, and heads of unequal width."""
+        """Kernels measured by heads: rate of each pass, waiting, and heads of unequal width."""
         group, latent = self._group, work.head_dim != work.head_dim_v
         scale = self._peak / self._use(group, "peak")
         scale *= self._level * self._use(group, "chart_share") if self._hot else 1.0
@@ -196,7 +197,7 @@ class AttentionModel:
     def _between(
         self, group: ConstantGroup, what: str, head_dim: Floats, causal: NDArray[np.bool_]
     ) -> Floats:
-        """A constant of the chart at any head_dim: between the measured ones it is interpolated in log2."""
+        """A constant of the chart at any head_dim: interpolated in log2 between measured ones."""
         dims = [int(dim) for dim in group.words["head_dims"]]
         curves = {
             mask: np.interp(

@@ -1,7 +1,7 @@
 """Seconds of collectives and point-to-point messages on a cluster.
 
-Size S of a collective: the whole tensor for all-reduce, broadcast and reduce; the *gathered* tensor for all-gather and
-reduce-scatter; the send buffer of one rank for all-to-all; the message for send_recv; ignored by barrier.
+Size S of a collective: the whole tensor for all-reduce, broadcast and reduce; the *gathered* one
+for all-gather and reduce-scatter; a rank's send buffer for all-to-all; the message for send_recv.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class CollectiveModel:
 
         Notes
         -----
-        ``latency + S / (share NICs rate)``: the latency is that of a small all-reduce, the rate what a NIC sustains on a quiet network.
+        ``latency + S / (share NICs rate)``: the latency is that of a small all-reduce, the rate
+        what a NIC sustains on a quiet network.
         """
         node, ledger = self.cluster.node, self._ledger
         share = ledger.use(constant_groups("collectives")["fabric.sums"], "summed_share")
@@ -145,7 +146,9 @@ class CollectiveModel:
         )
 
     def floor(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
-        """Least time of any algorithm on these links [s]; see `mpsim.cost.traffic.floor_seconds`."""
+        """Least time of any algorithm on these links [s]; see
+        `mpsim.cost.traffic.floor_seconds`.
+        """
         _check_kind(kind)
         return _like(size_bytes, floor_seconds(kind, size_bytes, group, self.cluster))
 

@@ -1,7 +1,7 @@
-"""Fitted constants with where they came from: read from ``mpsim/cost/data``, named, and accounted for.
+"""Fitted constants with their sources: read from ``mpsim/cost/data``, named, accounted for.
 
-A file is a list of groups. A group is a handful of numbers that share one source, one date and one status, and says which hardware it is
-for; ``units`` at the head of the file gives the unit of every leaf name once.
+A file is a list of groups. A group is a few numbers that share one source, date and status, and
+says which hardware it is for; ``units`` at the head of the file gives the unit of every leaf once.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ConstantGroup(Mapping[str, Constant]):
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.members)
 
     def demoted(self, why: str) -> ConstantGroup:
-        """The same numbers used beyond what they were measured on: labelled a family default, saying why."""
+        """The same numbers beyond what they were measured on: a family default, with the reason."""
         relabelled = {
             leaf: dataclasses.replace(
                 constant, source=f"{why}: {constant.source}", status=Status.FAMILY_DEFAULT
@@ -134,7 +134,7 @@ def _read_group(
 
 
 def _unit(leaf: str, units: Mapping[str, str]) -> str:
-    """Unit of `leaf`, or of the longest stem it starts with when it carries labels (``latency_all_reduce_8``)."""
+    """Unit of `leaf`, or of the longest stem it starts with (``latency_all_reduce_8``)."""
     stem = leaf
     while stem and stem not in units:
         stem = stem.rpartition("_")[0]
@@ -147,7 +147,7 @@ def _strings(value: object) -> tuple[str, ...]:
 
 
 def calibrated_groups(stem: str, calibration: Calibration | None) -> Mapping[str, ConstantGroup]:
-    """Every group of the data file `stem`, with what was measured on a machine in place of what ships."""
+    """Every group of the data file `stem`, with what a machine measured in place of what ships."""
     groups = constant_groups(stem)
     if calibration is None:
         return groups
@@ -220,7 +220,9 @@ def host_constants(cluster: Cluster) -> tuple[Constant, ...]:
 def hardware_constant(
     item: Accelerator | Link | Host, figure: str, value: float, unit: str
 ) -> Constant:
-    """A figure of the hardware catalog as a constant: datasheet, or a family default where it is only recalled, calibrated where it was measured."""
+    """A figure of the hardware catalog as a constant: datasheet, or a family default where it is
+    only recalled, calibrated where it was measured.
+    """
     source = source_of(item, figure)
     dated = _DATED.fullmatch(source)
     recalled = source.startswith("recalled") or not source
@@ -266,7 +268,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[Mapping[str, Constant]]:
-        """Note constants by themselves for a while, by name: what an answer that is remembered rests on."""
+        """Note constants by name for a while: what an answer that is remembered rests on."""
         before, self._used = self._used, {}
         try:
             yield self._used

@@ -1,4 +1,4 @@
-"""Measured curves of collectives: seconds by bytes, for the group shapes somebody measured and those between them.
+"""Measured curves of collectives: seconds by bytes, for measured group shapes and between.
 
 A calibration file holds them (docs/reference/calibration.md), which is read strictly: every mistake
 is told with its line. It is YAML, or JSON, which is YAML::
@@ -11,7 +11,7 @@ is told with its line. It is YAML, or JSON, which is YAML::
     accelerator: h100-sxm       # optional: likewise
     switch_jump: 0.35           # optional
     curves:
-      - {collective: all_reduce, ranks: 8, domains: 1, bytes: [1024, 2048], seconds: [1.1e-05, 1.2e-05]}
+      - {collective: all_reduce, ranks: 8, domains: 1, bytes: [1024, 2048], seconds: [1e-5, 1.2e-5]}
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class Curve:
 
     Notes
     -----
-    Straight lines in log-log between neighbours. Within one algorithm time cannot grow faster than S (``a + S/B + c sqrt(S)``), so where
-    it does by more than `switch_jump`, something switched: the line on the left and the one on the right go on to the middle, and the
-    curve jumps there instead of being smoothed. Measurements that fall with S (noise, or a library that switches too late)
-    are pooled into their geometric mean, so the curve never falls. Outside the measured sizes it is linear in S.
+    Straight lines in log-log between neighbours. Within one algorithm time cannot grow faster than
+    S (``a + S/B + c sqrt(S)``), so where it does by more than `switch_jump`, something switched:
+    both lines go on to the middle, and the curve jumps there instead of being smoothed.
+    Measurements that fall with S (noise, or a library that switches too late) are pooled into their
+    geometric mean, so the curve never falls. Outside the measured sizes it is linear in S.
     """
 
     sizes: tuple[float, ...]  # S, rising [B]
@@ -61,7 +62,8 @@ class Curve:
     def __post_init__(self) -> None:
         if len(self.sizes) != len(self.times) or not self.sizes:
             raise CalibrationError(
-                f"got {len(self.sizes)} sizes and {len(self.times)} times; needed as many, at least one"
+                f"got {len(self.sizes)} sizes and {len(self.times)} times; needed as many, at"
+                " least one"
             )
         if not all(math.isfinite(v) and v > 0 for v in (*self.sizes, *self.times)):
             raise CalibrationError("sizes and times have to be finite numbers above 0")
@@ -81,7 +83,8 @@ class Curve:
     def seconds(self, size: ArrayLike) -> Floats:
         """Time of S bytes [s]."""
         given = np.asarray(size, dtype=np.float64)
-        # every piece is evaluated at every size and the right one picked: a few pieces cost less than splitting the sizes
+        # every piece is evaluated at every size and the right one picked: a few pieces cost less
+        # than splitting the sizes
         piece = np.searchsorted(np.array(self.switches), given, side="right")
         lines = [_line(given, sizes, times) for sizes, times in self._pieces()]
         stacked = np.stack([np.broadcast_to(times, given.shape) for times in lines])
@@ -99,7 +102,8 @@ class Curve:
 
 def _rising(times: tuple[float, ...]) -> tuple[float, ...]:
     """The nearest curve in log that never falls: neighbours that do are pooled."""
-    # pool-adjacent-violators: whenever a block lies below the one before, both become their mean in log
+    # pool-adjacent-violators: whenever a block lies below the one before, both become their mean in
+    # log
     blocks: list[tuple[float, int]] = []
     for value in times:
         blocks.append((math.log(value), 1))
@@ -116,7 +120,7 @@ def _jumps(sizes: tuple[float, ...], times: tuple[float, ...], jump: float) -> l
 
 
 def _line(size: Floats, sizes: Floats, times: Floats) -> Floats:
-    """Log-log between the points of one algorithm; linear in S beyond them, never falling and never faster than S."""
+    """Log-log between points of one algorithm; linear beyond, never falling or faster than S."""
     first, last = (sizes[0], times[0]), (sizes[-1], times[-1])
     if len(sizes) == 1:
         alone: Floats = first[1] * np.maximum(1.0, size / first[0])
@@ -174,15 +178,16 @@ class CollectiveCurves:
         ):
             if own and own != other:
                 raise CalibrationError(
-                    f"calibration {self.name!r} was measured with {what} {own}, but {other} was asked for"
+                    f"calibration {self.name!r} was measured with {what} {own}, but {other} was"
+                    " asked for"
                 )
 
     def reading(self, kind: str, group: GroupShape) -> Reading | None:
-        """Reading for `kind` in `group`; None where neither it nor neighbours on both sides were measured.
+        """Reading for `kind` in `group`; None where neither it nor neighbours were measured.
 
         Notes
         -----
-        Neighbours have the same ranks in each domain and other domains, or lie in one domain and have other ranks.
+        Neighbours have the same ranks a domain and other domains, or other ranks in one domain.
         """
         own = self.curves.get((kind, group.ranks, group.domains))
         if own is not None:
@@ -235,14 +240,14 @@ _CURVES = {
 
 
 def kernel_class(operator: Operator) -> str:
-    """Name of the measured curve that a memory-bound kernel reads: its kind, or for elementwise kernels what they compute."""
+    """Name of the measured curve of a memory-bound kernel: its kind, or what it computes."""
     if operator.kind not in (OperatorKind.ELEMENTWISE, OperatorKind.GATHER):
         return operator.kind.value
     return _CURVES.get(operator.role, _ELEMENTWISE)
 
 
 def kernel_reading(calibration: Calibration | None, kernel: str, phase: str) -> Reading | None:
-    """The curve of a class of memory-bound kernels (`kernel_class`) by bytes moved; None where a calibration has none."""
+    """The curve of a class of memory-bound kernels (`kernel_class`) by bytes moved, or None."""
     if calibration is None or not calibration.kernels:
         return None
     curve = calibration.kernel_curve(kernel, phase)
@@ -259,7 +264,7 @@ def kernel_reading(calibration: Calibration | None, kernel: str, phase: str) -> 
 
 
 def machine_curves(calibration: Calibration | None, library: str) -> CollectiveCurves | None:
-    """The curves of collectives that were measured on a machine with `library`; None where there are none."""
+    """The curves of collectives that a machine measured with `library`, or None."""
     if calibration is None or not calibration.collectives or calibration.library != library:
         return None
     curves = {

@@ -1,6 +1,6 @@
-"""Kernel times as plain formulas on floats and arrays: GEMM, attention, memory-bound kernels, updates in place.
+"""Kernel times as formulas on floats and arrays: GEMM, attention, memory-bound, updates.
 
-Shapes: N operators. Every argument may be a float or an array of N; the result follows numpy's broadcasting.
+Shapes: N operators. Arguments are floats or arrays of N; the result broadcasts as numpy does.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def gemm_seconds(
 
     Notes
     -----
-    ``t = t0 + (Tc^p + Tm^p)^(1/p)`` with ``Tc = 2 m n k batch padding / (e_c peak)``, ``Tm = moved_bytes / (eta bandwidth)``; t0 is
-    `c.launch`, e_c `c.compute_fraction`, eta `c.memory_fraction`, p `c.knee`. Evaluated as ``larger * (1 + ratio^p)^(1/p)``
-    so that a sharp knee does not overflow.
+    ``t = t0 + (Tc^p + Tm^p)^(1/p)`` with ``Tc = 2 m n k batch padding / (e_c peak)``, ``Tm =
+    moved_bytes / (eta bandwidth)``; t0 is `c.launch`, e_c `c.compute_fraction`, eta
+    `c.memory_fraction`, p `c.knee`. ``larger * (1 + ratio^p)^(1/p)`` never overflows.
 
     Examples
     --------
@@ -92,8 +92,9 @@ def attention_pairs(
 
     Notes
     -----
-    With s keys and a window w below s a causal query at position i sees ``min(i, w)`` keys: ``w/s - w^2/(2 s^2)`` of the
-    square, and ``w/(2 s^2)`` with the diagonal; ``(s + 1)/(2 s)`` without a window. Without the mask it sees w of s.
+    With s keys and a window w below s a causal query at position i sees ``min(i, w)`` keys: ``w/s -
+    w^2/(2 s^2)`` of the square, and ``w/(2 s^2)`` with the diagonal; ``(s + 1)/(2 s)`` without a
+    window. Without the mask it sees w of s.
     """
     s = np.asarray(keys, float)
     w = np.where(np.asarray(window) > 0, np.minimum(np.asarray(window, float), s), s)
@@ -124,8 +125,8 @@ def attention_seconds(
 
     Notes
     -----
-    ``t = max(launch, share * forward_flops / (rate * sequence / (sequence + half)))``. Forward and backward do 3.5 forward
-    FLOPs in all and share that time 1 : 3, so `share` is 0.875 forward and 2.625 backward.
+    ``t = max(launch, share * forward_flops / (rate * sequence / (sequence + half)))``. Both passes
+    do 3.5 forward FLOPs and share that time 1 : 3, so `share` is 0.875 forward and 2.625 backward.
     """
     tokens = np.asarray(sequence, float)
     reached = np.asarray(rate, float) * tokens / (tokens + np.asarray(half, float))
@@ -175,8 +176,9 @@ def copy_seconds(moved: float, bandwidth: float, calibration: Calibration | None
 
     Notes
     -----
-    ``moved / (fraction * bandwidth)`` with the fraction that was measured (``kernels.copy.fraction``), else that of updates in place. They differ on CPUs,
-    whose copies read what they will overwrite into the cache first.
+    ``moved / (fraction * bandwidth)`` with the fraction that was measured
+    (``kernels.copy.fraction``), else that of updates in place. They differ on CPUs, whose copies
+    read what they will overwrite into the cache first.
     """
     measured = calibration.value(_COPY_FRACTION) if calibration else None
     if measured is None:

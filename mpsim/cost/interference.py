@@ -42,7 +42,7 @@ class Interference:
     constants: tuple[Constant, ...]  # where the numbers come from
 
     def lost_at(self, rate: float) -> float:
-        """Share of its rate that a kernel loses beside a collective of data parallelism whose ranks send at `rate` [B/s]."""
+        """Share of its rate that a kernel loses beside a gradient collective at `rate` [B/s]."""
         return self.lost * min(1.0, rate / self.full_rate)
 
 
@@ -81,7 +81,9 @@ def interference_of(framework: str, chip: Accelerator) -> Interference:
 
 
 def straggling_constants(chip: Accelerator) -> dict[str, Constant]:
-    """The constants ``per_doubling`` and ``beyond`` of an accelerator; measured ones called ``straggling.wait.LEAF`` take their place."""
+    """The constants ``per_doubling`` and ``beyond`` of an accelerator; measured ones called
+    ``straggling.wait.LEAF`` take their place.
+    """
     return dict(choose_group("straggling", "wait", chip.name, chip.family, chip.calibration))
 
 
@@ -96,8 +98,9 @@ def straggling_seconds(
 
     Notes
     -----
-    ``c log2(N / n) F / r``, 0 for N <= n: c `per_doubling`, N `accelerators`, n `beyond`, F `flops`, r `rate`. The largest of N normal times grows with
-    ``sqrt(log N)``; that slow machines and placements over more switches come with N makes it nearly ``log N`` between 64 and 2,048.
+    ``c log2(N / n) F / r``, 0 for N <= n: c `per_doubling`, N `accelerators`, n `beyond`, F
+    `flops`, r `rate`. The largest of N normal times grows with ``sqrt(log N)``; that slow machines
+    and placements over more switches come with N makes it nearly ``log N`` between 64 and 2,048.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Seconds of operators on one accelerator: the kernel formulas with the constants of that accelerator.
+"""Seconds of operators on one accelerator: kernel formulas with its constants.
 
 Shapes: N operators, U shapes among them that were never seen before.
 """
@@ -59,7 +59,9 @@ _Shapes: TypeAlias = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike
 
 
 class Work(NamedTuple):
-    """FLOPs that operators really execute, seconds they would take at the dense peak of the format that each runs in, and seconds in which memory moves their bytes."""
+    """FLOPs that operators really execute, seconds they would take at the dense peak of the format
+    that each runs in, and seconds in which memory moves their bytes.
+    """
 
     executed_flops: float
     peak_seconds: float
@@ -79,17 +81,19 @@ class KernelModel:
     Parameters
     ----------
     precision : str
-        Of matrix products: bf16, fp16, tf32, fp32, or a narrow one: fp8 (a scale a tensor), fp8_rowwise (a scale a row), fp8_block (a scale for 128 elements), mxfp8 (a
-        scale for 32), fp4, also called nvfp4. Then attention and the output projection stay bf16, and casts are kernels of their own:
-        operators of kind QUANTISE in training, `quantisation_seconds` in benchmarks.
+        Of matrix products: bf16, fp16, tf32, fp32, or a narrow one: fp8 (a scale a tensor),
+        fp8_rowwise (a scale a row), fp8_block (a scale for 128 elements), mxfp8 (a scale for 32),
+        fp4 or nvfp4. Then attention and the output projection stay bf16, and casts are kernels of
+        their own: operators of kind QUANTISE in training, `quantisation_seconds` in benchmarks.
     attention_kernel : str
         Generation of the fused attention kernel: one of `mpsim.cost.attention.ATTENTION_CHARTS`.
     eager_factor : float
-        Time of norm, softmax and elementwise kernels over that of fused ones: 1.6-1.8 eager, 0.9 compiled.
+        Time of norm, softmax and elementwise kernels over fused ones: 1.6-1.8 eager, 0.9 compiled.
     clocks : str
         ``sustained`` (training: hot, power-limited) or ``burst`` (a short benchmark).
     few_heads : bool
-        Whether attention over few heads and sequences leaves processors waiting; published runs show no effect worth it, benchmarks do.
+        Whether attention over few heads and sequences leaves processors waiting; published runs
+        show no effect worth it, benchmarks do.
     narrow_head : bool
         Whether the output projection is narrow too.
 
@@ -160,7 +164,9 @@ class KernelModel:
         }
 
     def seconds(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
-        """Time alone of each operator of one rank [s]; a shape is evaluated once by all equal models, and remembered with the constants that its time rests on."""
+        """Time alone of each operator of one rank [s]; a shape is evaluated once by all equal
+        models, and remembered with the constants that its time rests on.
+        """
         shapes = [_shape(operator) for operator in operators]
         answers: dict[Shape, Answer[float]] = {}
         # operators that rest on the same constants are evaluated together
@@ -184,7 +190,9 @@ class KernelModel:
     def row_seconds(
         self, product: Operator, rows: Floats, moved: Floats, groups: ArrayLike = 1, knee: float = 0
     ) -> Floats:
-        """Time of a product over other numbers of rows that moves so many bytes [s]; of experts `rows` is the mean of the `groups` that have any, and `knee` that of their kernel."""
+        """Time of a product over other numbers of rows that moves so many bytes [s]; of experts
+        `rows` is the mean of the `groups` that have any, and `knee` that of their kernel.
+        """
         shape = (rows, product.n, product.k, groups, moved)
         if product.kind is OperatorKind.GROUPED_GEMM:
             return self._group_seconds(shape, True, knee=knee)
@@ -199,7 +207,7 @@ class KernelModel:
         return Work(float(flops.sum()), float((flops / peaks).sum()), moved / self._bandwidth)
 
     def quantisation_seconds(self, elements: ArrayLike, *, from_bytes: float = 2.0) -> Floats:
-        """Time of casting tensors of so many elements to this model's narrow format [s]; 0 in a wide precision."""
+        """Time of casting so many elements to the model's narrow format [s]; 0 in a wide one."""
         narrow = _FP4_FORMAT if self.precision == "fp4" else self.precision
         if narrow not in FORMATS:
             return np.zeros_like(np.asarray(elements, float))
@@ -209,7 +217,7 @@ class KernelModel:
 
     @property
     def casts(self) -> bool:
-        """Whether linear layers compute in a narrow precision, whose tensors are cast by kernels of their own."""
+        """Whether linear layers compute in a narrow precision, cast by kernels of their own."""
         return self._casting is not None
 
     def with_casts(
@@ -220,7 +228,9 @@ class KernelModel:
         gathered: bool = False,
         fused_experts: bool = False,
     ) -> Expansion:
-        """The same operators with the casts of a narrow precision before the linear layers, as `mpsim.workload.with_casts` has them."""
+        """The same operators with the casts of a narrow precision before the linear layers, as
+        `mpsim.workload.with_casts` has them.
+        """
         if self._casting is None:
             return expansion
         return with_casts(
@@ -233,7 +243,7 @@ class KernelModel:
         )
 
     def weight_cast_seconds(self, parameters: ArrayLike, wide_bytes: float) -> Floats:
-        """Time of casting so many weights, which training does once a step [s]; 0 in a wide precision."""
+        """Time of casting so many weights once a step [s]; 0 in a wide precision."""
         if self._casting is None:
             return np.zeros_like(np.asarray(parameters, float))
         moved = self._casting.moved_bytes(1.0, wide_bytes) * np.asarray(parameters, float)
@@ -241,16 +251,16 @@ class KernelModel:
 
     @property
     def wide_rate(self) -> float:
-        """Rate of large products in the model's wide precision, 16 bits beside narrower ones [FLOP/s]."""
+        """Rate of large products in the wide precision, 16 bits beside narrower ones [FLOP/s]."""
         peak, constants = self._gemm[self._wide]
         return peak * constants.compute_fraction
 
     def peak_fraction(self, precision: str) -> float:
-        """Share of the dense peak of `precision`, the model's own or its wide one, that large products reach."""
+        """Share of the dense peak of `precision` that large products reach; None is the model's."""
         return self._gemm[precision][1].compute_fraction
 
     def provenance(self) -> tuple[Constant, ...]:
-        """Every constant that was used so far, by name; those of a kind of operator never met are left out."""
+        """Every constant used so far, by name; kinds of operators never met have none."""
         return self._ledger.constants()
 
     def _peak(self, precision: str) -> float:
@@ -268,7 +278,9 @@ class KernelModel:
         return GemmConstants(compute_fraction=fraction * self._level, **shape)
 
     def _compute_fraction(self, group: ConstantGroup, precision: str) -> float:
-        """Share of the peak of `precision` that large products reach: its own, or a burst scaled to hot clocks as bf16's is, or bf16's; of scales of rows nearly fp8's."""
+        """Share of the peak of `precision` that large products reach: its own, or a burst scaled to
+        hot clocks as bf16's is, or bf16's; of scales of rows nearly fp8's.
+        """
         if precision == _ROWS:
             share = self._use(self._rules["gemm_rowwise"], "rowwise_share")
             return share * self._compute_fraction(group, "fp8")
@@ -291,13 +303,17 @@ class KernelModel:
         return self._half_fraction(group.demoted(f"bf16's fraction used for {precision}"))
 
     def _half_fraction(self, group: ConstantGroup) -> float:
-        """Share of the 16-bit peak: the one at the model's clocks, else that of a burst at the clock that sustained work keeps."""
+        """Share of the 16-bit peak: the one at the model's clocks, else that of a burst at the
+        clock that sustained work keeps.
+        """
         if not self._hot or "sustained_fraction" in group:
             return self._use(group, "sustained_fraction" if self._hot else "burst_fraction")
         return self._use(group, "burst_fraction") * self._board.kept(self._use(self._draw, "draw"))
 
     def _power_level(self, group: ConstantGroup) -> float:
-        """Share of the usual sustained rate that a board keeps with a low limit of its own, under a cap and under a lock of its clock."""
+        """Share of the usual sustained rate that a board keeps with a low limit of its own, under a
+        cap and under a lock of its clock.
+        """
         chip = self.accelerator
         if group.matches(chip.name) and board_power(chip) < group.value("tdp_below"):
             self._use(group, "tdp_below")
@@ -317,7 +333,9 @@ class KernelModel:
         return times * self._gemm_factors(operators)
 
     def _groups(self, operators: Sequence[Operator]) -> Floats:
-        """One kernel for the experts of a layer; `m` is the mean of their tokens, in `Phase.WEIGHT_GRADIENT` `k` is."""
+        """One kernel for the experts of a layer; `m` is the mean of their tokens, in
+        `Phase.WEIGHT_GRADIENT` `k` is.
+        """
         m, n, k, batch, moved = _columns(operators, "m", "n", "k", "batch", "bytes")
         ragged = np.array([o.phase is not Phase.WEIGHT_GRADIENT for o in operators])
         times = self._group_seconds((m, n, k, batch, moved), ragged)
@@ -327,7 +345,7 @@ class KernelModel:
         return result
 
     def _group_seconds(self, shape: _Shapes, ragged: ArrayLike, *, knee: float = 0.0) -> Floats:
-        """Time of grouped products; with a knee of the kernel's own, in tiles of fewer rows where experts have few."""
+        """Time of grouped products; a knee of its own cuts tiles where experts have few rows."""
         largest, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
         peak, c = self._gemm[self.precision]
         m, n, _, batch, _ = shape
@@ -350,12 +368,12 @@ class KernelModel:
         return tiled_gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c, tiling=tiling)
 
     def _precision_of(self, operator: Operator) -> str:
-        """Narrow precisions are for linear layers; batched attention products and the output projection stay wide."""
+        """Narrow precisions are for linear layers; batched products and the head stay wide."""
         wide = operator.batch > 1 or operator.role in self._wide_roles
         return self._wide if wide else self.precision
 
     def _format_of(self, operator: Operator) -> str:
-        """Precision that a product of any kind runs in: experts in the narrow one, fused attention in the wide one."""
+        """Precision that a product runs in: experts the narrow one, fused attention the wide."""
         if operator.kind is OperatorKind.GROUPED_GEMM:
             return self.precision
         if operator.kind is OperatorKind.SCAN:
@@ -377,20 +395,22 @@ class KernelModel:
         )
 
     def _is_odd(self, o: Operator) -> bool:
-        """Whether the matrices of a batched product do not begin where matrix units can load them."""
+        """Whether matrices of a batched product begin where matrix units cannot load them."""
         if o.batch <= 1:
             return False
         step = int(self._rules["gemm_alignment"].value("alignment"))
         return o.n % step > 0 or o.k % step > 0
 
     def _edges(self, operators: Sequence[Operator]) -> Floats:
-        """How much longer a product of one expert takes than as much of a large one: a tile is lost along its shortest side, of rows only where nothing shares the kernel."""
+        """How much longer a product of one expert takes than as much of a large one: a tile is lost
+        along its shortest side, of rows only where nothing shares the kernel.
+        """
         sides = np.array([_shortest(o) if o.split is Split.EXPERT else np.inf for o in operators])
         edge = 0.0 if np.isinf(sides).all() else self._use(self._rules["gemm_rules"], "edge")
         return 1.0 + edge / sides
 
     def _off_matrix_units(self) -> float:
-        """How much longer a product takes on the float32 units of a GPU than on its matrix units; 1 where it has no such units."""
+        """How much longer a product takes on a GPU's float32 units; 1 where it has none such."""
         if "fp32" not in self.accelerator.peak_flops:
             return 1.0
         rules = self._rules["gemm_alignment"]
@@ -415,12 +435,13 @@ class KernelModel:
             forward=np.array([o.phase is Phase.FORWARD for o in operators]),
         )
         (moved,) = _columns(operators, "bytes")
-        # a short window leaves so little to compute that queries, keys and values themselves take longest
+        # a short window leaves so little to compute that queries, keys and values themselves take
+        # longest
         result: Floats = np.maximum(self._attention.seconds(work), moved / self._bandwidth)
         return result
 
     def _streams(self, operators: Sequence[Operator]) -> Floats:
-        """Memory-bound kernels of one kind; each class and pass may have a measured curve of its own."""
+        """Memory-bound kernels of one kind; each class and pass may have a measured curve."""
         (moved,) = _columns(operators, "bytes")
         if self.accelerator.calibration is None:
             return self._stream_seconds(operators[0].kind, moved)
@@ -430,7 +451,7 @@ class KernelModel:
         return times
 
     def _scans(self, operators: Sequence[Operator]) -> Floats:
-        """Time of scans, whose products are small: bound by a share of the peak, or by memory [s]."""
+        """Time of scans, whose products are small: bound by a share of the peak or memory [s]."""
         flops, moved = _columns(operators, "flops", "bytes")
         rate = self._use(self._rules["scan"], "fraction") * self._peak(self._wide) * self._level
         return np.maximum(flops / rate, self._stream_seconds(OperatorKind.ELEMENTWISE, moved))
@@ -458,7 +479,7 @@ class KernelModel:
         )
 
     def _memory_leaf(self, kind: OperatorKind) -> tuple[ConstantGroup, str]:
-        """Where the share of the memory rate of a kind of kernel is kept; benchmarks of norms have their own."""
+        """Name of the share of the memory rate of a kind; benchmarks of norms have their own."""
         burst = self._rules["memory_burst"]
         if not self._hot and kind.value in burst:
             return burst, kind.value
@@ -466,7 +487,7 @@ class KernelModel:
 
 
 def _shortest(o: Operator) -> float:
-    """Shortest side of a product that does not share its kernel; in a group tokens of all experts fill the tiles."""
+    """Shortest side of a product with a kernel of its own; a group's tokens fill the tiles."""
     if o.kind is OperatorKind.GEMM:
         return float(min(o.m, o.n, o.k))
     return float(min(o.n, o.m if o.phase is Phase.WEIGHT_GRADIENT else o.k))
@@ -495,9 +516,10 @@ def _shape(o: Operator) -> Shape:
 
 
 def executed_flops(operators: Sequence[Operator]) -> Floats:
-    """FLOPs of each operator that really run: of fused attention the pairs that mask and window leave, all else as it is counted [FLOP].
+    """FLOPs of each operator that really run: of fused attention the pairs that mask and window
+    leave, all else as it is counted [FLOP].
 
-    Never above `Operator.flops`. Attention whose scores are kernels of their own computes every pair, masked or not.
+    Never above `Operator.flops`. Attention with scores of its own computes every pair.
     """
     return np.array([_executed(operator) for operator in operators], dtype=np.float64)
 

@@ -39,7 +39,7 @@ _MESSAGES = 4096  # remembered: pairs of ranks and sizes
 
 
 class Transfer(NamedTuple):
-    """Seconds of a collective or message, and bytes one rank sends for it over scale-up and scale-out links."""
+    """Seconds of a collective or message, and what a rank sends on both kinds of links [B]."""
 
     seconds: float
     up_bytes: float
@@ -57,7 +57,8 @@ class LayoutCosts:
         self.collectives: CollectiveModel
         self.places: Places
         clusters = layout.stage_clusters
-        # of each pipeline rank, where they have different nodes: the first rank with the same ones, whose models it uses
+        # of each pipeline rank, where they have different nodes: the first rank with the same ones,
+        # whose models it uses
         self._first = [clusters.index(cluster) for cluster in clusters]
         self._others: dict[int, LayoutCosts] = {}
         self._stages: dict[int, StageCosts] = {}
@@ -98,7 +99,7 @@ class LayoutCosts:
         yield from self._others.values()
 
     def models(self, ranks: Sequence[int]) -> list[CollectiveModel]:
-        """Distinct models of collectives of pipeline ranks that meet; the slowest of them decides."""
+        """Distinct models of collectives of pipeline ranks that meet; the slowest decides."""
         if not self._first:
             return [self.collectives]
         return [self.of(rank).collectives for rank in dict.fromkeys(self._first[r] for r in ranks)]
@@ -109,7 +110,7 @@ class LayoutCosts:
         return any(costs.kernels.casts for costs in (self, *self._others.values()))
 
     def cast_weights(self, parameters: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of casting so many weights of each pipeline rank to the narrow precision; 0 in a wide one [s]."""
+        """Time of casting so many weights of each pipeline rank; 0 in a wide precision [s]."""
         wide = self.layout.framework.lowering.activation_bytes
         seconds = self.kernels.weight_cast_seconds(parameters, wide)
         for rank in range(len(self._first)):
@@ -123,7 +124,7 @@ class LayoutCosts:
 
     @functools.cached_property
     def alike(self) -> NDArray[np.int64]:
-        """For each pipeline rank, the first that has the same nodes and communicators of the same shapes."""
+        """The first pipeline rank with the same nodes and shapes of communicators, for each."""
         return self.places.alike(self.layout.mesh, tuple(self._first))
 
     def group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
@@ -131,11 +132,13 @@ class LayoutCosts:
         return self.places.group(self.layout.mesh, axes, int(self.alike[rank]))
 
     def sits(self, name: object, rank: int, members: Callable[[], NDArray[np.int64]]) -> GroupShape:
-        """Where communicators of pipeline rank `rank` with these `members` sit, which all layouts on the mesh call by that name."""
+        """Where communicators of pipeline rank `rank` with these `members` sit, which all layouts
+        on the mesh call by that name.
+        """
         return self.places.sits((self.layout.mesh, name, rank), members)
 
     def provenance_alone(self) -> tuple[Constant, ...]:
-        """Every constant used so far by these models, kernels first, without those of ranks with other nodes."""
+        """Every constant used so far, kernels first, without those of ranks with other nodes."""
         return (*self.kernels.provenance(), *self.collectives.provenance())
 
     def provenance(self) -> tuple[Constant, ...]:
@@ -168,7 +171,7 @@ class LayoutCosts:
 
     @property
     def scatters_messages(self) -> bool:
-        """Whether tensor-parallel ranks send a part of a message each, which the receivers gather."""
+        """Whether tensor-parallel ranks send a part each, which the receivers gather."""
         layout = self.layout
         scatters = layout.framework.pipeline.scatter_gather and not layout.sequence_parallel
         return scatters and layout.mesh.tp > 1
@@ -190,7 +193,7 @@ class LayoutCosts:
         return self._sent[key]
 
     def slowdown(self, source: int, target: int) -> float | None:
-        """How many times longer the fabric makes messages between two pipeline ranks; None where no link of it is thin."""
+        """How many times longer the fabric makes messages of two ranks; None without thin links."""
         return self.places.slowdown(self.layout.mesh, source, target)
 
     def _message(
@@ -200,8 +203,8 @@ class LayoutCosts:
 
         Notes
         -----
-        With sequence parallelism each tensor-parallel rank sends the 1/t of the tokens that it has. Without, it sends
-        everything, or with scatter/gather 1/t, which the receivers all-gather over scale-up links.
+        With sequence parallelism each tensor-parallel rank sends the 1/t of the tokens that it has.
+        Without, it sends everything, or with scatter/gather 1/t, which receivers all-gather.
         """
         tp, divided = self.layout.mesh.tp, self.layout.sequence_parallel
         key = (whole, crosses, receivers, slower, tp, divided)
@@ -272,9 +275,9 @@ class StageCosts:
         return Transfer(seconds, float(up), float(out))
 
     def lost(self, item: Communication) -> float:
-        """Share of their rate that kernels lose while tokens travel to experts or back beside them; 0 beside all else.
+        """Share of their rate that kernels lose while tokens travel to or from experts; else 0.
 
-        Other axes' collectives either block, or run beside products whose overlap is modelled as a whole.
+        Other axes' collectives block, or run beside products whose overlap is modelled as a whole.
         """
         if item.axis not in _OF_EXPERTS:
             return 0.0
@@ -282,7 +285,8 @@ class StageCosts:
         taken = self._costs.interference
         if not seconds:
             return 0.0
-        # a kernel that sends over NICs holds its processors for their rate, however much it hands on inside meanwhile
+        # a kernel that sends over NICs holds its processors for their rate, however much it hands
+        # on inside meanwhile
         sent = out if item.across else up + out
         return max(taken.held["ep"], taken.lost_at(sent / seconds))
 
@@ -292,7 +296,7 @@ class StageCosts:
         return self._costs.layout.framework.host.collective_cost
 
     def _twice(self, item: Communication, group: GroupShape) -> Transfer:
-        """An all-to-all between the peers of each domain, beside one inside that passes on what arrives."""
+        """An all-to-all between peers of domains, and one inside that passes on what arrives."""
         model = self._costs.collectives
         inside = GroupShape(group.per_domain, group.per_domain, 1)
         across = dataclasses.replace(group, ranks=group.domains, per_domain=1)
@@ -307,18 +311,19 @@ class StageCosts:
 
 @remembered(_MESSAGES)
 def _content(*content: object) -> object:
-    """One object for equal content, which compares quickly: costs are asked for by it again and again."""
+    """One object for equal content, which compares quickly: costs are asked for by it."""
     del content
     return object()
 
 
 def _check_casts(layout: Layout) -> None:
-    """Refuse stages whose accelerators cast to the narrow precision in different ways: messages between them would not fit."""
+    """Refuse stages that cast to the narrow precision in ways whose messages would not fit."""
     chips = {cluster.accelerator.name: cluster.accelerator for cluster in layout.stage_clusters}
     ways = {casting(layout.precision, chip) for chip in chips.values()}
     if len(ways) > 1:
         raise HardwareError(
-            f"{' and '.join(chips)} cast to {layout.precision} in different ways; set training.precision to bf16"
+            f"{' and '.join(chips)} cast to {layout.precision} in different ways; set"
+            " training.precision to bf16"
         )
 
 
@@ -330,7 +335,9 @@ _ANSWERS = 1 << 14  # remembered: a search asks for some ten of each mesh
 
 @remembered(_CLUSTERS)
 def places_of(cluster: Cluster) -> Places:
-    """Shapes of communicators on a cluster: the same for clusters that differ in the rates of their links, where none of the fabric is thin."""
+    """Shapes of communicators on a cluster: the same for clusters that differ in the rates of their
+    links, where none of the fabric is thin.
+    """
     if routes_of(cluster).names:
         return Places(cluster)
     return _places(cluster.at_any_rate)
@@ -346,8 +353,8 @@ class Places:
 
     Notes
     -----
-    A search asks for thousands of layouts on one cluster, of which most have a mesh in common with others; the last of them are kept
-    by mesh, axes and rank.
+    A search asks for thousands of layouts on one cluster, of which most have a mesh in common with
+    others; the last of them are kept by mesh, axes and rank.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -388,7 +395,7 @@ class Places:
         return bool((domains[source] != domains[target]).any())
 
     def slowdown(self, mesh: Mesh, source: int, target: int) -> float | None:
-        """How many times longer the fabric makes messages between two pipeline ranks; None where no link of it is thin."""
+        """How many times longer the fabric makes messages of two ranks; None without thin links."""
 
         def slower() -> float | None:
             return message_slowdown(self._cluster, mesh.ranks[source], mesh.ranks[target])
@@ -400,7 +407,7 @@ class Places:
         return self._once(("domains", mesh), lambda: self._cluster.domain_of(mesh.ranks))
 
     def _offset(self, mesh: Mesh, rank: int) -> int:
-        """Where ranks begin within what the thin links of the fabric repeat over; 0 where none is thin."""
+        """Where ranks begin in what the fabric's thin links repeat over; 0 where none is thin."""
         cluster = self._cluster
         if not routes_of(cluster).names:
             return 0

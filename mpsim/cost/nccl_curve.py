@@ -1,7 +1,8 @@
 """Seconds of a collective inside one scale-up domain, from curves fitted to measured sweeps.
 
-A curve belongs to a link, a collective and a group size: ``min(a1 + moved/bus1, a2 + moved/bus2 + c sqrt(filling))``, the low-latency protocols
-and Simple, whose root is the filling of its pipeline of chunks. Chunks grow with S up to the size of NCCL's buffers, so the filling ends.
+A curve belongs to a link, a collective and a group size: ``min(a1 + moved/bus1, a2 + moved/bus2 + c
+sqrt(filling))``, the low-latency protocols and Simple, whose root is the filling of its pipeline of
+chunks. Chunks grow with S up to the size of NCCL's buffers, so the filling ends.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell")
 
 
 class _Neighbours(NamedTuple):
-    """Measured group sizes on both sides of a group, and how far it is from the lower to the upper in log."""
+    """Measured group sizes on both sides of a group, and its place between them in log."""
 
     low: int
     high: int
@@ -53,9 +54,10 @@ class DomainCurve:
 
         Notes
         -----
-        Between two measured group sizes the times of both, for as many bytes on the wire, are interpolated in log of time over
-        log of members. Above `RING_LIMIT` an all-reduce that switches sum may run as fast as the next larger measured one, whose time
-        does not depend on the members. Beyond the largest its bus bandwidth stays and its latency grows as NCCL expects.
+        Between two measured group sizes the times of both, for as many bytes on the wire, are
+        interpolated in log of time over log of members. Above `RING_LIMIT` an all-reduce that
+        switches sum may run as fast as the next larger measured one. Beyond the largest its bus
+        bandwidth stays and its latency grows as NCCL expects.
         """
         low, high, weight = self._between(members)
         time = self._measured(kind, size, members, low)
@@ -119,7 +121,7 @@ class DomainCurve:
         return result
 
     def _filling(self, size: Floats) -> Floats:
-        """Part of S whose pipeline of chunks has to fill: all of a small one, at most `filling_limit`."""
+        """Part of S whose pipeline of chunks has to fill: all of a small one, `filling_limit`."""
         if "filling_limit" not in self.constants:
             return size
         result: Floats = size / (1.0 + size / self.use(self.constants, "filling_limit"))
@@ -145,7 +147,7 @@ class DomainCurve:
         return value
 
     def _growth(self, what: str, kind: str, members: int, largest: int) -> float:
-        """Factor by which a group starts later than the largest measured one: NCCL's own, else that of the slope in log."""
+        """How many times later a group starts than the largest measured: NCCL's, or the slope."""
         curve = _CURVE_OF.get(kind, kind)
         simple = what == "latency"
         growth = latency_growth(self.cluster, curve, members, largest, simple=simple)
@@ -189,7 +191,7 @@ class DomainCurve:
 
 @remembered(256)
 def _device_group(name: str) -> ConstantGroup | None:
-    """Factors of an accelerator on the curves of its link, which were fitted for another; None where it has none."""
+    """Factors of an accelerator on the curves of its link, fitted for another; None if none."""
     groups = constant_groups("collectives")
     matching = (g for key, g in groups.items() if key.startswith("device.") and g.matches(name))
     return next(matching, None)
@@ -215,11 +217,12 @@ def latency_growth(
 
 
 def _latency(cluster: Cluster, kind: str, ranks: int, *, simple: bool) -> float:
-    """Fixed time of the best algorithm and protocol: a base, and a hop for each step (``mpsim/cost/data/nccl.yaml``)."""
+    """Fixed time of the best algorithm and protocol: a base, and a hop a step (``nccl.yaml``)."""
     link = cluster.node.scale_up
     wired = link.shape is not LinkShape.HOST and link.links > 0
     passes = 2 if kind == "all_reduce" else 1
-    # a tree goes up and down through all ranks of a node, so it has as many steps as a ring; its hops differ
+    # a tree goes up and down through all ranks of a node, so it has as many steps as a ring; its
+    # hops differ
     algorithms = ("ring", "tree") if kind == "all_reduce" else ("ring",)
     protocols = ("simple",) if simple else ("ll", "ll128", "simple") if wired else ("ll", "simple")
     steps = {f"{name}_{way}": passes * (ranks - 1) for name in algorithms for way in protocols}

@@ -1,4 +1,4 @@
-"""Rates that links offer a group of ranks before any algorithm: of a pair, of a group inside its domain, of a NIC share."""
+"""Rates that links offer a group before any algorithm: a pair, in its domain, a NIC share."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def torus_extents(cluster: Cluster, members: int) -> tuple[TorusExtent, ...]:
 
     Notes
     -----
-    A group no longer than an axis lies on that axis, and has wraparound only when it fills it; meshes are usually mapped so. A
-    group that could be folded onto two axes (4 as 2 x 2) would be faster.
+    A group no longer than an axis lies on it, and has wraparound only when it fills it; meshes are
+    usually mapped so. A group that could be folded onto two axes (4 as 2 x 2) would be faster.
     """
     link = cluster.node.scale_up
     sides = sorted(torus_shape(cluster.domain_size, max(1, link.links // _LINKS_PER_AXIS)))
@@ -62,7 +62,7 @@ def pair_bandwidth(cluster: Cluster) -> float:
 
 
 def group_bandwidth(cluster: Cluster, members: int) -> float:
-    """Raw rate at which each of `members` accelerators of a domain can send to the others at once [B/s]."""
+    """Raw rate at which each of `members` of a domain can send to the others at once [B/s]."""
     link = cluster.node.scale_up
     if link.shape is LinkShape.MESH:
         return pair_bandwidth(cluster) * max(1, members - 1)
@@ -79,7 +79,7 @@ def nodes_spanned(cluster: Cluster, domains: int) -> int:
 
 
 def cross_rail_span(cluster: Cluster, span: int) -> int:
-    """Nodes that a message between unlike NICs of `span` nodes counts as spanning: on rails it has to climb above the leaves."""
+    """Nodes that a message between unlike NICs of `span` nodes spans: on rails it must climb."""
     if not cluster.fabric.has_rails or not cluster.tiers:
         return span
     return min(cluster.nodes, max(span, cluster.tiers[0].nodes + 1))
@@ -97,21 +97,21 @@ def group_nic_bandwidth(cluster: Cluster, group: GroupShape, kind: str, span: in
 
 
 def slowed_nic_bandwidth(cluster: Cluster, slowdown: float | None, span: int) -> float:
-    """Raw rate of one accelerator's share of its node's NICs: slowed down as counted, or as `span` nodes make it [B/s]."""
+    """Raw rate of a share of a node's NICs, slowed down as counted or by `span` nodes [B/s]."""
     return (
         nic_bandwidth(cluster, span) if slowdown is None else nic_bandwidth(cluster, 1) / slowdown
     )
 
 
 def nic_bandwidth(cluster: Cluster, span: int) -> float:
-    """Raw rate of one accelerator's share of its node's NICs towards `span` nodes [B/s per direction].
+    """Raw rate of one accelerator's share of its node's NICs [B/s per direction].
 
-    Every accelerator is taken to send at once, as all groups of a parallel step do, and the tiers it crosses divide the rate by
-    their oversubscription.
+    Every accelerator is taken to send at once, as all groups of a parallel step do, and the tiers
+    it crosses divide the rate by their oversubscription.
     """
     if cluster.node.nics == 0:
         raise HardwareError(
-            f"{cluster.name}: a group leaves its scale-up domain of {cluster.node.domain} but nodes have "
-            "no NIC; give nic and nics_per_node, or keep the group inside a domain"
+            f"{cluster.name}: a group leaves its scale-up domain of {cluster.node.domain} but nodes"
+            " have no NIC; give nic and nics_per_node, or keep the group inside a domain"
         )
     return cluster.node_bandwidth(span) / cluster.node.accelerators

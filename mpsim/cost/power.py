@@ -1,6 +1,6 @@
-"""Power of an accelerator: what kernels of a kind draw, the clock that a cap or a lock leaves them, and how much slower they are at it.
+"""Power of an accelerator: what kernels draw, the clock a cap or lock leaves, the slow-down.
 
-The clock here is relative to the one at which matrix products run when nothing but the board's own limit holds them back.
+The clock is relative to the one of matrix products that only the board's own limit holds back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HALVINGS = 60  # of the interval in which a clock lies: beyond what a float can
 
 
 class Load(enum.StrEnum):
-    """Something that an accelerator does, by what it draws; the value is a word of data files and of summaries."""
+    """Something that an accelerator does, by what it draws; a word of data and summaries."""
 
     PRODUCTS = "products"  # plain and grouped matrix products
     ATTENTION = "attention"
@@ -50,12 +50,13 @@ class PowerCurve:
 
     Notes
     -----
-    ``P(f) = static + (full - static) f v(f)^2`` with ``v(f) = max(least_voltage, 1 - slope (1 - f))``: linear in the clock at the lowest voltage, above the knee like its
-    third power.
+    ``P(f) = static + (full - static) f v(f)^2`` with ``v(f) = max(least_voltage, 1 - slope (1 -
+    f))``: linear in the clock at the lowest voltage, above the knee like its third power.
 
     References
     ----------
-    Mei et al., A survey and measurement study of GPU DVFS on energy conservation, Digital Communications and Networks 3 (2017).
+    Mei et al., A survey and measurement study of GPU DVFS on energy conservation, Digital
+    Communications and Networks 3 (2017).
 
     Examples
     --------
@@ -71,7 +72,9 @@ class PowerCurve:
     slope: float
 
     def power(self, clock: ArrayLike, full: float) -> Floats:
-        """Power at a clock of a load that draws `full` at full clock, over the board's own limit; a load below `static` draws the same at any clock."""
+        """Power at a clock of a load that draws `full` at full clock, over the board's own limit; a
+        load below `static` draws the same at any clock.
+        """
         clocks = np.asarray(clock, dtype=np.float64)
         voltage = np.maximum(self.least_voltage, 1.0 - self.slope * (1.0 - clocks))
         low = min(self.static, full)
@@ -79,7 +82,9 @@ class PowerCurve:
         return result
 
     def clock(self, cap: float, full: float) -> float:
-        """Highest clock at which a load that draws `full` stays within a cap; 1 where it does at full clock, at least that of a board at its slowest."""
+        """Highest clock at which a load that draws `full` stays within a cap; 1 where it does at
+        full clock, at least that of a board at its slowest.
+        """
         if cap >= full:
             return 1.0
         low, high = _SLOWEST, 1.0
@@ -117,7 +122,7 @@ class Board:
 
     @property
     def least_w(self) -> float:
-        """Power of its hottest kernels at the slowest clock [W]: no cap below can be kept, and such a one counts as this."""
+        """Power of the hottest kernels at the slowest clock [W]: the least cap that can be kept."""
         hottest = max(self._draws.value(load.value) for load in KERNELS)
         return self._limit * float(self.curve.power(_SLOWEST, hottest))
 
@@ -131,7 +136,9 @@ class Board:
         return min(1.0, chip.clock_hz / usual)
 
     def kept(self, draw: float) -> float:
-        """Clock that the board's own limit leaves of work that would draw so much at the clock of a short burst [W], over that clock."""
+        """Clock that the board's own limit leaves of work that would draw so much at the clock of a
+        short burst [W], over that clock.
+        """
         for leaf in _CURVE:
             self._use(self._group, leaf)
         return self.curve.clock(self._limit / draw, 1.0)
@@ -149,8 +156,8 @@ class Board:
 
         Notes
         -----
-        Products and attention go with the clock. Kernels that memory bounds, and transfers, keep their rate until the clock is so low (``power_draw.needed_clock``)
-        that processors no longer ask for as much as memory gives.
+        Products and attention go with the clock. Kernels that memory bounds, and transfers, keep
+        their rate until processors ask for less than memory gives (``power_draw.needed_clock``).
         """
         clock = self.clock(load)
         if clock >= 1.0 or load in (Load.PRODUCTS, Load.ATTENTION):
@@ -161,7 +168,8 @@ class Board:
         """Power while this goes on [W]: at least that of an idle board."""
         idle = self.chip.idle_w
         if load is Load.WAITING:
-            # clocks stay up while a context is open, so a pause is no idle board; it is never more than transfers take
+            # clocks stay up while a context is open, so a pause is no idle board; it is never more
+            # than transfers take
             awake = idle * self._draws.value("awake")
             return max(idle, min(awake, self.watts(Load.TRANSFERS)))
         share = float(self.curve.power(self.clock(load), self._full(load)))
@@ -176,6 +184,7 @@ def unheld_caps(chips: Iterable[Accelerator]) -> list[str]:
     """A sentence for each cap that its board cannot keep."""
     low = (board for board in map(Board, chips) if board.chip.tdp_w < board.least_w)
     return [
-        f"cluster.accelerator.tdp: a cap of {board.chip.tdp_w:g} W counts as {board.least_w:.0f} W, which {board.chip.name} draws at its slowest clock"
+        f"cluster.accelerator.tdp: a cap of {board.chip.tdp_w:g} W counts as {board.least_w:.0f} W,"
+        f" which {board.chip.name} draws at its slowest clock"
         for board in low
     ]

@@ -1,4 +1,4 @@
-"""Casting to a narrow format: a memory-bound kernel of its own, and launches of kernels from the host.
+"""Casting to a narrow format: a memory-bound kernel of its own, and launches of the host.
 
 Shapes: N kernels. Every array argument may be a float or an array of N.
 """
@@ -21,7 +21,7 @@ FORMATS = {"fp8": "fp8", **SCALED_FORMATS}  # format: precision of its peak
 
 
 def format_bytes(narrow: str) -> float:
-    """Bytes of an element in a format, scales included (fp8 1, fp8_block 1 + 4/128, mxfp8 1 + 1/32, nvfp4 1/2 + 1/16)."""
+    """Bytes of an element with scales (fp8 1, fp8_block 1 + 4/128, mxfp8 1 + 1/32, nvfp4 9/16)."""
     return constant_groups("kernels")[f"quantise.{_known(narrow)}"].value("element_bytes")
 
 
@@ -37,9 +37,10 @@ def quantise_seconds(
 
     Notes
     -----
-    Each pass is a kernel that reads the tensor; the last one writes it. A scale for the whole tensor (fp8 with dynamic scaling,
-    nvfp4's second level) needs a pass for the largest magnitude first; blocks (fp8_block, mxfp8) find theirs on the way. `kernels` counts
-    the passes and the small kernels between them (fp8: the parts of the maximum, and the scale from it), each of which has to start.
+    Each pass is a kernel that reads the tensor; the last one writes it. A scale for the whole
+    tensor (fp8 with dynamic scaling, nvfp4's second level) needs a pass for the largest magnitude
+    first; blocks (fp8_block, mxfp8) find theirs on the way. `kernels` counts the passes and small
+    kernels between them (fp8: parts of the maximum, the scale), which have to start.
 
     Examples
     --------
@@ -63,9 +64,10 @@ def casting(
 
     Notes
     -----
-    In training fp8 takes its scale from the steps before (delayed scaling), so one pass is enough. A second copy, transposed, is for the
-    products of the backward pass: matrix units before Blackwell read fp8 along k only, and a block of elements shares its scale along k.
-    With a scale a row what `Phase.WEIGHT_GRADIENT` reads has scales of its own and is cast a second time.
+    In training fp8 takes its scale from the steps before (delayed scaling), so one pass is enough.
+    A second copy, transposed, is for the products of the backward pass: matrix units before
+    Blackwell read fp8 along k only, and a block of elements shares its scale along k. With a scale
+    a row what `Phase.WEIGHT_GRADIENT` reads has scales of its own and is cast a second time.
     """
     if precision not in FORMATS and precision != "fp4":
         return None
@@ -95,7 +97,7 @@ def launch_seconds(kind: str = "eager", accelerator: Accelerator | None = None) 
 
     Notes
     -----
-    Host costs overlap with the work of earlier kernels: a sequence is launch-bound only where its kernels are shorter than them.
+    Host costs overlap with earlier kernels: shorter kernels than these are bound by launches.
     """
     kinds = ("compiled", "eager", "graph", "synchronised")
     if kind not in kinds:

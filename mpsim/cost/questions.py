@@ -42,10 +42,10 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "adam": ("PARAMETERS",),
     "bytes": ("'1 GiB'",),
 }
-"""Kernels with their sizes; those of a gemm may follow a batch, and a grouped gemm has the mean of an expert's tokens as M."""
+"""Kernels with sizes; a batch may follow those of a gemm, a grouped one has mean tokens as M."""
 
 UNFUSED = "unfused"
-"""Stands for attention whose scores, softmax and context are kernels of their own, in place of the name of a fused one."""
+"""Attention with kernels of its own for scores, softmax and context, in place of a fused one."""
 
 _PRODUCT = {"forward": Phase.FORWARD, "dgrad": Phase.INPUT_GRADIENT, "wgrad": Phase.WEIGHT_GRADIENT}
 _WHOLE = {"forward": Phase.FORWARD, "backward": Phase.INPUT_GRADIENT}
@@ -100,7 +100,8 @@ class KernelQuestion:
         more = len(sizes) - len(FORMS[self.name])
         if len(sizes) != len(parts) or more not in (0, self.name == "gemm"):
             raise WorkloadError(
-                f"got {self.name} of {self.size[:60]!r}; needed whole numbers of 1 or more as {form_of(self.name)}"
+                f"got {self.name} of {self.size[:60]!r}; needed whole numbers of 1 or more as"
+                f" {form_of(self.name)}"
             )
         return sizes
 
@@ -176,7 +177,7 @@ class KernelQuestion:
         return dataclasses.replace(o, flops=flops * times)
 
     def _unfused(self) -> tuple[Operator, ...]:
-        """Scores, softmax and context as kernels of their own, or those of their backward; every pair is worked on."""
+        """Scores, softmax and context as kernels of their own, or their backward; every pair."""
         sequences, tokens, heads, width = self.sizes
         batch, phase = sequences * heads, self.phase
         shapes = [(tokens, tokens, width), (tokens, width, tokens)]
@@ -271,7 +272,7 @@ def _rates(
 def answer_collective(
     model: CollectiveModel, kind: str, size: float, *, group: GroupShape, loaded: bool, system: str
 ) -> Answer:
-    """Time of a collective of `size` bytes on the system of a name beside its floor, and the algorithm whose time it is."""
+    """Time of a collective of `size` bytes on a system beside its floor, and its algorithm."""
     answer = model.answer(kind, size, group)
     rate = size / answer.seconds if answer.seconds else 0.0
     return {

@@ -1,7 +1,8 @@
 """Traffic of a collective: bytes an algorithm sends, and the least time that any algorithm needs.
 
-With n ranks, m of them in each of d scale-up domains, and a size S (module `mpsim.cost.collectives` says of what). An all-to-all with unequal
-parts (all-to-allv) is the even one that loads its links as much as this one its busiest.
+With n ranks, m of them in each of d scale-up domains, and a size S (module `mpsim.cost.collectives`
+says of what). An all-to-all with unequal parts (all-to-allv) is the even one that loads its links
+as much as this one its busiest.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ Floats = NDArray[np.float64]
 def ring_passes(kind: str, ranks: int) -> float:
     """Share of S that each rank of a ring sends: the bus-bandwidth factor of nccl-tests.
 
-    ``2 (n-1)/n`` for all-reduce, ``(n-1)/n`` for all-gather, reduce-scatter and all-to-all, 1 for broadcast, reduce and a
-    message, 0 for a barrier.
+    ``2 (n-1)/n`` for all-reduce, ``(n-1)/n`` for all-gather, reduce-scatter and all-to-all, 1 for
+    broadcast, reduce and a message, 0 for a barrier.
     """
     if kind == "barrier" or ranks <= 1:
         return 0.0
@@ -52,10 +53,11 @@ def sent_bytes(
 
     Notes
     -----
-    Rings run through the domains with m channels, so that one of m hops of each channel leaves the domain: a rank sends
-    ``passes S (m-1)/m`` inside and ``passes S / m`` outside. Exceptions: an all-reduce over exactly two domains exchanges
-    ``S/m`` outside (halves are summed on both sides); one that switches sum (`summed_by_switch`) puts the whole tensor and its
-    own reduced part, ``S (m+1)/m``, on the scale-up link; all-to-all sends each peer its part directly. In a broadcast or
+    Rings run through the domains with m channels, so that one of m hops of each channel leaves the
+    domain: a rank sends ``passes S (m-1)/m`` inside and ``passes S / m`` outside. Exceptions: an
+    all-reduce over exactly two domains exchanges ``S/m`` outside (halves are summed on both sides);
+    one that switches sum (`summed_by_switch`) puts the whole tensor and its own reduced part, ``S
+    (m+1)/m``, on the scale-up link; all-to-all sends each peer its part directly. In a broadcast or
     reduce only n-1 of n ranks send.
     """
     s = np.asarray(size, float)
@@ -76,15 +78,17 @@ def sent_bytes(
 
 
 def floor_seconds(kind: str, size: ArrayLike, group: GroupShape, cluster: Cluster) -> Floats:
-    """Least time that any algorithm needs on these links, at their raw rates and without any latency [s].
+    """Least time of any algorithm on these links, at raw rates and without latency [s].
 
     Notes
     -----
-    Two bounds, whichever is larger. *A rank* must send (or receive) ``passes S`` over its scale-up link and NIC share together;
-    where switches reduce, an all-reduce need only send S. *A domain* must send (or receive) what others need from it over the
-    NIC shares of its m members: ``(n-m)/n S`` for all-gather, reduce-scatter and (from each member) all-to-all, S for broadcast
-    and reduce, ``2 (d-1)/d S`` for all-reduce (S when domains hold unequal numbers of members). Switches of the fabric are not
-    taken to reduce, and NICs of other groups' ranks not to be borrowed.
+    Two bounds, whichever is larger. *A rank* must send (or receive) ``passes S`` over its scale-up
+    link and NIC share together; where switches reduce, an all-reduce need only send S. *A domain*
+    must send (or receive) what others need from it over the NIC shares of its m members: ``(n-m)/n
+    S`` for all-gather, reduce-scatter and (from each member) all-to-all, S for broadcast and
+    reduce, ``2 (d-1)/d S`` for all-reduce (S when domains hold unequal numbers of members).
+    Switches of the fabric are not taken to reduce, and NICs of other groups' ranks not to be
+    borrowed.
     """
     s = np.asarray(size, float)
     n, m = group.ranks, group.per_domain
@@ -133,8 +137,9 @@ def equal_share(pair_bytes: ArrayLike, group: GroupShape, *, pxn: bool = True) -
 
     Notes
     -----
-    An even all-to-all of S sends ``(m-1)/n S`` over each scale-up link (``(m-1)/m S`` where messages to other domains are handed over
-    too) and ``(n-m)/n S`` over each NIC, so either kind of link gives an S that would load it as much; the larger counts.
+    An even all-to-all of S sends ``(m-1)/n S`` over each scale-up link (``(m-1)/m S`` where
+    messages to other domains are handed over too) and ``(n-m)/n S`` over each NIC, so either kind
+    of link gives an S that would load it as much; the larger counts.
     """
     pairs = _checked(pair_bytes, group)
     n, m = group.ranks, group.per_domain

@@ -1,4 +1,4 @@
-"""Matrix products in whole tiles: what a last, partly filled wave of tiles costs on accelerators that feel it.
+"""Matrix products in whole tiles: the cost of a last, partly filled wave of tiles.
 
 Shapes: N products. Every array argument may be a float or an array of N.
 """
@@ -86,8 +86,9 @@ def group_padding(
 
     Notes
     -----
-    A ragged group wastes half a tile in the mean, ``max(rows + tile / 2, tile) / rows``. Groups share the waves of the kernel, which is persistent: only
-    a kernel with fewer tiles than processors leaves some idle, ``max(1, processors / tiles)``.
+    A ragged group wastes half a tile in the mean, ``max(rows + tile / 2, tile) / rows``. Groups
+    share the waves of the kernel, which is persistent: only a kernel with fewer tiles than
+    processors leaves some idle, ``max(1, processors / tiles)``.
 
     Examples
     --------
@@ -114,12 +115,12 @@ def tiled_gemm_seconds(
     c: GemmConstants,
     tiling: Tiling,
 ) -> Floats:
-    """Time of a product with the best of the library's tiles and splits of k [s]; arguments as `gemm_seconds`.
+    """Time of a product with the library's best tiles and splits of k [s]; see `gemm_seconds`.
 
     Notes
     -----
-    A small tile wastes less of a last wave and reuses less of what it reads; a split of k makes more tiles and moves partial sums.
-    The fastest counts, as a library's heuristic would have it.
+    A small tile wastes less of a last wave and reuses less of what it reads; a split of k makes
+    more tiles and moves partial sums. The fastest counts, as a library's heuristic would have it.
     """
     area = max(rows * columns for rows, columns in tiling.tiles)
     partial = np.asarray(m, float) * np.asarray(n, float) * np.asarray(batch, float)

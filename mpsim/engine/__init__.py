@@ -55,7 +55,7 @@ def _run_shared(program: Program, links: Links, engine: str) -> Timeline:
 
 
 def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
-    """Run a program whose kernels and collectives slow each other down; see `mpsim.engine.interference`."""
+    """Run a program whose kernels and collectives slow each other down (`engine.interference`)."""
     from mpsim.engine.interference import run_interfering as go
 
     return go(devices, links)

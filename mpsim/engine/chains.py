@@ -6,15 +6,17 @@ Shapes: N rows, C chains, G nodes.
 after the rows before it on each of its streams. So stream order is more edges of the same graph
 (`precedence`), and a program that cannot finish is a graph with a cycle.
 
-A row belongs to the chain of the first stream it occupies, and follows the row before it there. Whatever else it waits for is a *gate*.
-A row is one node, or one a gate if it has several: the earlier ones take no time. So a node ends at
+A row belongs to the chain of the first stream it occupies, and follows the row before it there.
+Whatever else it waits for is a *gate*. A row is one node, or one a gate if it has several: the
+earlier ones take no time. So a node ends at
 
     end[node] = max(end[node - 1], end[gate[node]]) + duration[node]
 
 which is all there is to the time of a program whose durations do not depend on what else runs.
 
-A chain whose nodes wait for nodes of one other chain, one by one and in order, *follows* that chain, as the sends of a rank follow its compute: each
-of its nodes can be evaluated along with the node that it waits for.
+A chain whose nodes wait for nodes of one other chain, one by one and in order, *follows* that
+chain, as the sends of a rank follow its compute: each of its nodes can be evaluated along with the
+node that it waits for.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 class NodeSequence(NamedTuple):
-    """Nodes in an order, as an array and as numbers of Python, which a loop reads faster, and the gate of each."""
+    """Nodes in an order, as an array and as Python's numbers (faster in loops), and gates."""
 
     nodes: Ints
     numbers: list[int]
@@ -91,7 +93,7 @@ class Chains:
         return result
 
     def starts(self, ends: Floats) -> Floats:
-        """When each row starts, from when each node ends [G]: at the latest end of what it waits for."""
+        """When each row starts [G]: at the latest end of what it waits for."""
         known = np.append(ends, 0.0)
         began = np.zeros(len(ends), dtype=bool)
         began[self.begin] = True
@@ -121,7 +123,7 @@ class Chains:
         end = [-1.0] * len(self.gate) + [0.0, -1.0]
         for node, gate, took in zip(sequence.numbers, sequence.gates, takes, strict=True):
             before, opened = end[node - 1], end[gate]
-            end[node] = (opened if opened > before else before) + took  # noqa: FURB136 - max() takes twice as long
+            end[node] = (opened if opened > before else before) + took  # noqa: FURB136
         return np.array(end[:-2])
 
 
@@ -138,7 +140,8 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
     fellow = [-1] * nodes  # the one that waited for the same before it
     follows, followers = _followers(begin, gates)
     follower = followers.tolist()
-    # a stack, not a queue: a chain that was opened last is walked on while what it reads is in the cache
+    # a stack, not a queue: a chain that was opened last is walked on while what it reads is in the
+    # cache
     ready = begin[~follows].tolist()
     while ready:
         node = ready.pop()
@@ -146,9 +149,8 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
         while True:
             awaited = gate[node]
             opened = end[awaited]
-            if (
-                opened < 0
-            ):  # not ended yet: the chain goes on when it has, and hangs itself onto the list of its waiters
+            if opened < 0:
+                # not ended yet: the chain goes on when it has, and joins the list of its waiters
                 fellow[node] = waiter[awaited]
                 waiter[awaited] = node
                 break
@@ -163,7 +165,7 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
             along = follower[node]
             if along >= 0:
                 free = end[along - 1]
-                end[along] = (now if now > free else free) + takes[along]  # noqa: FURB136 - max() takes twice as long
+                end[along] = (now if now > free else free) + takes[along]  # noqa: FURB136
                 waiting = waiter[along]
                 while waiting >= 0:
                     ready.append(waiting)
@@ -173,7 +175,7 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
 
 
 def _followers(begin: Ints, gate: Ints) -> tuple[NDArray[np.bool_], Ints]:
-    """Which chains follow another [C], and the node that is evaluated along with each, -1 for none [G]."""
+    """Which chains follow another [C], and the node evaluated along with each, or -1 [G]."""
     nodes = len(gate)
     length = np.diff(np.append(begin, nodes))
     chain = np.repeat(np.arange(len(length)), length)
@@ -222,7 +224,7 @@ def implied(chain: NDArray[np.int32], row: Ints, before: Ints) -> NDArray[np.boo
 
 
 def precedence(program: Program) -> Lists:
-    """Waits of each row: the row before it on each of its streams, and dependencies that do not follow from these.
+    """Waits of each row: the row before it on its streams, and dependencies beyond these.
 
     Returns Lists: each pair once, rows ascending.
     """

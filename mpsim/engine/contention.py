@@ -1,8 +1,8 @@
-"""The simpy engine over a fluid network: messages and collectives share links while they meet on them.
+"""The simpy engine over a fluid network: messages and collectives share links they meet on.
 
-A row pays its latency first, which uses nothing; then it flows, at its own rate alone and max-min fairly with others. One event
-is armed for the network as a whole: the next end of any flow. It is armed again whenever that changes, and what an old one would have
-said is ignored.
+A row pays its latency first, which uses nothing; then it flows, at its own rate alone and max-min
+fairly with others. One event is armed for the network as a whole: the next end of any flow. It is
+armed again whenever that changes, and what an old one would have said is ignored.
 """
 
 from __future__ import annotations

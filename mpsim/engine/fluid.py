@@ -1,10 +1,11 @@
 """A fluid network: flows that share links max-min fairly, each up to a cap of its own.
 
-A flow moves at one rate along all its links; on link l it takes ``use`` times its rate. Rates rise together until a link is full or a
-flow reaches its cap; what is held back stays there and the others rise on (progressive filling). Only flows that
-are joined by shared links are touched when one starts or ends.
+A flow moves at one rate along all its links; on link l it takes ``use`` times its rate. Rates rise
+together until a link is full or a flow reaches its cap; what is held back stays there and the
+others rise on (progressive filling). Only flows that are joined by shared links are touched when
+one starts or ends.
 
-Work is counted in ticks at the cap, so a flow that nobody disturbs ends after exactly as many ticks as it was given.
+Work is counted in ticks at the cap: an undisturbed flow ends after the ticks it was given.
 
 Shapes: L links.
 
@@ -27,7 +28,7 @@ _TOLERANCE = 1e-9  # share of a link's capacity below which it counts as full
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Flow:
-    """A flow under way; `remaining` ticks at its cap were left at time `since`, and it has moved at `speed` times its cap since."""
+    """A flow under way; at `since`, `remaining` ticks at its cap were left, at `speed` of it."""
 
     key: int
     uses: tuple[tuple[int, float], ...]
@@ -184,7 +185,8 @@ class Fluid:
             shares = filling.shares()
             level = min(shares.values(), default=math.inf)
             reach = level * (1 + _TOLERANCE)
-            # what its cap holds back before any link does is done; a cap met up to rounding is met exactly
+            # what its cap holds back before any link does is done; a cap met up to rounding is met
+            # exactly
             if capped := [flow for flow in waiting if flow.cap <= reach]:
                 filling.freeze(dict.fromkeys(capped, 1.0))
             else:
@@ -201,7 +203,7 @@ class Fluid:
 
 
 class _Filling:
-    """Links being filled: what is left of each, and what the flows that still rise take of it per unit of rate."""
+    """Links being filled: what is left of each, and what rising flows take per unit of rate."""
 
     def __init__(self, capacity: Sequence[float], flows: Sequence[_Flow]) -> None:
         self.speeds: dict[int, float] = {}

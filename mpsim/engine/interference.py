@@ -1,8 +1,8 @@
-"""The simpy engine with devices that are shared: kernels and collectives beside each other slow each other down.
+"""The simpy engine with shared devices: kernels and collectives slow each other down.
 
-A kernel is a flow through its device, whose capacity shrinks by what collectives of that rank hold while they run: processors for a product, memory
-bandwidth for all other kernels. A collective is a flow through a link of its own besides those of the network; that link is narrower while a kernel
-runs on a rank it runs on.
+A kernel is a flow through its device, whose capacity shrinks by what collectives of that rank hold:
+processors for a product, memory bandwidth for all other kernels. A collective is a flow through a
+link of its own besides the network's, which is narrower while a kernel runs there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
 
     Notes
     -----
-    Where collectives hold nothing and are not dragged, it is bit-equal to the run without interference.
+    Where collectives hold nothing and are not dragged, it is bit-equal to the undisturbed run.
     """
     flows = _Shared(devices, links)
     timeline = flows.run()
@@ -45,7 +45,7 @@ def _of_network(traffic: Traffic, computes: NDArray[np.bool_]) -> Traffic:
 
 
 def _with_devices(devices: Devices, links: Links | None) -> Links:
-    """Links of the network, then one a device, then one a stream of a rank for the collective that runs there."""
+    """Links of the network, then one a device, then one for each stream with collectives."""
     program = devices.program
     count, nothing = len(program), np.zeros(0, dtype=np.int64)
     if links is None:

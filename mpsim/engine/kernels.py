@@ -2,8 +2,9 @@
 
 Shapes: N rows, Q kernels of a template, M templates, X kernels of all rows, K duration vectors.
 
-A row with a template starts when everything before it on its compute stream has ended, on every stream. So its inside depends on nothing
-but its own kernels: it is shifted, never stretched, and one number says how long it takes.
+A row with a template starts when everything before it on its compute stream has ended, on every
+stream. So its inside depends on nothing but its own kernels: it is shifted, never stretched, and
+one number says how long it takes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The reference engine: a simpy simulation with exactly one event an operation.
 
-Each operation counts what it still waits for. When the last of it ends, the operation starts and its end is scheduled; the
-end of an operation is the only thing that ever happens. Simultaneous ends are handled in the order in which they were
-scheduled, so equal inputs give equal outputs.
+Each operation counts what it still waits for. When the last of it ends, the operation starts and
+its end is scheduled; the end of an operation is the only thing that ever happens. Simultaneous ends
+are handled in the order in which they were scheduled, so equal inputs give equal outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpsim.program.program import Program
 
 
 class _Stream(simpy.Event):
-    """An in-order queue, as the event of its operation's end: one at a time, so one event serves for all of them in turn."""
+    """An in-order queue as the event of its operation's end, which serves all in turn."""
 
     row: int
     _ok = True

@@ -30,7 +30,9 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-_WALKED = 5  # periods that are walked: to become steady, two that show it, to run out (GPT-3's pipeline needs no more)
+# periods that are walked: to become steady, two that show it, to run out (GPT-3's pipeline needs no
+# more)
+_WALKED = 5
 _WORTH = 4096  # from so many nodes left out finding them costs less than walking them (measured)
 
 
@@ -70,7 +72,8 @@ class _Steady:
         if periods < 1 or periods * period.length * len(program) < _WORTH * period.turns:
             return None
         chain, turn = _nodes(period.turn, chains)
-        # at the begin of a period, of an odd number the later of the two in the middle: filling up takes longer to become steady than running out
+        # at the begin of a period, of an odd number the later of the two in the middle: filling up
+        # takes longer to become steady than running out
         middle = (period.turns // period.length + 1) // 2 * period.length
         inside = (turn >= middle) & (turn < middle + period.length)
         step = np.bincount(chain[inside], minlength=len(chains.begin))
@@ -80,7 +83,8 @@ class _Steady:
         anchor[chain[begins]] = begins
         takes = chains.spread(duration)
         repeats = _repeats(chains, takes, chain, step)
-        # chains that take part; the anchor of each is its first node of the middle period, around which repetition has to hold without a break
+        # chains that take part; the anchor of each is its first node of the middle period, around
+        # which repetition has to hold without a break
         mine = np.flatnonzero(step)
         if not len(mine) or (anchor[mine] < 0).any() or not repeats[anchor[mine]].all():
             return None
@@ -109,7 +113,8 @@ class _Steady:
             return None
         ends = np.empty(len(stays))
         ends[stays] = walked
-        # the graph is steady if one period takes every chain the same time; whether it does is checked at the end
+        # the graph is steady if one period takes every chain the same time; whether it does is
+        # checked at the end
         passed = ends[self.cut[mine] - 1] - ends[self.cut[mine] - 1 - self.step[mine]]
         ends[self._late()] += self.periods * passed[0]
         ends[self.chains.gate == self.chains.never] = -1.0  # the node behind each chain
@@ -128,7 +133,8 @@ class _Steady:
         # gates behind what is left out move forward with it; those before it stay where they are
         late = self._behind(nodes) & (gate - out >= first[owner])
         late |= (self.step[self.chain[nodes]] == 0) & (gate >= cut[owner] + out)
-        # a gate loses the nodes left out before it, and the whole graph those of the chains before its own
+        # a gate loses the nodes left out before it, and the whole graph those of the chains before
+        # its own
         moved = gate - late * out - np.append(begin - place, 0)[owner]
         known = owner < len(begin)
         if (moved >= np.append(place[1:], [len(nodes)] * 2)[owner])[known].any():
@@ -149,7 +155,8 @@ class _Steady:
         late = np.append(self._behind(np.arange(len(self.chain))), [False, False])
         others = np.flatnonzero(self.step[self.chain] == 0)
         owner, known = self.chain[others], -1
-        # to the fixed point: a chain outside the periods may wait for another one that a late node holds up
+        # to the fixed point: a chain outside the periods may wait for another one that a late node
+        # holds up
         while late.sum() > known:
             known = late.sum()
             waits = late[others] | late[self.chains.gate[others]]
@@ -160,7 +167,9 @@ class _Steady:
         return result
 
     def _holds(self, ends: Floats) -> bool:
-        """Whether every node ends when those that it waits for let it: the guess is then the only solution, since the graph has no circle."""
+        """Whether every node ends when those that it waits for let it: the guess is then the only
+        solution, since the graph has no circle.
+        """
         known = np.append(ends, [0.0, -1.0])
         before = np.append(-1.0, ends[:-1])
         law = np.maximum(before, known[self.chains.gate]) + self.takes
@@ -198,7 +207,7 @@ class Periods(NamedTuple):
 
 
 def periods_of(program: Program) -> Periods | None:
-    """The periods of a program, at least as long as there are ranks; None where its actions do not repeat themselves."""
+    """The periods of a program, each of at least its ranks; None where nothing repeats."""
     microbatch = program.microbatch
     acts = np.flatnonzero((microbatch >= 0) & program.vocabulary.is_action(program.kind))
     if not len(acts):

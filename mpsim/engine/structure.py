@@ -53,7 +53,7 @@ class Structure:
 
     @classmethod
     def unfolded(cls, program: Program, unfolding: Unfolding) -> Structure:
-        """Order ``unfolding.program()`` from the folded `program`: every copy of a row has its level."""
+        """Order ``unfolding.program()`` from the folded `program`: copies have the row's level."""
         waits = precedence(program)
         level = _level(program, Chains.of(program), waits)
         folded = stable_order(level)
@@ -152,7 +152,7 @@ _BROAD = 512  # from so many rows a level columns are not worth their memory
 
 
 class _Level(NamedTuple):
-    """Places ``begin:end``, and the first, second, ... place that each waits for; no columns where segments do better."""
+    """Places ``begin:end`` and what each waits for, in columns; None where segments do better."""
 
     begin: int
     end: int
@@ -211,7 +211,8 @@ class Levels:
         if not level.begin:
             return np.zeros((level.end, *end.shape[1:]))
         pointer = self._waits.ptr[level.begin : level.end + 1]
-        # few rows wait for many: a column for each of their waits would be mostly padding, so waits are reduced by segment
+        # few rows wait for many: a column for each of their waits would be mostly padding, so waits
+        # are reduced by segment
         ended = end.take(self._waits.value[pointer[0] : pointer[-1]], axis=0)
         result: Floats = np.maximum.reduceat(ended, pointer[:-1] - pointer[0], axis=0)
         return result
@@ -233,7 +234,7 @@ def _cut(size: Ints, waits: Lists) -> Iterator[_Level]:
 
 
 def _columns(waits: Lists, most: int) -> list[Ints]:
-    """The first, second, ... place that each place waits for; the place after the last where there is none."""
+    """The first, second, ... place that each place waits for; past the last where none."""
     count = np.diff(waits.ptr)
     columns = []
     for k in range(min(most, _COLUMNS)):

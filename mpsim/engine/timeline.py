@@ -31,7 +31,7 @@ class Timeline(Saved):
 
     @property
     def makespan(self) -> float:
-        """End of the last operation, or when links can have carried all they were given, if that is later [ticks]."""
+        """End of the last operation, or when links have carried all they were given [ticks]."""
         return max(self.last, self.program.least)
 
     @property

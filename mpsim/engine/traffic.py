@@ -57,8 +57,9 @@ def undisturbed(links: Links, start: Floats, end: Floats) -> Traffic | None:
 
     Notes
     -----
-    While every link can carry the sum of the caps of its flows, max-min fairness lets each flow move at its cap, so these times are those of
-    the fluid network. A flow that ends as another begins has made room for it.
+    While every link can carry the sum of the caps of its flows, max-min fairness lets each flow
+    move at its cap, so these times are those of the fluid network. A flow that ends as another
+    begins has made room for it.
     """
     begun, ended = (end - links.work)[links.row], end[links.row]
     load = links.use * links.cap[links.row]

@@ -23,7 +23,19 @@ from mpsim.result.intervals import Cover
 Floats = NDArray[np.float64]
 
 _NONE: Final = np.zeros((0, 2))
-PARTS: Final = ("loader", "recompute", "busy", "wait", "wire", "sync", "launch", "begin", "near", "long", "small")  # fmt: skip
+PARTS: Final = (
+    "loader",
+    "recompute",
+    "busy",
+    "wait",
+    "wire",
+    "sync",
+    "launch",
+    "begin",
+    "near",
+    "long",
+    "small",
+)
 """Parts of a step; ``launch`` is idle while the host launches, ``begin`` before the first operator,
 ``near`` in long gaps beside every collective, ``long`` in others, ``small`` between operators."""
 CLASSES: Final = ("gemm", "attention", "memory")
@@ -85,7 +97,9 @@ def account(ranks: Sequence[Spans]) -> Account:
     odd = {mark for spans in ranks for mark in spans.marks if mark.startswith(CLASSES)}
     for kind in sorted({*CLASSES, *odd}):
         parts = [_class(spans, windows[place], kind) for place, spans in enumerate(ranks)]
-        classes[kind], classes[f"{kind} calls"] = (np.array(part) for part in zip(*parts, strict=True))  # fmt: skip
+        classes[kind], classes[f"{kind} calls"] = (
+            np.array(part) for part in zip(*parts, strict=True)
+        )
     return Account(
         ranks=tuple(n if spans.rank is None else spans.rank for n, spans in enumerate(ranks)),
         seconds=np.array([seconds for seconds, _ in taken]),
@@ -100,8 +114,13 @@ def account(ranks: Sequence[Spans]) -> Account:
 
 def _messages(spans: Spans, window: Floats) -> frozenset[str]:
     """Orders of the messages of a step, by begins (receives may be posted ahead) and by ends."""
-    sent = [span for span in spans.spans if span.kind == "send" and window[0] <= span.start < window[1]]  # fmt: skip
-    orders = (sorted((getattr(span, edge), span.name == "recv") for span in sent) for edge in ("start", "end"))  # fmt: skip
+    sent = [
+        span for span in spans.spans if span.kind == "send" and window[0] <= span.start < window[1]
+    ]
+    orders = (
+        sorted((getattr(span, edge), span.name == "recv") for span in sent)
+        for edge in ("start", "end")
+    )
     return frozenset("".join("sr"[received] for _, received in order) for order in orders)
 
 
@@ -115,14 +134,20 @@ def _windows(ranks: Sequence[Spans]) -> Floats:
         times = [each for each in _intervals(spans).values() if len(each)]
         if not times:
             raise FormatError(f"{spans.name}: holds nothing with a time; nothing to explain")
-        found.append([(min(each[:, 0].min() for each in times), max(each[:, 1].max() for each in times))])  # fmt: skip
+        found.append(
+            [(min(each[:, 0].min() for each in times), max(each[:, 1].max() for each in times))]
+        )
     return np.array(found)
 
 
 def _intervals(spans: Spans) -> dict[str, Floats]:
     """Intervals of a rank by what they are: its marks, what computes and what communicates."""
     computes = [item.times for item in spans.dense]
-    own = [(span.start, span.end) for span in spans.spans if span.kind not in ("collective", "send", "wait")]  # fmt: skip
+    own = [
+        (span.start, span.end)
+        for span in spans.spans
+        if span.kind not in ("collective", "send", "wait")
+    ]
     busy = spans.marks.get("busy", np.concatenate([*computes, np.array(own).reshape(-1, 2)]))
     sent = [span for span in spans.spans if span.kind in ("collective", "send")]
     wire = [(span.start, span.end) for span in sent if span.name != "barrier"]
@@ -134,7 +159,7 @@ def _intervals(spans: Spans) -> dict[str, Floats]:
 
 def _taken(spans: Spans, windows: Floats, waits: Floats) -> tuple[Floats, Floats]:
     """Seconds of every step by part [K, P], and its long gaps."""
-    known = {**_intervals(spans), "wait": waits, "launch": spans.marks.get("host", _NONE)}  # fmt: skip
+    known = {**_intervals(spans), "wait": waits, "launch": spans.marks.get("host", _NONE)}
     start, end = windows.T
     busy = np.concatenate([known.get(part, _NONE) for part in PARTS[:3]])
     _, since, until = Cover(*busy.T).rest.cut(start, end)
@@ -221,7 +246,12 @@ def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> 
     only = [_only_group(spans, len(ranks)) for spans in ranks]
     for place, spans in enumerate(ranks):
         for span in spans.spans:
-            if span.kind == "collective" and span.stage < 0 and span.name != "barrier" and windows[place, 0] <= span.start < windows[place, 1]:  # fmt: skip
+            if (
+                span.kind == "collective"
+                and span.stage < 0
+                and span.name != "barrier"
+                and windows[place, 0] <= span.start < windows[place, 1]
+            ):
                 group = _group(spans, place, span.ranks, len(ranks))
                 key = (span.name, span.size, span.axis, group)
                 queues.setdefault(key, {}).setdefault(place, []).append(span)
@@ -241,7 +271,9 @@ def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> 
             sizes = {span.ranks or only[place] for place, span in moved.items()}
             stated = sizes.pop() if len(sizes) == 1 else 0
             lasts = float(np.mean(np.maximum(left, 0.0)))
-            call = Call(str(name), str(axis), int(str(size)), max(min(left), 0.0), waits, stated, lasts)  # fmt: skip
+            call = Call(
+                str(name), str(axis), int(str(size)), max(min(left), 0.0), waits, stated, lasts
+            )
             found.append((call, inside))
     return tuple(found)
 
@@ -250,13 +282,21 @@ def _group(spans: Spans, place: int, size: int, recorded: int) -> tuple[int, ...
     """Ranks of a collective's group: the one of that size that the trace lists, or neighbours."""
     if not 1 < size < recorded:
         return ()
-    listed = {members for members in spans.groups.values() if len(members) == size and spans.rank in members}  # fmt: skip
+    listed = {
+        members
+        for members in spans.groups.values()
+        if len(members) == size and spans.rank in members
+    }
     return listed.pop() if len(listed) == 1 else (place // size,)
 
 
 def _only_group(spans: Spans, recorded: int) -> int:
     """Members of the one group that a trace lists, all ranks without any; 0 of several."""
-    listed = {members for members in spans.groups.values() if len(members) > 1 and (spans.rank is None or spans.rank in members)}  # fmt: skip
+    listed = {
+        members
+        for members in spans.groups.values()
+        if len(members) > 1 and (spans.rank is None or spans.rank in members)
+    }
     return len(listed.pop()) if len(listed) == 1 else 0 if listed else recorded
 
 

@@ -110,21 +110,31 @@ class Expected:
         )
 
 
-def _classes(program: Program, *, host: bool) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64], float]:  # fmt: skip
+def _classes(
+    program: Program, *, host: bool
+) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64], float]:
     """Kernels of each rank class by class [s], number of products, collectives in layers [s]."""
     classes = {kind: np.zeros(program.ranks) for kind in CLASSES}
     products, wire = np.zeros(program.ranks), 0.0
     inner = np.flatnonzero(program.template >= 0)
     for template in np.unique(program.template[inner]):
         kernels = program.templates[template]
-        times = np.bincount(program.rank[inner[program.template[inner] == template]], minlength=program.ranks)  # fmt: skip
+        times = np.bincount(
+            program.rank[inner[program.template[inner] == template]], minlength=program.ranks
+        )
         inside = kernels.collective >= 0
         wire += float(kernels.duration[inside].sum() * times.mean()) * TICK
         names = np.array(kernels.names)[kernels.name_index]
         named, gemm = names == "attention", kernels.flops > 0
-        streams = np.isin(names, [n for n in kernels.names if any(w in n for w in _STREAMS)]) if host else names != "host launch"  # fmt: skip
+        streams = (
+            np.isin(names, [n for n in kernels.names if any(w in n for w in _STREAMS)])
+            if host
+            else names != "host launch"
+        )
         products += np.count_nonzero(gemm & ~named) * times
-        for kind, chosen in zip(CLASSES, (gemm & ~named, named, streams & ~gemm & ~named & ~inside), strict=True):  # fmt: skip
+        for kind, chosen in zip(
+            CLASSES, (gemm & ~named, named, streams & ~gemm & ~named & ~inside), strict=True
+        ):
             classes[kind] += float(kernels.duration[chosen].sum()) * TICK * times
     return classes, products, wire
 
@@ -135,7 +145,12 @@ def _orders(program: Program) -> tuple[str, ...]:
     rows = np.flatnonzero(program.vocabulary.is_action(program.kind))
     home = dict(zip(program.stage[rows].tolist(), program.rank[rows].tolist(), strict=True))
     orders = [""] * program.ranks
-    for kind, stage, rank in zip(program.kind[rows].tolist(), program.stage[rows].tolist(), program.rank[rows].tolist(), strict=True):  # fmt: skip
+    for kind, stage, rank in zip(
+        program.kind[rows].tolist(),
+        program.stage[rows].tolist(),
+        program.rank[rows].tolist(),
+        strict=True,
+    ):
         if kinds[kind] != "weight_gradient":
             way = 1 if kinds[kind] == "forward" else -1
             for word, other in (("r", stage - way), ("s", stage + way)):
@@ -165,9 +180,11 @@ def causes_of(result: Result, account: Account) -> list[Cause]:
     for each in _found(result, account, expected):
         if (before := found.get(each.cause)) and each.seconds > before.seconds:
             before, each = each, before  # of one cause told twice the words of the larger stand
-        found[each.cause] = each if before is None else before._replace(seconds=before.seconds + each.seconds)  # fmt: skip
+        found[each.cause] = (
+            each if before is None else before._replace(seconds=before.seconds + each.seconds)
+        )
     step = float(account.steps.mean())
-    shown = [each for each in found.values() if each.shown and each.seconds > _LEAST * step]  # fmt: skip
+    shown = [each for each in found.values() if each.shown and each.seconds > _LEAST * step]
     left = step - expected.step - sum(each.seconds for each in shown)
     for each in sorted(found.values(), key=lambda each: -each.seconds):
         seconds = min(each.seconds, left)
@@ -177,7 +194,15 @@ def causes_of(result: Result, account: Account) -> list[Cause]:
     return sorted(shown, key=lambda each: -each.seconds)
 
 
-def _cause(name: str, seconds: float, ranks: Sequence[int], evidence: str, *, shown: bool = False, **words: object) -> Cause:  # fmt: skip
+def _cause(
+    name: str,
+    seconds: float,
+    ranks: Sequence[int],
+    evidence: str,
+    *,
+    shown: bool = False,
+    **words: object,
+) -> Cause:
     words = {"rank": ranks[0] if ranks else "", "kind": "", **words}
     mend = str(read_shipped("mpsim.explain.data", "causes.yaml")[name]["mend"]).format(**words)
     return Cause(name, float(seconds), tuple(ranks), evidence, mend, shown or name in _SHOWN)
@@ -198,25 +223,60 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
     # what others reduce while they wait for the last rank, that one hides; of ranks that wait in
     # turns all is the link's
     common["bare wire"] = float(means["wire"].mean())
-    common["wire"] = float((means["wire"] + means["wait"]).mean() if behind is None else means["wire"].min())  # fmt: skip
+    common["wire"] = float(
+        (means["wire"] + means["wait"]).mean() if behind is None else means["wire"].min()
+    )
     if staged:
         common["loader"] = float(means["loader"].max())
         common["begin"] = float(means["begin"].min())
     if behind is not None:
         yield from _slow(account, means, common, own, behind, shared, step)
     if common["loader"] > 0:
-        yield _cause("data_stall", common["loader"], every, f"{_ms(common['loader'])} of a step pass in the data loader while nothing computes")  # fmt: skip
+        yield _cause(
+            "data_stall",
+            common["loader"],
+            every,
+            f"{_ms(common['loader'])} of a step pass in the data loader while nothing computes",
+        )
     again = common["recompute"] - longer * expected.recompute
     kind = result.scenario.training_step.recompute
-    yield _cause("extra_recompute", again, every, f"forward operators run for {_ms(common['recompute'])} inside the backward, {_ms(longer * expected.recompute)} expected", kind=kind)  # fmt: skip
-    yield _cause("synchronisation", common["sync"], every, f"the host waits {_ms(common['sync'])} of a step for a value or for the device")  # fmt: skip
+    yield _cause(
+        "extra_recompute",
+        again,
+        every,
+        f"forward operators run for {_ms(common['recompute'])} inside the backward,"
+        f" {_ms(longer * expected.recompute)} expected",
+        kind=kind,
+    )
+    yield _cause(
+        "synchronisation",
+        common["sync"],
+        every,
+        f"the host waits {_ms(common['sync'])} of a step for a value or for the device",
+    )
     _allow(account, common, expected)
-    yield _cause("data_stall", common["begin"], every, f"nothing runs for {_ms(common['begin'])} before the first operator of a step")  # fmt: skip
-    yield _cause("slow_link", common["near"], every, f"nothing runs for {_ms(common['near'])} of a step right before or after collectives")  # fmt: skip
+    yield _cause(
+        "data_stall",
+        common["begin"],
+        every,
+        f"nothing runs for {_ms(common['begin'])} before the first operator of a step",
+    )
+    yield _cause(
+        "slow_link",
+        common["near"],
+        every,
+        f"nothing runs for {_ms(common['near'])} of a step right before or after collectives",
+    )
     yield _gaps(account, common, shared, expected.layers)
     if account.device:
         idle = common["launch"] + common["small"]
-        yield _cause("host_bound", idle, every, f"the device is idle {_ms(idle)} of a step between kernels, {_ms(common['launch'])} of it while the host launches")  # fmt: skip
+        yield _cause(
+            "host_bound",
+            idle,
+            every,
+            f"the device is idle {_ms(idle)} of a step between kernels, {_ms(common['launch'])} of"
+            " it while the host launches",
+        )
     if staged and len(every) > 1:
         yield from _stages(result, account, means, expected, step)
     elif not staged:
@@ -228,7 +288,13 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
         yield from _kernels(account, expected, shared, np.zeros_like(shared), more, step)
 
 
-def _stages(result: Result, account: Account, means: dict[str, NDArray[np.float64]], expected: Expected, step: float) -> Iterator[Cause]:  # fmt: skip
+def _stages(
+    result: Result,
+    account: Account,
+    means: dict[str, NDArray[np.float64]],
+    expected: Expected,
+    step: float,
+) -> Iterator[Cause]:
     """The stage that all others wait for, kernels slower in all stages, and idle time beyond the
     schedule, which is run again with what stages computed: alike in all, then as it was.
     """
@@ -238,8 +304,15 @@ def _stages(result: Result, account: Account, means: dict[str, NDArray[np.float6
     members = [stage == n for n in range(stages)]
     if not all(mine.any() for mine in members):
         return
-    ratios = np.array([busy[mine].mean(axis=0) / known for mine, known in zip(members, expected.compute, strict=True)]).T  # fmt: skip
-    ratios = np.array([part.mean(axis=0) for part in np.array_split(ratios, min(_RUNS, len(ratios)))])  # fmt: skip
+    ratios = np.array(
+        [
+            busy[mine].mean(axis=0) / known
+            for mine, known in zip(members, expected.compute, strict=True)
+        ]
+    ).T
+    ratios = np.array(
+        [part.mean(axis=0) for part in np.array_split(ratios, min(_RUNS, len(ratios)))]
+    )
     mean = ratios.mean(axis=0)
     last = int(mean.argmax())
     alike = np.minimum(ratios, np.delete(ratios, last, axis=1).mean(axis=1, keepdims=True))
@@ -253,17 +326,52 @@ def _stages(result: Result, account: Account, means: dict[str, NDArray[np.float6
     more = calls[last] > (1 + _NOISE) * np.delete(calls, last).mean()
     seconds = mean * expected.compute
     usual = float(np.delete(mean, last).mean() * expected.compute[last])
-    words = f"stage {last} computes {_ms(float(seconds[last]))} of a step, {_ms(usual)} as the others do"
+    words = (
+        f"stage {last} computes {_ms(float(seconds[last]))} of a step, {_ms(usual)} as the"
+        " others do"
+    )
     ranks = [rank for rank, mine in zip(account.ranks, stage, strict=True) if mine == last]
     if longer > _NOISE * step:
         name = "uneven_stages" if more else "slow_rank"
-        yield _cause(name, longer, ranks, f"{words}, with {'more' if more else 'as many'} products", stage=last)  # fmt: skip
+        yield _cause(
+            name,
+            longer,
+            ranks,
+            f"{words}, with {'more' if more else 'as many'} products",
+            stage=last,
+        )
     shared = np.flatnonzero(stage != last) if longer > _NOISE * step else np.arange(len(busy))
-    yield from _kernels(account, expected, shared, stage[shared], level - plain if longer > _NOISE * step else whole - plain, step)  # fmt: skip
-    idle = step - expected.step - (whole - plain) - sum(float(means[part].mean()) for part in ("sync", "loader", "recompute"))  # fmt: skip
-    other = [rank for rank, mine, orders in zip(account.ranks, stage, account.messages, strict=False) if all(order != expected.messages[mine] and sorted(order) == sorted(expected.messages[mine]) for order in orders)]  # fmt: skip
+    yield from _kernels(
+        account,
+        expected,
+        shared,
+        stage[shared],
+        level - plain if longer > _NOISE * step else whole - plain,
+        step,
+    )
+    idle = (
+        step
+        - expected.step
+        - (whole - plain)
+        - sum(float(means[part].mean()) for part in ("sync", "loader", "recompute"))
+    )
+    other = [
+        rank
+        for rank, mine, orders in zip(account.ranks, stage, account.messages, strict=False)
+        if all(
+            order != expected.messages[mine] and sorted(order) == sorted(expected.messages[mine])
+            for order in orders
+        )
+    ]
     told = f", and the messages of rank {other[0]} do not come in its order" if other else ""
-    yield _cause("schedule_bubble", idle, account.ranks, f"stages are idle {_ms(idle)} of a step beyond the schedule, run with what they computed{told}", shown=bool(other))  # fmt: skip
+    yield _cause(
+        "schedule_bubble",
+        idle,
+        account.ranks,
+        f"stages are idle {_ms(idle)} of a step beyond the schedule, run with what they"
+        f" computed{told}",
+        shown=bool(other),
+    )
 
 
 def _allow(account: Account, common: dict[str, float], expected: Expected) -> None:
@@ -278,7 +386,9 @@ def _allow(account: Account, common: dict[str, float], expected: Expected) -> No
         idle -= taken
 
 
-def _behind(account: Account, means: dict[str, NDArray[np.float64]], own: NDArray[np.float64], step: float) -> int | None:  # fmt: skip
+def _behind(
+    account: Account, means: dict[str, NDArray[np.float64]], own: NDArray[np.float64], step: float
+) -> int | None:
     """The rank that all others wait for in every step; None where none is later than by drift."""
     if len(own) < 2:
         return None
@@ -290,14 +400,28 @@ def _behind(account: Account, means: dict[str, NDArray[np.float64]], own: NDArra
     calls = account.classes["gemm calls"].mean(axis=1)
     drifts &= calls[last] <= np.delete(calls, last).mean()  # who has more to do is no drift
     late = own[last] - np.delete(own, last).mean()
-    waited = sum(seconds for each in account.calls for call in each for place, seconds in call.waits.items() if place != last)  # fmt: skip
+    waited = sum(
+        seconds
+        for each in account.calls
+        for call in each
+        for place, seconds in call.waits.items()
+        if place != last
+    )
     if waited < late / 2 * (len(own) - 1) * len(account.calls):  # nobody waits for it
         return None
     slow = (least > 0).all() and least.mean() > (_DRIFT if drifts else _NOISE) * step
     return last if slow else None
 
 
-def _slow(account: Account, means: dict[str, NDArray[np.float64]], common: dict[str, float], own: NDArray[np.float64], behind: int, shared: NDArray[np.int64], step: float) -> Iterator[Cause]:  # fmt: skip
+def _slow(
+    account: Account,
+    means: dict[str, NDArray[np.float64]],
+    common: dict[str, float],
+    own: NDArray[np.float64],
+    behind: int,
+    shared: NDArray[np.int64],
+    step: float,
+) -> Iterator[Cause]:
     """The account of the rank that others wait for: the loader where it has it, else the rank."""
     late = float(own[behind] - own[shared].mean())
     loader = float(means["loader"][behind] - common["loader"])
@@ -306,12 +430,19 @@ def _slow(account: Account, means: dict[str, NDArray[np.float64]], common: dict[
     if loader > late / 2:
         yield _cause("data_stall", loader, rank, f"{words}, which loads data {_ms(loader)} longer")
         late -= loader
-    longer = max(("busy", "long", "small"), key=lambda part: means[part][behind] - common[part])  # fmt: skip
+    longer = max(("busy", "long", "small"), key=lambda part: means[part][behind] - common[part])
     what = {"busy": "computes", "long": "pauses", "small": "launches"}[longer]  # fmt: skip
-    yield _cause("slow_rank", late, rank, f"{words}, which {what} {_ms(float(means[longer][behind]) - common[longer])} longer")  # fmt: skip
+    yield _cause(
+        "slow_rank",
+        late,
+        rank,
+        f"{words}, which {what} {_ms(float(means[longer][behind]) - common[longer])} longer",
+    )
 
 
-def _gaps(account: Account, common: dict[str, float], shared: NDArray[np.int64], layers: int) -> Cause:  # fmt: skip
+def _gaps(
+    account: Account, common: dict[str, float], shared: NDArray[np.int64], layers: int
+) -> Cause:
     """Long gaps in which nothing runs: few that stop the world, or many between operators."""
     gaps = np.sort(np.concatenate([account.gaps[place] for place in shared]))[::-1]
     rounds = len(shared) * account.steps.shape[1]
@@ -319,8 +450,20 @@ def _gaps(account: Account, common: dict[str, float], shared: NDArray[np.int64],
     seconds = common["long"]
     # one in every layer is the layer's
     if most <= min(_FEW, layers - 1) * rounds:
-        return _cause("garbage_collection", seconds, account.ranks, f"nothing runs for {_ms(seconds)} of a step, most of it in {most / rounds:.1f} gaps of up to {_ms(float(gaps[:1].sum()))}")  # fmt: skip
-    return _cause("host_bound", seconds, account.ranks, f"nothing runs for {_ms(seconds)} of a step, in {len(gaps) / rounds:.0f} gaps between operators of up to {_ms(float(gaps[0]))}")  # fmt: skip
+        return _cause(
+            "garbage_collection",
+            seconds,
+            account.ranks,
+            f"nothing runs for {_ms(seconds)} of a step, most of it in {most / rounds:.1f} gaps of"
+            f" up to {_ms(float(gaps[:1].sum()))}",
+        )
+    return _cause(
+        "host_bound",
+        seconds,
+        account.ranks,
+        f"nothing runs for {_ms(seconds)} of a step, in {len(gaps) / rounds:.0f} gaps between"
+        f" operators of up to {_ms(float(gaps[0]))}",
+    )
 
 
 def _wires(account: Account, common: dict[str, float], expected: Expected) -> Iterator[Cause]:
@@ -329,21 +472,52 @@ def _wires(account: Account, common: dict[str, float], expected: Expected) -> It
     calls = [call for step in account.calls for call in step]
     wire = sum(call.wire for call in calls) / max(1, len(account.calls))
     if "ep" in {call.axis for call in calls}:
-        waits = sum(float(np.mean(list(call.waits.values()))) for call in calls if call.axis == "ep") / len(account.calls)  # fmt: skip
-        yield _cause("expert_imbalance", waits, account.ranks, f"ranks of a group of experts wait {_ms(waits)} of a step for the fullest of them")  # fmt: skip
+        waits = sum(
+            float(np.mean(list(call.waits.values()))) for call in calls if call.axis == "ep"
+        ) / len(account.calls)
+        yield _cause(
+            "expert_imbalance",
+            waits,
+            account.ranks,
+            f"ranks of a group of experts wait {_ms(waits)} of a step for the fullest of them",
+        )
     counts = [Counter((call.name, call.size) for call in step) for step in account.calls]
     again = min((count for step in counts for count in step.values()), default=0)
     if expected.microbatches > 1 and again >= expected.microbatches > expected.repeats:
-        yield _cause("lost_overlap", more, account.ranks, f"each gradient is reduced {again} times a step: no_sync is lost")  # fmt: skip
+        yield _cause(
+            "lost_overlap",
+            more,
+            account.ranks,
+            f"each gradient is reduced {again} times a step: no_sync is lost",
+        )
     elif expected.wire and wire > _LINK * expected.wire:
         # ranks that arrive in turns wait without the wire
-        yield _cause("slow_link", min(more, wire - expected.wire), account.ranks, f"collectives take {_ms(wire)} of a step once all ranks are there, {_ms(expected.wire)} expected")  # fmt: skip
+        yield _cause(
+            "slow_link",
+            min(more, wire - expected.wire),
+            account.ranks,
+            f"collectives take {_ms(wire)} of a step once all ranks are there, {_ms(expected.wire)}"
+            " expected",
+        )
     else:
         more = min(more, float(common["bare wire"]) - expected.exposed)
-        yield _cause("lost_overlap", more, account.ranks, f"{_ms(common['wire'])} of communication is exposed, {_ms(expected.exposed)} expected, and the wire is as fast as expected")  # fmt: skip
+        yield _cause(
+            "lost_overlap",
+            more,
+            account.ranks,
+            f"{_ms(common['wire'])} of communication is exposed, {_ms(expected.exposed)} expected,"
+            " and the wire is as fast as expected",
+        )
 
 
-def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], stage: NDArray[np.int64], seconds: float, step: float) -> Iterator[Cause]:  # fmt: skip
+def _kernels(
+    account: Account,
+    expected: Expected,
+    shared: NDArray[np.int64],
+    stage: NDArray[np.int64],
+    seconds: float,
+    step: float,
+) -> Iterator[Cause]:
     """Kernels below their level: one class beside the others, or all alike; what checkpointing does
     around what runs again belongs to that.
 
@@ -355,7 +529,9 @@ def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], st
     """
     if seconds <= _NOISE * step:
         return
-    busy = float((account.of("busy") + (0.0 if account.device else account.of("small")))[shared].mean())  # fmt: skip
+    busy = float(
+        (account.of("busy") + (0.0 if account.device else account.of("small")))[shared].mean()
+    )
     known = float(expected.compute[stage].mean()) - (expected.host if account.device else 0.0)
     more = busy - known
     if float(account.of("recompute")[shared].mean()) > expected.recompute + _LEAST * step:
@@ -375,18 +551,32 @@ def _kernels(account: Account, expected: Expected, shared: NDArray[np.int64], st
 
     kind, word, ran = _odd(account, shared, expected.bits)
     if ran > _PART * more:
-        yield _cause("slow_kernel", seconds, account.ranks, f"{kind} kernels run {word} for {_ms(ran)} of a step; {told}", kind=kind)  # fmt: skip
+        yield _cause(
+            "slow_kernel",
+            seconds,
+            account.ranks,
+            f"{kind} kernels run {word} for {_ms(ran)} of a step; {told}",
+            kind=kind,
+        )
         return
     kind = _likeliest(measured, simulated, spread, more / known)
     # a class of which nothing ran under its name ran unfused, as other kernels
     gone = [each for each in spread if each in _NAMED and not measured[each]]
     if gone or kind:
-        yield _cause("slow_kernel", seconds, account.ranks, told, kind=(gone or [kind.replace("other", "small")])[0])  # fmt: skip
+        yield _cause(
+            "slow_kernel",
+            seconds,
+            account.ranks,
+            told,
+            kind=(gone or [kind.replace("other", "small")])[0],
+        )
     else:
         yield _cause("clock_drop", seconds, account.ranks, told)
 
 
-def _likeliest(measured: dict[str, float], simulated: dict[str, float], spread: dict[str, float], excess: float) -> str:  # fmt: skip
+def _likeliest(
+    measured: dict[str, float], simulated: dict[str, float], spread: dict[str, float], excess: float
+) -> str:
     """The class that is slow alone, by `excess` of all; empty where all are slower alike."""
     more = excess * sum(simulated.values())
     logs = {kind: math.log(max(measured[kind] / simulated[kind], _LEAST)) for kind in spread}
@@ -394,8 +584,12 @@ def _likeliest(measured: dict[str, float], simulated: dict[str, float], spread: 
 
     def unlikely(slow: str, slower: float = 0.0) -> float:
         rest = [each for each in spread if each != slow]
-        level = sum(weights[each] * (logs[each] - slower) for each in rest) / (_TOGETHER**-2 + sum(weights[each] for each in rest))  # fmt: skip
-        off = (level / _TOGETHER) ** 2 + sum(weights[each] * (logs[each] - slower - level) ** 2 for each in rest)  # fmt: skip
+        level = sum(weights[each] * (logs[each] - slower) for each in rest) / (
+            _TOGETHER**-2 + sum(weights[each] for each in rest)
+        )
+        off = (level / _TOGETHER) ** 2 + sum(
+            weights[each] * (logs[each] - slower - level) ** 2 for each in rest
+        )
         if not slow:
             return off
         slower = measured[slow] - math.exp(level) * simulated[slow]

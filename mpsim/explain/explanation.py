@@ -48,7 +48,11 @@ class Explanation(Shown):
         longer = self.measured - self.predicted
         ends = np.array([sorted((self.measured, self.predicted))])
         word = f"only recorded: {_time(longer, signed=True)}" if longer > 0 else "only simulated"
-        more = {each.cause.replace("_", " "): self.shown[each.cause] for each in self.causes if each.cause in self.shown}  # fmt: skip
+        more = {
+            each.cause.replace("_", " "): self.shown[each.cause]
+            for each in self.causes
+            if each.cause in self.shown
+        }
         return ({word: ends} if longer > 0 else {}), more or ({} if longer > 0 else {word: ends})
 
     @property
@@ -71,20 +75,32 @@ class Explanation(Shown):
         """One screen: the difference, its causes with evidence, and what to do."""
         rows = [("predicted", _time(self.predicted), "", "")]
         rows += [
-            (each.cause.replace("_", " "), _time(each.seconds, signed=True), _of(each.ranks), each.evidence)
+            (
+                each.cause.replace("_", " "),
+                _time(each.seconds, signed=True),
+                _of(each.ranks),
+                each.evidence,
+            )
             for each in self.causes
-        ]  # fmt: skip
+        ]
         rows += [
             ("unexplained", _time(self.unexplained, signed=True), "", ""),
-            ("measured", _time(self.measured), "", percent(self.measured / self.predicted - 1, signed=True)),
-        ]  # fmt: skip
+            (
+                "measured",
+                _time(self.measured),
+                "",
+                percent(self.measured / self.predicted - 1, signed=True),
+            ),
+        ]
         mends = [f"{each.cause.replace('_', ' ')}: {each.mend}" for each in self.causes]
         unseen = [f"the recording does not show {each}" for each in self.unseen]
         table = Section(tuple(rows), ("cause", "step", "ranks", "evidence"), (1,))
         return Sheet("", (table, Section(lines=(*mends, *unseen))))
 
 
-def explain(result: Result, files: Sequence[Path], *, progress: Progress | None = None) -> Explanation:  # fmt: skip
+def explain(
+    result: Result, files: Sequence[Path], *, progress: Progress | None = None
+) -> Explanation:
     """Explain recordings of one job: a file a rank, folders of them, or its log, which has no
     causes.
 
@@ -94,13 +110,22 @@ def explain(result: Result, files: Sequence[Path], *, progress: Progress | None 
     """
     if all(map(is_log, files)):
         unseen = ["causes: a log has no timeline; record a step with torch.profiler on each rank"]
-        return Explanation(result.scenario.name, log_step(result, files), float(result.timeline.step_time_s), (), tuple(unseen), None)  # fmt: skip
+        return Explanation(
+            result.scenario.name,
+            log_step(result, files),
+            float(result.timeline.step_time_s),
+            (),
+            tuple(unseen),
+            None,
+        )
     recordings = _read(files, progress)
     recorded, ranks = recorded_step(recordings), _ranks(recordings)
     taken = account(ranks)
     every, unseen = result.scenario.hardware.accelerators, []
     if len(ranks) < every:
-        unseen.append(f"{every - len(ranks)} of {every} ranks: to wait for one of them looks like a slow link")  # fmt: skip
+        unseen.append(
+            f"{every - len(ranks)} of {every} ranks: to wait for one of them looks like a slow link"
+        )
     if not any(len(spans.marks.get("gemm", ())) for spans in ranks):
         unseen.append("names of kernels: which class is slow, and what runs again")
     if not any(spans.steps for spans in ranks):
@@ -108,18 +133,31 @@ def explain(result: Result, files: Sequence[Path], *, progress: Progress | None 
     predicted = float(result.timeline.step_time_s)
     causes = tuple(causes_of(result, taken))
     shown = {cause: _shown(ranks, mark) for cause, mark in _MARKS.items()}
-    return Explanation(result.scenario.name, float(taken.steps.mean()), predicted, causes, tuple(unseen), recorded, shown)  # fmt: skip
+    return Explanation(
+        result.scenario.name,
+        float(taken.steps.mean()),
+        predicted,
+        causes,
+        tuple(unseen),
+        recorded,
+        shown,
+    )
 
 
 def _shown(ranks: Sequence[Spans], mark: str) -> NDArray[np.float64]:
     """When any rank had a mark in the step of median length, from its begin [n, 2]."""
     found = [np.zeros((0, 2))]
-    lengths = [max(end - start for start, end in steps) for steps in zip(*(spans.steps for spans in ranks), strict=False)]  # fmt: skip
+    lengths = [
+        max(end - start for start, end in steps)
+        for steps in zip(*(spans.steps for spans in ranks), strict=False)
+    ]
     if lengths:
         step = lengths.index(statistics.median_high(lengths))
         for spans in ranks:
             start, end = spans.steps[step]
-            _, since, until = Cover(*spans.marks.get(mark, found[0]).T).cut(*np.array([[start], [end]]))  # fmt: skip
+            _, since, until = Cover(*spans.marks.get(mark, found[0]).T).cut(
+                *np.array([[start], [end]])
+            )
             found.append(np.column_stack([since, until]) - start)
     cover = Cover(*np.concatenate(found).T)
     return np.column_stack([cover.start, cover.end])
@@ -158,7 +196,10 @@ def _read(files: Sequence[Path], progress: Progress | None) -> list[Recorded]:
 
 
 def _ranks(recordings: Sequence[Recorded]) -> list[Spans]:
-    return sorted((spans for each in recordings for spans in each.spans), key=lambda spans: (spans.rank is None, spans.rank or 0, spans.name))  # fmt: skip
+    return sorted(
+        (spans for each in recordings for spans in each.spans),
+        key=lambda spans: (spans.rank is None, spans.rank or 0, spans.name),
+    )
 
 
 def _time(seconds: float, *, signed: bool = False) -> str:

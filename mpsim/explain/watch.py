@@ -104,15 +104,26 @@ class Watch:
             raise FormatError("no line tells of a step yet; nothing to watch")
         middle = statistics.median(self.times)
         # steps that compile and fill caches come once
-        times = [each for n, each in enumerate(self.times) if n >= _WARM_UP or each < _SLOW * middle]  # fmt: skip
+        times = [
+            each for n, each in enumerate(self.times) if n >= _WARM_UP or each < _SLOW * middle
+        ]
         mean = statistics.fmean(times)
         spread = statistics.stdev(times) if len(times) > 1 else 0.1 * mean
         wander = _alike(np.array(times) - mean) if spread and len(times) >= _FEW else 1.0
         half = HALF_WIDTH * spread * math.sqrt(wander / len(times))
-        known: dict[str, object] = {"step": self.last, "step_time_s": mean, "interval": [mean - half, mean + half], "predicted_s": self.predicted, "slower": mean / self.predicted - 1}  # fmt: skip
+        known: dict[str, object] = {
+            "step": self.last,
+            "step_time_s": mean,
+            "interval": [mean - half, mean + half],
+            "predicted_s": self.predicted,
+            "slower": mean / self.predicted - 1,
+        }
         if steps is not None:
             left = max(0, steps - self.last)
-            known |= {"eta_s": left * mean, "eta_interval_s": [left * (mean - half), left * (mean + half)]}  # fmt: skip
+            known |= {
+                "eta_s": left * mean,
+                "eta_interval_s": [left * (mean - half), left * (mean + half)],
+            }
             known |= {} if usd_per_s is None else {"usd_left": left * mean * usd_per_s}
         grown = self.memory[-1] / self.memory[0] - 1 if len(self.memory) > 1 else 0.0
         known["memory_grows"] = grown if grown > _GROWS else 0.0
@@ -181,7 +192,7 @@ def _changed(times: Floats, steps: int) -> int:
 
 
 def _wander(scores: Floats, split: int) -> float:
-    """By how much means vary more than those of independent lines, a change at `split` taken out."""
+    """How many times more means vary than independent lines, a change at `split` taken out."""
     rest = scores.copy()
     rest[:split] -= rest[:split].mean()
     rest[split:] -= rest[split:].mean()

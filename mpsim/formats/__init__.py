@@ -1,7 +1,9 @@
-"""Files of other tools: read as scenarios, measured points or timelines, and written of scenarios and steps; one module a tool.
+"""Files of other tools, one module a tool: scenarios, measured points, timelines, steps.
 
-`recognise` says which format a file has, by what it holds and not by its name; `read` gives what it says, `export` writes. Which key of a tool says which value of
-a scenario stands in tables (``data/``), written once for reading and writing. Every reader takes its file through `mpsim.formats.source`, which unpacks and bounds it.
+`recognise` says which format a file has, by what it holds and not by its name; `read` gives what it
+says, `export` writes. Which key of a tool says which value of a scenario stands in tables
+(``data/``), written once for reading and writing. Every reader takes its file through
+`mpsim.formats.source`, which unpacks and bounds it.
 """
 
 from mpsim.formats.chakra.writer import write_chakra

@@ -16,14 +16,17 @@ from mpsim.inputs import read_cells, refusal, shown
 T = TypeVar("T")
 MOST: Final[Mapping[str, float]] = MappingProxyType(
     {
-        **dict.fromkeys(("layers", "pp", "vp_chunks_per_rank", "interleave_chunks_per_stage", "cp"), 4096.0),
+        **dict.fromkeys(
+            ("layers", "pp", "vp_chunks_per_rank", "interleave_chunks_per_stage", "cp"), 4096.0
+        ),
         **dict.fromkeys(("tp", "ep", "moe_experts", "gpus_per_node", "accel_per_node"), 65_536.0),
         **dict.fromkeys(("microbatches", "num_microbatches", "grad_accum"), 100_000.0),
         **dict.fromkeys(("num_accel", "gpus", "nodes", "dp", "num_requests", "concurrency"), 1e6),
         **dict.fromkeys(("global_batch_seqs", "micro_batch_seqs", "batch_per_instance"), 1e7),
     }
-)  # fmt: skip
-"""Largest numbers of columns that lists and simulations grow with: what is larger is damage, ten times the largest of published rows."""
+)
+"""Largest numbers of columns that lists and simulations grow with: what is larger is damage, ten
+times the largest of published rows."""
 _LARGEST: Final = 1e30  # of all others
 _LONGEST_CELL: Final = 10_000
 _TRUE = ("1", "true", "yes")

@@ -1,6 +1,6 @@
 """Configuration files as plain data: JSON, YAML and TOML, bounded, with the line of every key.
 
-They are data and nothing else: no class path is imported, no tag is obeyed, no variable is looked up in the environment.
+They are data: no class path is imported, no tag obeyed, no variable of the environment read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from mpsim.inputs import DEEPEST, parse_json
 
 LARGEST: Final = 4_000_000
 """Characters of a configuration: the longest that people keep hold a few thousand keys."""
-# a quote that nothing closes takes the rest: looked for from every later quote, its end would never be found
+# a quote that nothing closes takes the rest: looked for from every later quote, its end would never
+# be found
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[{}\[\],:]|\n', re.DOTALL)
 _SECTION = re.compile(r"\s*\[\[?([^\]#]+)\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")

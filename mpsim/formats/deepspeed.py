@@ -1,11 +1,12 @@
-"""DeepSpeed's ``ds_config.json``, read and written: batches, ZeRO, offloading, buckets and precision; the model and the degrees are the program's.
+"""DeepSpeed's ``ds_config.json``, read and written: batches, ZeRO, offloading, buckets and
+precision; the model and the degrees are the program's.
 
-A batch is micro-batch x accumulation steps x data-parallel ranks; any one of the three may be left out, and one that contradicts the others is refused. ``"auto"``
-is for the trainer to fill, and asked for.
+A batch is micro-batch x accumulation steps x data-parallel ranks; one of the three may be left out,
+one that contradicts the others is refused. ``"auto"`` is for the trainer, and asked for.
 
 References
 ----------
-deepspeedai/DeepSpeed 0.19.8, ``runtime/config.py``, ``runtime/zero/config.py``; defaults dumped from its classes.
+deepspeedai/DeepSpeed 0.19.8, ``runtime/config.py``, ``runtime/zero/config.py``; dumped defaults.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from mpsim.inputs import shown
 from mpsim.scenario import Scenario
 
 _NAME: Final = "deepspeed"
-_OWN: Final = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")  # fmt: skip
+_OWN: Final = (
+    "zero_optimization",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
 _TOTAL, _MICRO, _STEPS = _OWN[1:]
 
 
@@ -164,7 +170,7 @@ def _read_habits(ledger: Ledger, stage: int) -> None:
 
 
 def _habit(ledger: Ledger, row: Key, usual: object) -> object:
-    """Value of a field of the framework that a key of the file states; None where it states none."""
+    """Value of a field of the framework that a key of the file states, or None."""
     if row.kind == "elements":
         count = ledger.integer(row.name, least=1)
         size = 4 if ledger.scenario.get("training.precision") == "fp32" else 2

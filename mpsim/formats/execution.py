@@ -1,7 +1,8 @@
-"""Executions: programs that other tools wrote, run by the engines on a cluster of ours, and where their time goes.
+"""Executions: programs of other tools, run on a cluster of ours, and where their time goes.
 
-A program of a compiled module or of an execution trace is a `mpsim.program.Program` like any other. It has no scenario, so its answer is not a `mpsim.result.Result`, but it has the same
-figures: step time, an account of every rank's time that sums to it, communication exposed and hidden by axis, a trace and a picture.
+A program of a compiled module or of an execution trace is a `mpsim.program.Program` like any other.
+It has no scenario, so its answer is no `mpsim.result.Result`, but has the same figures: step time,
+an account of every rank that sums to it, communication exposed and hidden, a trace, a picture.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def program_vocabulary(axes: Sequence[str]) -> Vocabulary:
 
 
 def axis_streams(axes: Sequence[str]) -> dict[str, Stream]:
-    """Queue of the collectives over each axis, of which the slowest comes first; of more than there are queues, the slowest share one."""
+    """Queue of the collectives over each axis, of which the slowest comes first; of more than there
+    are queues, the slowest share one.
+    """
     return {axis: _POOL[min(place, len(_POOL) - 1)] for place, axis in enumerate(reversed(axes))}
 
 
@@ -64,7 +67,7 @@ class ImportedProgram:
     warnings: tuple[str, ...] = ()
 
     def run(self, engine: str = "auto") -> Execution:
-        """Run it by an engine of `mpsim.engine.run`; DeadlockError if its operations wait for each other."""
+        """Run it by an engine of `mpsim.engine.run`; DeadlockError if waits make a circle."""
         return Execution(self, run(self.program, engine))
 
 
@@ -94,7 +97,7 @@ class Execution:
 
     @functools.cached_property
     def communication(self) -> dict[str, dict[str, float]]:
-        """Mean over ranks of the time that transfers of each axis run, beside kernels and not, and of bytes sent [s, B]."""
+        """Mean time of each axis' transfers, beside kernels and not, and bytes sent [s, B]."""
         return _communication(self.timeline, self.source.axes)
 
     @functools.cached_property
@@ -128,7 +131,9 @@ class Execution:
         accessors.call("timeline.write_trace", self.timeline, path, detail=detail)
 
     def plot(self) -> Any:
-        """Draw ranks by time, with communication under the kernels: a `mpsim.plot.TimelineDisplay`."""
+        """Draw ranks by time, with communication under the kernels: a
+        `mpsim.plot.TimelineDisplay`.
+        """
         return accessors.call("timeline.plot", self.timeline, self.labels)
 
     @property
@@ -141,7 +146,8 @@ class Execution:
 
 
 def attribute(timeline: Timeline) -> NDArray[np.float64]:
-    """Split the time of every rank class of a program without templates: kernels as what they do, idle time as the transfer that was waited for, or as ``bubble``.
+    """Split the time of every rank class of a program without templates: kernels as what they do,
+    idle time as the transfer that was waited for, or as ``bubble``.
 
     Returns float64[R, parts]: ticks; every row sums to the makespan.
     """
@@ -150,7 +156,8 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     result = timeline.program.busy_parts.copy()
     gaps = idle_gaps(timeline)
     waits_before(timeline, gaps.where(gaps.row >= 0), bubble).add_to(result)
-    # after its last kernel a rank may still communicate; what nothing of its own covers is waiting for the others
+    # after its last kernel a rank may still communicate; what nothing of its own covers is waiting
+    # for the others
     ends = gaps.where(gaps.row < 0)
     row, rank, _ = program.slots
     moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (program.duration[row] > 0)
@@ -163,7 +170,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
 def _charge_end(
     parts: NDArray[np.float64], timeline: Timeline, gap: Gaps, rows: NDArray[np.int64], bubble: int
 ) -> None:
-    """Charge idle time after the last kernel of a rank to its own transfers, in the order in which they end."""
+    """Charge idle time after a rank's last kernel to its transfers, in the order of their ends."""
     program, rank = timeline.program, int(gap.rank[0])
     now, until = float(gap.start[0]), float(gap.end[0])
     for row in rows[np.argsort(timeline.end[rows], kind="stable")].tolist():
@@ -205,7 +212,7 @@ def _communication(timeline: Timeline, axes: Sequence[str]) -> dict[str, dict[st
 
 
 class Price(NamedTuple):
-    """Cost of communication: time [s], and bytes that a rank sends over scale-up and scale-out links [B]."""
+    """Cost of communication: time [s], and what a rank sends on both kinds of links [B]."""
 
     seconds: float
     up: float
@@ -225,7 +232,7 @@ class CommunicationPrices:
         return Price(float(self.model.seconds(name, size, shape)), float(up), float(out))
 
     def messages(self, size: int, pairs: Sequence[Sequence[int]], *, ranks: int = 1) -> Price:
-        """Messages of so many bytes from the first to the second of each pair; bytes are the mean over `ranks`."""
+        """Messages of so many bytes, the mean over `ranks`, from first to second of each pair."""
         ends = np.array([pair for pair in pairs if len(pair) == 2 and pair[0] != pair[1]])
         if not len(ends):
             return Price(0.0, 0.0, 0.0)

@@ -1,7 +1,9 @@
-"""Hugging Face ``config.json``: the model that a configuration of transformers describes, in its words of version 4 and of version 5.
+"""Hugging Face ``config.json``: the model that a configuration of transformers describes, in its
+words of version 4 and of version 5.
 
-What the file leaves out, the class of its ``model_type`` decides; the defaults of the classes stand in ``data/huggingface.yaml``. The count of parameters is
-that of the class's modules: the simulated model, and what it leaves out; formulas were compared with the classes' own modules.
+What the file leaves out, the class of its ``model_type`` decides; the defaults of the classes stand
+in ``data/huggingface.yaml``. The count of parameters is that of the class's modules: the simulated
+model, and what it leaves out; formulas were compared with the classes' own modules.
 
 References
 ----------
@@ -113,19 +115,25 @@ class _Reader:
 
     def _not_simulated(self, why: str) -> None:
         raise FormatError(
-            f"{self.ledger.file}: model_type {shown(self.kind)} {why}; this reader knows attention and MLPs or experts only, so a step of it would be wrong. Give layers with a state "
-            "by hand (model.layer_pattern, model.state; presets such as qwen3-next-80b-a3b), or describe a transformer of the same size under model: if that is near enough"
+            f"{self.ledger.file}: model_type {shown(self.kind)} {why}; this reader knows attention"
+            " and MLPs or experts only, so a step of it would be wrong. Give layers with a state"
+            " by hand (model.layer_pattern, model.state; presets such as qwen3-next-80b-a3b), or"
+            " describe a transformer of the same size under model: if that is near enough"
         )
 
     def _check_complete(self) -> None:
-        """A type that is not in the table is read as the most usual one where its sizes are there."""
+        """A type that is not in the table is read as the most usual one, if its sizes are there."""
         missing = [role for role in _NEEDED if self._key(role) is None]
         known = _rules()["types"]
         if missing:
             raise FormatError(
-                f"{self.ledger.file}: model_type {shown(self.kind)} is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
+                f"{self.ledger.file}: model_type {shown(self.kind)} is unknown and the file has no"
+                f" {', '.join(missing)}; {nearest(self.kind, known)}"
             )
-        why = f"model_type {shown(self.kind)} is unknown to mpsim; read as a {_GENERIC}: gated MLP, RMS norms, no biases"
+        why = (
+            f"model_type {shown(self.kind)} is unknown to mpsim; read as a {_GENERIC}: gated MLP,"
+            " RMS norms, no biases"
+        )
         self.ledger.note("model", why)
         self.ledger.warn(f"{why}; its parameters are not counted")
 
@@ -333,7 +341,10 @@ class _Reader:
         if every is None:
             whole = windowed.count(False)
             every = max(2, round(len(windowed) / whole)) if whole else 0
-            why = f"{whole} of {len(windowed)} layers see all keys, not every n-th; every {every}-th stands for them"
+            why = (
+                f"{whole} of {len(windowed)} layers see all keys, not every n-th; every {every}-th"
+                " stands for them"
+            )
             self.ledger.warn(why)
             self.ledger.assume("model.full_every", every, why)
         elif every:
@@ -449,7 +460,7 @@ class _Reader:
         self.ledger.assume("model.decoder_length", 512, why)
 
     def _count(self, model: Transformer, entry: Mapping[str, object], is_known: bool) -> None:
-        """Parameters of the class's modules: those of the simulated model and what it leaves out."""
+        """Parameters of the class's modules: of the simulated model and what it leaves out."""
         total = model.parameters().total
         left_out = _difference(self, model, entry)
         if is_known:  # of a class that is in no table the count would be a guess
@@ -468,7 +479,7 @@ def _every(n: int, dense: int, layers: int) -> list[bool]:
 
 
 def _period(windowed: Sequence[bool]) -> int | None:
-    """n where every n-th layer (the last of each n) has no window, 0 where none, None where they stand otherwise."""
+    """n where every n-th layer (the last of n) has no window, 0 where none, else None."""
     if all(windowed):
         return 0
     for n in range(2, len(windowed) + 1):
@@ -478,13 +489,15 @@ def _period(windowed: Sequence[bool]) -> int | None:
 
 
 def _difference(reader: _Reader, model: Transformer, entry: Mapping[str, Any]) -> int:
-    """Parameters that the class has and the simulated model has not, less those that only the model has: gates, sinks and norms of its own, biases of some products."""
+    """Parameters that the class has and the simulated model has not, less those that only the model
+    has: gates, sinks and norms of its own, biases of some products.
+    """
     extras = sum(_EXTRAS[name](reader, model) for name in entry.get("extras", ()))
     return _bias_difference(reader, model, entry) + extras
 
 
 def _bias_difference(reader: _Reader, model: Transformer, entry: Mapping[str, Any]) -> int:
-    """Biases that the class has and the simulated model, which has all, none, or those of queries, keys and values, has not."""
+    """Biases of the class beyond the model's, which are all, none, or of queries, keys, values."""
     rules = entry.get("biases")
     if rules is None or model.encoder_layers:
         return 0

@@ -1,4 +1,4 @@
-"""Values that importers give: a scenario or measured points, with what became of the words of the file."""
+"""Values of importers: a scenario or measured points, and what became of the file's words."""
 
 from __future__ import annotations
 

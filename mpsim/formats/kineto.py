@@ -1,13 +1,17 @@
-"""Traces of torch.profiler (Kineto), read as a stream, event by event: kernels by operator and shape, or what happened in the step and when.
+"""Traces of torch.profiler (Kineto), read as a stream, event by event: kernels by operator and
+shape, or what happened in the step and when.
 
-A trace of a training run is gigabytes; of kernels only their times are kept. Shapes are there when the profiler ran with ``record_shapes=True``; without them a trace says how long kernels took,
-but not of what, and nothing can be fitted. Host names and paths of the recording are not kept. Above 600 lines, as both readings share one stream of events.
+A trace of a training run is gigabytes; of kernels only their times are kept. Shapes are there when
+the profiler ran with ``record_shapes=True``; without them a trace says how long kernels took, but
+not of what, and nothing can be fitted. Host names and paths of the recording are not kept. Above
+600 lines, as both readings share one stream of events.
 
 References
 ----------
-pytorch/kineto, ``libkineto/src/output_json.cpp``, and ``torch/csrc/profiler`` of torch 2.13: cat ``cpu_op`` with args ``Input Dims``, ``Input type``, ``External id``; cat ``kernel`` with args
-``External id``, and for NCCL ``Collective name``, ``In msg nelems``, ``Out msg nelems``, ``Group size``, ``dtype``.
-facebookresearch/HolisticTraceAnalysis f4d0062, ``utils.py`` (classes of kernels).
+pytorch/kineto, ``libkineto/src/output_json.cpp``, ``torch/csrc/profiler`` of torch 2.13: cat
+``cpu_op`` with args ``Input Dims``, ``Input type``, ``External id``; cat ``kernel`` with args
+``External id``, and for NCCL ``Collective name``, ``In msg nelems``, ``Out msg nelems``, ``Group
+size``, ``dtype``. HolisticTraceAnalysis f4d0062, ``utils.py`` (classes of kernels).
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ _ROWS = {
     "aten::embedding": "embedding",
     "aten::embedding_dense": "embedding",
 }
-"""Operators over rows, without the end that their backwards have, by the names of `mpsim measure`."""
+"""Operators over rows, without the end of their backwards, by names of `mpsim measure`."""
 _HEAD_DIMS = 4
 _FEWEST_DIMS = 2
 _LONGEST_SIDE = 1 << 40
@@ -97,9 +101,12 @@ _UNFUSED = "aten::_scaled_dot_product_attention_math"
 _BITS = {"c10::half": 16, "c10::bfloat16": 16, "float": 32, "double": 64}
 _STREAMS = tuple(
     f"aten::{word}"
-    for word in "gelu silu relu native_layer_norm native_dropout _fused_rms_norm rms_norm _softmax softmax _log_softmax nll_loss embedding index_select".split()
+    for word in (
+        "gelu silu relu native_layer_norm native_dropout _fused_rms_norm rms_norm _softmax softmax"
+        " _log_softmax nll_loss embedding index_select"
+    ).split()
 )
-"""Operators of the host that move memory: activations, norms, softmax, loss, embedding, with their backwards."""
+"""Host operators that move memory: activations, norms, softmax, loss, embedding, backward."""
 _CLASSES = ("gemm", "attention", "memory")
 _RANGE_NAMES = {
     "UNSHARD": "gather parameters",
@@ -128,7 +135,8 @@ def stream_events(path: Path) -> Iterator[Event]:
             chunk_text = stream.read(_CHUNK)
             if not chunk_text or len(buffer) > _LONGEST_HEAD:
                 raise CalibrationError(
-                    f"{path}: has no traceEvents; needed a trace of torch.profiler (export_chrome_trace)"
+                    f"{path}: has no traceEvents; needed a trace of torch.profiler"
+                    " (export_chrome_trace)"
                 )
             buffer += chunk_text
         yield {"ph": "head", "text": buffer[: found.start()]}
@@ -158,12 +166,14 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
         except json.JSONDecodeError as error:
             if len(buffer) - place > LINE:
                 raise CalibrationError(
-                    f"{path}: event {count + 1} is no JSON object: {shown(buffer[place : place + _SHOWN])}"
+                    f"{path}: event {count + 1} is no JSON object:"
+                    f" {shown(buffer[place : place + _SHOWN])}"
                 ) from error
             chunk_text = stream.read(chunk)
             if not chunk_text:
                 raise CalibrationError(
-                    f"{path}: truncated, the list of events breaks off after {count}; export the trace again"
+                    f"{path}: truncated, the list of events breaks off after {count}; export the"
+                    " trace again"
                 ) from error
             buffer, place, chunk = buffer[place:] + chunk_text, 0, 2 * chunk
             continue
@@ -184,7 +194,7 @@ def _args(event: Event) -> Mapping[str, object]:
 
 
 class _Kernel(NamedTuple):
-    """Computation of an operator: its name as `mpsim measure` has it, number format, sizes and words."""
+    """Computation of an operator: its name in `mpsim measure`, format, sizes and words."""
 
     op: str
     dtype: str
@@ -198,9 +208,20 @@ class _Kernel(NamedTuple):
         variant: dict[str, str | int | float | bool] = {"pass": self.way} if self.way else {}
         variant |= {"backend": self.backend, "causal": True} if self.backend else {}
         if self.op != "gemm":
-            return kernel_point(self.op, shape, times, dtype=self.dtype, place=place, variant=variant)  # fmt: skip
+            return kernel_point(
+                self.op, shape, times, dtype=self.dtype, place=place, variant=variant
+            )
         flops = gemm_flops(shape["m"], shape["n"], shape["k"], shape["batch"])
-        return kernel_point("gemm", shape, times, dtype=self.dtype, place=place, variant=variant, phase="sustained", flops=flops)  # fmt: skip
+        return kernel_point(
+            "gemm",
+            shape,
+            times,
+            dtype=self.dtype,
+            place=place,
+            variant=variant,
+            phase="sustained",
+            flops=flops,
+        )
 
 
 class _Collective(NamedTuple):
@@ -255,7 +276,8 @@ def _read_points(source: Head, options: Options) -> Points:
     )
     if not points:
         raise CalibrationError(
-            f"{path}: no event has a shape ({kernels} kernels without); profile with record_shapes=True"
+            f"{path}: no event has a shape ({kernels} kernels without); profile with"
+            " record_shapes=True"
         )
     waiting = f"{path}: collectives in a trace include waiting for other ranks; measure them alone"
     communicates = any(point.family == "collectives" for point in points)
@@ -272,7 +294,7 @@ def _read_points(source: Head, options: Options) -> Points:
 def _timed(
     event: Event, args: Mapping[str, object], operators: Mapping[int | str, _Kernel]
 ) -> _Kernel | _Collective | None:
-    """Subject of a kernel's time: a collective, or what its operator computes rather than a copy or a bias on the way."""
+    """Subject of a kernel's time: a collective, or its operator's, no copy or bias on the way."""
     if "Collective name" in args:
         return _message(args)
     name, computed = str(event.get("name", "")).lower(), operators.get(_external(args))
@@ -306,7 +328,8 @@ def _duration(path: Path, event: Event) -> float:
     value: Any = event.get("dur")
     if type(value) not in (int, float) or not 0 <= value < _LONGEST_US:
         raise CalibrationError(
-            f"{path}: event {shown(event.get('name'))} has dur {shown(value)}; needed a number of microseconds"
+            f"{path}: event {shown(event.get('name'))} has dur {shown(value)}; needed a number of"
+            " microseconds"
         )
     return float(value) * _MICRO
 
@@ -318,7 +341,7 @@ def _is_shape(value: object) -> bool:
 
 
 def _computed(name: str, args: Mapping[str, object], tokens: set[int]) -> _Kernel | None:
-    """Computation of an operator, by the shapes and formats of its operands; None where it is none of ours."""
+    """Computation of an operator by shapes and formats of its operands, or None."""
     dims, types = args.get("Input Dims"), args.get("Input type")
     backward = "_backward" in name
     op = "gemm" if name in _PRODUCTS else _ROWS.get(name.partition("_backward")[0], "")
@@ -338,8 +361,16 @@ def _computed(name: str, args: Mapping[str, object], tokens: set[int]) -> _Kerne
         if len(heads) < _FEWEST_DIMS or heads[0][2] != heads[1][2]:
             return None
         (batch, count, sequence, width), few = heads[0], heads[1][1]
-        sizes = {"batch": batch, "heads": count, "kv_heads": few, "sequence": sequence, "head_dim": width}  # fmt: skip
-        return _Kernel(op, dtype, tuple(sizes.items()), way, "cudnn" if "cudnn" in name else "flash")  # fmt: skip
+        sizes = {
+            "batch": batch,
+            "heads": count,
+            "kv_heads": few,
+            "sequence": sequence,
+            "head_dim": width,
+        }
+        return _Kernel(
+            op, dtype, tuple(sizes.items()), way, "cudnn" if "cudnn" in name else "flash"
+        )
     rows, features = math.prod(wide[0][:-1]), wide[0][-1]
     if op == "add" and (len(sides) < _FEWEST_DIMS or sides[0] != sides[1]):
         return None
@@ -347,12 +378,16 @@ def _computed(name: str, args: Mapping[str, object], tokens: set[int]) -> _Kerne
         return _Kernel(op, dtype, (("tokens", rows), ("vocabulary", features)), way)
     if op == "embedding":
         table, ids = (rows, math.prod(sides[1])) if len(sides) > 1 and not backward else (1, rows)
-        return _Kernel(op, dtype, (("tokens", ids), ("vocabulary", table), ("features", features)), way)  # fmt: skip
+        return _Kernel(
+            op, dtype, (("tokens", ids), ("vocabulary", table), ("features", features)), way
+        )
     return _Kernel(op, dtype, (("tokens", rows), ("features", features)), way)
 
 
-def _product(name: str, args: Mapping[str, object], sides: list[list[int]], dtype: str, tokens: set[int]) -> _Kernel | None:  # fmt: skip
-    """The product of the last two operands; what is summed over the rows of forward products is a weight's gradient."""
+def _product(
+    name: str, args: Mapping[str, object], sides: list[list[int]], dtype: str, tokens: set[int]
+) -> _Kernel | None:
+    """The product of the last two operands; summed over forward rows it is a weight's gradient."""
     if len(sides) < _FEWEST_DIMS:
         return None
     a, b = sides[-2], sides[-1]
@@ -367,7 +402,7 @@ def _product(name: str, args: Mapping[str, object], sides: list[list[int]], dtyp
 
 
 def _message(args: Mapping[str, object]) -> _Collective | None:
-    """The collective of a kernel of NCCL; None where it is none of ours or its size is not stated."""
+    """The collective of a kernel of NCCL; None where it is none of ours or states no size."""
     name = collective_name(str(args["Collective name"]).removeprefix("_"))
     element = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
     ranks = args.get("Group size")
@@ -525,7 +560,7 @@ class _Trace:
             self.seen_marks.setdefault(kind, array.array("d")).extend((start, end))
 
     def _operator(self, event: Event, name: str, start: float, end: float) -> None:
-        """Marks of an operator: its class, and whether it is a forward one, or a backward in which forward ones run again."""
+        """Marks of an operator: class, and forward, or a backward that runs forward ones again."""
         if name.startswith(_BACKWARD):
             self._mark("backward", start, end)
             return
@@ -582,7 +617,8 @@ class _Trace:
                 count = min(count + math.prod(shape), MOST)
         name = collective_name(word) or word[:40]
         self.launched[name, count] += 1
-        # a send or a receive of gloo lasts until somebody waits for it: its range says when it was over
+        # a send or a receive of gloo lasts until somebody waits for it: its range says when it was
+        # over
         self._call(word if word in ("send", "recv") else name, start, end, count)
 
     def _call(
@@ -595,7 +631,7 @@ class _Trace:
             )
 
     def _class(self, name: str, number: int | str, start: float, end: float) -> None:
-        """Class of a kernel; of a forward operator it runs again where that operator lies inside a backward."""
+        """Class of a kernel; a forward operator's runs again if that lies inside a backward."""
         kind = kernel_class(name)
         self._mark(f"device {kind}", start, end)
         if number in self.formats:
@@ -605,7 +641,7 @@ class _Trace:
             self._mark("device launched", self.forward_ids[number], 0.0)
 
     def marks(self) -> dict[str, Array]:
-        """Intervals of what explains a step; kernels count where a device computes, operators of the host elsewhere [s]."""
+        """Intervals that explain a step: a device's kernels, else host operators [s]."""
         import numpy as np
 
         from mpsim.result.intervals import Cover
@@ -625,10 +661,14 @@ class _Trace:
             pairs |= dict.fromkeys(_CLASSES, empty)
             for kind in [kind for kind in pairs if kind.startswith("device ")]:
                 pairs[kind.removeprefix("device ")] = pairs.pop(kind)
-            pairs["host"] = next((item.times for item in self.operators.dense("computation", "compute", "")), empty)  # fmt: skip
+            pairs["host"] = next(
+                (item.times for item in self.operators.dense("computation", "compute", "")), empty
+            )
         received = [(call.start, call.end) for call in self.calls if call.name == "recv"]
         if received or "sent" in pairs:
-            pairs["sent"] = np.concatenate([pairs.get("sent", empty), np.array(received).reshape(-1, 2)])  # fmt: skip
+            pairs["sent"] = np.concatenate(
+                [pairs.get("sent", empty), np.array(received).reshape(-1, 2)]
+            )
         busy = next((self._device or self.leaves).dense("computation", "compute", ""), None)
         return {**pairs, "recompute": again, **({"busy": busy.times} if busy else {})}
 
@@ -666,7 +706,7 @@ class _Trace:
         }
 
     def dense(self) -> Iterator[Dense]:
-        """Kernels and copies of the device, or operators of the host where there is none; actions stand for what computes."""
+        """Kernels and copies of the device, or host operators; actions stand for what computes."""
         has_actions = any(item.what in ACTIONS for item in self._seen)
         name = "kernels" if self._device else "operators"
         return dense_of(self._device or self.operators, name, has_actions=has_actions)
@@ -693,7 +733,9 @@ class _Trace:
 
 
 def _joined(times: Array, pieces: Cover) -> Array:
-    """One interval a piece, from its begin to the last of `times` within: what Python does before and between operators that run again is part of it."""
+    """One interval a piece, from its begin to the last of `times` within: what Python does before
+    and between operators that run again is part of it.
+    """
     import numpy as np
 
     if not len(times):

@@ -1,7 +1,9 @@
-"""Launchers: how many processes on how many nodes a command starts, the training program with its arguments, and the accelerators that it has.
+"""Launchers: how many processes on how many nodes a command starts, the training program with its
+arguments, and the accelerators that it has.
 
-``srun``, ``mpirun``, ``torchrun``, ``python -m torch.distributed.launch``, ``deepspeed`` and ``accelerate launch`` are read, one inside the other; the
-innermost that states a number wins, and lines of a Slurm header count where no command does.
+``srun``, ``mpirun``, ``torchrun``, ``python -m torch.distributed.launch``, ``deepspeed`` and
+``accelerate launch`` are read, one inside the other; the innermost that states a number wins, and
+lines of a Slurm header count where no command does.
 """
 
 from __future__ import annotations
@@ -19,18 +21,41 @@ from mpsim.hardware import system, system_names
 
 _LAUNCHERS: Final[Mapping[str, Mapping[str, str]]] = {
     "sbatch": {
-        "N": "nodes", "nodes": "nodes", "n": "world", "ntasks": "world", "ntasks-per-node": "tasks",
-        "gpus-per-node": "gpus", "gres": "gpus", "gpus": "all_gpus", "G": "all_gpus", "gpus-per-task": "task_gpus",
+        "N": "nodes",
+        "nodes": "nodes",
+        "n": "world",
+        "ntasks": "world",
+        "ntasks-per-node": "tasks",
+        "gpus-per-node": "gpus",
+        "gres": "gpus",
+        "gpus": "all_gpus",
+        "G": "all_gpus",
+        "gpus-per-task": "task_gpus",
     },
-    "mpirun": {"np": "world", "n": "world", "npernode": "per_node", "N": "per_node", "ppn": "per_node", "map-by": "map_by"},
+    "mpirun": {
+        "np": "world",
+        "n": "world",
+        "npernode": "per_node",
+        "N": "per_node",
+        "ppn": "per_node",
+        "map-by": "map_by",
+    },
     "torchrun": {"nnodes": "nodes", "nproc-per-node": "per_node"},
     "deepspeed": {"num-nodes": "nodes", "num-gpus": "per_node"},
     "accelerate": {"num-machines": "nodes", "num-processes": "world"},
-}  # fmt: skip
+}
 _KINDS: Final = {
-    "srun": "sbatch", "mpirun": "mpirun", "mpiexec": "mpirun", "mpirun.openmpi": "mpirun", "torchrun": "torchrun", "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun", "deepspeed": "deepspeed", "deepspeed.launcher.runner": "deepspeed", "accelerate": "accelerate",
-}  # fmt: skip
+    "srun": "sbatch",
+    "mpirun": "mpirun",
+    "mpiexec": "mpirun",
+    "mpirun.openmpi": "mpirun",
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
+    "accelerate": "accelerate",
+}
 _NUMBERS: Final = {
     "": re.compile(r"\b(\d{1,9})(?:\(.*\))?$"),
     "nodes": re.compile(r"^(\d{1,9})$"),  # an elastic range has no one size
@@ -45,7 +70,8 @@ _VARIABLES: Final = {
 _LONGEST = 200  # characters of a number of nodes or ranks, with what stands behind it
 _PROGRAM = re.compile(r".*\.py|.*pretrain_\w{1,100}|finetune\w*|.*/train")
 _SWITCHES = frozenset(
-    "standalone exclusive label l u unbuffered no-python module m use-env verbose overlap kill-on-bad-exit".split()
+    "standalone exclusive label l u unbuffered no-python module m use-env verbose overlap"
+    " kill-on-bad-exit".split()
 )
 
 
@@ -79,7 +105,7 @@ class Launch:
 
 
 def header(text: str) -> dict[str, Word]:
-    """Options of the ``#SBATCH`` lines before the first command, the last of each; keys as ``#SBATCH --nodes``."""
+    """Options of ``#SBATCH`` lines before the first command, the last of each, by key."""
     options: dict[str, Word] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
@@ -94,7 +120,7 @@ def header(text: str) -> dict[str, Word]:
 
 
 def options_of(words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
-    """Options of a launcher and their values; ``-N2``, ``-N 2``, ``--nodes=2`` and ``--nodes 2`` are one thing."""
+    """Options of a launcher; ``-N2``, ``-N 2``, ``--nodes=2`` and ``--nodes 2`` are one."""
     place = 0
     while place < len(words):
         word = words[place]
@@ -140,7 +166,7 @@ def launched(words: Sequence[Word], head: Mapping[str, Word]) -> Launch | None:
 
 
 def _program(words: Sequence[Word]) -> int | None:
-    """Place of the training program: the first script, or the module that python runs and that is no launcher."""
+    """Place of the training program: the first script, or module that is no launcher."""
     for place, word in enumerate(words):
         before = words[place - 1].text if place else ""
         if before in ("-m", "--module") and word.text not in _KINDS:
@@ -245,7 +271,7 @@ def put_cluster(ledger: Ledger, launch: Launch, options: Options) -> int | None:
 
 
 def put_ranks(ledger: Ledger, ranks: int, options: Options, *keys: str) -> int:
-    """Put so many accelerators into the ledger, on whole nodes of the cluster that the user named."""
+    """Put so many accelerators into the ledger, on whole nodes of the user's cluster."""
     each = accelerators_of(options.cluster)
     stated = [key for key in keys if key in ledger]
     sized: dict[str, int] = {}
@@ -260,7 +286,8 @@ def put_ranks(ledger: Ledger, ranks: int, options: Options, *keys: str) -> int:
         sized = {"cluster.nodes": 1, "cluster.accelerators_per_node": ranks}
     elif ranks % each:
         ledger.refuse(
-            f"{', '.join(keys)}: {ranks} accelerators are no whole nodes of {each}, as {options.cluster} has"
+            f"{', '.join(keys)}: {ranks} accelerators are no whole nodes of {each}, as"
+            f" {options.cluster} has"
         )
     else:
         sized = {"cluster.nodes": ranks // each}

@@ -1,7 +1,7 @@
 """Ledger: what becomes of every key of a configuration, each in exactly one list.
 
-A reader takes the keys of a file out of it, says which key of the scenario each became, and closes it: what nobody took is ignored.
-Values of keys that are not mapped are never kept: files of others hold paths, hosts and tokens.
+A reader takes the keys of a file out of it, says which key of the scenario each became, and closes
+it: the rest is ignored. Values of unmapped keys are never kept: files hold paths and tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpsim.formats.words import keys, keys_to
 from mpsim.inputs import shown
 
 MOST_LAYERS: Final = 4096
-"""Layers, stages and experts that a configuration may state: lists are made of them, and no model has so many."""
+"""Layers, stages and experts that a configuration may state: no model has so many."""
 
 _NEEDED = ("model", "cluster", "training.global_batch", "training.sequence_length")
 _OFF: Final = (None, False, 0, "", "0", "none", "None", "false", "False", "off")
@@ -85,7 +85,7 @@ class Ledger:
         self._assumed[to] = Assumed(to, value, why)
 
     def drop(self, to: str) -> None:
-        """Take back a value of the scenario that something else says better; its keys of the file stay mapped."""
+        """Take back a value that something else says better; its keys of the file stay mapped."""
         self.scenario.pop(to, None)
         self._assumed.pop(to, None)
 
@@ -126,7 +126,7 @@ class Ledger:
         return number
 
     def switch(self, key: str) -> bool | None:
-        """A truth value of the file, also where it is written as a string; None where it is absent or null."""
+        """A truth value of the file, as a string too; None where it is absent or null."""
         value = self.get(key)
         if value is None or isinstance(value, bool):
             return value
@@ -209,7 +209,7 @@ class Settings:
         return None if value in _UNSET or value is True else str(value)
 
     def integer(self, *names: str, least: int = 1, most: int = 10**12) -> int | None:
-        """A whole number of the first of these settings; None where it is absent, refused by name where it is none."""
+        """A whole number of the first of these settings; None if absent, else refused by name."""
         name = self.first(*names)
         if name not in self.keys:
             return None
@@ -230,7 +230,9 @@ class Settings:
         return number
 
     def meant(self, name: str, usual: str | None = None) -> Any:
-        """Value of the scenario that the word of a setting stands for, or `usual` where it is absent; refused by name where nobody knows the word."""
+        """Value of the scenario that the word of a setting stands for, or `usual` where it is
+        absent; refused by name where nobody knows the word.
+        """
         value = self.values.get(name)
         given = value[0] if isinstance(value, list) and value else value
         word = usual if given is None or given is True else str(given)
@@ -247,13 +249,13 @@ class Settings:
         return self.ledger.place(self.keys.get(name, name))
 
     def refuse(self, name: str, why: str) -> None:
-        """Refuse the file for a setting, or for the one that says a value of the scenario (dotted)."""
+        """Refuse the file for a setting, or for the one that says a value of the scenario."""
         if "." in name and name not in self.keys:
             name = self.first(*(row.name for row in keys_to(self.table, name)))
         self.ledger.refuse(f"{self.place(name)}: {why}")
 
     def put(self, names: str | Iterable[str], to: str, value: object, why: str = "") -> None:
-        """Give a key of the scenario its value, mapped from those settings that are stated, else assumed."""
+        """Give a key of the scenario its value, mapped from the stated settings, else assumed."""
         listed = [names] if isinstance(names, str) else names
         stated = [self.keys[name] for name in listed if name in self.keys]
         if stated:
@@ -284,7 +286,7 @@ def _whole(value: object) -> int | None:
 def flat(
     data: Mapping[str, object], head: str = "", whole: Collection[str] = ()
 ) -> dict[str, object]:
-    """Leaves of nested mappings by dotted key; lists, empty mappings and those named `whole` are leaves.
+    """Leaves of nested mappings by dotted key; lists, empty mappings and `whole` are leaves.
 
     Examples
     --------

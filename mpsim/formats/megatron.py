@@ -1,12 +1,14 @@
-"""Megatron-LM's launch script, of any version from v1.0 to 2026, read and written: flags, their era, and the scenario they describe.
+"""Megatron-LM's launch script, of any version from v1.0 to 2026, read and written: flags, their
+era, and the scenario they describe.
 
-The script is read as `mpsim.formats.shell` reads it; nothing is run. The era is where all flags existed together: its oldest tag decides the defaults, since nothing in
-the file speaks for a newer one. A written script has the flags of one version, which it names: the newest of the era that the framework's preset stands for, or a
-later one where the layout needs it.
+The script is read as `mpsim.formats.shell` reads it; nothing is run. The era is where all flags
+existed together: its oldest tag decides the defaults, since nothing in the file speaks for a newer
+one. A written script has the flags of one version, which it names: the newest of the era that the
+framework's preset stands for, or a later one where the layout needs it.
 
 References
 ----------
-NVIDIA/Megatron-LM, ``arguments.py`` at 22 tags from v1.0 to core_v0.19.0 and at d98e8a64 (2026-08-22).
+NVIDIA/Megatron-LM, ``arguments.py`` at 22 tags, v1.0 to core_v0.19.0, and d98e8a64 (2026-08-22).
 """
 
 from __future__ import annotations
@@ -54,11 +56,13 @@ from mpsim.scenario import Scenario
 LARGEST: Final = 1_000_000  # characters of a launch script
 NEWEST: Final = "core_v0.19.0"
 _TAG = re.compile(
-    r"(?:megatron[-_]?lm|megatron_tag|checkout|--branch|-b)[\s@:/=\"']*(core_[rv]\d+\.\d+(?:\.\d+)?|v\d\.\d|2\d\.\d\d)\b",
+    r"(?:megatron[-_]?lm|megatron_tag|checkout|--branch|-b)[\s@:/=\"']*"
+    r"(core_[rv]\d+\.\d+(?:\.\d+)?|v\d\.\d|2\d\.\d\d)\b",
     re.IGNORECASE,
 )
 _MENTIONED = re.compile(
-    r"--(tensor-model-parallel|model-parallel-size|pipeline-model-parallel|micro-batch-size|num-attention-heads)"
+    r"--(tensor-model-parallel|model-parallel-size|pipeline-model-parallel|"
+    r"micro-batch-size|num-attention-heads)"
 )
 _TELLING = re.compile(
     r"--?(num-layers|hidden-size|((tensor-|pipeline-)?model-parallel-size))(=.*)?"
@@ -139,13 +143,14 @@ def _read_batch_script(head: Head, options: Options) -> Imported:
     put_cluster(ledger, launch, options)
     if launch.arguments:
         ledger.warn(
-            f"line {launch.line}: {launch.program} is no program of Megatron-LM; its arguments are not read. Import its configuration with --onto this"
+            f"line {launch.line}: {launch.program} is no program of Megatron-LM; its arguments are"
+            " not read. Import its configuration with --onto this"
         )
     return ledger.close("slurm", tool="Slurm batch script", version="")
 
 
 def _named_tag(text: str) -> str | None:
-    """The tag of Megatron-LM that a script names: in a checkout, a branch or a comment; of a patch release the one it mends."""
+    """The tag of Megatron-LM that a script names: a checkout, branch or comment."""
     for match in _TAG.finditer(text):
         name = match[1].replace("core_r", "core_v")
         minor = ".".join(name.split(".")[:2]) + "."
@@ -169,7 +174,8 @@ def _training(text: str, file: str) -> Launch:
             distinct[tuple(word.text for word in launch.arguments)] = launch
     if not distinct:
         raise FormatError(
-            f"{file}: no command passes flags of Megatron-LM to a training program; needed such as 'torchrun pretrain_gpt.py --num-layers 32 ...' in one file"
+            f"{file}: no command passes flags of Megatron-LM to a training program; needed such as"
+            " 'torchrun pretrain_gpt.py --num-layers 32 ...' in one file"
         )
     if len(distinct) > 1:
         places = ", ".join(str(launch.line) for launch in distinct.values())
@@ -200,19 +206,25 @@ def _value(name: str, words: Sequence[Word]) -> object:
 
 
 def _is_further(word: Word) -> bool:
-    """Whether a word stands for arguments that the script is started with (``$@``), or for flags of a branch that are not mapped."""
+    """Whether a word stands for arguments that the script is started with (``$@``), or for flags of
+    a branch that are not mapped.
+    """
     if word.text.strip() or len(word.unknown) != 1:
         return False
     if word.unknown[0].startswith(("$@ ", "$* ")):
         return True
     added, branch, _ = word.unknown[0].partition(" (added to $")
     names = added.replace("--", "").split()
-    return bool(branch and names) and not any(name in _mapped() or name in refused() for name in names)  # fmt: skip
+    return bool(branch and names) and not any(
+        name in _mapped() or name in refused() for name in names
+    )
 
 
 def _mapped() -> frozenset[str]:
     """Flags that say a value of the scenario, alone or with others."""
-    return frozenset(row.name for row in keys("megatron")) | frozenset(table(DATA, "megatron")["beside"].split())  # fmt: skip
+    return frozenset(row.name for row in keys("megatron")) | frozenset(
+        table(DATA, "megatron")["beside"].split()
+    )
 
 
 def _given(arguments: Sequence[Word], file: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
@@ -243,7 +255,7 @@ def _given(arguments: Sequence[Word], file: str) -> Iterator[tuple[str, tuple[Wo
 def _resolved(
     raw: Sequence[tuple[str, tuple[Word, ...]]], first: str, last: str, file: str
 ) -> Iterator[tuple[str, tuple[Word, ...]]]:
-    """Flags by their full names: argparse takes any beginning that only one flag of the version has."""
+    """Flags by their full names: argparse takes any unique beginning."""
     there = [
         flag.name
         for flag in flags().values()
@@ -259,7 +271,7 @@ def _resolved(
 
 
 def _check_known(ledger: Ledger, given: Mapping[str, Sequence[Word]], file: str) -> None:
-    """Refuse models that are not simulated, and mapped flags whose values are unknown, missing, or not taken."""
+    """Refuse models that are not simulated, and mapped flags with wrong or missing values."""
     for name, (flag, *values) in given.items():
         place = f"{file}:{flag.line}: --{name}"
         is_off = [value.text.lower() for value in values] in (["none"], ["0"], ["false"], ["off"])
@@ -328,7 +340,7 @@ def _exported(put: Writing) -> Exported:
 
 
 def settings_for(scenario: Scenario, preset: str, tag: str = NEWEST) -> Writing:
-    """Fields of the dataclasses of Megatron-Core of a version, for a tool with this framework preset."""
+    """Fields of Megatron-Core's dataclasses of a version, for a tool with this preset."""
     return _filled(Writing(scenario, tag, preset, is_dataclass=True))
 
 
@@ -347,11 +359,17 @@ def _lines(put: Writing, tool: str) -> Iterator[str]:
     yield from (f"# {line}" for line in headed(put.run, tool))
     yield ""
     if p.tp > 1 or p.cp > 1:
-        yield "export CUDA_DEVICE_MAX_CONNECTIONS=1   # kernels start in the order in which they are issued"
+        yield (
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1   # kernels start in the order in which they are"
+            " issued"
+        )
         yield ""
     launch = f"torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.node.accelerators}"
     if cluster.nodes > 1:
-        yield f"# start this script on each of the {cluster.nodes} nodes; Slurm says which is which (srun --ntasks-per-node 1)"
+        yield (
+            f"# start this script on each of the {cluster.nodes} nodes; Slurm says which is which"
+            " (srun --ntasks-per-node 1)"
+        )
         yield "NODE_RANK=${NODE_RANK:-${SLURM_NODEID:?set NODE_RANK: 0 on the first node}}"
         yield "MASTER_ADDR=${MASTER_ADDR:?set it to the host name of the first node}"
         yield "MASTER_PORT=${MASTER_PORT:-29500}"

@@ -1,4 +1,4 @@
-"""Switches of Megatron by which its software differs from the preset of the version, read and written."""
+"""Switches by which Megatron's software differs from a version's preset, both ways."""
 
 from __future__ import annotations
 
@@ -144,7 +144,9 @@ def _attention_changes(given: Reading) -> Iterator[_Change]:
 
 
 def write_habits(put: Writing) -> None:
-    """Put switches into the settings: each value that a row may have is tried, and kept where it brings what a reader takes nearer to the run's habits."""
+    """Put switches into the settings: each value that a row may have is tried, and kept where it
+    brings what a reader takes nearer to the run's habits.
+    """
     chosen = put.run.framework
     wanted = framework(chosen.preset, chosen.overrides).fields()
     missed = _missed(put, put.given, wanted)

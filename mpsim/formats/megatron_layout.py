@@ -1,4 +1,6 @@
-"""Division of the work in Megatron's settings, and what one step trains on, read and written: degrees, sharding, schedule, batches, precision, recomputation."""
+"""Division of the work in Megatron's settings, and what one step trains on, read and written:
+degrees, sharding, schedule, batches, precision, recomputation.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ _CHUNKS: Final = (
 _LAYOUT: Final = "pipeline-model-parallel-layout"
 _FIRST: Final = ("decoder-first-pipeline-num-layers", "num-layers-in-first-pipeline-stage")
 _LAST: Final = ("decoder-last-pipeline-num-layers", "num-layers-in-last-pipeline-stage")
-_MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj")  # fmt: skip
+_MODULES: Final = (
+    "core_attn",
+    "layernorm",
+    "mlp",
+    "moe_act",
+    "moe",
+    "shared_experts",
+    "mla_up_proj",
+)
 _COUNTED: Final = ("parallelism.embedding_counts_as_layer", "parallelism.loss_counts_as_layer")
 
 
@@ -53,7 +63,12 @@ def read_layout(given: Reading, layers: int | None) -> None:
 
 def _read_sharding(given: Reading) -> None:
     """Which states data-parallel ranks share."""
-    names = ["use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "data-parallel-sharding-strategy"]  # fmt: skip
+    names = [
+        "use-megatron-fsdp",
+        "use-custom-fsdp",
+        "use-torch-fsdp2",
+        "data-parallel-sharding-strategy",
+    ]
     usual = "optim_grads_params" if given.since("core_v0.18.0") else "no_shard"
     stage = given.meant("data-parallel-sharding-strategy", usual)
     distributed = int(given.on("use-distributed-optimizer"))
@@ -100,7 +115,7 @@ def _read_schedule(given: Reading, pp: int, layers: int | None) -> None:
 
 
 def _read_chunks(given: Reading, pp: int, layers: int | None, ends: int) -> int | None:
-    """Chunks of a rank, as many as are stated or as their layers make; None where they do not divide."""
+    """Chunks of a rank, as stated or as its layers make; None where they do not divide."""
     chunks = given.integer(_CHUNKS[0]) or given.integer(_CHUNKS[1]) or 1
     each = given.integer(_CHUNKS[2])
     if each is None or layers is None:
@@ -114,7 +129,7 @@ def _read_chunks(given: Reading, pp: int, layers: int | None, ends: int) -> int 
 
 
 def _read_ends(given: Reading, pp: int, chunks: int, layers: int) -> None:
-    """Fewer or more layers on the first and the last pipeline rank; each rank's are divided evenly among its chunks."""
+    """Fewer or more layers on the first and last pipeline rank, divided evenly among chunks."""
     if max(pp, chunks) > MOST_LAYERS:  # said where the degrees are put
         return
     first, last = given.integer(given.first(*_FIRST)), given.integer(given.first(*_LAST))

@@ -1,4 +1,4 @@
-"""Model of a run in Megatron's settings, read and written: sizes, attention, MLP, norms, vocabulary and experts."""
+"""Model in Megatron's settings, both ways: sizes, attention, MLP, norms, vocabulary, experts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def read_model(given: Reading) -> int | None:
     if layers is None:
         given.ledger.ask("model.layers")
     else:
-        given.put([name, *(["mtp-num-layers"] if further else [])], "model.layers", layers + (further or 0))  # fmt: skip
+        given.put(
+            [name, *(["mtp-num-layers"] if further else [])],
+            "model.layers",
+            layers + (further or 0),
+        )
     if further:
         given.put("mtp-num-layers", "model.mtp_layers", further)
     given.read("model.hidden", "model.heads")
@@ -165,7 +169,7 @@ def _read_expert_layers(given: Reading, value: object, layers: int | None) -> No
     name = "moe-layer-freq"
     pattern = value if isinstance(value, list) else _pattern(str(value))
     if pattern is None or layers is None:
-        given.refuse(name, f"got {shown(value)}; needed a number, or a list such as ([0]*3+[1]*58)")  # fmt: skip
+        given.refuse(name, f"got {shown(value)}; needed a number, or a list such as ([0]*3+[1]*58)")
         return
     if len(pattern) == 1 and pattern[0] >= 1:
         if pattern[0] > 1:
@@ -189,7 +193,7 @@ def _read_expert_layers(given: Reading, value: object, layers: int | None) -> No
 
 
 def _pattern(text: str) -> list[int] | None:
-    """A list as Megatron's flags write it, such as ``([0]*3+[1]*58)`` or ``[1,0]*2``; None where it is none."""
+    """A list as Megatron's flags write it: ``([0]*3+[1]*58)``, ``[1,0]*2``; None if it is none."""
     bare = re.sub(r"[\s()'\"]", "", text)
     if re.fullmatch(r"\d{1,6}", bare):
         return [int(bare)]
@@ -207,7 +211,8 @@ def write_model(put: Writing) -> None:
     model = put.run.transformer
     if model.encoder_layers:
         raise FormatError(
-            f"model {model.name}: has an encoder and a decoder; Megatron's GPT settings describe one stack of layers"
+            f"model {model.name}: has an encoder and a decoder; Megatron's GPT settings describe"
+            " one stack of layers"
         )
     further = model.mtp_layers
     has_further = further and put.put("mtp-num-layers", further)

@@ -1,11 +1,13 @@
-"""Settings of Megatron on their way in and out, whether a command line or the fields of its dataclasses in a YAML file hold them.
+"""Settings of Megatron on their way in and out, whether a command line or the fields of its
+dataclasses in a YAML file hold them.
 
-Every setting has the name of its flag without dashes; of each flag the tags that have it are known, and of versions their eras. What is absent takes Megatron's default,
-which is one thing on the command line and another in the dataclasses that YAML files fill. Plain rows of the table are read and written here.
+Every setting has the name of its flag without dashes; of each flag the tags that have it are known,
+and of versions their eras. What is absent takes Megatron's default, one on the command line,
+another in the dataclasses that YAML fills. Plain rows of the table are read and written here.
 
 References
 ----------
-NVIDIA/Megatron-LM, ``arguments.py`` at 22 tags from v1.0 to core_v0.19.0 and at d98e8a64 (2026-08-22).
+NVIDIA/Megatron-LM, ``arguments.py`` at 22 tags, v1.0 to core_v0.19.0, and d98e8a64 (2026-08-22).
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def era_of(names: Sequence[str]) -> tuple[str, str]:
     oldest = min(known, key=lambda flag: tags().index(flag.last))
     if tags().index(youngest.first) > tags().index(oldest.last):
         raise FormatError(
-            f"--{youngest.name} came with {youngest.first}, and --{oldest.name} went after {oldest.last}: no version of Megatron-LM has both; drop one"
+            f"--{youngest.name} came with {youngest.first}, and --{oldest.name} went after"
+            f" {oldest.last}: no version of Megatron-LM has both; drop one"
         )
     return youngest.first, oldest.last
 
@@ -86,7 +89,7 @@ def preset_of(tag: str) -> str:
 
 
 def newest_tag(preset: str) -> str | None:
-    """The newest tag of the era that a framework preset stands for; None where it stands for none."""
+    """The newest tag of the era that a framework preset stands for, or None."""
     released = (tag for tag in reversed(tags()) if tag != "HEAD")
     return next((tag for tag in released if preset_of(tag) == preset), None)
 
@@ -109,10 +112,12 @@ class Reading(Settings):
     def on(self, *names: str) -> bool:
         """Whether one of these switches is set."""
         values = (self.values.get(name) for name in names)
-        return any(value is True or str(value).strip().lower() in ("true", "1", "yes") for value in values)  # fmt: skip
+        return any(
+            value is True or str(value).strip().lower() in ("true", "1", "yes") for value in values
+        )
 
     def read(self, *targets: str) -> None:
-        """Read plain rows of the table: a value of the scenario each, from the first of its keys that the file has."""
+        """Read plain rows of the table: a value each, from the first of its keys in the file."""
         for to in targets:
             rows = keys_to(_KEYS, to)
             row = next((row for row in rows if self.stated(row.name)), rows[0])
@@ -198,7 +203,9 @@ class Writing:
         return False
 
     def write(self, *targets: str, usual: object = None) -> None:
-        """Write rows of the table: the first key of each value (else the usual one) that the version has, in the tool's word where it has words of its own."""
+        """Write rows of the table: the first key of each value (else the usual one) that the
+        version has, in the tool's word where it has words of its own.
+        """
         for to in targets:
             rows = keys_to(_KEYS, to)
             row = next((row for row in rows if self.has(row.name)), rows[0])

@@ -1,11 +1,14 @@
-"""YAML of Megatron, read and written: files for ``--yaml-cfg``, saved configurations of Megatron-Bridge, and configurations of NeMo 1 and 2.
+"""YAML of Megatron, read and written: files for ``--yaml-cfg``, saved configurations of
+Megatron-Bridge, and configurations of NeMo 1 and 2.
 
-All fill the dataclasses of Megatron-Core, so a key's last word names a setting whatever block it stands in; what a block calls otherwise stands in
-``data/megatron-yaml.yaml``. Class paths (``_target_``) are read as text and never imported.
+All fill the dataclasses of Megatron-Core, so a key's last word names a setting whatever block it
+stands in; what a block calls otherwise stands in ``data/megatron-yaml.yaml``. Class paths
+(``_target_``) are read as text and never imported.
 
 References
 ----------
-NVIDIA/Megatron-Bridge 067f987d, ``training/config.py``; NVIDIA/Megatron-LM, ``training/yaml_arguments.py``; NVIDIA/NeMo,
+NVIDIA/Megatron-Bridge 067f987d, ``training/config.py``; NVIDIA/Megatron-LM,
+``training/yaml_arguments.py``; NVIDIA/NeMo,
 ``examples/nlp/language_modeling/conf/megatron_gpt_config.yaml`` (recalled).
 """
 
@@ -34,8 +37,12 @@ _NAME: Final = "megatron-yaml"
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 _FP8_FORMATS: Final = ("hybrid", "e4m3", "none", "true", "false")
 _PRECISIONS: Final = (
-    "mixed_precision", "trainer.precision", "trainer.plugins.precision", "trainer.plugins", "precision",
-)  # fmt: skip
+    "mixed_precision",
+    "trainer.precision",
+    "trainer.plugins.precision",
+    "trainer.plugins",
+    "precision",
+)
 DEEPEST: Final = 8  # references to references
 
 
@@ -49,11 +56,16 @@ def _is_megatron(head: Head) -> bool:
 
 def _is_bridge(head: Head) -> bool:
     blocks = r"^(train|model|ddp|dataset|optimizer|mixed_precision|comm_overlap|checkpoint|dist):"
-    return _finds(head, blocks) >= 3 and _finds(head, r"^[ \t]+tensor_model_parallel_size:") > 0 and not _is_nemo(head)  # fmt: skip
+    return (
+        _finds(head, blocks) >= 3
+        and _finds(head, r"^[ \t]+tensor_model_parallel_size:") > 0
+        and not _is_nemo(head)
+    )
 
 
 def _is_nemo(head: Head) -> bool:
-    words = r"^\s+(tensor_model_parallel_size|activations_checkpoint_\w+|encoder_seq_length|num_layers):"
+    known = "tensor_model_parallel_size activations_checkpoint_\\w+ encoder_seq_length num_layers"
+    words = rf"^\s+({known.replace(' ', '|')}):"
     return _finds(head, r"^trainer:") > 0 and _finds(head, words) > 0
 
 
@@ -68,7 +80,9 @@ def _read(head: Head, options: Options, *, name: str, tool: str, preset: str, ta
         why = refused().get(_setting_name(key.rpartition(".")[2]))
         if why is not None and value not in (None, False, 0):
             ledger.refuse(f"{ledger.place(key)}: {why}")
-    return ledger.close(name, tool=tool, version="" if name == "nemo" else f"{tag} or later", moves=_moves)  # fmt: skip
+    return ledger.close(
+        name, tool=tool, version="" if name == "nemo" else f"{tag} or later", moves=_moves
+    )
 
 
 def _read_nemo(head: Head, options: Options) -> Imported:
@@ -80,7 +94,7 @@ def _read_nemo(head: Head, options: Options) -> Imported:
 
 
 def _resolved(values: Mapping[str, object]) -> dict[str, object]:
-    """Values with references to other keys (``${model.hidden_size}``) filled in; those to anything else stay as they are."""
+    """Values with references to other keys (``${model.hidden_size}``) filled in; others stay."""
 
     def value(text: object, key: str, depth: int) -> object:
         match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
@@ -169,7 +183,9 @@ def _launch(ledger: Ledger) -> Launch:
 
 
 def _moves(key: str) -> bool:
-    return key == "peft" or key.startswith("peft.") or _setting_name(key.rpartition(".")[2]) in moves()  # fmt: skip
+    return (
+        key == "peft" or key.startswith("peft.") or _setting_name(key.rpartition(".")[2]) in moves()
+    )
 
 
 def export_bridge(scenario: Scenario) -> Exported:
@@ -232,9 +248,19 @@ def _format(
 
 
 MEGATRON_YAML: Final = _format(
-    _NAME, "YAML for Megatron-LM's --yaml-cfg", _is_megatron, "Megatron-LM, --yaml-cfg", "megatron-core", "core_v0.6.0",
-)  # fmt: skip
+    _NAME,
+    "YAML for Megatron-LM's --yaml-cfg",
+    _is_megatron,
+    "Megatron-LM, --yaml-cfg",
+    "megatron-core",
+    "core_v0.6.0",
+)
 MEGATRON_BRIDGE: Final = _format(
-    "megatron-bridge", "saved configuration of Megatron-Bridge", _is_bridge, "Megatron-Bridge", "megatron-bridge", "core_v0.14.0",
-)  # fmt: skip
+    "megatron-bridge",
+    "saved configuration of Megatron-Bridge",
+    _is_bridge,
+    "Megatron-Bridge",
+    "megatron-bridge",
+    "core_v0.14.0",
+)
 NEMO: Final = Format("nemo", "configuration of NeMo", "scenario", _is_nemo, _read_nemo)

@@ -1,7 +1,10 @@
-"""Axes of the device mesh that a compiled module shows: which neighbours its groups of devices join, and what they are called.
+"""Axes of the device mesh that a compiled module shows: which neighbours its groups of devices
+join, and what they are called.
 
-A compiled module states no mesh, only groups of device numbers. Groups that step regularly through the devices (0, 4, 8 ...) show an axis by its stride and
-its size; all of them together cut the devices into axes, the slowest first, as XLA's own ``axis_0``, ``axis_1``. Names of a mesh spelling count where somebody gave them.
+A compiled module states no mesh, only groups of device numbers. Groups that step regularly through
+the devices (0, 4, 8 ...) show an axis by its stride and its size; all of them together cut the
+devices into axes, the slowest first, as XLA's own ``axis_0``, ``axis_1``. Names of a mesh spelling
+count where somebody gave them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """nccl-tests: the table it prints, and the JSON it writes with ``-J``.
 
-Its sizes are those of `mpsim.cost.collectives`: the whole tensor, the gathered one, or the send buffer of a rank. Times of the
-out-of-place run count, those of the in-place run where there is no other.
+Its sizes are those of `mpsim.cost.collectives`: the whole tensor, the gathered one, or a rank's
+send buffer. Times of the out-of-place run count, else those of the in-place run.
 
 References
 ----------
-NVIDIA/nccl-tests, ``src/util.cu`` (versions 2.0 to 2.18): columns of the table, keys of the JSON, which writes numbers that are not
-finite as the string ``"nan"``.
+NVIDIA/nccl-tests, ``src/util.cu`` (versions 2.0 to 2.18): columns of the table, keys of the JSON,
+which writes numbers that are not finite as the string ``"nan"``.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ _MICRO = 1e-6
 _GIGA = 1e9
 _VERSION = re.compile(r"(?:nccl-tests version|rccl-tests: Version)\s+(\S+)")
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s+(.*)"
+    r"#\s+Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\s+\d+\s+on\s+(\S+)"
+    r"\s+device\s+\d+\s+\[\S+\]\s+(.*)"
 )
 _PROGRAM = re.compile(r"(\w{1,40}?)_perf(?:_mpi)?\b")
 _ROW = re.compile(r"\s*(\d{1,18})\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+(.*)")
 _OLD_ROW = re.compile(r"\s*(\d{1,18})\s+(\d+)\s+(\w+)\s+(\w+)()\s+(.*)")
-"""Rows of before 2.11: no root, and the largest error where there is now a count of wrong elements."""
+"""Rows of before 2.11: no root, and the largest error in place of a count of wrong elements."""
 _HALF, _SPREAD = 4, 4
-"""Columns of one run, and those more that -I adds to it (least, most, 99th percentile, variation)."""
+"""Columns of one run, and those that -I adds (least, most, 99th percentile, variation)."""
 _FIGURES = {
     "time": ("time_s", _MICRO),
     "alg_bw": ("algbw_Bps", _GIGA),
     "bus_bw": ("busbw_Bps", _GIGA),
 }
-"""Figures of one half of a row, in the order of the table, by the words of the JSON: our names and units."""
+"""Figures of one half of a row, in the table's order, by the JSON's words: names and units."""
 _LARGEST_ERROR = 1e-2
 _JSON_VERSIONS = (1, 2, 3)
 _MOST_RANKS = 1_000_000
@@ -94,7 +95,8 @@ def _read_text_report(head: Head, options: Options) -> Points:
             )
     if not any("Avg bus bandwidth" in line for line in lines):
         raise CalibrationError(
-            f"{path}: truncated, it has no line '# Avg bus bandwidth' after {len(points)} sizes; run it to its end"
+            f"{path}: truncated, it has no line '# Avg bus bandwidth' after {len(points)} sizes;"
+            " run it to its end"
         )
     rccl = any("rccl-tests" in line for line in lines)
     version = next((m[1] for line in lines if (m := _VERSION.search(line))), "")
@@ -103,7 +105,9 @@ def _read_text_report(head: Head, options: Options) -> Points:
 
 
 def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
-    """Times and bandwidths of a row in SI units: those of the out-of-place run, or of the in-place one where there is no other."""
+    """Times and bandwidths of a row in SI units: those of the out-of-place run, or of the in-place
+    one where there is no other.
+    """
     first = "out_of_place" if halves.get("out_of_place") else "in_place"
     told: dict[str, object] = {"out_of_place": first == "out_of_place"}
     for half, figures in halves.items():
@@ -126,7 +130,8 @@ def _read_json_report(head: Head, options: Options) -> Points:
     version = report.whole("version", _JSON_VERSIONS[0])
     if version not in _JSON_VERSIONS:
         raise CalibrationError(
-            f"{path}: JSON version {shown(version)} of nccl-tests; this version of mpsim reads {', '.join(map(str, _JSON_VERSIONS))}"
+            f"{path}: JSON version {shown(version)} of nccl-tests; this version of mpsim reads"
+            f" {', '.join(map(str, _JSON_VERSIONS))}"
         )
     if "end_time" not in report or not isinstance(report.value("results"), list):
         raise CalibrationError(f"{path}: truncated, it has no end_time; run it to its end")
@@ -161,7 +166,7 @@ def _read_json_report(head: Head, options: Options) -> Points:
 
 
 def _ranks(config: Record) -> list[tuple[int, int, str, str]]:
-    """Rank, group, host and GPU of every process; each has as many ranks as threads and GPUs a thread."""
+    """Rank, group, host and GPU of every process, which has a rank a thread and GPU."""
     each = config.whole("nthreads", 1, least=1, most=_MOST_RANKS) * config.whole(
         "ngpus", 1, least=1, most=_MOST_RANKS
     )
@@ -230,12 +235,13 @@ def _named(path: Path, word: str) -> str:
     if len(longer) == 1:
         return longer.pop()
     raise CalibrationError(
-        f"{path}: which collective it is stands nowhere; name the file after it, such as all_reduce.txt"
+        f"{path}: which collective it is stands nowhere; name the file after it, such as"
+        " all_reduce.txt"
     )
 
 
 def _places(path: Path, ranks: Sequence[tuple[int, int, str, str]]) -> tuple[int, int, str]:
-    """Ranks of a communicator, nodes they sit on, and the name of their GPU, of (rank, group, host, GPU)."""
+    """Ranks of a communicator, their nodes and GPU's name, of (rank, group, host, GPU)."""
     if not ranks:
         raise CalibrationError(f"{path}: names no rank; needed the lines '#  Rank 0 Pid ...'")
     numbers = sorted({rank for rank, _, _, _ in ranks})

@@ -88,7 +88,8 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
     columns = _columns(base, _KERNELS)
     if not columns:
         raise FormatError(
-            f"{path}: holds no kernels (no table {_KERNELS}); record with --trace=cuda and export again"
+            f"{path}: holds no kernels (no table {_KERNELS}); record with --trace=cuda and export"
+            " again"
         )
     named = next((column for column in ("demangledName", "shortName") if column in columns), None)
     if named is None or not {"start", "end"} <= columns:

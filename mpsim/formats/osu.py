@@ -1,7 +1,8 @@
-"""OSU Micro-Benchmarks: latencies, bandwidths and collectives of MPI, of versions 5 to 7 and with any of their columns.
+"""OSU Micro-Benchmarks: latencies, bandwidths and collectives of MPI, versions 5 to 7.
 
-Sizes mean one thing a collective: the vector of an all-reduce, the contribution of a rank to an all-gather, what goes to each peer of an all-to-all, the whole input of
-a reduce-scatter; points have those of `mpsim.cost.collectives`, rows those of the file. The number of ranks stands nowhere in the file.
+Sizes mean one thing a collective: the vector of an all-reduce, a rank's part of an all-gather, what
+goes to each peer of an all-to-all, the whole input of a reduce-scatter; points have those of
+`mpsim.cost.collectives`, rows the file's, which states no number of ranks.
 
 References
 ----------

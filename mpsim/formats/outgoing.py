@@ -1,4 +1,6 @@
-"""Files written for other tools, and what becomes of every value of the scenario: a written file is read back by its own reader, which says what it holds and what is lost."""
+"""Files written for other tools, and what becomes of every value of the scenario: a written file is
+read back by its own reader, which says what it holds and what is lost.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ class Exported:
     notes: tuple[str, ...] = ()  # what the file asks for beside the scenario
 
     def save(self, path: str | Path) -> tuple[Path, ...]:
-        """Write the file, or the files into a folder that is made if need be; returns all that are written."""
+        """Write the file, or files into a folder, made if need be; returns what is written."""
         place = Path(path)
         if not self.files:
             write_whole(place, self.text)
@@ -123,7 +125,7 @@ def read_back(
 def _lost_values(
     scenario: Scenario, imported: Imported, reasons: Mapping[str, str]
 ) -> dict[str, Lost]:
-    """Values that a reader of the file takes otherwise; laid over the import they give the scenario again."""
+    """Values that a reader takes otherwise; laid over the import they give the scenario."""
     wanted = _compared(scenario_values(scenario), scenario.transformer)
     found = _compared(flat(imported.scenario), scenario.transformer)
     if "model.preset" in found:  # a writer names only a model that is the scenario's
@@ -145,7 +147,11 @@ def _lost_values(
     whole += ["schedule"] if "schedule.name" in lost else []
     for section in whole:
         lost = {key: loss for key, loss in lost.items() if not key.startswith(f"{section}.")}
-        stated = {key: value for key, value in flat(scenario.resolved()[section]).items() if value is not None}  # fmt: skip
+        stated = {
+            key: value
+            for key, value in flat(scenario.resolved()[section]).items()
+            if value is not None
+        }
         lost[section] = Lost(section, nested(stated), why(section))
     if lost.keys() & {"parallelism.tp", "parallelism.pp", "parallelism.cp"}:
         key = "parallelism.dp"
@@ -202,7 +208,8 @@ def check_trains(scenario: Scenario) -> None:
     """Refuse a scenario that serves: every format that is written describes a training step."""
     if scenario.serves:
         raise FormatError(
-            f"{scenario.name or 'scenario'}: describes a service; files of this format describe a training step"
+            f"{scenario.name or 'scenario'}: describes a service; files of this format describe a"
+            " training step"
         )
 
 

@@ -1,9 +1,9 @@
 """Export to the Chrome trace format, which Perfetto opens.
 
-One process a rank class, one track a stream; slices of a track follow or contain each other, never overlap. A message is drawn
-on the sender's and on the receiver's track with a flow between them. Counters show how many activations a rank holds and whether
-it computes. Times are rounded to whole nanoseconds, the resolution of Perfetto, so that ends and starts still meet. Equal
-timelines give equal bytes.
+One process a rank class, one track a stream; slices of a track follow or contain each other. A
+message is drawn on the sender's and receiver's track with a flow between them. Counters show
+activations a rank holds and whether it computes. Times are whole nanoseconds, Perfetto's
+resolution, so that ends and starts still meet. Equal timelines give equal bytes.
 
 References
 ----------
@@ -62,7 +62,7 @@ def write_trace(
 def write_events(
     events: Iterable[Event], path: str | Path, *, about: Mapping[str, object] | None = None
 ) -> None:
-    """Write events of a trace, one a line; gzipped, with nothing of the clock in it, when `path` ends in ``.gz``.
+    """Write events of a trace, one a line; gzipped, without a clock, when `path` ends in ``.gz``.
 
     `about` says what the trace shows, as ``otherData`` of the file.
     """
@@ -133,7 +133,7 @@ class Added:
 
 
 class _Rows:
-    """Columns of a timeline as Python lists, which are quick to read one by one; times in whole nanoseconds."""
+    """Columns of a timeline as Python lists, quick to read singly; times in whole nanoseconds."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -245,7 +245,7 @@ def slice_event(
 
 
 def _track(rank: int, stream: Stream) -> dict[str, int]:
-    """Process and thread of a stream; counted from 1, because viewers take 0 for the idle process."""
+    """Process and thread of a stream, from 1 on: viewers take 0 for the idle process."""
     return {"pid": rank + 1, "tid": int(stream) + 1}
 
 
@@ -282,7 +282,7 @@ def _flows(rows: _Rows, shown: set[int]) -> Iterator[Event]:
 
 
 def _activations(rows: _Rows, rank: int) -> Iterator[Event]:
-    """Counter of (chunk, microbatch) pairs whose activations a rank holds, from the start of F to the end of B or W."""
+    """Counter of (chunk, microbatch) pairs a rank holds, from F's start to the end of B or W."""
     if not rows.letters:
         return
     since: dict[tuple[int, int], int] = {}
@@ -307,7 +307,7 @@ def _busy(rows: _Rows, rank: int) -> Iterator[Event]:
 
 
 def _counter(rank: int, name: str, unit: str, changes: list[tuple[int, int]]) -> Iterator[Event]:
-    """Add up changes in order of time; those of one moment together, and none where nothing changes."""
+    """Add up changes in order of time, those of one moment together, without zeros."""
     total: dict[int, int] = {}
     for time, change in changes:
         total[time] = total.get(time, 0) + change

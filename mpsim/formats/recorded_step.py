@@ -1,8 +1,11 @@
-"""A recorded step as a Timeline: the spans of all ranks on one clock, those of one step, as rows that pictures draw and comparisons read.
+"""A recorded step as a Timeline: the spans of all ranks on one clock, those of one step, as rows
+that pictures draw and comparisons read.
 
-Clocks of hosts differ. Ranks of one group leave a collective at nearly the same moment, so the median difference of the ends of what they did together is how far one clock is ahead; between
-neighbours of a pipeline, which share only messages, half the difference of the quickest messages in both directions is (as NTP does), where one would arrive before it was sent. A difference
-within the spread of its samples is noise, and the clocks stay as they are.
+Clocks of hosts differ. Ranks of one group leave a collective at nearly the same moment, so the
+median difference of the ends of what they did together is how far one clock is ahead; between
+neighbours of a pipeline, which share only messages, half the difference of the quickest messages in
+both directions is (as NTP does), where one would arrive before it was sent. A difference within the
+spread of its samples is noise, and the clocks stay as they are.
 """
 
 from __future__ import annotations
@@ -83,14 +86,16 @@ def read_recordings(path: Path) -> list[Recorded]:
         files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))
         if not files or len(files) > _MOST_FILES:
             raise FormatError(
-                f"{path}: is a folder with {len(files)} files that end in {', '.join(_ENDINGS)}; needed one recording a rank"
+                f"{path}: is a folder with {len(files)} files that end in {', '.join(_ENDINGS)};"
+                " needed one recording a rank"
             )
     recordings = []
     for file in files:
         recorded = read(file, spans=True)
         if not isinstance(recorded, Recorded) or not recorded.spans:
             raise FormatError(
-                f"{file}: is no recording of a step; needed a trace of torch.profiler or an SQLite export of Nsight Systems"
+                f"{file}: is no recording of a step; needed a trace of torch.profiler or an SQLite"
+                " export of Nsight Systems"
             )
         recordings.append(recorded)
     if len({item.format for item in recordings}) > 1:
@@ -110,7 +115,8 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
     if not ranks or not any(spans.spans or spans.dense for spans in ranks):
         files = ", ".join(file for recorded in recordings for file in recorded.files)
         raise FormatError(
-            f"{files}: holds no action, kernel, operator or collective with a time; nothing to draw or compare"
+            f"{files}: holds no action, kernel, operator or collective with a time; nothing to draw"
+            " or compare"
         )
     known = [spans.rank for spans in ranks if spans.rank is not None]
     if len(set(known)) < len(known):
@@ -121,7 +127,8 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
     offsets = clock_offsets(ranks)
     steps = min(len(spans.steps) for spans in ranks)
     chosen = _step(ranks, steps, step)
-    # whole nanoseconds between the bases first: their difference is exact, each alone as a float is not
+    # whole nanoseconds between the bases first: their difference is exact, each alone as a float is
+    # not
     base = min(spans.base_ns for spans in ranks)
     cuts = [
         _Cut.of(
@@ -141,7 +148,7 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
 
 
 class _Cut(NamedTuple):
-    """One step of one rank: what began in it, by how much its times are shifted, and when it began after that [s]."""
+    """One step of one rank: what began in it, the shift of its times, and when it began [s]."""
 
     name: str
     spans: list[Span]
@@ -174,7 +181,7 @@ def _step(ranks: Sequence[Spans], steps: int, step: int | None) -> int:
 
 
 def clock_offsets(ranks: Sequence[Spans]) -> list[float]:
-    """By how much the clock of each rank is ahead of the first one's [s]; 0 where nothing shows it."""
+    """By how much each rank's clock is ahead of the first one's [s]; 0 if unknown."""
     offsets: list[float | None] = [0.0] + [None] * (len(ranks) - 1)
     pending = [0]
     while pending:  # neighbours of neighbours: a pipeline's ranks share messages with the next only
@@ -190,7 +197,7 @@ def clock_offsets(ranks: Sequence[Spans]) -> list[float]:
 
 
 def _difference(left: Spans, right: Spans) -> float | None:
-    """How far the clock of `right` is ahead of that of `left` [s]; None where they did nothing together."""
+    """How far the clock of `right` is ahead of `left` [s]; None without a common act."""
     apart = (right.base_ns - left.base_ns) * 1e-9
     calls = [_calls(spans) for spans in (left, right)]
     samples = [
@@ -216,17 +223,20 @@ def _calls(spans: Spans) -> dict[tuple[str, int, int], list[float]]:
 
 
 def _by_messages(left: Spans, right: Spans, apart: float) -> float | None:
-    """Difference of clocks by what each rank can only do after the other: an action after the one whose result it takes."""
+    """Difference of clocks by order: an action starts after the one whose result it takes."""
     forth, back = _delays(left, right, apart), _delays(right, left, -apart)
     if not forth or not back:
         return None
-    # by both clocks the quickest message takes its time plus the difference one way, and minus it the other way
+    # by both clocks the quickest message takes its time plus the difference one way, and minus it
+    # the other way
     difference = (min(forth) - min(back)) / 2
     return difference if min(*forth, *back) < 0 else 0.0
 
 
 def _delays(left: Spans, right: Spans, apart: float) -> list[float]:
-    """Times from the end of an action of `left` to the end of that of `right` which takes its result and may wait for it inside, by their own clocks."""
+    """Times from the end of an action of `left` to the end of that of `right` which takes its
+    result and may wait for it inside, by their own clocks.
+    """
     ends = {
         (span.kind == "forward", span.stage, span.microbatch): span.end for span in left.actions
     }
@@ -315,7 +325,8 @@ def _parts(timeline: Timeline) -> dict[str, float]:
 
     Notes
     -----
-    What computes counts first, in the order of the parts; communication counts as exposed where nothing computes and no communication of an earlier part runs; the rest is ``bubble``.
+    What computes counts first, in the order of the parts; communication counts as exposed where
+    nothing computes and no communication of an earlier part runs; the rest is ``bubble``.
     """
     program, whole = timeline.program, timeline.makespan
     totals = dict.fromkeys(RECORDED.parts, 0.0)

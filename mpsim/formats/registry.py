@@ -1,4 +1,4 @@
-"""Formats that are read, which of them a file has by what it holds, and formats that are written."""
+"""Formats that are read, which of them a file has by its content, and formats written."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FORMATS: Final = (
     HLO,
     TABLE,
 )
-"""Every format, in the order in which a file is tried: those that their first characters give away come first."""
+"""Every format in the order of trial: those that their first characters tell come first."""
 ALIASES: Final[Mapping[str, str]] = {
     "bridge": "megatron-bridge",
     "ds_config": "deepspeed",
@@ -80,14 +80,14 @@ ALIASES: Final[Mapping[str, str]] = {
 
 
 def recognise(path: str | Path) -> Format:
-    """The format of a file. CalibrationError if the file cannot be read, or nothing known wrote it."""
+    """The format of a file. CalibrationError if it cannot be read, or nothing known wrote it."""
     return _recognise(read_head(Path(path)))
 
 
 def read(
     path: str | Path,
     *,
-    format: str = "auto",  # noqa: A002 - the word of the command line
+    format: str = "auto",  # noqa: A002
     only: Mapping[str, str] | None = None,
     ranks: int | None = None,
     cluster: str | None = None,
@@ -109,12 +109,13 @@ def read(
     kernels : bool
         Whether a recording of a step is read for the kernels and collectives in it, as points.
     spans : bool
-        Whether a recording keeps what each rank did and when, of which `mpsim.formats.recorded_step` makes a timeline.
+        Whether a recording keeps what each rank did and when, of which
+        `mpsim.formats.recorded_step` makes a timeline.
 
     Returns
     -------
     Imported, Points or Recorded
-        A scenario with what became of every key of the file, measured points, or what a recording says.
+        A scenario with what became of every key, measured points, or what a recording says.
 
     Raises
     ------
@@ -136,10 +137,12 @@ def read(
     except MpsimError:
         raise
     except (ValueError, OverflowError, RecursionError) as error:
-        # numbers and nesting beyond what Python converts, in a place that the reader does not guard: a mutation test looks for this word,
-        # and anything else that escapes a reader is a bug and shows as one
+        # numbers and nesting beyond what Python converts, in a place that the reader does not
+        # guard: a mutation test looks for this word, and anything else that escapes a reader is a
+        # bug and shows as one
         raise FormatError(
-            f"{path}: cannot be read as {known.title}: unforeseen {type(error).__name__}: {str(error)[:80]}"
+            f"{path}: cannot be read as {known.title}: unforeseen {type(error).__name__}:"
+            f" {str(error)[:80]}"
         ) from error
     return on_cluster(result, options) if isinstance(result, Imported) else result
 
@@ -190,7 +193,8 @@ def _agreed(family: tuple[Format, ...], head: Head) -> Format:
     for known in FORMATS:
         if known is not TABLE and known.recognises(head):
             raise FormatError(
-                f"{head.path}: is {known.title}, not {family[0].title}; name the format {known.name}, or auto"
+                f"{head.path}: is {known.title}, not {family[0].title}; name the format"
+                f" {known.name}, or auto"
             )
     return family[0]
 
@@ -201,12 +205,14 @@ def _recognise(head: Head) -> Format:
             return known
     if not head.is_object and _SAID_ELSEWHERE.search(head.text):
         raise FormatError(
-            f"{head.path}: configurations of Accelerate are not read; write its sharding in torchtitan's two words, "
-            "[parallelism] data_parallel_shard_degree and fsdp_reshard_after_forward, and import that as torchtitan"
+            f"{head.path}: configurations of Accelerate are not read; write its sharding in"
+            " torchtitan's two words, [parallelism] data_parallel_shard_degree and"
+            " fsdp_reshard_after_forward, and import that as torchtitan"
         )
     if head.is_object:
         raise CalibrationError(
-            f"{head.path}: JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything else known; 'mpsim show formats' lists what can be read"
+            f"{head.path}: JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything"
+            " else known; 'mpsim show formats' lists what can be read"
         )
     raise CalibrationError(
         f"{head.path}: nothing known wrote this; 'mpsim show formats' lists what can be read"
@@ -253,7 +259,7 @@ def writer(name: str) -> Writer:
     return found
 
 
-def export(scenario: Scenario, format: str) -> Exported:  # noqa: A002 - the word of the command line
+def export(scenario: Scenario, format: str) -> Exported:  # noqa: A002
     """Write a scenario in the words of another tool.
 
     Parameters

@@ -1,4 +1,6 @@
-"""Imported scenarios as files: laid over a scenario there is, checked, and written as YAML that says where each value comes from."""
+"""Imported scenarios as files: laid over a scenario there is, checked, and written as YAML that
+says where each value comes from.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ _NEEDED = {
 
 
 def on_cluster(imported: Imported, options: Options) -> Imported:
-    """The import with the cluster and the accelerators that the user named, where its file has none."""
+    """The import with the cluster and accelerators that the user named, if its file has none."""
     cluster = dict(imported.scenario.get("cluster", {}))
     lines = dict(imported.lines)
     if options.cluster is not None:
@@ -61,7 +63,7 @@ def on_cluster(imported: Imported, options: Options) -> Imported:
 
 
 def _sized(cluster: Mapping[str, Any], ranks: int) -> dict[str, int]:
-    """Nodes of so many accelerators, where it is known how many one has; fewer than a node's are a part of one."""
+    """Nodes of so many accelerators, if one's number is known; fewer are a part of one."""
     each = cluster.get("accelerators_per_node")
     if each is None and "preset" in cluster:
         each = system(cluster["preset"]).node.accelerators
@@ -159,7 +161,7 @@ def _placed(imported: Imported, key: str) -> str:
 
 
 def written(imported: Imported) -> str:
-    """The scenario as commented YAML: where each value comes from, what was assumed and ignored, and what is missing."""
+    """The scenario as commented YAML: sources of values, what was assumed, ignored, missing."""
     name = " and ".join(Path(file).name for file in imported.files)
     era = f" ({imported.version})" if imported.version else ""
     lines = [f"# Imported from {name}: {imported.tool or imported.format}{era}."]

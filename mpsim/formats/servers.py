@@ -1,7 +1,10 @@
-"""Servers of vLLM, SGLang and TensorRT-LLM by the line that launches them, read and written: layout, formats, cache and budgets of a service; its traffic is nobody's option.
+"""Servers of vLLM, SGLang and TensorRT-LLM by the line that launches them, read and written:
+layout, formats, cache and budgets of a service; its traffic is nobody's option.
 
-What an option says stands in the engine's table (`mpsim.scenario.servers`, which names the source that was read). Worked out here: ranks that keep requests of their own (vLLM counts them
-beside tensor parallelism, SGLang among it), weights by the name of a checkpoint, and the YAML file that trtllm-serve is given, in the script or beside it.
+What an option says stands in the engine's table (`mpsim.scenario.servers`, which names the source
+that was read). Worked out here: ranks that keep requests of their own (vLLM counts them beside
+tensor parallelism, SGLang among it), weights by the name of a checkpoint, and the YAML file that
+trtllm-serve is given, in the script or beside it.
 """
 
 from __future__ import annotations
@@ -93,7 +96,8 @@ def _in_file(name: str, head: Head, text: str, word: Word) -> dict[str, Word]:
     """Options of the YAML file that a line names: written by the script itself, or beside it."""
     file = re.escape(word.text)
     heredoc = re.search(
-        rf"(?ms)^[^\n]*(?:>\s*['\"]?{file}\b[^\n]*<<|<<[^\n]*>\s*['\"]?{file}\b)[^\n]*\n(.*?)\n[A-Z_]+\s*$",
+        rf"(?ms)^[^\n]*(?:>\s*['\"]?{file}\b[^\n]*<<|"
+        rf"<<[^\n]*>\s*['\"]?{file}\b)[^\n]*\n(.*?)\n[A-Z_]+\s*$",
         text,
     )
     if heredoc is not None:
@@ -244,7 +248,7 @@ def _values(scenario: Scenario) -> dict[str, Any]:
 
 
 def _file(name: str, scenario: Scenario, values: Mapping[str, Any]) -> dict[str, object]:
-    """Values of the YAML file that the line names: those without an option, but for what the server takes anyhow."""
+    """Values of the YAML file that a line names, but for options the server takes anyhow."""
     found: dict[str, object] = {}
     for row in keys(name):
         value = values.get(row.to)

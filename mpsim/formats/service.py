@@ -1,6 +1,7 @@
-"""Export of a service to the Chrome trace format: iterations of each engine, requests, and counters of batch and cache.
+"""Export of a service to the Chrome trace format: iterations, requests, batch and cache.
 
-Iterations between which nothing begins or ends are one slice. A request is an asynchronous span from its arrival to its last token.
+Iterations between which nothing begins or ends are one slice. A request is an asynchronous span
+from its arrival to its last token.
 """
 
 from __future__ import annotations

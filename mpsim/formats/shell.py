@@ -1,7 +1,8 @@
-"""Bash scripts read for the commands that they launch: nothing is run, and no variable is looked up outside the file.
+"""Bash scripts read for the commands that they launch: nothing is run or looked up.
 
-Words are those of `shlex`. Plain assignments, arrays, ``${V:-x}``, sums of integers and continued lines are worked out. Branches, loops, functions and ``case`` are not
-followed: a variable that is set in one is unknown and named with its reason, so that a reader asks for it where it matters and nowhere else.
+Words are those of `shlex`. Plain assignments, arrays, ``${V:-x}``, sums of integers and continued
+lines are worked out. Branches, loops, functions and ``case`` are not followed: a variable set in
+one is unknown and named with its reason, so that a reader asks for it where it matters.
 
 References
 ----------
@@ -31,21 +32,28 @@ _EXPANSION = re.compile(
 _QUOTED = re.compile(r"\\(?:\n|.)|[\"$`]", re.DOTALL)
 _PLAIN = re.compile(
     r"\\(?:\n|.)|'[^']*'|[\"$`\n]|(?<![^\s;&|(])\#[^\n]*|<<-?[ \t]*['\"]?\w+['\"]?"
-    r"|(?:(?<!\S)\d|&)?(?:>>|[<>]&|>\||<<<|[<>])[ \t]*(?:[<>]\([^)]*\)|(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"'])*)",
+    r"|(?:(?<!\S)\d|&)?(?:>>|[<>]&|>\||<<<|[<>])["
+    r" \t]*(?:[<>]\([^)]*\)|(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"'])*)",
     re.DOTALL,
 )
-"""What stands out of text between and outside double quotes; redirections are no words of a command."""
+"""What stands out of text between and outside double quotes; redirections are no words."""
 _VARIABLE = re.compile(r"[A-Za-z_]\w*|[\d@*#?$!-]")
 _OPENING: Final[Mapping[str, str]] = {
-    "if": "branch", "for": "loop", "while": "loop", "until": "loop", "select": "loop", "case": "case", "{": "",
-}  # fmt: skip
+    "if": "branch",
+    "for": "loop",
+    "while": "loop",
+    "until": "loop",
+    "select": "loop",
+    "case": "case",
+    "{": "",
+}
 _CLOSING = frozenset({"fi", "done", "esac", "}"})
 _BETWEEN = frozenset({"then", "else", "elif", "do", "!", "time", "function"})
 _DECLARING = frozenset({"export", "declare", "readonly", "local", "typeset"})
 _NESTED = frozenset({"bash", "sh", "/bin/bash", "/bin/sh", "zsh"})
 _FIRST: Final = 0xF0000
 _MARK = re.compile("[\U000f0000-\U000ffffd]")
-"""Letters of private use: each stands for an expansion, or for a value that is not known, in its place in the text."""
+"""Letters of private use: each is an expansion, or an unknown value, in its place."""
 
 
 class Word(NamedTuple):
@@ -58,7 +66,7 @@ class Word(NamedTuple):
 
 
 class Command(NamedTuple):
-    """One command that a script runs: program and arguments, variables expanded and split as bash does."""
+    """One command that a script runs: program and arguments, expanded and split as bash does."""
 
     words: tuple[Word, ...]
     line: int
@@ -81,7 +89,7 @@ class _Part(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """A branch, loop, case or function that is open; a group of commands has no kind, and always runs."""
+    """A branch, loop, case or function that is open; a group has no kind, and always runs."""
 
     kind: str
     line: int
@@ -95,7 +103,8 @@ def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]
 
     Examples
     --------
-    >>> [[word.text for word in command.words] for command in commands('A=(--x 1)\nrun "${A[@]}" --n=$((2*4)) ${B:-c}')]
+    >>> script = 'A=(--x 1)\nrun "${A[@]}" --n=$((2*4)) ${B:-c}'
+    >>> [[word.text for word in command.words] for command in commands(script)]
     [['run', '--x', '1', '--n=8', 'c']]
     """
     shell = _Shell({name: [_Value(value, 0)] for name, value in (known or {}).items()})
@@ -179,7 +188,7 @@ class _Shell:
             self.run(script.text, script.line, depth + 1)
 
     def _keyword(self, tokens: list[_Value]) -> bool:
-        """Whether a command begins here; else the keyword in front of it opened or closed a branch."""
+        """Whether a command begins here; else the keyword before it opened or closed a branch."""
         word, line = tokens[0]
         if word in _CLOSING:
             if self.branches:
@@ -234,7 +243,7 @@ class _Shell:
         self._set(match[1], [*old, *elements], line)
 
     def _set(self, name: str, values: list[_Value], line: int) -> None:
-        """Give a variable its value; what a branch gives is known only where the variable has it anyway."""
+        """Give a variable its value; a branch's is known only where the variable has it anyway."""
         _check_size(values, line)
         branch, old = self._branch, self.variables.get(name)
         if branch is not None and (old is None or _text(old) != _text(values)):
@@ -261,7 +270,7 @@ class _Shell:
         return Word(_MARK.sub("", value.text), value.line, tuple(part.content for part in reasons))
 
     def _expand(self, token: _Value) -> Iterator[_Value]:
-        """The words that one written word becomes: unquoted variables are split, arrays give a word an element."""
+        """The words of one written word: unquoted variables are split, arrays give one each."""
         words = [_Value("", 0)]
         is_written = not token.text  # "" is a word
         for piece in re.split(f"({_MARK.pattern})", token.text):
@@ -398,7 +407,7 @@ class _Shell:
                 yield _Value("\n", number)
 
     def _lines(self, text: str, line: int) -> Iterator[tuple[int, str, bool]]:
-        """Lines with their expansions marked, and whether a statement may end with each; quotes run over several."""
+        """Lines with marked expansions, and whether a statement may end there; quotes run over."""
         place, started, quoted, out, document = 0, line, 0, "", ""
         while place < len(text):
             match = (_QUOTED if quoted else _PLAIN).search(text, place)
@@ -456,7 +465,9 @@ class _Shell:
                 kind = {"$((": "sum", "${": "variable"}.get(opening, "unknown")
                 if kind == "unknown":
                     words = " ".join(content.split())[:40]
-                    return self._unknown(f"$({words}) (a command, and none is run)", line).text, stop + len(closing)  # fmt: skip
+                    return self._unknown(
+                        f"$({words}) (a command, and none is run)", line
+                    ).text, stop + len(closing)
                 return self._mark(_Part(kind, content, quoted, line)), stop + len(closing)
         match = _VARIABLE.match(text, place + 1)
         if match is None:

@@ -16,7 +16,7 @@ HEAD = 1 << 16  # characters from which formats recognise their own
 
 
 open_text = functools.partial(inputs.open_text, error=CalibrationError)
-"""Open a text file to be streamed, unpacked where it is gzipped; what goes wrong is a CalibrationError."""
+"""Open a text file to stream, unpacked if gzipped; CalibrationError if that fails."""
 read_text = functools.partial(inputs.read_text, error=CalibrationError)
 """The whole text of a file; what goes wrong is a CalibrationError."""
 

@@ -1,7 +1,8 @@
 """Spans: what one rank was recorded to do and when, whichever tool recorded it.
 
-Actions of a pipeline, computations, collectives with their group and size, messages, optimizer steps and the steps around them; times are seconds of the clock of the host that recorded
-them. `mpsim.formats.recorded_step` lays the spans of all ranks on one clock and makes a Timeline of them.
+Actions of a pipeline, computations, collectives with their group and size, messages, optimizer
+steps and the steps around them; times are seconds of the clock of the host that recorded them.
+`mpsim.formats.recorded_step` lays the spans of all ranks on one clock and makes a Timeline of them.
 """
 
 from __future__ import annotations
@@ -116,8 +117,9 @@ class Spans:
     # iterator), ``recompute`` (forward operators inside the backward), ``sync`` (the host waits for
     # the device or a value), ``gemm``, ``attention`` and ``memory`` (kernels, or operators of the
     # host that computes), these again with the bits of their widest operand such as ``gemm 32`` or
-    # as ``attention unfused``, ``host`` (operators of the host that launches), ``sent`` (a host that
-    # computes hands over or awaits a message), ``busy`` (all that computes, inside actions too) [s]
+    # as ``attention unfused``, ``host`` (operators of the host that launches), ``sent`` (a host
+    # that computes hands over or awaits a message), ``busy`` (all that computes, inside actions
+    # too) [s]
     marks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     # moment from which its times count, on the clock of its host [ns]; whole, as a float of seconds
     # would lose microseconds
@@ -151,7 +153,7 @@ class Busy:
         return kind
 
     def compute(self, start: float, end: float) -> None:
-        """Take an operator of a host that computes, of which there are too many to look at each name."""
+        """Take a host's operator that computes, of which there are too many to look at names."""
         self._computed.extend((start, end))
 
     def _cover(self, *kinds: str) -> Cover:
@@ -196,17 +198,22 @@ def dense_of(busy: Busy, name: str, *, has_actions: bool) -> Iterator[Dense]:
 def kernel_class(kernel: str) -> str:
     """Class of a kernel that computes, by its name: ``gemm``, ``attention`` or ``memory``."""
     low = kernel.lower()
-    return next((kind for kind, words in KERNEL_WORDS.items() if any(word in low for word in words)), "memory")  # fmt: skip
+    return next(
+        (kind for kind, words in KERNEL_WORDS.items() if any(word in low for word in words)),
+        "memory",
+    )
 
 
 def kernel_word(kernel: str) -> str:
-    """Collective in the name of a kernel such as ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``."""
+    """Collective in the name of a kernel such as
+    ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``.
+    """
     match = _COLLECTIVE_KERNEL.search(kernel)
     return match[1] if match else kernel
 
 
 def axis_of(description: str) -> str:
-    """Axis that the name of a group of ranks speaks of; ``dp`` where it says nothing, as most jobs only divide data.
+    """Axis of the name of a group of ranks; ``dp`` where it says nothing, as most jobs have.
 
     Examples
     --------

@@ -1,9 +1,12 @@
-"""Export of a simulated step to the Chrome trace format: its timeline with communication inside actions, memory and links.
+"""Export of a step to the Chrome trace format: timeline, communication, memory and links.
 
-Besides the tracks of `mpsim.formats.perfetto` every rank has one track for each axis on which it communicates inside actions, whose slices are named ``exposed: ...``
-(and coloured, where viewers know ``cname``) while kernels wait for them, and one for what it waits for between actions (``pp exposed``, ``dp exposed``). Exposed slices are of category
-``exposed``; those of a rank and an axis sum to its part of the breakdown, rounded to nanoseconds. Counters show memory by kind and the use of its ports.
-A track of the whole step holds the scenario, its digest, the version and the headline; the same stands in ``otherData`` of the file.
+Besides the tracks of `mpsim.formats.perfetto` every rank has one track for each axis on which it
+communicates inside actions, whose slices are named ``exposed: ...`` (and coloured, where viewers
+know ``cname``) while kernels wait for them, and one for what it waits for between actions (``pp
+exposed``, ``dp exposed``). Exposed slices are of category ``exposed``; those of a rank and an axis
+sum to its part of the breakdown, rounded to nanoseconds. Counters show memory by kind and the use
+of its ports. A track of the whole step holds the scenario, its digest, the version and the
+headline; the same stands in ``otherData`` of the file.
 
 References
 ----------
@@ -27,7 +30,7 @@ from mpsim.result.slices import CommunicationSlices
 from mpsim.stamp import stamp
 
 MOST_SLICES = 100_000
-"""Slices of communication in a trace at most; of further ranks, and of the rest of a rank that has more, there are none."""
+"""Most slices of communication in a trace; of further ranks, and beyond, there are none."""
 
 _MOST_MOMENTS = 2000
 """Moments of memory of one rank at most; of more, the fullest of each of so many spans."""
@@ -106,7 +109,7 @@ class _Tracks:
 
 
 def _within_budget(result: Result, ranks: list[int]) -> dict[int, CommunicationSlices]:
-    """Slices of as many ranks as there is room for, the last of them cut short where it has too many."""
+    """Slices of as many ranks as there is room for, the last cut short where it has too many."""
     chosen: dict[int, CommunicationSlices] = {}
     left = MOST_SLICES
     for rank in ranks:
@@ -148,7 +151,7 @@ def _communication(rank: int, slices: CommunicationSlices) -> Iterator[Event]:
 
 
 def _thread(axis: int) -> int:
-    """Track of an axis: its queue, or one behind all queues for what is waited for between actions."""
+    """Track of an axis: its queue, or one behind all for what actions wait for."""
     return int(_IN_PLACE[axis]) + 1 if axis in _IN_PLACE else len(Stream) + 1 + axis
 
 

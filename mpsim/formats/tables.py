@@ -1,6 +1,6 @@
 """CSV tables of kernels and collectives.
 
-Columns that say on what a row was measured (``system``, ``gpu``, ``link``, ``nic``) must hold one machine: `only` picks it.
+Columns of a row's hardware (``system``, ``gpu``, ``link``, ``nic``) hold one machine: `only`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _read_table(head: Head, options: Options) -> Points:
 
 
 def table_of(points: Points) -> str:
-    """Points of a benchmark as a CSV table that this reader takes back; rows as they are where none is a collective of ours."""
+    """Points of a benchmark as CSV that this reader takes back; rows as they are, else."""
     out = io.StringIO()
     if points.points:
         columns = ["collective", "nodes", "gpus", "bytes", "time_us"]
@@ -118,7 +118,8 @@ def _check_one_machine(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
             few = ", ".join(map(shown, values[:_SHOWN]))
             more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
             raise CalibrationError(
-                f"{path}: mixes {column}s {few}{more}; pick one, such as --only {column}={shown(values[0])}"
+                f"{path}: mixes {column}s {few}{more}; pick one, such as --only"
+                f" {column}={shown(values[0])}"
             )
 
 
@@ -138,7 +139,7 @@ def _collective(cells: Cells, place: str) -> MeasuredPoint | None:
 
 
 def _kernel(cells: Cells, place: str) -> MeasuredPoint | None:
-    """A matrix product with a shape and a time or rate, or fused attention with both stated; other rows are left out."""
+    """A matrix product with shape and time or rate, or fused attention; other rows are left."""
     time, dtype = cells.number("time_us"), _DTYPES.get(cells.text("dtype"))
     if dtype is None:
         return None

@@ -1,10 +1,12 @@
-"""torchtitan, read and written: its TOML files of 2024 to 2026, and the JSON it saves of a configuration.
+"""torchtitan, both ways: its TOML files of 2024 to 2026, and the JSON of a configuration.
 
-Batches count what one data-parallel rank gets, so their total needs the number of accelerators: from the degrees where all are given, else from the user.
+Batches count what one data-parallel rank gets, so their total needs the number of accelerators:
+from the degrees where all are given, else from the user.
 
 References
 ----------
-pytorch/torchtitan 11509441 (2024-08), db52d57c (2025), cbdb3113 (2025-12), b5bcd76c (2026-08): ``config_manager.py``, ``job_config.py``, ``trainer.py``.
+pytorch/torchtitan 11509441 (2024-08), db52d57c (2025), cbdb3113 (2025-12), b5bcd76c (2026-08):
+``config_manager.py``, ``job_config.py``, ``trainer.py``.
 """
 
 from __future__ import annotations
@@ -30,8 +32,23 @@ from mpsim.workload import model
 _NAME: Final = "torchtitan"
 _USUAL: Final = "torchtitan-2025-12"
 _LOSS: Final = "framework.loss"
-_SECTIONS: Final = ("parallelism", "training", "experimental", "compile", "float8", "quantize.linear.float8")  # fmt: skip
-_WRITTEN: Final = ("model", "training", "parallelism", "experimental", "activation_checkpoint", "compile", "float8")  # fmt: skip
+_SECTIONS: Final = (
+    "parallelism",
+    "training",
+    "experimental",
+    "compile",
+    "float8",
+    "quantize.linear.float8",
+)
+_WRITTEN: Final = (
+    "model",
+    "training",
+    "parallelism",
+    "experimental",
+    "activation_checkpoint",
+    "compile",
+    "float8",
+)
 _V_SHAPED: Final = ("zb-v", "dualpipe-v")
 
 
@@ -54,7 +71,14 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     data, lines = json_config(head) if head.is_object else toml_config(head)
     ledger = Ledger(str(head.path), flat(data), lines)
     signs: Mapping[str, str] = _rules()["signs"]
-    era = next((era for era, sign in signs.items() if any(re.fullmatch(sign, key) for key in ledger.values)), "2025")  # fmt: skip
+    era = next(
+        (
+            era
+            for era, sign in signs.items()
+            if any(re.fullmatch(sign, key) for key in ledger.values)
+        ),
+        "2025",
+    )
     names = {key: key for key in ledger.values}
     for section in reversed(_SECTIONS):  # the first that has a word counts
         start = f"{section}."
@@ -70,12 +94,16 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     reader.framework()
     moves = re.compile(_rules()["moves"])
     version = f"spelling of {era}"
-    return ledger.close(_NAME, tool=_NAME, version=version, moves=lambda key: bool(moves.fullmatch(key)))  # fmt: skip
+    return ledger.close(
+        _NAME, tool=_NAME, version=version, moves=lambda key: bool(moves.fullmatch(key))
+    )
 
 
 @dataclasses.dataclass(slots=True)
 class _Reader(Settings):
-    """One configuration of one era on its way into a ledger; settings have the words of `_SECTIONS`, others their whole keys."""
+    """One configuration of one era on its way into a ledger; settings have the words of
+    `_SECTIONS`, others their whole keys.
+    """
 
     table: ClassVar[str] = _NAME
     usual: ClassVar[str] = "torchtitan's default"
@@ -155,7 +183,12 @@ class _Reader(Settings):
             return
         kind = str(self.ledger.get("training.data_parallel_type", "fsdp"))
         is_sharded = kind == "fsdp" and (self.mesh["shard"] != 1 or self.mesh["cp"] > 1)
-        names = ["data_parallel_shard_degree", "data_parallel_degree", "data_parallel_type", "fsdp_reshard_after_forward"]  # fmt: skip
+        names = [
+            "data_parallel_shard_degree",
+            "data_parallel_degree",
+            "data_parallel_type",
+            "fsdp_reshard_after_forward",
+        ]
         why = "data_parallel_shard_degree -1: all that is left"
         self.put(names, "parallelism.zero", row.values[stays] if is_sharded else 0, why)
         if replicate > 1 and is_sharded and self.ranks is not None:
@@ -191,20 +224,21 @@ class _Reader(Settings):
             why = "torchtitan's default of schedules with several stages a rank"
             self.ledger.assume(to, 2, why)
             return 2
-        # torchtitan counts the layers that its ends have less (pipeline_parallel.py: ceil of the sum over layers a stage)
+        # torchtitan counts the layers that its ends have less (pipeline_parallel.py: ceil of the
+        # sum over layers a stage)
         stages = -(-(self.layers + sum(self._less().values())) // each)
         chunks = max(1, stages // self.mesh["pp"])
         self.put(key, to, chunks)
         return chunks
 
     def _less(self) -> dict[str, int]:
-        """Layers that the stage of the embedding and that of the loss have less than the others; one each since 2025."""
+        """Layers less on the stages of embedding and loss than on others; one each since 2025."""
         usual = 0 if self.era == "2024" else 1
         counts = {end: self.integer(word, least=0) for end, word in _ENDS.items()}
         return {end: usual if count is None else count for end, count in counts.items()}
 
     def _ends(self, stages: int) -> None:
-        """Fewer layers beside the embedding and the loss, the rest as evenly as they go: earlier stages have one more."""
+        """Fewer layers beside embedding and loss, the rest evenly: earlier stages have one more."""
         less = self._less()
         for end, count in less.items():
             if count > 1:
@@ -253,13 +287,16 @@ class _Reader(Settings):
         self._total(local, "global_batch_size", key)
 
     def _total(self, local: int, word: str, key: str, size: int = 1) -> None:
-        """The batch of a step: as it is stated, else so many sequences for each data-parallel rank."""
+        """The batch of a step: as stated, else so many sequences a data-parallel rank."""
         total = self.integer(word, least=-1)
         if total is not None and total > 0:
             self.put(word, "training.global_batch", total // size)
             flushes = total // (size * local * (self.ranks // self.each)) if self.ranks else 1
             if self.mesh["pp"] > 1 and flushes > 1:
-                why = f"a step is {flushes} schedules of {local} sequences one after another; it is simulated as one of all of them, whose bubble is shorter"
+                why = (
+                    f"a step is {flushes} schedules of {local} sequences one after another; it is"
+                    " simulated as one of all of them, whose bubble is shorter"
+                )
                 self.ledger.warn(f"{self.place(word)}: {why}")
         elif self.ranks is not None:
             why = f"{local} for each data-parallel rank"
@@ -282,7 +319,11 @@ class _Reader(Settings):
 
     def precision(self) -> None:
         """Number format of products."""
-        names = [name for name in ("model.converters", "quantize.linear", "model.quantization") if name in self.ledger]  # fmt: skip
+        names = [
+            name
+            for name in ("model.converters", "quantize.linear", "model.quantization")
+            if name in self.ledger
+        ]
         words = str(self.ledger.get(names[0])) if names else ""
         if re.search(r"\bmx", words):
             self.put(names, "training.precision", "mxfp8")
@@ -294,7 +335,7 @@ class _Reader(Settings):
             row = keys_to(_NAME, "training.precision")[0]
             word = str(self.ledger.get(row.name, "bfloat16"))
             if word not in row.values:
-                self.refuse(row.name, f"got {shown(word)}; needed one of {', '.join(row.values)}")  # fmt: skip
+                self.refuse(row.name, f"got {shown(word)}; needed one of {', '.join(row.values)}")
                 return
             self.put(row.name, row.to, row.values[word])
 
@@ -343,9 +384,14 @@ class _Reader(Settings):
             self.put(parts, _LOSS, "eager")
         precision = str(self.ledger.scenario.get("training.precision", ""))
         for word, to, value, counts in (
-            ("enable_async_tensor_parallel", "tensor_overlap", "micro-pipeline", self.mesh["tp"] > 1),
+            (
+                "enable_async_tensor_parallel",
+                "tensor_overlap",
+                "micro-pipeline",
+                self.mesh["tp"] > 1,
+            ),
             ("enable_fsdp_float8_all_gather", "gathered_bytes", 1, precision.startswith("fp8")),
-        ):  # fmt: skip
+        ):
             if counts and self.on(word):
                 changes[to] = (word, value)
         if precision == "fp8_rowwise":

@@ -1,11 +1,14 @@
-"""Logs of training runs, line by line: the steps of Megatron-LM, Megatron-Bridge, NeMo, torchtitan, DeepSpeed, or JSON lines, and whether memory ran out.
+"""Logs of training runs, line by line: the steps of Megatron-LM, Megatron-Bridge, NeMo, torchtitan,
+DeepSpeed, or JSON lines, and whether memory ran out.
 
-A log is read as it grows: lines of several ranks may be interleaved, a last line may be cut in the middle, and what is no line of a step is passed over.
+A log is read as it grows: lines of several ranks may be interleaved, a last line may be cut in the
+middle, and what is no line of a step is passed over.
 
 References
 ----------
-NVIDIA/Megatron-LM, ``training.py`` (``training_log``) and ``report_memory``; NVIDIA/NeMo, ``progress_printer.py``; pytorch/torchtitan, ``components/metrics.py``;
-deepspeedai/DeepSpeed, ``utils/timer.py`` (``ThroughputTimer.stop``).
+NVIDIA/Megatron-LM, ``training.py`` (``training_log``) and ``report_memory``; NVIDIA/NeMo,
+``progress_printer.py``; pytorch/torchtitan, ``components/metrics.py``; deepspeedai/DeepSpeed,
+``utils/timer.py`` (``ThroughputTimer.stop``).
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class LogStep:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Form:
-    """One tool's line: a mark that is looked for first, and where each figure stands with its unit."""
+    """One tool's line: a mark to look for first, and where each figure stands with its unit."""
 
     mark: str
     step: re.Pattern[str]
@@ -86,11 +89,19 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory|RESOURCE_EXHAUSTED")
 _JSON_STEP = ("step", "iteration", "global_step")
 _JSON: Final[Mapping[str, tuple[str, float]]] = {
-    **dict.fromkeys(("step_time_s", "step_time", "seconds", "elapsed_s", "train_step_timing in s"), ("seconds", 1.0)),
-    **dict.fromkeys(("step_time_ms", "elapsed_ms", "elapsed time per iteration (ms)"), ("seconds", 1e-3)),
-    "tokens_per_s_per_rank": ("tokens_per_s", 1.0), "samples_per_s": ("samples_per_s", 1.0),
-    "peak_memory_bytes": ("memory", 1.0), "memory_bytes": ("memory", 1.0), "memory_gib": ("memory", _GIB),
-}  # fmt: skip
+    **dict.fromkeys(
+        ("step_time_s", "step_time", "seconds", "elapsed_s", "train_step_timing in s"),
+        ("seconds", 1.0),
+    ),
+    **dict.fromkeys(
+        ("step_time_ms", "elapsed_ms", "elapsed time per iteration (ms)"), ("seconds", 1e-3)
+    ),
+    "tokens_per_s_per_rank": ("tokens_per_s", 1.0),
+    "samples_per_s": ("samples_per_s", 1.0),
+    "peak_memory_bytes": ("memory", 1.0),
+    "memory_bytes": ("memory", 1.0),
+    "memory_gib": ("memory", _GIB),
+}
 
 
 def parse_line(line: str) -> LogStep | None:
@@ -98,7 +109,8 @@ def parse_line(line: str) -> LogStep | None:
 
     Examples
     --------
-    >>> parse_line(" iteration 7/ 20 | elapsed time per iteration (ms): 1250.5 | lm loss: 2.1E+00").seconds
+    >>> line = " iteration 7/ 20 | elapsed time per iteration (ms): 1250.5 | lm loss: 2.1E+00"
+    >>> parse_line(line).seconds
     1.2505
     >>> parse_line("step: 3  loss: 8.1  memory: 20.50GiB(25.9%)  tps: 1,024  mfu: 30%").tokens_per_s
     1024.0
@@ -108,7 +120,8 @@ def parse_line(line: str) -> LogStep | None:
         return _of_json(text)
     for form in _FORMS:
         if form.mark in text and (number := form.step.search(text)):
-            # a line cut inside a number would say another one: a figure counts if something stands behind it
+            # a line cut inside a number would say another one: a figure counts if something stands
+            # behind it
             found = {
                 name: float(match[1].replace(",", "")) * unit
                 for name, (pattern, unit) in form.figures.items()
@@ -176,6 +189,7 @@ def read_log(files: Iterable[Path]) -> RunLog:
     if not steps and not ran_out:
         names = ", ".join(map(str, files)) or "no file"
         raise FormatError(
-            f"{names}: no line tells of a step; needed a log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines with step and step_time_s"
+            f"{names}: no line tells of a step; needed a log of Megatron-LM, NeMo, torchtitan or"
+            " DeepSpeed, or JSON lines with step and step_time_s"
         )
     return RunLog(tuple(steps), ran_out)

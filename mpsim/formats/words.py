@@ -55,7 +55,7 @@ def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any
 
 
 def gpu(name: str) -> Accelerator:
-    """The accelerator of the catalog that a name means; CalibrationError if it is unknown, or means several."""
+    """The catalog's accelerator that a name means; CalibrationError if none or several."""
     return accelerator(lookup(DATA, "hardware", "gpus", name)["accelerator"])
 
 

@@ -1,7 +1,7 @@
 """Behaviour of a software stack in a step, area by area: the groups of fields of a `Framework`.
 
-Field names are unique across the groups, so that presets and scenarios write them flat. A field with a default describes a habit
-that most stacks do not have; a preset states every other field.
+Field names are unique across the groups, so that presets and scenarios write them flat. A field
+with a default describes a habit that most stacks do not have; a preset states every other field.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ class TensorOverlap(enum.StrEnum):
     WEIGHT_GRADIENT = (
         "weight-gradient"  # the reduction of an input gradient hides behind the weight gradient
     )
-    DECOMPOSED = "decomposed"  # GEMMs cut in chunks that run beside ring steps, the rest beside other products (user buffers)
-    MICRO_PIPELINE = "micro-pipeline"  # a gather before a product and a reduction behind one are cut, the rest blocks (async TP)
+    # GEMMs cut in chunks that run beside ring steps, the rest beside other products (user buffers)
+    DECOMPOSED = "decomposed"
+    # a gather before a product and a reduction behind one are cut, the rest blocks (async TP)
+    MICRO_PIPELINE = "micro-pipeline"
 
 
 class NarrowChunks(enum.StrEnum):
@@ -58,12 +60,13 @@ class ContextExchange(enum.StrEnum):
 
 
 class BlockingSends(enum.StrEnum):
-    """Where a rank waits for its messages to other stages, sent and received, between two actions."""
+    """Where a rank waits for its messages to other stages between two actions."""
 
     NEVER = "never"
     PLAIN = "plain"  # in GPipe and 1F1B; all other schedules overlap them
     ALWAYS = "always"
-    ONE_WAY = "one-way"  # always, and a forward's message and a backward's are no exchange: the activation goes first
+    # always, and a forward's message and a backward's are no exchange: the activation goes first
+    ONE_WAY = "one-way"
 
 
 class StageSplit(enum.StrEnum):
@@ -83,7 +86,9 @@ class GradientOverlap(enum.StrEnum):
         "without-pipeline"  # only where one stage holds the whole model (torch DDP under Megatron)
     )
     ALWAYS = "always"
-    SHARDS = "shards"  # of a share beside the backward; sums between copies behind the last (XLA moves them out of its loop over layers)
+    # of a share beside the backward; sums between copies behind the last (XLA moves them out of its
+    # loop over layers)
+    SHARDS = "shards"
 
 
 class Reduction(enum.StrEnum):
@@ -142,7 +147,7 @@ class KernelBehaviour:
     """The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it
     falls apart; 0 for any number."""
     recompute_selective: SelectiveRecompute = SelectiveRecompute.CORE_ATTENTION
-    """Meaning of `training.recompute: selective` without modules, as users of the stack use the word."""
+    """Meaning of `training.recompute: selective` without modules, as the stack's users have it."""
     recompute_stops_early: Flag = False
     """Whether full recomputation of a layer ends with the last value that a gradient reads (torch's
     non-reentrant checkpoint from 2.1 on), so that the last product does not run again."""
@@ -172,8 +177,8 @@ class TensorBehaviour:
     """Whether gathers and reduce-scatters of tokens copy the whole tensor, because the collectives
     work along the first dimension and tokens are the second (torch's functional collectives)."""
     loss_reductions: Whole = 3
-    """All-reduces of one float32 a token in the vocabulary-parallel loss; 0 where logits are gathered
-    for a loss that every rank computes whole."""
+    """All-reduces of one float32 a token in the vocabulary-parallel loss; 0 where logits are
+    gathered for a loss that every rank computes whole."""
     context_exchange: ContextExchange = ContextExchange.RING
     eager_context_sums: Flag = False
     """Whether the steps of a ring are summed in float32 by kernels of one operation each (torch's
@@ -192,7 +197,7 @@ class PipelineBehaviour:
     links on arrival."""
     blocking_sends: BlockingSends
     overlap_warmup_flush: Flag
-    """Whether overlapped messages are so in warm-up and flush too, not in the steady state alone."""
+    """Whether overlapped messages are so in warm-up and flush too."""
     stage_gathers: Whole = 0
     """With `scatter_gather`, further full-size all-gathers over tensor parallelism for each
     backward of a stage (DeepSpeed rebuilds its own output)."""
@@ -319,13 +324,13 @@ class OptimizerBehaviour:
     repeated_share: Number = 0.0
     """Share of a step's forwards and backwards that the optimizer runs again for its estimates."""
     host_threads: Whole = 1
-    """Cores on which a rank steps where the host has its state (torchrun sets OMP_NUM_THREADS to 1);
-    0 for as many as the host's memory keeps busy."""
+    """Cores on which a rank steps where the host has its state (torchrun sets OMP_NUM_THREADS to
+    1); 0 for as many as the host's memory keeps busy."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBehaviour:
-    """Lifetimes of tensors: what is kept, made again, narrow or divided, and when gathered weights and gradients are there."""
+    """Lifetimes of tensors: kept, made again, narrow or divided, and of what is gathered."""
 
     keeps_narrow: Flag = False
     """Whether inputs of products in a narrow format are kept as they were cast (Transformer

@@ -75,8 +75,8 @@ class Framework:
     def in_precision(self, precision: str) -> Framework:
         """The stack with its element sizes as training in `precision` has them.
 
-        Presets state the sizes of mixed 16-bit training. In fp32 and tf32 every element takes 4 bytes, and no master copy
-        of the parameters is kept beside the two moments.
+        Presets state the sizes of mixed 16-bit training. In fp32 and tf32 every element takes 4
+        bytes, and no master copy of the parameters is kept beside the two moments.
         """
         if precision not in _FULL_PRECISION:
             return self
@@ -105,7 +105,7 @@ class Framework:
         return dataclasses.replace(self, optimizer=dataclasses.replace(optimizer, **sizes))
 
     def on_host(self, call_time: float) -> Framework:
-        """The stack on a host whose calls take so many times those of an x86 server, which presets know."""
+        """The stack on a host whose calls take so many times those of an x86 server."""
         if call_time == 1.0:
             return self
         host = dataclasses.replace(

@@ -16,7 +16,7 @@ _MOMENTS = 8.0  # B of Adam's two in float32; a preset with fewer has both in wh
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """A row of the catalog, whose file says what each field means; None is for what the stack's preset has."""
+    """A row of the catalog, whose file says what fields mean; None is the preset's."""
 
     name: str
     title: str
@@ -64,7 +64,8 @@ def stepped_by(name: str, preset: OptimizerBehaviour) -> OptimizerBehaviour:
 
     Notes
     -----
-    A fused step of gradient g, state s and kept weight w moves ``g + 2 w + 2 s`` bytes a parameter, and writes the parameter p where w is a master copy.
+    A fused step of gradient g, state s and kept weight w moves ``g + 2 w + 2 s`` bytes a parameter,
+    and writes the parameter p where w is a master copy.
     """
     row = optimizer(name)
     if row.passes is None:

@@ -40,7 +40,8 @@ def _lines() -> dict[str, str]:
 
 
 def framework_line(name: str) -> tuple[str, str]:
-    """A preset and the line of software that it belongs to, such as ``nvidia`` or ``pytorch``; both empty where the catalog has none of the name.
+    """A preset and the line of software that it belongs to, such as ``nvidia`` or ``pytorch``; both
+    empty where the catalog has none of the name.
 
     Examples
     --------
@@ -53,7 +54,8 @@ def framework_line(name: str) -> tuple[str, str]:
 
 
 def settled_keys(preset: str) -> tuple[Mapping[str, object], ...]:
-    """Groups of values by dotted key of a scenario that a preset settles where none of the group is written; none of a name that is no preset.
+    """Groups of values by dotted key of a scenario that a preset settles where none of the group is
+    written; none of a name that is no preset.
 
     Examples
     --------
@@ -137,7 +139,7 @@ def _loss(word: object, key: str) -> Mapping[str, object]:
 
 
 def uncompiled(preset: str) -> Mapping[str, object]:
-    """Fields that `compile: false` beside a preset replaces; none where nothing of it is compiled."""
+    """Fields that `compile: false` beside a preset replaces; none if nothing is compiled."""
     fields: Mapping[str, object] = _inherited(_catalog()[0], preset).get(_UNCOMPILED, {})
     return fields
 

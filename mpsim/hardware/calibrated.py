@@ -1,6 +1,6 @@
-"""Calibration of a machine: fitted constants, measured curves and habits of its software, as plain values.
+"""Calibration of a machine: constants, measured curves and habits of software, as values.
 
-The hardware layer only carries them: `mpsim.cost` reads the constants and curves in place of its own, a scenario the habits.
+Hardware only carries them: `mpsim.cost` reads constants and curves in place of its own.
 """
 
 from __future__ import annotations
@@ -65,6 +65,6 @@ class Calibration:
         return None if constant is None else constant.value
 
     def kernel_curve(self, kind: str, phase: str) -> MeasuredCurve | None:
-        """The curve of a kind of kernel in a phase; that of its forward phase where only that was measured."""
+        """The curve of a kind of kernel in a phase; the forward's where only that was measured."""
         curves = {(curve.kind, curve.phase): curve for curve in self.kernels}
         return curves.get((kind, phase), curves.get((kind, "forward")))

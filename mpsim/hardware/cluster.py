@@ -1,7 +1,7 @@
 """Clusters: nodes of one kind joined by a fabric, and on which accelerator each rank runs.
 
-Ranks are numbered as the parallel layout lays them; accelerators node by node. A rack is what sits below one leaf unit of the fabric (all rails of
-it), or a scale-up domain where that is larger.
+Ranks are numbered as the parallel layout lays them; accelerators node by node. A rack is what sits
+below one leaf unit of the fabric (all rails of it), or a scale-up domain where that is larger.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Cluster(Sourced):
             )
         if self.domains > 1 and self.node.nics == 0:
             raise HardwareError(
-                f"{self.name}: {self.accelerators} accelerators span {self.domains} scale-up domains of "
-                f"{self.node.domain} but nodes have no NIC; give nic and nics_per_node, or fewer nodes"
+                f"{self.name}: {self.accelerators} accelerators span {self.domains} scale-up"
+                f" domains of {self.node.domain} but nodes have no NIC; give nic and nics_per_node,"
+                " or fewer nodes"
             )
 
     @property
@@ -98,7 +99,9 @@ class Cluster(Sourced):
 
     @property
     def at_any_rate(self) -> Cluster:
-        """The cluster with links of one and the same rate: equal for clusters that differ in these alone."""
+        """The cluster with links of one and the same rate: equal for clusters that differ in these
+        alone.
+        """
         links = {name: getattr(self.node, name) for name in ("scale_up", "nic")}
         slow = {name: dataclasses.replace(link, bandwidth=1.0) for name, link in links.items()}
         return dataclasses.replace(self, node=dataclasses.replace(self.node, **slow))
@@ -116,7 +119,8 @@ class Cluster(Sourced):
         if given.size and (given.min() < 0 or given.max() >= self.accelerators):
             wrong = given.min() if given.min() < 0 else given.max()
             raise HardwareError(
-                f"{self.name} has no accelerator {wrong}; they are numbered 0 to {self.accelerators - 1}"
+                f"{self.name} has no accelerator {wrong}; they are numbered 0 to"
+                f" {self.accelerators - 1}"
             )
         if self.placement is Placement.PACKED:
             return given
@@ -134,12 +138,12 @@ class Cluster(Sourced):
 
     @property
     def nodes_per_rack(self) -> int:
-        """Nodes below one leaf unit of the fabric; where there is none, nodes of one scale-up domain."""
+        """Nodes below one leaf unit of the fabric; without one, nodes of a scale-up domain."""
         domain = max(1, self.node.domain // self.node.accelerators)
         return max(domain, self.tiers[0].nodes) if self.tiers else domain
 
     def tier_between(self, span: int) -> Tier | None:
-        """The lowest tier that reaches across `span` neighbouring nodes; None on a node or a torus."""
+        """The lowest tier that spans `span` neighbouring nodes; None on a node or a torus."""
         return next((tier for tier in self.tiers if tier.nodes >= span), None) if span > 1 else None
 
     def node_bandwidth(self, span: int) -> float:
@@ -152,7 +156,7 @@ class Cluster(Sourced):
         return self.node.nic_bandwidth / (below[-1].oversubscription if below else 1.0)
 
     def hops(self, span: int) -> float:
-        """Switches (torus: neighbours) a message crosses at most (torus, graph: on average) in `span` nodes."""
+        """Most switches (torus: neighbours; torus, graph: mean) of a message in `span` nodes."""
         if span <= 1:
             return 0.0
         if self.fabric.kind is FabricKind.TORUS:

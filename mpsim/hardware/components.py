@@ -1,6 +1,6 @@
 """Components of a cluster: Accelerator, Link, Node.
 
-All bandwidths are per direction. A bidirectional (marketing) figure is halved where it enters the catalog.
+All bandwidths are per direction: a bidirectional (marketing) figure is halved on entry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mpsim.units import Dimension, format_quantity
 SCALED_FORMATS = types.MappingProxyType(
     {"fp8_rowwise": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 )
-"""Formats with a scale for a row or a block of elements, and the precision whose matrix units they run on."""
+"""Formats with a scale a row or block, and the precision whose matrix units they run on."""
 _SCALED_BY_HARDWARE = frozenset({"mxfp8"})
 
 
@@ -49,7 +49,9 @@ class LinkShape(enum.StrEnum):
 
 
 class Sourced:
-    """A piece of hardware that says where its figures were read: source and date by figure in ``sources``, ``*`` for the rest."""
+    """A piece of hardware that says where its figures were read: source and date by figure in
+    ``sources``, ``*`` for the rest.
+    """
 
     __slots__ = ()
     sources: Mapping[str, str]
@@ -126,7 +128,8 @@ class Accelerator(Sourced):
         )
         if self.tdp_w < self.idle_w:
             raise HardwareError(
-                f"{self.name}: tdp is {self.tdp_w:g} W, needed at least the {self.idle_w:g} W that it draws when idle"
+                f"{self.name}: tdp is {self.tdp_w:g} W, needed at least the {self.idle_w:g} W that"
+                " it draws when idle"
             )
         self._check_clocks()
         if not self.peak_flops:
@@ -144,19 +147,22 @@ class Accelerator(Sourced):
             return
         if boost is None:
             raise HardwareError(
-                f"{self.name}: clock is {locked / _MHZ:g} MHz, but its highest clock is not known; needed boost_clock beside it"
+                f"{self.name}: clock is {locked / _MHZ:g} MHz, but its highest clock is not known;"
+                " needed boost_clock beside it"
             )
         if locked > boost:
             raise HardwareError(
-                f"{self.name}: clock is {locked / _MHZ:g} MHz, needed at most its boost_clock of {boost / _MHZ:g} MHz"
+                f"{self.name}: clock is {locked / _MHZ:g} MHz, needed at most its boost_clock of"
+                f" {boost / _MHZ:g} MHz"
             )
 
     def peak(self, precision: str) -> float:
-        """Dense peak [FLOP/s] of matrix products in `precision`; HardwareError if the chip lacks it.
+        """Dense peak [FLOP/s] of matrix products in `precision`; HardwareError without one.
 
         Notes
         -----
-        A scaled format (`SCALED_FORMATS`) has the peak of its elements. Scales that the matrix unit applies itself (``mxfp8``) came with fp4.
+        A scaled format (`SCALED_FORMATS`) has the peak of its elements. Scales that the matrix unit
+        applies itself (``mxfp8``) came with fp4.
         """
         try:
             if precision in _SCALED_BY_HARDWARE:
@@ -165,7 +171,8 @@ class Accelerator(Sourced):
         except KeyError:
             has = ", ".join(sorted(self.peak_flops))
             raise HardwareError(
-                f"{self.name} has no {precision}; it has {has}: choose one of these or another accelerator"
+                f"{self.name} has no {precision}; it has {has}: choose one of these or another"
+                " accelerator"
             ) from None
 
     def __hash__(self) -> int:
@@ -186,7 +193,7 @@ class Accelerator(Sourced):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Sourced):
-    """One kind of link; ``bandwidth`` is per direction, for scale-up the sum over an accelerator's links."""
+    """One kind of link; ``bandwidth`` per direction, for scale-up over an accelerator's links."""
 
     name: str
     title: str
@@ -279,5 +286,5 @@ def source_of(item: Sourced, figure: str) -> str:
 
 
 def recalled(item: Sourced) -> tuple[str, ...]:
-    """Figures of `item` that are leads from memory, not read anywhere: label them wherever shown."""
+    """Figures of `item` that are leads from memory: label them wherever shown."""
     return tuple(sorted(key for key, text in item.sources.items() if text.startswith("recalled")))

@@ -1,4 +1,4 @@
-"""Entries of a catalog (plain YAML data) made nouns of hardware; every mistake names the entry and the key.
+"""Entries of a catalog made nouns of hardware; every mistake names the entry and key.
 
 An entry carries ``source`` and ``as_of`` for its figures, ``figures`` for those read elsewhere, and
 ``recalled`` for those nobody has read: from memory, or an estimate.

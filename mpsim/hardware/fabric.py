@@ -1,7 +1,7 @@
-"""The network between nodes: its kind, and the tiers of switches it takes to join a number of nodes.
+"""The network between nodes: its kind, and the tiers of switches that join them.
 
-A network of leaves and spines is built the way reference designs are: half of a leaf's ports face nodes and half face
-spines (fewer up when oversubscribed), and a tier is added above until one unit of it reaches every node.
+A network of leaves and spines is built as reference designs are: half of a leaf's ports face nodes
+and half spines (fewer when oversubscribed), with tiers until one unit reaches every node.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class Fabric:
         return max(self.planes, 2) if self.kind is FabricKind.DUAL_PLANE else self.planes
 
     def lengths(self, nodes: int) -> tuple[int, ...]:
-        """Lengths of the axes of a torus of `nodes`; HardwareError if the given shape has another number."""
+        """Lengths of the axes of a torus of `nodes`; HardwareError if they make another number."""
         if not self.shape:
             return torus_shape(nodes, self.axes)
         if math.prod(self.shape) != nodes:
             raise HardwareError(
-                f"fabric: a torus of {'x'.join(map(str, self.shape))} has {math.prod(self.shape)} nodes, "
-                f"the cluster {nodes}; give another shape, or leave it out"
+                f"fabric: a torus of {'x'.join(map(str, self.shape))} has {math.prod(self.shape)}"
+                f" nodes, the cluster {nodes}; give another shape, or leave it out"
             )
         return self.shape
 
@@ -146,9 +146,10 @@ def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tupl
 
     Notes
     -----
-    A leaf of R ports with oversubscription s has d = floor(R s / (1 + s)) ports down and R - d up, a middle tier likewise
-    (R/2 down and up without); the top has R down. A top switch reaches at most R units, so a tier is added while there are
-    more. With k planes each switch has k R ports of a k-th of the rate, and there are k of everything.
+    A leaf of R ports with oversubscription s has d = floor(R s / (1 + s)) ports down and R - d up,
+    a middle tier likewise (R/2 down and up without); the top has R down. A top switch reaches at
+    most R units, so a tier is added while there are more. With k planes each switch has k R ports
+    of a k-th of the rate, and there are k of everything.
 
     References
     ----------

@@ -1,10 +1,10 @@
-"""The links of a cluster as a directed graph: to draw it, and to ask a flow algorithm what fits through.
+"""The links of a cluster as a directed graph: to draw, and to ask what fits through.
 
 Vertices are tuples: ``("node", i)``, a leaf ``("leaf", group, rail)``, a unit of a higher tier
-``("spine", unit)``, a switch domain ``("scale-up", d)``, an accelerator ``("accelerator", rank)`` where a
-scale-up torus spans nodes. Every edge has a ``capacity`` [B/s, one direction], a ``network``
-(``scale-out`` or ``scale-up``) and a ``tier``. Parallel switches of one tier unit are one vertex, which is
-what perfect load balance makes of them.
+``("spine", unit)``, a switch domain ``("scale-up", d)``, an accelerator ``("accelerator", rank)``
+where a scale-up torus spans nodes. Every edge has a ``capacity`` [B/s, one direction], a
+``network`` (``scale-out`` or ``scale-up``) and a ``tier``. Parallel switches of one tier unit are
+one vertex, which is what perfect load balance makes of them.
 """
 
 from __future__ import annotations
@@ -73,15 +73,16 @@ def _given(cluster: Cluster) -> Iterator[Edge]:
     missing = [node for node in range(cluster.nodes) if f"node {node}" not in present]
     if missing:
         raise HardwareError(
-            f"fabric: the graph has no vertex 'node {missing[0]}'; needed 'node 0' to 'node {cluster.nodes - 1}' "
-            "among its vertices, or fewer nodes"
+            f"fabric: the graph has no vertex 'node {missing[0]}'; needed 'node 0' to 'node"
+            f" {cluster.nodes - 1}' among its vertices, or fewer nodes"
         )
     joined: nx.Graph = nx.Graph((start, end) for start, end, _ in links)
     reached = nx.node_connected_component(joined, "node 0")
     apart = [node for node in range(cluster.nodes) if f"node {node}" not in reached]
     if apart:
         raise HardwareError(
-            f"fabric: no link leads from 'node 0' to 'node {apart[0]}'; needed a graph that joins all {cluster.nodes} nodes"
+            f"fabric: no link leads from 'node 0' to 'node {apart[0]}'; needed a graph that joins"
+            f" all {cluster.nodes} nodes"
         )
     for start, end, bandwidth in links:
         yield vertex_of(start), vertex_of(end), bandwidth, "scale-out", "link"
@@ -154,7 +155,7 @@ def _torus(
     *,
     widths: Sequence[float] = (),
 ) -> Iterator[Edge]:
-    """Edges of a torus whose members spread `bandwidth` by `widths` over the axes they have neighbours on."""
+    """Edges of a torus whose members spread `bandwidth` by `widths` over axes with neighbours."""
     active = [axis for axis, length in enumerate(shape) if length > 1]
     share = widths or (1.0,) * len(shape)
     whole = math.fsum(share[axis] for axis in active)

@@ -1,4 +1,4 @@
-"""Inventory: what a fabric is built of, what passes through its middle, and what it costs if prices are given."""
+"""Inventory: what a fabric is built of, what passes its middle, and what it costs."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def inventory_of(cluster: Cluster) -> Inventory:
 
     References
     ----------
-    NVIDIA DGX SuperPOD reference architecture: 127 to 2,048 nodes of 8 NICs take as many cables of each kind (node to leaf, leaf to spine, spine
-    to core) as there are NICs.
+    NVIDIA DGX SuperPOD reference architecture: 127 to 2,048 nodes of 8 NICs take as many cables of
+    each kind (node to leaf, leaf to spine, spine to core) as there are NICs.
 
     Examples
     --------

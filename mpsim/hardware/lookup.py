@@ -1,7 +1,6 @@
-"""The hardware people name: accelerators, links and systems of the catalog, and clusters built from them.
+"""The hardware people name: accelerators, links and systems, and clusters built from them.
 
-Everything is read on first use and kept. A name that is not in the catalog is a HardwareError that says
-which names are close.
+Everything is read on first use and kept. An unknown name is a HardwareError with near names.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def accelerator(name: str) -> Accelerator:
 
 
 def board_power(chip: Accelerator) -> float:
-    """Power limit that a board has by itself [W]: that of the catalog where somebody gave `chip` a lower one, else its own."""
+    """Power limit of a board [W]: the catalog's where somebody lowered that of `chip`."""
     if chip.name not in accelerator_names():
         return chip.tdp_w
     return max(chip.tdp_w, accelerator(chip.name).tdp_w)
@@ -80,7 +79,7 @@ class Shift:
 
 
 def shift_of(given: Link) -> Shift:
-    """How `given` differs from the link of the catalog that it is like; not at all where there is none."""
+    """How `given` differs from the catalog's link that it is like; not at all without one."""
     name = given.like or given.name
     if name not in link_names():
         return Shift(0.0, 1.0)
@@ -181,7 +180,8 @@ def build_cluster(
 
     Examples
     --------
-    >>> build_cluster(accelerator="h100-sxm", accelerators_per_node=8, nodes=4, nic="ib-ndr").accelerators
+    >>> node = {"accelerator": "h100-sxm", "accelerators_per_node": 8, "nic": "ib-ndr"}
+    >>> build_cluster(**node, nodes=4).accelerators
     32
     """
     _check_counts(name, accelerators_per_node=accelerators_per_node, nodes=nodes)
@@ -222,13 +222,14 @@ def with_overrides(
     price_per_hour: float | None = None,
     name: str | None = None,
 ) -> Cluster:
-    """`cluster` with some of its parts exchanged; what is left out stays. Parameters as `build_cluster`.
+    """`cluster` with some parts exchanged; parameters as `build_cluster`.
 
     Notes
     -----
-    Another number of accelerators a node moves the scale-up domain along where the domain was the node; fewer of them have their part of
-    its NICs and of its power, unless the NICs are given. Collectives that were measured
-    are those of the wires they were measured on: other wires drop the calibration of the cluster.
+    Another number of accelerators a node moves the scale-up domain along where the domain was the
+    node; fewer of them have their part of its NICs and of its power, unless the NICs are given.
+    Collectives that were measured are those of the wires they were measured on: other wires drop
+    the calibration of the cluster.
 
     Examples
     --------
@@ -287,7 +288,7 @@ def _check_counts(name: str, **counts: int) -> None:
 def _ports(
     name: str, *, nic: str | float | Link | None, nics_per_node: int | None, per_node: int
 ) -> int:
-    """NICs of a node: as asked for; left out, one per accelerator where there is a NIC to speak of."""
+    """NICs of a node: as asked for; else one per accelerator where there is a NIC at all."""
     if nics_per_node is None:
         return 0 if nic is None else per_node
     if nics_per_node > 0 and nic is None:
@@ -366,5 +367,7 @@ def _priced(chip: Accelerator, price: float | None, source: str) -> Accelerator:
 
 
 def is_machine_path(name: str) -> bool:
-    """Whether a name in a scenario is the path of a machine file rather than an entry of a catalog."""
+    """Whether a name in a scenario is the path of a machine file rather than an entry of a
+    catalog.
+    """
     return name.endswith((".yaml", ".yml"))

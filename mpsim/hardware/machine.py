@@ -1,7 +1,7 @@
-"""Machine files: what `mpsim calibrate` found out about a cluster, as a cluster that scenarios can name.
+"""Machine files: what `mpsim calibrate` found of a cluster, for scenarios to name.
 
-A file holds an accelerator and links as a catalog does, and beside them ``constants``, ``curves`` and ``framework``, which
-`mpsim.hardware.Calibration` carries on. docs/reference/calibration.md lists every key.
+A file holds an accelerator and links as a catalog does, and ``constants``, ``curves`` and
+``framework``, which `mpsim.hardware.Calibration` carries (docs/reference/calibration.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Routes: which links of the fabric the traffic between nodes takes, and how much of it each carries.
+"""Routes: which links of the fabric traffic between nodes takes, and how much each.
 
-Of switches in tiers, only links that could be too thin are counted: the up-links of each unit of an oversubscribed tier, out and in, all of
-them together where flows are spread evenly (ECMP), each by itself where routes are static. Of a torus or a graph every link is counted.
+Of switches in tiers, only links that could be too thin are counted: the up-links of each unit of an
+oversubscribed tier, out and in, all of them together where flows are spread evenly (ECMP), each by
+itself where routes are static. Of a torus or a graph every link is counted.
 
 Shapes: F flows, L links.
 """
@@ -51,7 +52,7 @@ class Routes:
         self._route = route
 
     def load(self, source: Ints, target: Ints, weight: Floats) -> Floats:
-        """Amount that each link carries of flows between nodes; what stays in a node takes none [L]."""
+        """Amount that each link carries of flows between nodes; none of what stays [L]."""
         leaves = source != target
         if not len(self.names) or not leaves.any():
             return np.zeros(len(self.names))
@@ -171,7 +172,7 @@ def _static(
 def _evenly(
     graph: nx.DiGraph, source: Vertex, target: Vertex
 ) -> dict[tuple[Vertex, Vertex], float]:
-    """All shortest ways: every vertex on one spreads what it gets over its next hops by their capacity."""
+    """All shortest ways: vertices spread what they get over next hops by capacity."""
     distance = _distances(graph, target)
     share: dict[Vertex, float] = {source: 1.0}
     ways: dict[tuple[Vertex, Vertex], float] = {}

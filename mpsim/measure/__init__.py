@@ -1,4 +1,6 @@
-"""Benchmarks of the machine at hand with torch and torch.distributed; this package alone imports torch, and only when it measures."""
+"""Benchmarks of the machine at hand with torch and torch.distributed; this package alone imports
+torch, and only when it measures.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Blocks: transformer layers, whole and divided by tensor parallelism, the embedding, and the head with its loss.
+"""Blocks: transformer layers, whole and divided by tensor parallelism, embedding, head, loss.
 
-A layer is measured within a stack, as training runs it: one that is repeated alone finds its weights and what it kept in a cache.
+A layer is measured within a stack, as training runs it: one that is repeated alone finds its
+weights and what it kept in a cache.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mpsim.measure.world import World
 from mpsim.workload import gemm_flops
 
 LEAST_MEMORY_FACTOR = 40
-"""Bytes a block needs for each byte of what goes into it, gradients and a backward's temporaries included: on the safe side."""
+"""Bytes of a block for each that goes in, gradients and temporaries too: on the safe side."""
 
 
 def block_series(world: World, grid: Grid) -> list[list[Case]]:
@@ -90,9 +91,10 @@ def _layer_bytes(sizes: Sizes, element: int) -> float:
 def _pass(
     block: nn.Module, x: torch.Tensor, kind: str, *, capturable: bool = True, fresh: bool = False
 ) -> Work:
-    """The forward, or the backward: of one kept graph, or where `fresh` of a new one each time, as a step runs it.
+    """The forward, or the backward: of a kept graph, or a new one each time where `fresh`.
 
-    A graph that is kept can be captured. On a CPU nothing is captured, and whether a backward finds what it needs in the caches counts.
+    A graph that is kept can be captured. On a CPU nothing is captured, and whether a backward finds
+    what it needs in the caches counts.
     """
     if kind == "forward":
         return Work(run=lambda: block(x), capturable=capturable)

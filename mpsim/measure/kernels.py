@@ -68,7 +68,7 @@ def gemm_case(
         set_tf32(dtype == "tf32")
 
         def factors() -> tuple[torch.Tensor, torch.Tensor]:
-            """Operands laid out as a linear layer with weight (out, in) has them: x w^T, dy w, dy^T x."""
+            """Operands as a linear layer with weight (out, in) has them: x w^T, dy w, dy^T x."""
             if kind == "forward" or narrow:
                 return random(world, dtype, m, k), random(world, dtype, n, k).t()
             if kind == "dgrad":

@@ -47,11 +47,13 @@ def read_launch(environment: Mapping[str, str], *, port: int, ports: int) -> Lau
 def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:
     if not 0 <= launch.rank < launch.world_size:
         raise CalibrationError(
-            f"this is rank {launch.rank} of {launch.world_size}; needed a rank below the number of processes"
+            f"this is rank {launch.rank} of {launch.world_size}; needed a rank below the number of"
+            " processes"
         )
     if launch.world_size > 1 and not launch.address and "MASTER_ADDR" not in environment:
         raise CalibrationError(
-            "RANK is set and MASTER_ADDR is not; start with torchrun, or set MASTER_ADDR and MASTER_PORT"
+            "RANK is set and MASTER_ADDR is not; start with torchrun, or set MASTER_ADDR and"
+            " MASTER_PORT"
         )
     return launch
 

@@ -1,4 +1,4 @@
-"""Kernels that memory bounds: norms, elementwise, softmax, embedding, loss, optimizer, copies, and the cost of a launch."""
+"""Kernels that memory bounds: norms, elementwise, softmax, loss, optimizer, copies, launches."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ def _adam_case(world: World, count: int, dtype: str) -> Case:
 
         _, weight, before = make()
         assert weight.grad is not None
-        # the first step of Adam is the learning rate times the sign of the gradient (Kingma and Ba 2015, algorithm 1)
+        # the first step of Adam is the learning rate times the sign of the gradient (Kingma and Ba
+        # 2015, algorithm 1)
         small = weight.grad.abs() < 1e-4  # where epsilon counts
         moved = (weight - before).masked_fill(small, 0.0) / rate
         wanted = -weight.grad.sign().masked_fill(small, 0.0)

@@ -1,4 +1,4 @@
-"""A small GPT that tensor parallelism can divide: the same weights however it is cut, so that every cut can be checked.
+"""A small GPT for tensor parallelism: the same weights however it is cut, to check cuts.
 
 Shapes: B batch, S sequence, D model, H heads of this rank, V vocabulary of this rank.
 """
@@ -54,7 +54,7 @@ class Sizes:
 
     @property
     def flops(self) -> float:
-        """Work of one microbatch's forward, matrix products only, every query against every key [FLOP]."""
+        """Work of one microbatch's forward, products only, every query against every key [FLOP]."""
         head = gemm_flops(self.tokens, self.vocab, self.hidden)
         return self.layers * layer_flops(self) + head
 
@@ -78,7 +78,7 @@ class Place:
     dtype: torch.dtype
 
     def weight(self, name: str, *shape: int, dim: int | None = None) -> nn.Parameter:
-        """Part of this rank, along `dim`, of the weight `name`, whose values depend on its name alone."""
+        """Part of this rank, along `dim`, of the weight `name`, whose values depend on the name."""
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
         whole = torch.empty(*shape, device=self.device)
         whole.normal_(0.0, INIT, generator=generator)
@@ -132,7 +132,7 @@ def _leave(x: torch.Tensor, place: Place) -> torch.Tensor:
 
 
 class Layer(nn.Module):
-    """A pre-norm layer of GPT-2 without dropout, its heads and its wide dimension divided (Shoeybi et al. 2019, figure 3)."""
+    """A pre-norm layer of GPT-2 without dropout, divided (Shoeybi et al. 2019, figure 3)."""
 
     def __init__(self, sizes: Sizes, place: Place, index: int, *, recompute: bool = False) -> None:
         super().__init__()
@@ -183,7 +183,9 @@ class Layer(nn.Module):
 
 
 def attention_backend(sizes: Sizes, place: Place) -> str:
-    """Which kernel torch picks for the attention of a layer: ``flash``, ``cudnn``, ``efficient`` or ``math``; empty where it does not say."""
+    """Which kernel torch picks for the attention of a layer: ``flash``, ``cudnn``, ``efficient`` or
+    ``math``; empty where it does not say.
+    """
     shape = (sizes.micro_batch, sizes.sequence, sizes.heads // place.size, 3, -1)
     packed = torch.empty(
         *shape[:2], 3 * sizes.hidden // place.size, device=place.device, dtype=place.dtype
@@ -196,7 +198,8 @@ def attention_backend(sizes: Sizes, place: Place) -> str:
         number = int(choose(q, k, v, is_causal=True))
     except (RuntimeError, TypeError):  # a private name, whose arguments may change
         return ""
-    known = {int(value): name for name, value in SDPBackend.__members__.items()}  # type: ignore[call-overload]
+    members = SDPBackend.__members__.items()
+    known = {int(value): name for name, value in members}  # type: ignore[call-overload]
     return known.get(number, "").removesuffix("_ATTENTION").lower()
 
 
@@ -243,7 +246,7 @@ class Head(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The layers from `first` up to `last`, with the embedding before the first of all and the head after the last of all."""
+    """Layers `first` up to `last`, after the embedding if first of all, before the head if last."""
 
     def __init__(
         self,

@@ -32,9 +32,10 @@ class Pipeline:
 
     Notes
     -----
-    torch calls ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk`` of its stages; each call is one action. Waiting for a message
-    and sending one are between the actions. The loss belongs to the forward before it. On the first stage torch's I does nothing, and its W is the
-    whole backward.
+    torch calls ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk`` of
+    its stages; each call is one action. Waiting for a message and sending one are between the
+    actions. The loss belongs to the forward before it. On the first stage torch's I does nothing,
+    and its W is the whole backward.
     """
 
     def __init__(

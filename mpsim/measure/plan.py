@@ -73,7 +73,7 @@ def degrees(entry: Grid, world: int) -> Split | None:
 
 
 def best_first(items: Sequence[T]) -> list[T]:
-    """Items that rise in size, reordered so that any number of the first ones covers the range: the middle, the quarters, ...
+    """Items that rise in size, reordered so that the first ones cover the range: middle, quarters.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A recorder: when each action of a training step began and ended, on a CPU's clock or by events on a GPU."""
+"""A recorder: when actions of a step began and ended, on a CPU's clock or by GPU events."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def join_actions(steps: Sequence[Sequence[tuple[int, StepRows]]]) -> Actions:
 
 
 def _written(seconds: float) -> float:
-    """To a tenth of a microsecond; a clock of another host that is behind by less than its offset is known begins at 0."""
+    """To a tenth of a microsecond; another host's clock that is behind begins at 0."""
     return max(round(seconds, 7), 0.0)

@@ -51,6 +51,7 @@ def _check_same(source: Path, old: Header, new: Header) -> None:
     for before, now in zip(old.ranks, new.ranks, strict=True):
         if (before.device_name, before.threads) != (now.device_name, now.threads):
             raise CalibrationError(
-                f"{source}: rank {now.rank} ran on {before.device_name} with {before.threads} threads and is on "
-                f"{now.device_name} with {now.threads} now; measure into another file, or remove this one"
+                f"{source}: rank {now.rank} ran on {before.device_name} with {before.threads}"
+                f" threads and is on {now.device_name} with {now.threads} now; measure into another"
+                " file, or remove this one"
             )

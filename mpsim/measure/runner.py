@@ -1,4 +1,4 @@
-"""The runner: goes through the cases within the budget, and writes each as soon as it is measured."""
+"""The runner: goes through the cases within the budget, and writes each when measured."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def run(settings: Settings, say: Callable[[str], None]) -> Measured | None:
         warnings.simplefilter("ignore")  # torch's own, about its own names
         torch.manual_seed(settings.seed + world.rank)
         gc.collect()
-        gc.freeze()  # what is there stays: collecting after each case then looks at its leavings alone
+        # what is there stays: collecting after each case then looks at its leavings alone
+        gc.freeze()
         try:
             return _Run(settings, world, say).run()
         finally:
@@ -52,7 +53,7 @@ def run(settings: Settings, say: Callable[[str], None]) -> Measured | None:
 
 
 class _Outcome(NamedTuple):
-    """A case on one rank: its samples, how it was checked, peak memory of its own tensors [B], and why it was not measured."""
+    """A case on one rank: samples, how it was checked, peak of its tensors [B], or why none."""
 
     timed: Timed | None = None
     check: str = ""
@@ -88,7 +89,7 @@ class _Run:
         return read_measured(self.settings.out) if self.world.rank == 0 else None
 
     def _open(self, stack: ExitStack) -> None:
-        """Begin the file, or take up an earlier one, on the first rank; the others learn what is there."""
+        """Begin the file, or take up an earlier one, on the first rank, and tell the others."""
         header = self.world.header(self.settings.seed)
         problem = ""
         if self.world.rank == 0:
@@ -161,7 +162,7 @@ class _Run:
         return min(max(share, float(rules["least"])), float(rules["most"]))
 
     def _too_long(self, case: Case, limit: float) -> str:
-        """Why not to try, from what smaller cases of the same series took; empty where nothing speaks against it."""
+        """Why not to try, by smaller cases of the series; empty if nothing is against it."""
         smaller = [(size, time) for size, time in self.known.get(case.series, []) if size > 0]
         if not smaller:
             return ""
@@ -286,7 +287,7 @@ class _Run:
 
 
 def _rank_of(case: Case, main: str) -> int:
-    """Which cases come first: those in the format of training steps, then products in every other one, then the rest."""
+    """Order of cases: first the format of training steps, then products in others, then rest."""
     if case.dtype in (main, "uint8") or case.op == "launch":
         return 0
     return 1 if case.op == "gemm" else 2

@@ -1,4 +1,4 @@
-"""Whole training steps of small GPTs: each rank alone, and divided in every way the world allows."""
+"""Whole training steps of small GPTs: ranks alone, and divided in every way the world allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpsim.measure.world import World
 CHECKED_STEPS = 2
 """The second loss shows that the gradients and the optimizer of the first step were right."""
 CHECKED_FLOPS = 2e12
-"""Work of a whole batch [FLOP] above which no second computation on one process is worth its time."""
+"""Work of a batch [FLOP] above which a second computation on one process is not worth it."""
 
 
 def step_series(world: World, grid: Grid, parallel: Sequence[Grid]) -> list[list[Case]]:

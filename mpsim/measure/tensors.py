@@ -1,4 +1,6 @@
-"""Tensors to measure with: number formats by name, random data, working sets larger than the caches, and comparison with a reference."""
+"""Tensors to measure with: number formats by name, random data, working sets larger than the
+caches, and comparison with a reference.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _CAPABILITY: Mapping[str, float] = {
     "bfloat16": 8.0,
     "float8_e4m3fn": 8.9,
 }
-"""Least compute capability that has a format in its tensor cores (CUDA C++ Programming Guide, table of arithmetic features)."""
+"""Least compute capability with a format in its tensor cores (CUDA C++ Programming Guide)."""
 
 
 def has_dtype(name: str, world: World) -> bool:
@@ -68,7 +70,7 @@ def random(world: World, name: str, *shape: int, grad: bool = False) -> torch.Te
 
 @remembered(16)
 def _pool(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers that are copied instead of drawn, which would take longer than the measurement."""
+    """Random numbers that are copied: drawing them would take longer than measuring."""
     count = load_grid()["timing"]["pool_numbers"]
     return torch.randn(count, device=device, dtype=torch.float32).to(dtype)
 

@@ -1,4 +1,4 @@
-"""A training step without a pipeline: alone, with DDP, with FSDP2, with tensor parallelism, and of several microbatches."""
+"""A step without a pipeline: alone, with DDP, FSDP2, tensor parallelism, several microbatches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 class Replica:
-    """A model that is whole along the pipeline. `place`: of this rank in its tensor-parallel group."""
+    """A model whole along the pipeline. `place`: of this rank in its tensor-parallel group."""
 
     def __init__(
         self,
@@ -97,7 +97,9 @@ class Replica:
 
 
 def _compile(model: Gpt) -> None:
-    """Compile the layers, each as one graph that all of them share, for these shapes alone; what was compiled before is forgotten."""
+    """Compile the layers, each as one graph that all of them share, for these shapes alone; what
+    was compiled before is forgotten.
+    """
     torch.compiler.reset()
     for layer in model.layers:
         layer.compile(dynamic=False, fullgraph=True)

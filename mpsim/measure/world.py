@@ -1,4 +1,4 @@
-"""The processes that measure together: their devices, their groups, and what they tell each other between measurements."""
+"""The processes that measure together: devices, groups, and what they tell each other."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class World:
 
     Notes
     -----
-    Measurements use the backend of the device (NCCL on GPUs, gloo on CPUs); what the processes agree on goes over gloo always,
-    so that a full GPU or a failed kernel cannot stop it.
+    Measurements use the backend of the device (NCCL on GPUs, gloo on CPUs); what the processes
+    agree on goes over gloo always, so that a full GPU or a failed kernel cannot stop it.
     """
 
     def __init__(self, launch: Launch, device: torch.device) -> None:
@@ -96,7 +96,7 @@ class World:
         return self.groups[tuple(ranks)].control
 
     def group_sizes(self) -> list[tuple[int, ...]]:
-        """The first 2, 4, 8, ... ranks, every one, and where there are several hosts, two of them and one rank of each."""
+        """The first 2, 4, 8, ... ranks, all, and of several hosts two, and one rank of each."""
         sizes = [n for n in (2**i for i in range(1, self.size.bit_length())) if n < self.size]
         groups = [tuple(range(n)) for n in sizes]
         hosts = [rank.host for rank in self.ranks]
@@ -187,7 +187,8 @@ class World:
             self.threads = torch.get_num_threads()
         else:
             torch.cuda.set_device(self.device)
-            # a stream of its own: a backward runs on the stream of its forward, and the default one cannot be captured
+            # a stream of its own: a backward runs on the stream of its forward, and the default one
+            # cannot be captured
             cuda.set_stream(cuda.Stream())
         if self.size > 1:
             self._init_process_group()
@@ -199,7 +200,9 @@ class World:
         self.clock_offset = self._clock_offset()
 
     def _leave(self) -> None:
-        """Let go of every group while the interpreter is whole: threads of groups that outlive it end the process with an abort."""
+        """Let go of every group while the interpreter is whole: threads of groups that outlive it
+        end the process with an abort.
+        """
         self.groups.clear()
         self.meshes.clear()
         if self.size > 1:
@@ -244,11 +247,12 @@ class World:
         )
 
     def _clock_offset(self) -> float:
-        """Offset to add to this rank's clock to read the first rank's [s]; 0 on one host, which has one clock.
+        """Offset from this rank's clock to the first rank's [s]; 0 on one host.
 
         Notes
         -----
-        Of several round trips the shortest counts: the other clock was read in its middle (Cristian 1989, Distributed Computing 3:146).
+        Of several round trips the shortest counts: the other clock was read in its middle (Cristian
+        1989, Distributed Computing 3:146).
         """
         from time import perf_counter
 
@@ -304,7 +308,7 @@ def _nvidia_smi(field: str, index: int) -> str:
 
 
 def _proc(file: str, name: str) -> list[str]:
-    """Values of the lines of a file in /proc that begin with a name; none where there is no such file."""
+    """Values of the lines of a file in /proc that begin with a name, if it exists."""
     try:
         lines = Path("/proc", file).read_text(encoding="utf-8").splitlines()
     except OSError:

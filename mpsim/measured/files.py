@@ -1,4 +1,6 @@
-"""Files of `mpsim measure`, written and read: what is truncated, joined, of another version or impossible is refused with its line."""
+"""Files of `mpsim measure`, written and read: what is truncated, joined, of another version or
+impossible is refused with its line.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +107,8 @@ class _Reading:
             raise CalibrationError(f"{self.file}: is empty; needed {_NEEDED}")
         if self.end is None and not self.partial:
             raise CalibrationError(
-                f"{self.file}: truncated, it has no end line after {len(self.measurements)} measurements; "
-                "finish it with 'mpsim measure --resume'"
+                f"{self.file}: truncated, it has no end line after {len(self.measurements)}"
+                " measurements; finish it with 'mpsim measure --resume'"
             )
         return Measured(
             self.header, tuple(self.measurements.values()), tuple(self.skipped), self.end, self.file
@@ -142,7 +144,8 @@ class _Reading:
         outside = [rank for rank in measurement.group if rank >= self.header.world_size]
         if outside:
             raise CalibrationError(
-                f"rank {outside[0]} of {shown(measurement.id)} is not among the {self.header.world_size} of the header"
+                f"rank {outside[0]} of {shown(measurement.id)} is not among the"
+                f" {self.header.world_size} of the header"
             )
         self.measurements[measurement.id] = measurement
 
@@ -150,11 +153,13 @@ class _Reading:
         assert self.header is not None
         if end.measurements != len(self.measurements):
             raise CalibrationError(
-                f"the end line counts {end.measurements} measurements, the file has {len(self.measurements)}; lines are missing"
+                f"the end line counts {end.measurements} measurements, the file has"
+                f" {len(self.measurements)}; lines are missing"
             )
         if len(end.clocks_hz) != self.header.world_size:
             raise CalibrationError(
-                f"the end line has clocks of {len(end.clocks_hz)} ranks; needed {self.header.world_size}"
+                f"the end line has clocks of {len(end.clocks_hz)} ranks; needed"
+                f" {self.header.world_size}"
             )
         self.end = end
 

@@ -2,14 +2,16 @@
 
 ::
 
-    {"kind": "header", "schema": 1, "backend": "gloo", "world_size": 2, "ranks": [{"rank": 0, "host": ...}, ...], ...}
-    {"kind": "measurement", "family": "kernels", "op": "gemm", "shape": {"m": 512, "n": 512, "k": 512}, "dtype": "float32",
+    {"kind": "header", "schema": 1, "backend": "gloo", "world_size": 2, "ranks": [{"rank": 0,
+    "host": ...}, ...], ...} {"kind": "measurement", "family": "kernels", "op": "gemm", "shape":
+    {"m": 512, "n": 512, "k": 512}, "dtype": "float32",
      "group": [0, 1], "seconds": [[0.0021, 0.0020], [0.0022, 0.0021]], ...}
-    {"kind": "skipped", "id": "gemm/...", "reason": "out of memory"}
-    {"kind": "end", "measurements": 1, "complete": true, "yardstick": [0.00201, 0.00203], "clocks_hz": [0.0, 0.0]}
+    {"kind": "skipped", "id": "gemm/...", "reason": "out of memory"} {"kind": "end", "measurements":
+    1, "complete": true, "yardstick": [0.00201, 0.00203], "clocks_hz": [0.0, 0.0]}
 
-`seconds` has one list of samples for each rank of `group`, in its order. A file without its end line is truncated. docs/how-to/calibrate.md
-explains every field; the classes below are the schema, checked whenever one is made, and `mpsim.measured.files` reads and writes it.
+`seconds` has one list of samples for each rank of `group`, in its order. A file without its end
+line is truncated. docs/how-to/calibrate.md explains every field; the classes below are the schema,
+checked whenever one is made, and `mpsim.measured.files` reads and writes it.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ Duration: TypeAlias = Annotated[float, Field(gt=0)]
 def _known_schema(schema: object) -> object:
     if type(schema) is not int or schema != SCHEMA:
         raise ValueError(
-            f"schema {shown(schema)}; this mpsim reads schema {SCHEMA}: measure again, or install the mpsim that wrote it"
+            f"schema {shown(schema)}; this mpsim reads schema {SCHEMA}: measure again, or install"
+            " the mpsim that wrote it"
         )
     return schema
 
@@ -142,7 +145,8 @@ class Header:
         missing = sorted(set(range(self.world_size)) - set(here))
         if missing:
             raise ValueError(
-                f"rank {missing[0]} of {self.world_size} is missing from the header; measure again with every rank alive"
+                f"rank {missing[0]} of {self.world_size} is missing from the header; measure again"
+                " with every rank alive"
             )
         if here != list(range(self.world_size)):
             raise ValueError(f"ranks are not 0 to {self.world_size - 1}, each once and in order")
@@ -178,7 +182,8 @@ class Actions:
         for token in self.token:
             if not _TOKEN.fullmatch(token):
                 raise ValueError(
-                    f"'actions' holds the token {shown(token)}; known: 3F0 and the like with F, B, I or W, gradients, optimizer"
+                    f"'actions' holds the token {shown(token)}; known: 3F0 and the like with F, B,"
+                    " I or W, gradients, optimizer"
                 )
         if any(end < start for start, end in zip(self.start, self.end, strict=True)):
             raise ValueError("an action ends before it begins")
@@ -233,13 +238,14 @@ class Measurement:
 
     @model_validator(mode="after")
     def _check_case(self) -> Self:
-        """Refuse what no fit and no scenario could be made of: an unknown number format, or a case without its sizes."""
+        """Refuse what no fit could use: an unknown number format, a case without its sizes."""
         if self.family != "collectives" and self.dtype not in DTYPES:
             raise ValueError(f"'dtype' is {shown(self.dtype)}; known: {', '.join(DTYPES)}")
         lacking = [name for name in SIZES.get(self.op, ()) if self.shape.get(name, 0) < 1]
         if lacking:
             raise ValueError(
-                f"'shape' of {shown(self.id)} lacks {', '.join(lacking)}; {self.op} needs {', '.join(SIZES[self.op])}, each above 0"
+                f"'shape' of {shown(self.id)} lacks {', '.join(lacking)}; {self.op} needs"
+                f" {', '.join(SIZES[self.op])}, each above 0"
             )
         return self
 
@@ -250,7 +256,8 @@ class Measurement:
         where = f"'seconds' of {shown(self.id)}"
         if len(self.seconds) != len(self.group):
             raise ValueError(
-                f"{where} holds {len(self.seconds)} ranks, its group {len(self.group)}; a rank is missing, measure again"
+                f"{where} holds {len(self.seconds)} ranks, its group {len(self.group)}; a rank is"
+                " missing, measure again"
             )
         if not all(self.seconds):
             raise ValueError(f"{where} has no sample; needed at least one for each rank")
@@ -263,13 +270,13 @@ class Measurement:
 
     @property
     def samples(self) -> Floats:
-        """Times [s]: those of the slowest rank where all began together, else every rank's samples in a row."""
+        """Times [s]: of the slowest rank where all began together, else all samples in a row."""
         table = np.array(self.seconds, dtype=np.float64)
         return np.asarray(table.max(axis=0) if self.synchronous else table.ravel())
 
     @property
     def time(self) -> float:
-        """Lower quartile of the samples [s]: what else runs on a machine only ever makes it slower."""
+        """Lower quartile of the samples [s]: other load only ever makes it slower."""
         return float(np.percentile(self.samples, _QUARTILE))
 
     @property
@@ -345,12 +352,13 @@ class Measured:
         before, after = self.end.yardstick
         if abs(after / before - 1) > DRIFT:
             yield (
-                f"{self.file}: the same kernel took {before:.3g} s at the start and {after:.3g} s at the end; "
-                "clocks changed or the machine was busy: measure again on a quiet one"
+                f"{self.file}: the same kernel took {before:.3g} s at the start and {after:.3g} s"
+                " at the end; clocks changed or the machine was busy: measure again on a quiet one"
             )
         for rank, clock in zip(self.header.ranks, self.end.clocks_hz, strict=True):
             if rank.clock_hz and clock and abs(clock / rank.clock_hz - 1) > DRIFT:
                 yield (
-                    f"{self.file}: rank {rank.rank} began at {rank.clock_hz / 1e6:.0f} MHz and ended at {clock / 1e6:.0f} MHz; "
-                    "lock the clocks, or trust the sustained measurements alone"
+                    f"{self.file}: rank {rank.rank} began at {rank.clock_hz / 1e6:.0f} MHz and"
+                    f" ended at {clock / 1e6:.0f} MHz; lock the clocks, or trust the sustained"
+                    " measurements alone"
                 )

@@ -1,11 +1,13 @@
-"""Axes: the one table of how work is divided among ranks, and the queues of a rank that follow from it.
+"""Axes: the one table of how ranks divide work, and the queues of a rank.
 
-Every other module asks this table: the mesh for the order in which axes are laid on accelerators, the program for the stream of a
-communicator, the account for the part that exposed time counts as, pictures for the colour. Only modules that say what an axis *does*
-(`mpsim.parallel.context` what context parallelism does inside a layer) name it.
+Every other module asks this table: the mesh for the order in which axes are laid on accelerators,
+the program for the stream of a communicator, the account for the part that exposed time counts as,
+pictures for the colour. Only modules that say what an axis *does* (`mpsim.parallel.context` what
+context parallelism does inside a layer) name it.
 
-A scenario stands to the left of this table and keeps its own fields: a key that a person writes has a documentation, bounds and checks
-that no table can give it. `mpsim.scenario.sections.AXES` has the same names, which a test holds to these.
+A scenario stands to the left of this table and keeps its own fields: a key that a person writes has
+a documentation, bounds and checks that no table can give it. `mpsim.scenario.sections.AXES` has the
+same names, which a test holds to these.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 
 
 class Stream(enum.IntEnum):
-    """In-order queues of one rank: of its kernels, of its communicators by axis, of copies and of its host."""
+    """In-order queues of a rank: kernels, communicators by axis, copies and host."""
 
     COMPUTE = 0
     TP = 1
@@ -44,7 +46,7 @@ _MESSAGES = tuple(Stream(number) for number in range(Stream.SEND_NEXT, Stream.RE
 
 
 class Span(enum.IntFlag):
-    """Over which axes the ranks of a class take part in one row together; 0 where each does its own."""
+    """Axes over which a class's ranks share a row; 0 where each does its own."""
 
     NONE = 0
     TP = 1
@@ -119,7 +121,8 @@ AXES = (
         streams=(Stream.EP,),
         colour="#88CCEE",
         accounted=2,
-        # its groups are cut from all ranks of a stage: whoever waits for one of them is taken to wait for all
+        # its groups are cut from all ranks of a stage: whoever waits for one of them is taken to
+        # wait for all
         span=Span.TP | Span.CP | Span.DP,
         multiplies=False,
         of_experts="ep",
@@ -137,7 +140,7 @@ AXES = (
     ),
     Axis(name="pp", label="pipeline send", streams=_MESSAGES, colour="#332288", accounted=3),
 )
-"""Every axis, in the order in which a mesh lays them on accelerators unless told otherwise, fastest first."""
+"""Every axis, in the order of a mesh on accelerators unless told otherwise, fastest first."""
 
 AXIS_NAMES = tuple(axis.name for axis in AXES)  # names of the axes
 

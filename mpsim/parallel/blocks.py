@@ -118,7 +118,7 @@ def block_backward(
 
 
 class _Repeats:
-    """Parts of a forward that run again in one backward, each once, before the first kernel that needs it."""
+    """Parts of a forward that run again in a backward, once, before who needs them."""
 
     def __init__(self, expansion: Expansion, sharding: Sharding, again: Sequence[Repeat]) -> None:
         self._expansion = expansion
@@ -184,7 +184,7 @@ def _beside(shared: Sequence[Operator], plain: Plain) -> tuple[list[Item], list[
 def _in_turn(
     run: _Run, plain: Plain, hidden: Sequence[Operator], returned: frozenset[str]
 ) -> Iterator[Item]:
-    """The operators of a run but the hidden ones; the first kernel waits for what has `returned` from the experts."""
+    """The operators of a run but hidden ones; the first kernel waits for what has `returned`."""
     for item in (
         item for operator in run.operators if operator not in hidden for item in plain(operator)
     ):
@@ -200,7 +200,7 @@ _TRAVEL = ("ep", "etp", "etp-ep")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Cut:
-    """A block of an expert layer: what comes before the way there, the experts, and what comes after the way back."""
+    """A block of an expert layer: before the way there, the experts, after the way back."""
 
     before: list[Item]
     there: list[Communication]
@@ -212,8 +212,8 @@ class _Cut:
 def fused_blocks(forward: Sequence[Item], backward: Sequence[Item]) -> list[Item]:
     """Interleave `block_forward` and `block_backward` of two expert layers.
 
-    Neither recomputes in full. Exchanges of tokens are awaited by what needs them alone; one follows
-    the other where nothing travels.
+    Neither recomputes in full. Exchanges of tokens are awaited by what needs them alone; one
+    follows the other where nothing travels.
     """
     ahead, behind = _cut(forward), _cut(backward)
     if ahead is None or behind is None:

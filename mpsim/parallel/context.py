@@ -1,8 +1,10 @@
 """Context parallelism: how the attention core sees keys and values that other ranks hold.
 
-Every rank keeps 1/cp of each sequence; with a causal mask it is one chunk from the front and one from the back (zig-zag), so that all
-ranks have equal work. *All-gather* and *Ulysses* communicate before and after the core, *ring* cuts the core in cp steps and sends
-the next block of keys and values beside the step at hand, *gathered ring* sends all blocks by one gather beside the first step, *hierarchical* is Ulysses inside a scale-up domain and a ring across.
+Every rank keeps 1/cp of each sequence; with a causal mask it is one chunk from the front and one
+from the back (zig-zag), so that all ranks have equal work. *All-gather* and *Ulysses* communicate
+before and after the core, *ring* cuts the core in cp steps and sends the next block of keys and
+values beside the step at hand, *gathered ring* sends all blocks by one gather beside the first
+step, *hierarchical* is Ulysses inside a scale-up domain and a ring across.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from mpsim.workload import Operator, OperatorKind, Phase, Role, make_elementwise
 
 _ADD_TRAFFIC = 3  # two tensors in, one out
 
-# What torch's experimental context parallelism moves to put steps together, counted from its operations on float32 (torch 2.6,
-# distributed/tensor/experimental/_attention.py) [B an element of queries, or of keys and values].
+# What torch's experimental context parallelism moves to put steps together, counted from its
+# operations on float32 (torch 2.6, distributed/tensor/experimental/_attention.py) [B an element of
+# queries, or of keys and values].
 _WIDE_BYTES = 4
 _EAGER_ENDS = 12  # outputs of the first step cast, the sum cast back: 2 + 4 B each
 _EAGER_STEP = (
@@ -57,7 +60,9 @@ def core_items(
 def _gathered(
     core: Sequence[Operator], sharding: Sharding, *, backward: bool
 ) -> Iterator[Communication | Compute]:
-    """Gather keys and values before the core (again in backward: only a rank's own are kept); in backward reduce what answers them after it."""
+    """Gather keys and values before the core (again in backward: only a rank's own are kept); in
+    backward reduce what answers them after it.
+    """
     yield _exchange(core[0], "cp", "all_gather", _key_value_bytes(core[0], sharding), "key-value")
     yield from (Compute(shard(kernel, sharding)) for kernel in core)
     if backward:
@@ -90,7 +95,9 @@ def _ulysses(
 def _ring(
     whole: Operator, sharding: Sharding, axis: str, ranks: int, *, backward: bool
 ) -> Iterator[Communication | Compute]:
-    """Attend to one block of keys a step, the next block on its way; in backward what answers a block follows one step behind it."""
+    """Attend to one block of keys a step, the next block on its way; in backward what answers a
+    block follows one step behind it.
+    """
     block = _key_value_bytes(whole, sharding) / ranks
     at_once = sharding.tensor.context_exchange is ContextExchange.GATHERED_RING
     wide = _WIDE_BYTES / sharding.activation_bytes if sharding.tensor.eager_context_sums else 1.0
@@ -114,7 +121,7 @@ def _ring(
 
 
 def _step(whole: Operator, ranks: int, *, first: bool) -> Operator:
-    """Attention to one block: the rank's own is masked, of all others half the pairs are visible when causal.
+    """Attention to one block: the rank's own is masked, others half visible when causal.
 
     FLOPs are counted in full, an equal part a step.
     """
@@ -133,7 +140,7 @@ def _step(whole: Operator, ranks: int, *, first: bool) -> Operator:
 
 
 def _elements(whole: Operator) -> float:
-    """Elements that a fused kernel moves: queries and outputs, keys and values; in backward as many again."""
+    """Elements of a fused kernel: queries, outputs, keys and values; as many again in backward."""
     passes = 1 if whole.phase is Phase.FORWARD else 2
     width = whole.head_dim + whole.head_dim_v
     queries = whole.sequences * whole.queries * whole.heads * width
@@ -144,7 +151,9 @@ def _elements(whole: Operator) -> float:
 def _correction(
     whole: Operator, sharding: Sharding, ranks: int, block: float, *, backward: bool
 ) -> Operator:
-    """Rescale and add up the outputs of the steps; in backward, what the steps answer to queries, and the last answers to keys and values."""
+    """Rescale and add up the outputs of the steps; in backward, what the steps answer to queries,
+    and the last answers to keys and values.
+    """
     width = whole.head_dim if backward else whole.head_dim_v
     tensor = whole.sequences * whole.queries * whole.heads * width / sharding.tp
     if sharding.tensor.eager_context_sums:
@@ -165,7 +174,7 @@ def _correction(
 
 
 def _fused(core: Sequence[Operator]) -> Operator:
-    """The one kernel of a fused core: only that returns the statistics by which steps are put together."""
+    """The one kernel of a fused core, which alone returns statistics to join steps by."""
     if len(core) == 1 and core[0].kind is OperatorKind.ATTENTION:
         return core[0]
     message = (
@@ -190,7 +199,7 @@ def _heads_for_tokens(kernel: Operator, inside: int, tp: int) -> Operator:
 
 
 def _tensor_bytes(core: Sequence[Operator], sharding: Sharding, inside: int) -> dict[str, float]:
-    """Bytes of q, k, v and output on one rank; keys and values are repeated where they have fewer heads than ranks."""
+    """Bytes of q, k, v and output of a rank; keys and values repeat for heads fewer than ranks."""
     first = core[0]
     if first.kind is OperatorKind.ATTENTION:
         tokens, heads, kv_heads = first.sequences * first.queries, first.heads, first.kv_heads

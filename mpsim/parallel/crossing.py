@@ -1,8 +1,9 @@
-"""Crossing: what the traffic of communicators puts on the links of the fabric, and by how much these slow it down.
+"""Crossing: what communicators put on links of the fabric, and how much these slow them.
 
-A *ring* visits scale-up domains in the order in which the group's ranks reach them; every rank sends to the rank in its place in the next
-domain. On a torus it becomes rings along every axis that the group extends over, in both directions at once. An *exchange* (all-to-all) sends from
-every rank to every rank of other domains, as much to each. Weights are shares of what one rank sends over the network.
+A *ring* visits scale-up domains in the order of the group's ranks; every rank sends to the rank in
+its place in the next domain. On a torus it becomes rings along every axis of the group, both ways
+at once. An *exchange* (all-to-all) sends from every rank to every rank of other domains, as much to
+each. Weights are shares of what one rank sends over the network.
 
 Shapes: G groups, M members of each, F flows.
 """
@@ -43,7 +44,7 @@ class GroupShape:
 
 
 class Flows(NamedTuple):
-    """Node that sends and node that receives, and how much of one rank's traffic goes that way [F]."""
+    """Sending and receiving node, and how much of a rank's traffic goes that way [F]."""
 
     source: Ints
     target: Ints
@@ -79,12 +80,12 @@ def spread(domains: NDArray[np.int64]) -> GroupShape:
 
 
 def load(cluster: Cluster, flows: Flows) -> Floats:
-    """Bytes that each link of the fabric carries while every rank sends one byte over the network [B]."""
+    """Bytes on each link of the fabric while every rank sends one over the network [B]."""
     return routes_of(cluster).load(*flows)
 
 
 def slowdown(cluster: Cluster, flows: Flows) -> float:
-    """How many times longer the traffic takes than NICs alone would need for it: 1, or what the busiest link makes of it."""
+    """How many times longer traffic takes than by NICs alone: 1, or by the busiest link."""
     return max(1.0, _busiest(cluster, flows))
 
 
@@ -97,7 +98,9 @@ def _busiest(cluster: Cluster, flows: Flows) -> float:
 
 
 def message_slowdown(cluster: Cluster, source: Ints, target: Ints) -> float | None:
-    """How many times longer the fabric makes messages than shares of NICs; None where all accelerators have a NIC and no link is thin."""
+    """How many times longer the fabric makes messages than shares of NICs; None where all
+    accelerators have a NIC and no link is thin.
+    """
     node = cluster.node
     if not routes_of(cluster).names and node.nics >= node.accelerators:
         return None
@@ -106,7 +109,9 @@ def message_slowdown(cluster: Cluster, source: Ints, target: Ints) -> float | No
 
 
 def _lent(cluster: Cluster, flows: Flows) -> float:
-    """Time of a message over that on its accelerator's share of NICs alone: below 1 where a node has fewer NICs than accelerators and not all of these send."""
+    """Time of a message over that on its accelerator's share of NICs alone: below 1 where a node
+    has fewer NICs than accelerators and not all of these send.
+    """
     node = cluster.node
     if not len(flows.source) or node.nics >= node.accelerators:
         return 1.0
@@ -115,7 +120,7 @@ def _lent(cluster: Cluster, flows: Flows) -> float:
 
 
 def messages(cluster: Cluster, source: Ints, target: Ints) -> Flows:
-    """Every rank of `source` sends to that in its place in `target`; what stays in a scale-up domain takes no NIC."""
+    """Ranks of `source` send to those in their place in `target`; none within a domain."""
     here, there = np.ravel(source), np.ravel(target)
     leaves = cluster.domain_of(here) != cluster.domain_of(there)
     here, there = here[leaves], there[leaves]

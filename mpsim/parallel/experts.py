@@ -1,10 +1,12 @@
 """Expert parallelism: tokens travel to the ranks that hold their experts and back.
 
-The ranks of a stage form groups of ``etp x ep`` that hold every expert once: each rank 1/etp of the features of 1/ep of the experts.
-A rank brings its 1/tp of the tokens (sequence parallelism). *Dispatch* is an all-to-all over ep of every token's copies, one
-for each of its experts, followed by an all-gather over etp; *combine* is the way back, a reduce-scatter over etp and an all-to-all over
-ep. The backward pass mirrors both. An all-to-all delivers rows by the rank that sent them: a rank with several experts copies them
-once to lie by expert, and what its experts return once more to lie by rank.
+The ranks of a stage form groups of ``etp x ep`` that hold every expert once: each rank 1/etp of the
+features of 1/ep of the experts. A rank brings its 1/tp of the tokens (sequence parallelism).
+*Dispatch* is an all-to-all over ep of every token's copies, one for each of its experts, followed
+by an all-gather over etp; *combine* is the way back, a reduce-scatter over etp and an all-to-all
+over ep. The backward pass mirrors both. An all-to-all delivers rows by the rank that sent them: a
+rank with several experts copies them once to lie by expert, and what its experts return once more
+to lie by rank.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def expert_backward(
 
 
 def _bookkeeping(sharding: Sharding, *, waits: int) -> Iterator[Synchronization]:
-    """Small kernels of router, counts and permutations, and the waits of the host for what they count."""
+    """Small kernels of router, counts and permutations, and the host's waits for counts."""
     launches = _routing(sharding).software.expert_launches
     waits = waits if sharding.ep > 1 else 0
     if waits or launches:
@@ -73,7 +75,7 @@ def _bookkeeping(sharding: Sharding, *, waits: int) -> Iterator[Synchronization]
 
 
 def way_back(sharding: Sharding, *, backward: bool) -> frozenset[str]:
-    """Tags of what travels back from the experts: the kernel that puts tokens in place waits for it."""
+    """Tags of what travels back from experts: the kernel that places tokens waits for it."""
     name = Phase.INPUT_GRADIENT.of("dispatch") if backward else "combine"
     return _tags(_back(name, Phase.FORWARD, sharding))
 
@@ -96,7 +98,7 @@ def is_fused_away(operator: Operator, sharding: Sharding) -> bool:
 
 
 def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Operator]]:
-    """Shared-expert operators before and from the second product: what hides dispatch, and what hides combine."""
+    """Shared-expert operators up to the second product, and from it: what hides each exchange."""
     backward = any(operator.phase is not Phase.FORWARD for operator in operators)
     second = Role.UP if backward else Role.DOWN
     places = (i for i, operator in enumerate(operators) if operator.role is second)
@@ -105,7 +107,7 @@ def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Op
 
 
 def sent_tokens(sharding: Sharding) -> float:
-    """Copies of tokens that the busiest rank hands to an all-to-all, those for its own experts included.
+    """Copies of tokens that the busiest rank hands to an all-to-all, its own experts' too.
 
     One for each of a token's experts; a fused kernel sends one to each rank that has any of them.
     """
@@ -115,7 +117,9 @@ def sent_tokens(sharding: Sharding) -> float:
 
 
 def _tokens_across(sharding: Sharding) -> float:
-    """Copies that a fused kernel sends between domains, its own included: one to each domain that has any of a token's experts."""
+    """Copies that a fused kernel sends between domains, its own included: one to each domain that
+    has any of a token's experts.
+    """
     routing = _routing(sharding)
     if not routing.fused or routing.domains == 1:
         return 0.0
@@ -124,9 +128,10 @@ def _tokens_across(sharding: Sharding) -> float:
 
 
 def _reached(routing: Routing, places: int) -> float:
-    """How many of `places` with equal shares of the experts have any of a token's experts, on average.
+    """How many of `places` with equal shares have any of a token's experts, on average.
 
-    Of E experts a place has L, and none of a token's k with probability ``C(E - L, k) / C(E, k)``; k in a row are at ``k / L`` places, rounded up.
+    Of E experts a place has L, and none of a token's k with probability ``C(E - L, k) / C(E, k)``;
+    k in a row are at ``k / L`` places, rounded up.
     """
     here = routing.experts // places
     if routing.software.consecutive_experts:
@@ -147,7 +152,7 @@ def _around(
     ways: tuple[list[Communication], list[Communication]],
     beside: Beside,
 ) -> Iterator[Item]:
-    """The experts between the way there and the way back, each blocking or hidden behind what runs beside it."""
+    """The experts between the way there and back, each blocking or hidden behind others."""
     there, back = (
         [dataclasses.replace(sent, waits=Waits.TAGGED if hides else Waits.ALL) for sent in way]
         for way, hides in zip(ways, beside, strict=True)
@@ -181,7 +186,7 @@ def _between(
 
 
 def _pads(operators: Sequence[Operator], sharding: Sharding) -> bool:
-    """Whether products take counts of rows that routing does not give; a fused dispatch leaves them so."""
+    """Whether products take counts of rows of their own; a fused dispatch leaves them so."""
     routing = _routing(sharding)
     weights = all(operator.phase is Phase.WEIGHT_GRADIENT for operator in operators)
     if not routing.pads or routing.fused or weights:
@@ -203,7 +208,7 @@ def _worked_rows(sharding: Sharding) -> float:
 
 
 def _arrives_by_rank(sharding: Sharding) -> bool:
-    """Whether a kernel puts rows that arrive in another order, or number, in that of the experts of this rank."""
+    """Whether a kernel puts rows that arrive otherwise in the order of this rank's experts."""
     routing = _routing(sharding)
     if sharding.ep == 1 or routing.software.expert_dispatch is ExpertDispatch.ALL_GATHER:
         return False
@@ -213,10 +218,11 @@ def _arrives_by_rank(sharding: Sharding) -> bool:
 
 
 def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
-    """A copy of what travelled into the rows that the rank's experts work on, or back: both are moved once.
+    """A copy of what travelled into the rows of the rank's experts, or back.
 
-    A fused kernel brings a token once for all experts of a rank; the kernel behind it writes a row for each of them, or sums those
-    (DeepEP csrc/hybrid_ep/executor/executor.cu, standalone permute; Megatron-Core, _DeepepManager.get_permuted_hidden_states_by_experts).
+    A fused kernel brings a token once for all experts of a rank; the kernel behind it writes a row
+    for each of them, or sums those (DeepEP csrc/hybrid_ep/executor/executor.cu, standalone permute;
+    Megatron-Core, _DeepepManager.get_permuted_hidden_states_by_experts).
     """
     rows = sent_tokens(sharding) * sharding.etp + _worked_rows(sharding)
     moved = rows * sharding.hidden * sharding.activation_bytes
@@ -321,8 +327,9 @@ def rank_load(experts: int, ranks: int, spread: float) -> float:
 
     Notes
     -----
-    Experts get independent, normally distributed shares, and all tokens go somewhere: a rank of ``L = experts / ranks`` experts deviates
-    by ``spread / sqrt(L) * sqrt(1 - 1 / ranks)``, and the busiest of r by that times the expected maximum of r normal numbers.
+    Experts get independent, normally distributed shares, and all tokens go somewhere: a rank of ``L
+    = experts / ranks`` experts deviates by ``spread / sqrt(L) * sqrt(1 - 1 / ranks)``, and the
+    busiest of r by that times the expected maximum of r normal numbers.
 
     Examples
     --------
@@ -337,7 +344,7 @@ def rank_load(experts: int, ranks: int, spread: float) -> float:
 
 @remembered(4096)
 def expected_maximum(count: int) -> float:
-    """Expected largest of `count` independent standard normal numbers: ``integral of x n phi(x) Phi(x)^(n-1)``."""
+    """Expected largest of `count` normal numbers: ``integral of x n phi(x) Phi(x)^(n-1)``."""
     x = np.linspace(-_REACH, _REACH, _POINTS)
     density = np.exp(-(x**2) / 2.0) / math.sqrt(2.0 * math.pi)
     below = np.array([0.5 * math.erfc(-bound / math.sqrt(2.0)) for bound in x.tolist()])

@@ -1,7 +1,7 @@
 """Layout: who holds what of a model on which cluster, whatever the job is.
 
-Training and serving build their plans on it: nothing here knows batches or requests. What depends on how many tokens
-pass through is a method that takes them.
+Training and serving build their plans on it: nothing here knows batches or requests. What depends
+on how many tokens pass through is a method that takes them.
 
 Shapes: P pipeline ranks.
 """
@@ -44,7 +44,9 @@ Floats = NDArray[np.float64]
 
 _INSIDE_LAYERS = {axis.streams[0]: axis.name for axis in FOLDED if axis.communicators}
 _VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
-_KEPT = 256  # models, divisions and pipelines whose derived values stay ready: a search meets them again and again
+# models, divisions and pipelines whose derived values stay ready: a search meets them again and
+# again
+_KEPT = 256
 
 
 class ParameterKinds(NamedTuple):
@@ -77,8 +79,9 @@ class Layout:
         mesh = self.mesh
         degrees = " ".join(f"{axis.name} {mesh.degree(axis.name)}" for axis in ACCOUNTED)
         return (
-            f"Layout({self.model.layers} layers in {len(self.stages)} stages, {degrees}: {mesh.world} of "
-            f"{self.cluster.node.accelerator.name}, {self.precision}, {self.framework.name})"
+            f"Layout({self.model.layers} layers in {len(self.stages)} stages, {degrees}:"
+            f" {mesh.world} of {self.cluster.node.accelerator.name}, {self.precision},"
+            f" {self.framework.name})"
         )
 
     def cluster_of(self, rank: int) -> Cluster:
@@ -92,7 +95,7 @@ class Layout:
 
     @property
     def resident_model(self) -> Transformer:
-        """The model as tensor-parallel ranks hold it: key-value heads repeated where there are fewer than ranks."""
+        """The model as tensor-parallel ranks hold it: key-value heads repeated where too few."""
         return _resident(self.model, self.mesh.tp)
 
     @property
@@ -131,7 +134,7 @@ class Layout:
         )
 
     def message_bytes(self, tokens: int) -> float:
-        """Whole message from a stage to the next about so many tokens of one context-parallel rank [B]."""
+        """Whole message of so many tokens of a context-parallel rank to the next stage [B]."""
         return float(tokens * self.model.hidden * self.framework.lowering.activation_bytes)
 
     def sharding(self, tokens: int) -> Sharding:
@@ -157,7 +160,7 @@ class Layout:
 
     @property
     def _context_inside(self) -> int:
-        """Context-parallel ranks that share a scale-up domain, where that decides how they exchange keys and values."""
+        """Context-parallel ranks in a scale-up domain, where that decides how they exchange."""
         if self.framework.tensor.context_exchange is not ContextExchange.HIERARCHICAL:
             return 1
         shape = self.mesh.shape(("cp",), 0, self.cluster)
@@ -167,13 +170,14 @@ class Layout:
             fault = f"unevenly spread over {shape.domains} scale-up domains; needed as many in each"
         elif heads % (self.mesh.tp * inside):
             fault = (
-                f"of which {inside} in each scale-up domain divide {heads} heads with tp {self.mesh.tp}; "
-                "needed a divisor"
+                f"of which {inside} in each scale-up domain divide {heads} heads with tp"
+                f" {self.mesh.tp}; needed a divisor"
             )
         if fault:
             message = (
-                f"got {shape.ranks} context-parallel ranks {fault}: hierarchical context_exchange is an all-to-all of heads "
-                "inside a domain; choose another cp, or set framework.context_exchange to ring"
+                f"got {shape.ranks} context-parallel ranks {fault}: hierarchical context_exchange"
+                " is an all-to-all of heads inside a domain; choose another cp, or set"
+                " framework.context_exchange to ring"
             )
             raise ScenarioError([Problem(message, key="parallelism.cp")])
         return inside
@@ -195,13 +199,15 @@ class Layout:
         )
 
     def _load(self, moe: Experts) -> float:
-        """Tokens of the busiest rank over the mean; experts with a capacity all compute on that many."""
+        """Tokens of the busiest rank over the mean; with a capacity all have that many."""
         if moe.capacity_factor:
             return 1.0
         return moe.imbalance * rank_load(moe.experts, self.mesh.ep, moe.spread)
 
     def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
-        """Ranks of every communicator of a stream inside layers, int64[groups, members]; those that share a model for any other."""
+        """Ranks of every communicator of a stream inside layers, int64[groups, members]; those that
+        share a model for any other.
+        """
         if stream in _INSIDE_LAYERS:
             return self.mesh.groups((_INSIDE_LAYERS[stream],), rank)
         return self.mesh.model_groups()
@@ -213,7 +219,7 @@ class Layout:
     def stage_parameters(self, stage: Stage) -> dict[str, Count]:
         """Parameters of a stage by part (``embedding``, ``layers``, ``head``).
 
-        A tied output projection that does not share a rank with the embedding is a second copy of it.
+        A tied output projection on another rank than the embedding is a second copy of it.
         """
         shared = stage.head and self.shares_embedding(stage)
         return dict(_stage_parameters(self.model, self.mesh.tp, stage, shared=shared))
@@ -224,7 +230,7 @@ class Layout:
         return dataclasses.replace(self, tuning=ALL_TRAINED)
 
     def trained(self, counts: Mapping[str, Count]) -> dict[str, Count]:
-        """Trained ones of the parameters of parts: a layer of each kind (by that name), the embedding, the head."""
+        """Trained parameters of parts: a layer of each kind by its name, embedding, head."""
         if self.tuning.trains_all:
             return dict(counts)
         parts, lowering = self.all_trained.expansions(1, self.mesh.cp), self.lowering(1)
@@ -274,12 +280,12 @@ class Layout:
         return [stage for stage in self.stages if stage.rank == rank]
 
     def shares_embedding(self, head: Stage) -> bool:
-        """Whether the rank of a stage with the head has the embedding too, so that tied weights are one tensor."""
+        """Whether the rank of a stage with the head has the embedding: tied weights are one."""
         return any(stage.embedding for stage in self.rank_stages(head.rank))
 
     @property
     def embedding_ends(self) -> tuple[int, int] | None:
-        """Ranks of the first and the last stage when each has a copy of a tied embedding, else None."""
+        """Ranks of the first and last stage if each has a copy of a tied embedding, else None."""
         head = next(stage for stage in self.stages if stage.head)
         if not self.model.tied_embeddings or self.shares_embedding(head):
             return None
@@ -287,7 +293,7 @@ class Layout:
 
     @property
     def stage_copies(self) -> tuple[tuple[Stage, Stage], ...]:
-        """Pairs of stages that hold the same part of the model (two pipelines in opposite directions)."""
+        """Pairs of stages with the same part of the model (pipelines in opposite directions)."""
         # the stages of one pipeline come first and end with the head
         parts = next(stage.index for stage in self.stages if stage.head) + 1
         return tuple(zip(self.stages[:parts], self.stages[parts:], strict=False))
@@ -311,7 +317,7 @@ class Layout:
 
     @property
     def rank_linear_weights(self) -> Floats:
-        """Weights of the linear layers and experts of each pipeline rank on one tensor-parallel rank, float64[P]."""
+        """Weights of linear layers and experts of each pipeline rank on one tp rank, float64[P]."""
         layers = (
             sum(
                 (self.stage_parameters(stage)["layers"] for stage in self.rank_stages(rank)),
@@ -323,8 +329,8 @@ class Layout:
         return np.array([self.held(count) for count in linear])
 
 
-# Derived values are found again by content: a frozen layout holds no cache, and layouts that differ in their nodes, their replicas or
-# their stages share what their model and their degrees decide.
+# Derived values are found again by content: a frozen layout holds no cache, and layouts that differ
+# in their nodes, their replicas or their stages share what their model and their degrees decide.
 
 
 def _padded_vocab(model: Transformer, tp: int) -> int:
@@ -372,7 +378,7 @@ def _expansions(
 def _stage_parameters(
     model: Transformer, tp: int, stage: Stage, *, shared: bool
 ) -> dict[str, Count]:
-    """Parameters of a stage by part; `shared` says whether the rank of a head has the embedding too."""
+    """Parameters of a stage by part; `shared`: the rank of a head has the embedding too."""
     count = _parameters(model, tp)
     kinds = model.layer_kinds[stage.first_layer : stage.first_layer + stage.layers]
     parts = {"layers": sum((count.layers[kind] for kind in kinds), Count())}

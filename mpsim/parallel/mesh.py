@@ -59,8 +59,8 @@ class Mesh:
         if sorted(self.order) != sorted(AXIS_NAMES):
             problems.append(
                 Problem(
-                    f"got {'-'.join(self.order)}; needed every one of {', '.join(AXIS_NAMES)} once, "
-                    "joined by '-', fastest first",
+                    f"got {'-'.join(self.order)}; needed every one of {', '.join(AXIS_NAMES)} once,"
+                    " joined by '-', fastest first",
                     key="parallelism.order",
                 )
             )
@@ -99,7 +99,9 @@ class Mesh:
 
     @functools.cached_property
     def ranks(self) -> NDArray[np.int64]:
-        """Rank of every coordinate; the pipeline comes first, then the axes of a stage, slowest first (pp, dp, cp, tp)."""
+        """Rank of every coordinate; the pipeline comes first, then the axes of a stage, slowest
+        first (pp, dp, cp, tp).
+        """
         laid = [axis for axis in reversed(self.order) if axis in _GRID]
         grid = np.arange(self.world).reshape([self.degree(axis) for axis in laid])
         return np.moveaxis(grid, [laid.index(axis) for axis in _GRID], range(len(_GRID)))
@@ -150,12 +152,13 @@ class Straddling:
 
 
 def whole_groups(cluster: Cluster, mesh: Mesh) -> Cluster:
-    """The cluster with as many accelerators of each scale-up domain as groups inside stages fill whole.
+    """The cluster with as many accelerators of a domain as groups inside stages fill whole.
 
     Notes
     -----
-    Ranks are free where they are packed and their nodes are no whole number of domains: who asks for whole domains has no others, and
-    who lists accelerators means them. Of the numbers of nodes a domain, the largest of those that spread groups least is taken.
+    Ranks are free where they are packed and their nodes are no whole number of domains: who asks
+    for whole domains has no others, and who lists accelerators means them. Of the numbers of nodes
+    a domain, the largest of those that spread groups least is taken.
     """
     per_domain = cluster.node.domain // cluster.node.accelerators
     is_free = per_domain > 1 and cluster.nodes % per_domain and cluster.domains > 1
@@ -196,7 +199,7 @@ def straddling(cluster: Cluster, mesh: Mesh, *, first: int = 0) -> tuple[Straddl
 
 @remembered(_KEPT)
 def _nodes(mesh: Mesh, per_node: int, most: int, least: int) -> int:
-    """Nodes of a domain, at most `most`, with which groups touch fewest domains, most evenly; the largest such number."""
+    """Nodes of a domain, `most` or fewer, where groups touch fewest domains, most evenly."""
     groups = list(_groups(mesh).values())
     bound = [(-(-each.shape[1] // (most * per_node)), -each.shape[1]) for each in groups]
     best, chosen = None, most

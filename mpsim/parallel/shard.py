@@ -66,8 +66,8 @@ class Sharding:
 
         Notes
         -----
-        Experts: each of ``ep etp`` ranks brings 1/tp of its tokens and holds ``1 / (ep etp)`` of the experts, so its share of the work
-        is 1/tp whatever ep and etp are.
+        Experts: each of ``ep etp`` ranks brings 1/tp of its tokens and holds ``1 / (ep etp)`` of
+        the experts, so its share of the work is 1/tp whatever ep and etp are.
         """
         if split is Split.NONE or (split is Split.SEQUENCE and not self.sequence_parallel):
             return 1
@@ -82,8 +82,8 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
 
     Notes
     -----
-    A GEMM's bytes are counted again from its divided shape, because the operand that is not divided is read whole by every
-    rank: with T the token count, a column GEMM reads T x in whatever t is.
+    A GEMM's bytes are counted again from its divided shape, because the operand that is not divided
+    is read whole by every rank: with T the token count, a column GEMM reads T x in whatever t is.
     """
     if operator.kind is OperatorKind.LOSS and not sharding.tensor.loss_reductions:
         return operator  # every rank has all logits
@@ -107,7 +107,7 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
 
 
 def resized(operator: Operator, dim: str, parts: int) -> Operator:
-    """A product with one dimension divided by `parts`, and the bytes that it then moves; FLOPs are left alone."""
+    """A product with one dimension divided by `parts` and its bytes; FLOPs are left alone."""
     return reshaped(operator, {dim: getattr(operator, dim) // parts})
 
 

@@ -65,13 +65,14 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
         yield Compute(_sum_of_weights(whole, sharding))
     if column_input:
         waits = Waits.NOT_WEIGHTS if beside else Waits.ALL
-        # modules that copy their input to all ranks reduce its gradient, each for itself; tokens are gathered once for all
+        # modules that copy their input to all ranks reduce its gradient, each for itself; tokens
+        # are gathered once for all
         for _ in range(1 if sharding.sequence_parallel else whole.weights):
             yield from _reduce(whole.m * whole.n, whole, sharding, waits=waits)
 
 
 def norm_items(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
-    """All-reduces of norm weights in the forward of a layer, as some stacks do to keep them equal."""
+    """All-reduces of norm weights in a layer's forward, which keep them equal in some stacks."""
     if sharding.tp > 1:
         for _ in range(sharding.tensor.norm_reductions):
             yield dataclasses.replace(
@@ -90,7 +91,7 @@ def _is_partial_sum(operator: Operator) -> bool:
 
 
 def _is_cut(operator: Operator, sharding: Sharding, what: NarrowChunks) -> bool:
-    """Whether a product is cut in chunks that run beside the steps of its ring; `what` is on the way there.
+    """Whether a product is cut in chunks beside its ring's steps; `what` is on the way there.
 
     The output projection never is: it is no user-buffer module, nor compiled with a layer.
     """
@@ -113,7 +114,7 @@ def _output_elements(operator: Operator, sharding: Sharding) -> float:
 
 
 def _scales(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
-    """Largest magnitudes over all ranks: of the input and each weight; backward of each output's and each weight."""
+    """Largest magnitudes over all ranks: input and weights; backward outputs' and weights'."""
     if not (sharding.tensor.scale_reductions and sharding.tp > 1 and whole.operand_bytes):
         return
     tensors = whole.weights + (1 if whole.phase is Phase.FORWARD else whole.weights)
@@ -198,7 +199,7 @@ def _gather_beside(mine: Operator, elements: float, sharding: Sharding) -> Itera
 
 
 def _scatter_beside(mine: Operator, elements: float, sharding: Sharding) -> Iterator[Item]:
-    """Send a chunk's partial sums around the ring while the next chunk is multiplied; add up what arrived at the end."""
+    """Send a chunk's partial sums around the ring beside the next product; add up at the end."""
     steps = sharding.tp
     chunk = _chunk(mine, steps)
     arrived = elements * sharding.activation_bytes  # tp chunks are read

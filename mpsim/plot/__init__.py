@@ -1,6 +1,6 @@
 """Pictures: a function makes a Chart of numbers, ``plot()`` draws it, ``save()`` writes a file.
 
-Importing this package does not import matplotlib; drawing does. Charts of one step or service are methods of ``result.plot``.
+Importing this package imports no matplotlib; drawing does. Charts are methods of ``result.plot``.
 """
 
 from mpsim.plot.accuracy import Scored, agreement_chart, error_chart, residual_chart

@@ -1,4 +1,4 @@
-"""Charts of predictions against measurements: how well they agree, how the error goes with size, and residuals of a fit.
+"""Charts of predictions against measurements: agreement, error by size, residuals of a fit.
 
 Shapes: P points of a series.
 """
@@ -31,7 +31,7 @@ _SIZES = {
 
 
 class Scored(NamedTuple):
-    """Points both measured and predicted, above 0, in the unit of their chart; the size is NaN where there is none."""
+    """Points measured and predicted, above 0, in their chart's unit; size NaN if unknown."""
 
     family: str
     measured: float

@@ -1,7 +1,8 @@
-"""A chart as a value: what is drawn, in SI numbers with their units; two pens draw it, matplotlib's (`mpsim.plot.pen`) and the page's (`mpsim.report.pen`).
+"""A chart as a value: what is drawn, in SI numbers with their units; two pens draw it, matplotlib's
+(`mpsim.plot.pen`) and the page's (`mpsim.report.pen`).
 
-Nothing here draws. What both pens must agree on stands here: the unit an axis reads in, which ticks it has, and where names beside marks
-find room.
+Nothing here draws. What both pens must agree on stands here: the unit an axis reads in, which ticks
+it has, and where names beside marks find room.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ class Bars(Chart):
         for part in self.parts:
             if len(part.values) != len(self.names):
                 raise ScenarioError(
-                    f"{part.name}: got {len(part.values)} values; needed one for each of {len(self.names)} bars"
+                    f"{part.name}: got {len(part.values)} values; needed one for each of"
+                    f" {len(self.names)} bars"
                 )
 
     @property
@@ -158,7 +160,7 @@ class Bars(Chart):
 
     @property
     def starts(self) -> Floats:
-        """Where each part begins: at the parts before it on its side of zero, float64[parts, bars]."""
+        """Where parts begin: on those before them on their side of zero, float64[parts, bars]."""
         over, under = (np.cumsum(side, axis=0) - side for side in self._sides)
         return np.where(self.table < 0, under, over) * (not self.beside)
 
@@ -253,7 +255,8 @@ class Heat(Chart):
         shape = np.asarray(self.values).shape
         if shape != (len(self.names), len(self.edges) - 1):
             raise ScenarioError(
-                f"got values of shape {shape}; needed {len(self.names)} rows by {len(self.edges) - 1} columns"
+                f"got values of shape {shape}; needed {len(self.names)} rows by"
+                f" {len(self.edges) - 1} columns"
             )
 
 
@@ -275,7 +278,7 @@ def _largest(columns: Sequence[Numbers]) -> float:
 
 
 def thin(count: int, most: int) -> list[int]:
-    """Which of `count` positions to label so that at most `most` are: every one, or every 2nd, 4th, 8th...
+    """Which of `count` positions to label, at most `most`: every one, every 2nd, 4th, 8th...
 
     Examples
     --------
@@ -287,7 +290,7 @@ def thin(count: int, most: int) -> list[int]:
 
 
 def fullest(values: Floats) -> NDArray[np.int64]:
-    """Which points of a line to draw: all, or of more than a screen has columns the highest of each of so many spans."""
+    """Which points of a line to draw: all, or the highest of each span of a screen's column."""
     places = np.arange(len(values))
     if len(values) <= _MOST_POINTS:
         return places
@@ -308,7 +311,7 @@ def short_number(value: float) -> str:
 
 
 class Name(NamedTuple):
-    """A name beside its mark: the text, the mark, the left end and the middle of its line [shares of the axes]."""
+    """A name beside its mark: text, mark, left end and middle of its line [shares of the axes]."""
 
     text: str
     mark: tuple[float, float]
@@ -360,9 +363,9 @@ def _between(series: Series, x: Floats, y: Floats) -> tuple[Floats, Floats]:
 def placed_names(
     marks: Sequence[tuple[float, float]], texts: Sequence[str], taken: Floats | None = None
 ) -> list[Name]:
-    """Places for names beside marks, as near as marks and other names leave room; all in shares of the axes.
+    """Places for names beside marks, as near as others leave room [shares of the axes].
 
-    Marks in one place share a line of names. `taken` are boxes of what else is there, float64[N, 4].
+    Marks in one place share a line of names. `taken`: boxes of what else is there, float64[N, 4].
     """
     shared: dict[tuple[float, float], list[str]] = {}
     for mark, text in zip(marks, texts, strict=True):
@@ -381,7 +384,7 @@ def placed_names(
 
 
 def _free_place(x: float, y: float, letters: int, taken: Floats) -> Floats:
-    """Box of a name: to the right or left of its mark, then line by line away from it; beside it where nothing is free."""
+    """Box of a name: right or left of its mark, then by lines away; beside it if none is free."""
     wide = letters * _LETTER
     boxes = [
         np.array([left, bottom, left + wide, bottom + _LINE])

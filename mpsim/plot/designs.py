@@ -1,4 +1,6 @@
-"""Charts of a design: days against cost of every cluster with the Pareto front, what flips the choice, what upgrades buy, and the best of each value of a choice."""
+"""Charts of a design: days against cost of every cluster with the Pareto front, what flips the
+choice, what upgrades buy, and the best of each value of a choice.
+"""
 
 from __future__ import annotations
 

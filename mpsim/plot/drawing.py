@@ -1,4 +1,6 @@
-"""Bars, lines and heat maps on matplotlib axes, with their labels and legends. Importing this module imports matplotlib."""
+"""Bars, lines and heat maps on matplotlib axes, with their labels and legends. Importing this
+module imports matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ _HEAT, _LOADS, _NOTHING = "cividis", "viridis", "#FFFFFF"  # even in lightness, 
 def event_patches(
     events: Iterable[str], *, hatched: bool = False, labels: Mapping[str, str] | None = None
 ) -> list[Patch]:
-    """Legend entries of kinds of event, in the order of the palette; `labels` are words that count instead of its own."""
+    """Legend entries of kinds of event, in the palette's order; `labels` are other words."""
     present, words = set(events), {**LABELS, **(labels or {})}
     return [
         _patch(words.get(event, event), colour, hatched=hatched and event in COMMUNICATION)
@@ -68,7 +70,7 @@ def columns_of(labels: Iterable[str], width: float) -> int:
 
 
 def legend_above(ax: Axes, handles: Sequence[Artist], *, lift: float = 2.0) -> None:
-    """Put a legend above the axes, outside, where it hides nothing; `lift` in points over the axes."""
+    """Put a legend above the axes, outside, where it hides nothing; `lift` [points]."""
     if not handles:
         return
     figure = ax.get_figure(root=True)
@@ -183,7 +185,7 @@ def _draw_over(ax: Axes, line: Series, size: float) -> None:
 
 
 def _percent_axis(ax: Axes, table: Floats) -> float:
-    """Say at the top what share of the longest bar the bottom axis means; how far a legend must be above."""
+    """Say at the top what share of the longest bar the axis means; how high a legend must be."""
     longest = float(table.sum(axis=0).max(initial=0.0))
     if not longest:
         return 2.0
@@ -328,7 +330,9 @@ def _scale(ax: Axes, which: str, axis: Axis, word: str, size: float) -> None:
 
 
 class _Plain(LogFormatter):
-    """Numbers of a logarithmic axis without powers of ten as long as that is readable; between powers where there is room."""
+    """Numbers of a logarithmic axis without powers of ten as long as that is readable; between
+    powers where there is room.
+    """
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         if not super().__call__(x, pos):

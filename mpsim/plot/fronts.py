@@ -1,4 +1,4 @@
-"""Charts that set two figures against each other, with the Pareto front: layouts, services, plans, schedules."""
+"""Charts of two figures, with the Pareto front: layouts, services, plans, schedules."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def layouts_chart(
 ) -> Lines:
     """The same from points of step time [s] and memory [B].
 
-    Both ends of the front have a letter, and between them the places where memory falls most; notes say which layouts they are.
+    The front's ends have letters, and places between where memory falls most; notes say which.
     """
     if not rows:
         raise ScenarioError("no layout was simulated: nothing to draw")
@@ -107,7 +107,7 @@ def layouts_chart(
 
 
 def _lettered(memory: Sequence[float]) -> list[int]:
-    """Places of a front, by step time, that have a letter: both ends, and between them where memory falls most."""
+    """Places of a front, by step time, with a letter: ends, and where memory falls most."""
     falls = np.concatenate([[0.0], -np.diff(memory)])
     between = [place for place in np.argsort(-falls, kind="stable").tolist() if falls[place] > 0]
     chosen = dict.fromkeys([0, len(memory) - 1, *between]) if len(memory) else {}
@@ -131,7 +131,9 @@ def service_front_chart(search: ServiceSearch) -> Lines:
 
 
 def services_chart(groups: Mapping[str, Sequence[Point]], front: Sequence[Point] = ()) -> Lines:
-    """The same from points of output tokens/s of a user and of an accelerator, marks of the second group hollow; places of the front are numbered in the notes."""
+    """The same from points of output tokens/s of a user and of an accelerator, marks of the second
+    group hollow; places of the front are numbered in the notes.
+    """
     every = [point for points in groups.values() for point in points]
     if not every:
         raise ScenarioError("no service was simulated: nothing to draw")

@@ -64,7 +64,7 @@ SERVING: Final[Mapping[str, str]] = {
     "idle_cache": "straggling",
     "idle": "bubble",
 }
-"""Part of the time of a service to the kind of event as which it is drawn; others have their own."""
+"""Part of a service's time to the kind of event it is drawn as; others have their own."""
 
 MEMORY: Final[Mapping[str, str]] = {
     "parameters": "#117733",
@@ -135,7 +135,7 @@ def rgb(colour: str) -> NDArray[np.float64]:
 
 
 def shades(colour: str, count: int) -> NDArray[np.float64]:
-    """Shades of a colour for `count` chunks, the first as it is, the others lighter, float64[count, 3]."""
+    """Shades of a colour for `count` chunks, the first as it is, float64[count, 3]."""
     white = np.linspace(0.0, _LIGHTEST, count)[:, None] if count > 1 else np.zeros((1, 1))
     result: NDArray[np.float64] = rgb(colour) * (1 - white) + white
     return result

@@ -1,6 +1,7 @@
 """The matplotlib pen: charts drawn in the one style of all pictures.
 
-Figures are built without pyplot, so nothing here keeps state, opens a window or needs a display. Importing this module does not import matplotlib.
+Figures are built without pyplot, so nothing here keeps state, opens a window or needs a display.
+Importing this module does not import matplotlib.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Display:
         self.chart = chart
 
     def plot(self, ax: Axes | None = None) -> Self:
-        """Draw. `ax`: where, without a title; left out, a figure of a size that suits the numbers."""
+        """Draw. `ax`: where, without a title; else a figure of a size that suits the numbers."""
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
@@ -162,7 +163,7 @@ def _draw_inside(ax: Axes, chart: Panels) -> None:
 
 
 def _draw_panel(ax: Axes, chart: Chart, *, legend: bool) -> Sequence[Artist]:
-    """Draw one of several charts, its title over its legend; entries of a legend that is drawn elsewhere."""
+    """Draw one of several charts, its title over its legend, which may be drawn elsewhere."""
     draw(ax, chart)
     own = ax.get_legend()
     if own is not None and not legend:

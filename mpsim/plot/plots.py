@@ -24,7 +24,7 @@ R = TypeVar("R", bound=JobResult)
 
 
 def _picture(what: str, chart: Callable[..., Chart]) -> Callable[..., Display]:
-    """A method that draws the chart of a result, with the options of that chart, under `what` it shows."""
+    """A method that draws the chart of a result, with its options, under `what` it shows."""
 
     def draw(self: _Pictures[Any], ax: Axes | None = None, **options: object) -> Display:
         result = self._result
@@ -74,9 +74,11 @@ class Plots(_Pictures[Result]):
     def _headline(self) -> str:
         summary, memory = self._result.summary, self._result.summary["memory"]
         return (
-            f"{format_quantity(summary['step_time_s'], Dimension.TIME)} a step on {plural(summary['accelerators'], 'accelerator')}, "
-            f"{summary['tokens_per_s_per_accelerator']:,.0f} tokens/s each, MFU {summary['mfu']:.1%}, "
-            f"bubble {summary['bubble_fraction']:.1%}, memory {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
+            f"{format_quantity(summary['step_time_s'], Dimension.TIME)} a step on"
+            f" {plural(summary['accelerators'], 'accelerator')},"
+            f" {summary['tokens_per_s_per_accelerator']:,.0f} tokens/s each, MFU"
+            f" {summary['mfu']:.1%}, bubble {summary['bubble_fraction']:.1%}, memory"
+            f" {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
         )
 
     def _names(self) -> list[str]:
@@ -85,7 +87,7 @@ class Plots(_Pictures[Result]):
 
 
 class ServicePlots(_Pictures[ServiceResult]):
-    """Pictures that ``plot`` of a service's result offers; every method draws and returns a Display."""
+    """Pictures of ``plot`` of a service's result; every method draws and returns a Display."""
 
     ttft = _picture("TTFT over requests", lambda result: service.latency_chart(result, "ttft"))
     tpot = _picture("TPOT over requests", lambda result: service.latency_chart(result, "tpot"))
@@ -97,12 +99,14 @@ class ServicePlots(_Pictures[ServiceResult]):
     def _headline(self) -> str:
         summary = self._result.summary
         return (
-            f"{summary['request_rate_per_s']:.3g} requests/s on {plural(summary['accelerators'], 'accelerator')}, "
-            f"{summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, "
-            f"median TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT {1e3 * summary['tpot_s']['p50']:,.1f} ms"
+            f"{summary['request_rate_per_s']:.3g} requests/s on"
+            f" {plural(summary['accelerators'], 'accelerator')},"
+            f" {summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, median"
+            f" TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT"
+            f" {1e3 * summary['tpot_s']['p50']:,.1f} ms"
         )
 
 
 def draw_timeline(timeline: Timeline, labels: Mapping[str, str] | None = None) -> Display:
-    """Draw any timeline, with communication under the kernels; `labels` are words of the legend for kinds of event."""
+    """Draw any timeline, communication under kernels; `labels` are words of the legend."""
     return Display(timeline_chart(timeline, labels=labels)).plot()

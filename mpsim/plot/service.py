@@ -1,4 +1,4 @@
-"""Charts of services: how latencies spread, batches and cache over time, and many services side by side.
+"""Charts of services: spread of latencies, batches and cache over time, many services.
 
 Shapes: N requests, S iterations or jumps over equal ones, R rates.
 """
@@ -110,7 +110,7 @@ def cache_chart(result: ServiceResult) -> Lines:
 def _column(
     result: ServiceResult, column: str, scales: Sequence[float]
 ) -> dict[str, tuple[Floats, Floats]]:
-    """A column of the iterations by engine, times the scale of each pool; a pool whose scale is 0 is left out."""
+    """A column of iterations by engine, times the pool's scale; a scale of 0 leaves it out."""
     result.require_requests("pictures show")
     steps, served = result.served.steps, result.served
     each = [scale for scale, count in zip(scales, served.pools, strict=True) for _ in range(count)]
@@ -149,7 +149,7 @@ def occupancy_chart(title: str, y: Axis, columns: Mapping[str, tuple[Floats, Flo
 
 
 def _binned(columns: Mapping[str, tuple[Floats, Floats]], *, apart: bool) -> list[Series]:
-    """Means over spans of time, of each engine or of all together, and the highest value in each span."""
+    """Means over spans of time, by engine or together, and the highest value in each."""
     begin = min(float(start[0]) for start, _ in columns.values())
     edges = np.linspace(begin, max(float(start[-1]) for start, _ in columns.values()), _BINS + 1)
     means, highest = {}, np.zeros(_BINS)
@@ -169,7 +169,7 @@ def _binned(columns: Mapping[str, tuple[Floats, Floats]], *, apart: bool) -> lis
 
 
 def lives_chart(result: ServiceResult, count: int = _LIVES, *, unit: str = "") -> Timeline:
-    """Lives of requests that came around the one that waited longest for its first token: queue, prompt, transfer, tokens.
+    """Lives of requests around the one that waited longest: queue, prompt, transfer, tokens.
 
     `unit`: of times, such as "s"; what reads well if it is left out.
     """
@@ -214,7 +214,7 @@ def lives_chart(result: ServiceResult, count: int = _LIVES, *, unit: str = "") -
 
 
 def latency_rate_chart(sweep: Sweep, name: str = "ttft") -> Lines:
-    """Percentiles of a latency (``ttft``, ``tpot``, ``itl``, ``e2e``) against the rate of requests, of a sweep over it."""
+    """Percentiles of a latency (``ttft``, ``tpot``, ``itl``, ``e2e``) by rate of a sweep."""
     rates, summaries = _by_rate(sweep)
     percentiles = {
         which: np.array([summary[f"{name}_s"][which] for summary in summaries])
@@ -229,7 +229,9 @@ def latency_rate_chart(sweep: Sweep, name: str = "ttft") -> Lines:
 
 
 def goodput_rate_chart(sweeps: Mapping[str, Sweep]) -> Lines:
-    """Requests a second within the limits against the rate, a line for each sweep, and one on which as many are served as come."""
+    """Requests a second within the limits against the rate, a line for each sweep, and one on which
+    as many are served as come.
+    """
     known = {name: _by_rate(sweep) for name, sweep in sweeps.items()}
     rates = next(iter(known.values()))[0]
     lines = {

@@ -1,4 +1,5 @@
-"""Charts of a training step: where the time goes, bubbles, use of compute and links, memory, kernels, and who waited for whom.
+"""Charts of a training step: where the time goes, bubbles, use of compute and links, memory,
+kernels, and who waited for whom.
 
 Shapes: R ranks, E edges of time, K kernels.
 """
@@ -47,7 +48,7 @@ def part_words(part: str) -> str:
 
 
 def parts_of(seconds: Mapping[str, Sequence[float] | Floats]) -> list[Part]:
-    """Parts of the step that take any time, in the colours of their events, communication hatched."""
+    """Parts of the step that take time, in their events' colours, communication hatched."""
     return [
         Part(part_words(part), times, event := event_of_part(part), event in COMMUNICATION)
         for part, times in seconds.items()
@@ -88,7 +89,10 @@ def bubble_chart(result: Result | Timeline) -> Bars:
     whole = float(mean.sum())
     return Bars(
         title="Bubble by cause",
-        alt=f"{percent(mean[lead] / (whole or 1.0))} of the bubble of the mean rank is {CAUSES[lead]}.",
+        alt=(
+            f"{percent(mean[lead] / (whole or 1.0))} of the bubble of the mean rank is"
+            f" {CAUSES[lead]}."
+        ),
         names=names,
         parts=[
             Part(cause, shares[:, i], f"cause.{cause}" if cause in BUBBLE else "bubble")
@@ -138,7 +142,7 @@ def utilisation_chart(result: Result) -> Lines:
 
 
 def heat_chart(result: Result) -> Heat:
-    """Share of the time in which kernels run, by rank class and time; of many, neighbours are averaged."""
+    """Share of time with kernels, by rank class and time; neighbours of many averaged."""
     use = result.utilisation
     names, share = list(result.timeline.program.rank_name), use.kernels
     least = int(np.argmin(share.mean(axis=1)))
@@ -173,11 +177,16 @@ def links_chart(result: Result, *, most: int = 12) -> Heat:
     each = -(-most // len([tier for tier in by_tier if by_tier[tier]]))
     chosen = [link for own in by_tier.values() for link in sorted(own[:each])]
     rest = len(busiest) - len(chosen)
-    left_out = f"{len(chosen)} of {len(busiest):,} links that carry anything, the busiest; {rest:,} not shown carry less"
+    left_out = (
+        f"{len(chosen)} of {len(busiest):,} links that carry anything, the busiest; {rest:,} not"
+        " shown carry less"
+    )
     top = busiest[0]
     return Heat(
         title="Links over time",
-        alt=f"Busiest is {use.names[top]}, which carries {percent(use.mean[top])} of what it could.",
+        alt=(
+            f"Busiest is {use.names[top]}, which carries {percent(use.mean[top])} of what it could."
+        ),
         notes=[left_out] if rest else (),
         names=[use.names[link] for link in chosen],
         edges=use.edges_s,
@@ -223,7 +232,7 @@ def capacity_limit(capacity: float) -> Limit:
 
 
 def memory_curve_chart(result: Result) -> Lines:
-    """Memory of the first, the fullest and the last rank over time, and thinly what is there all the time."""
+    """Memory of the first, fullest and last rank over time, thinly what is always there."""
     memory = result.memory
     chosen = sorted({0, memory.fullest, len(memory.total) - 1})
     names = result.program.rank_name
@@ -299,10 +308,10 @@ def memory_areas(
 
 
 def roofline_chart(result: Result) -> Lines:
-    """Kernels of forwards and backwards: FLOPs per byte against achieved FLOP/s, under the peaks; marks by the time they take.
+    """FLOPs per byte against achieved FLOP/s of kernels, under the peaks; marks by time.
 
-    Kernels that take most of the time have a letter at their slowest part, and notes say which they are. Kernels that only move data have
-    no place in it; a note says how much of the time they take.
+    Kernels that take most time have a letter at their slowest part, named in notes. Kernels that
+    only move data have no place in it; a note says how much of the time they take.
     """
     kernels = roofline(result.plan)
     works = kernels.flops > 0
@@ -314,8 +323,9 @@ def roofline_chart(result: Result) -> Lines:
     slowest = _slowest(kernels)
     letters = dict(zip(slowest, _LETTERS, strict=False))
     notes = [
-        f"{letters[place]}  {kernels.names[place].replace('_', ' ')}: {share:.0%} of the kernel time; slowest is its "
-        f"{part_words(kernels.parts[place])} with {kernels.achieved[place] / 1e12:,.0f} TFLOP/s"
+        f"{letters[place]}  {kernels.names[place].replace('_', ' ')}: {share:.0%} of the kernel"
+        f" time; slowest is its {part_words(kernels.parts[place])} with"
+        f" {kernels.achieved[place] / 1e12:,.0f} TFLOP/s"
         for place, share in slowest.items()
     ]
     if moving:
@@ -323,7 +333,10 @@ def roofline_chart(result: Result) -> Lines:
     longest = int(np.argmax(np.where(works, kernels.seconds, -1.0)))
     return Lines(
         title="Roofline",
-        alt=f"Most time goes to {_kernel(kernels, longest)}, at {kernels.achieved[longest] / 1e12:.4g} TFLOP/s.",
+        alt=(
+            f"Most time goes to {_kernel(kernels, longest)}, at"
+            f" {kernels.achieved[longest] / 1e12:.4g} TFLOP/s."
+        ),
         notes=notes,
         series=[*_roofs(kernels, least, most), *_kernel_series(kernels, letters)],
         x=Axis(name="FLOPs per byte of device memory", unit="FLOP/B", log=10, limits=(least, most)),
@@ -338,7 +351,7 @@ def roofline_chart(result: Result) -> Lines:
 
 
 def _slowest(kernels: Roofline) -> dict[int, float]:
-    """The slowest part of each kernel that takes most of the time, and what share all its parts take, the longest first."""
+    """The slowest part of each kernel that takes most time, and the share of all its parts."""
     of_kernel: dict[str, list[int]] = {}
     for place in np.flatnonzero(kernels.flops > 0).tolist():
         of_kernel.setdefault(kernels.names[place], []).append(place)
@@ -395,7 +408,9 @@ def _kernel_series(kernels: Roofline, letters: Mapping[int, str]) -> list[Series
 
 
 def blame_chart(blame: Blame) -> Heat:
-    """Seconds that one rank of each class waited beyond the undisturbed step on account of each cause; those with most waiting, in the order of ranks."""
+    """Seconds that one rank of each class waited beyond the undisturbed step on account of each
+    cause; those with most waiting, in the order of ranks.
+    """
     rows, columns = (
         np.sort(np.argsort(-np.abs(blame.matrix).sum(axis=axis), kind="stable")[:_MOST_BLAMED])
         for axis in (1, 0)

@@ -1,4 +1,5 @@
-"""Charts of studies: comparisons, sweeps, searches, plans, scaling, schedules, sensitivity, goodput, and answers to a question.
+"""Charts of studies: comparisons, sweeps, searches, plans, scaling, schedules, sensitivity,
+goodput, and answers to a question.
 
 Shapes: V variants, N points, F places of a front, X values of a sweep's horizontal key, L lines.
 """
@@ -101,10 +102,13 @@ def comparison_chart(*comparisons: Comparison, names: Sequence[str] = ()) -> Bar
 
 
 def sensitivity_chart(sensitivity: Sensitivity) -> Bars:
-    """Per cent of step time for one per cent more of each parameter, the strongest on top; what shortens the step to the left."""
+    """Per cent of step time for one per cent more of each parameter, the strongest on top; what
+    shortens the step to the left.
+    """
     rows = sensitivity.rows
     lead = (
-        f"The step answers most to {rows[0].name}: {rows[0].elasticity:+.3f} per cent for one per cent."
+        f"The step answers most to {rows[0].name}: {rows[0].elasticity:+.3f} per cent for one per"
+        " cent."
         if rows
         else ""
     )
@@ -199,7 +203,7 @@ def _short(key: str) -> str:
 def _table(
     rows: Sequence[Row], keys: Sequence[str], values: Mapping[str, list[str]], metric: str
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """The metric and whether it fits, by the values of `keys`; of several rows at one place the best that fits."""
+    """The metric and whether it fits, by values of `keys`; of rows at one place the best."""
     shape = tuple(len(values[name]) for name in keys)
     figures, usable = np.full(shape, np.nan), np.zeros(shape, dtype=bool)
     less = metric in _LESS_IS_BETTER or _axis_of(metric).unit not in ("", "share")
@@ -311,7 +315,7 @@ def scaling_chart(scale: Scale) -> Panels:
 
 
 def goodput_chart(goodput: Goodput) -> Lines:
-    """The expected goodput over intervals between checkpoints, the best intervals by formula, and the simulated one."""
+    """Expected goodput over checkpoint intervals, best ones by formula, and the simulated."""
     curve = goodput.curve()
     limits: list[Limit] = []
     for (name, at), colour in zip(curve.best.items(), ("backward", "tp"), strict=False):
@@ -327,11 +331,23 @@ def goodput_chart(goodput: Goodput) -> Lines:
     mean = goodput.effective
     return Lines(
         title="Goodput",
-        alt=f"{percent(mean)} of the time is progress, with a checkpoint every {goodput.interval / _MINUTE:.3g} minutes.",
+        alt=(
+            f"{percent(mean)} of the time is progress, with a checkpoint every"
+            f" {goodput.interval / _MINUTE:.3g} minutes."
+        ),
         notes=[
-            "curve: long-run share for interruptions at random (Daly 2006, equation 20), with a node always at hand",
-            f"point: mean of {len(goodput.shares):,} simulated runs of {goodput.days:g} days, with spare nodes, their repair and checkpoints that are still being stored",
-            "lines: where the curve is highest by the formulas of Young (first order) and Daly (higher order)",
+            (
+                "curve: long-run share for interruptions at random (Daly 2006, equation 20), with a"
+                " node always at hand"
+            ),
+            (
+                f"point: mean of {len(goodput.shares):,} simulated runs of {goodput.days:g} days,"
+                " with spare nodes, their repair and checkpoints that are still being stored"
+            ),
+            (
+                "lines: where the curve is highest by the formulas of Young (first order) and Daly"
+                " (higher order)"
+            ),
         ],
         series=[
             Series("expected by formula", curve.interval_s / _MINUTE, curve.expected, "forward"),

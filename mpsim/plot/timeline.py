@@ -1,6 +1,7 @@
-"""The pipeline timeline as a value: one row a rank, time to the right, a bar an action, and under it what the rank communicates over each axis.
+"""The pipeline timeline as a value: one row a rank, time to the right, a bar an action, and under
+it what the rank communicates over each axis.
 
-Of transfers there is the share of each span of time, so a picture of a large step stays as small as its pixels.
+Transfers are the share of each span of time: a large step's picture is small as its pixels.
 
 Shapes: N bars, R ranks drawn, A axes, T spans of time.
 """
@@ -157,7 +158,9 @@ def timelines_chart(
     *,
     shaded: Sequence[Mapping[str, Floats]] = (),
 ) -> Panels:
-    """Timelines one above the other, such as a simulated step and a recorded one, time to the same scale; with spans that are `shaded` in each [s]."""
+    """Timelines one above the other, such as a simulated step and a recorded one, time to the same
+    scale; with spans that are `shaded` in each [s].
+    """
     longest = max(timeline.makespan for timeline in timelines) * TICK
     unit, size = readable("s", longest)
     charts = [
@@ -204,14 +207,17 @@ def _bars(
     *,
     across: bool = False,
 ) -> Actions:
-    """One bar for all chosen rows of an action that follow each other without a gap, or `across` gaps too, by the place of their rank and start."""
+    """One bar for all chosen rows of an action that follow each other without a gap, or `across`
+    gaps too, by the place of their rank and start.
+    """
     program, start, end, rows = (
         timeline.program,
         timeline.start,
         timeline.end,
         np.flatnonzero(chosen),
     )
-    # by rank, stream and then row (the last key counts first), so that rows of a lane are neighbours
+    # by rank, stream and then row (the last key counts first), so that rows of a lane are
+    # neighbours
     rows = rows[np.lexsort((rows, program.stream[rows], program.rank[rows]))]
     before, after = rows[:-1], rows[1:]
     joined = (across | (end[before] == start[after])) & (program.microbatch[after] >= 0)

@@ -88,7 +88,10 @@ def _label(ax: Axes, chart: Timeline) -> None:
         words = f"hatched, dark: exposed{hidden}"
         style: Style = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.3}
         handles.append(Patch(label=words, hatch=HATCH, **style))
-    handles += [Patch(label=word, color=colour, alpha=_SHADE, linewidth=0) for colour, word in zip(_shades(), chart.shaded, strict=False)]  # fmt: skip
+    handles += [
+        Patch(label=word, color=colour, alpha=_SHADE, linewidth=0)
+        for colour, word in zip(_shades(), chart.shaded, strict=False)
+    ]
     legend_above(ax, handles)
 
 
@@ -131,7 +134,7 @@ def _widths(ax: Axes, bars: Actions) -> NDArray[np.float64]:
 def _add_numbers(
     ax: Axes, bars: Actions, lane: tuple[float, float], free: NDArray[np.float64]
 ) -> None:
-    """Write microbatch numbers into the free upper share of bars that are wide enough, all of one size."""
+    """Write microbatch numbers into the free upper part of bars wide enough, in one size."""
     numbered = np.flatnonzero(bars.microbatch >= 0)
     bottom, top = ax.get_ylim()
     row = ax.get_window_extent().height / ax.figure.dpi * _POINTS_PER_INCH / abs(bottom - top)
@@ -159,7 +162,7 @@ def _add_numbers(
 
 
 def _chunk_patches(bars: Actions) -> list[Artist]:
-    """Legend entries that say which shade is which chunk; the first has the colours of the events themselves."""
+    """Legend entries of shades of chunks; the first has the events' own colours."""
     chunks = int(bars.chunk.max(initial=0)) + 1
     later = [chunk for chunk in np.unique(bars.chunk).tolist() if chunk > 0]
     colour = shades(EVENTS["forward"], chunks)
@@ -185,7 +188,7 @@ def _boxes(
 
 
 def _areas(lanes: Lanes, axis: int, kind: int, top: float, height: float) -> list[Floats]:
-    """One outline for every run of spans that are not empty: exposed grows from the bottom, hidden stands on it."""
+    """An outline a run of spans that are not empty: exposed from the bottom, hidden on it."""
     polygons: list[Floats] = []
     for row, share in enumerate(lanes.share[:, axis]):
         floor = np.zeros(share.shape[1]) if kind == EXPOSED else share[EXPOSED]
@@ -225,7 +228,7 @@ def _add(ax: Axes, polygons: list[Floats], event: str, *, pale: bool = False) ->
 
 
 def _add_bands(ax: Axes, waited: Floats, bars: Actions, lane: tuple[float, float]) -> None:
-    """Fill the lower part of each bar with what its kernels wait for: as much of its area as of its time."""
+    """Fill the lower part of bars with what kernels wait for: area as the time."""
     floor = np.zeros(len(waited))
     for axis, name in enumerate(AXIS_NAMES):
         share = waited[:, axis]

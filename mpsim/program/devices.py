@@ -38,7 +38,9 @@ class Devices:
 
 
 def devices_of(program: Program, deployment: Deployment, usual: Program | None = None) -> Devices:
-    """Expand a program of the deployment, with templates, and look up what its rows take; those of `usual` have the least that they lose in their durations."""
+    """Expand a program of the deployment, with templates, and look up what its rows take; those of
+    `usual` have the least that they lose in their durations.
+    """
     fine = expand(program)
     least = fine.duration if usual is None else np.maximum(fine.duration, expand(usual).duration)
     rank, home = fine.rank, fine.stream

@@ -1,9 +1,11 @@
 """Expansion: the same Program with every kernel a row of its own.
 
-Nothing is timed again. A row with a template becomes the template's kernels, each on its own stream, with the waits that the
-template was evaluated with; a row starts when the row before it on the compute stream has ended on every stream.
+Nothing is timed again. A row with a template becomes the template's kernels, each on its own
+stream, with the waits that the template was evaluated with; a row starts when the row before it on
+the compute stream has ended on every stream.
 
-Shapes: N rows, M templates, X kernels of all rows, Y kernels of all templates; a row without a template is one kernel, *plain*.
+Shapes: N rows, M templates, X kernels of all rows, Y kernels of all templates; a row without a
+template is one kernel, *plain*.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def expand(program: Program) -> Program:
     ]
     stream = tiles.inside([template.stream for template in program.templates], program.stream)
     dependencies, slots = tiles.dependencies(), tiles.slots(stream)
-    # one block of memory for several columns: the fewer pages are touched for the first time, the better
+    # one block of memory for several columns: the fewer pages are touched for the first time, the
+    # better
     rank, stage, chunk, microbatch, peer = tiles.along(
         np.stack([program.rank, program.stage, program.chunk, program.microbatch, program.peer])
     )
@@ -115,7 +118,7 @@ class _Tiles:
         return np.repeat(column, self.count, axis=-1)
 
     def inside(self, columns: list[Column], own: Column) -> Column:
-        """A column that templates have for each kernel, or several [..., Q]; plain rows have their `own` [..., N]."""
+        """A column of templates by kernel, or several [..., Q]; plain rows have `own` [..., N]."""
         nothing = np.zeros((*own.shape[:-1], 1), own.dtype)
         table = np.concatenate([*columns, nothing], axis=-1).astype(own.dtype, copy=False)
         result: Column = table.take(self.place, axis=-1)
@@ -145,12 +148,12 @@ class _Tiles:
         return Lists(pointer, value)
 
     def dependencies(self) -> Lists:
-        """Edges inside templates, and from the exits of a row to the entries of the rows that wait for it.
+        """Edges inside templates, and from exits of a row to entries of rows that wait for it.
 
         Notes
         -----
-        From an entry to the next of its row come the entry's waits, which are the row's own, then those of the kernels behind it, which
-        lie side by side in the template.
+        From an entry to the next of its row come the entry's waits, which are the row's own, then
+        those of the kernels behind it, which lie side by side in the template.
         """
         edges = [_edges(template) for template in self._program.templates]
         table = Lists(

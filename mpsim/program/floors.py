@@ -1,10 +1,11 @@
-"""Floors: the least time in which links can carry what a program puts on them, whatever runs beside what.
+"""Floors: the least time for links to carry what a program puts on them.
 
-Where nobody follows how transfers share links, each takes the time that it has alone, and two of different communicators may run beside each other at full rate
-each: a step of which communication is most could then be shorter than its links need for the bytes. `link_floors` says how long they need; a program that knows
-it (`Program.least`) ends no sooner on any engine.
+Where nobody follows how transfers share links, each takes the time that it has alone, and two of
+different communicators may run beside each other at full rate each: a step of which communication
+is most could then be shorter than its links need for the bytes. `link_floors` says how long they
+need; a program that knows it (`Program.least`) ends no sooner on any engine.
 
-Shapes: R rank classes, D directions (out, in), M templates, Q kernels of one, E links of the fabric.
+Shapes: R rank classes, D directions (out, in), M templates, Q kernels of one, E links.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
 
     Notes
     -----
-    A transfer counts as at most the time it has: a measured rate above what the link's figures say counts as a full link, as it does under ``network: flow``.
+    A transfer counts as at most the time it has: a measured rate above what the link's figures say
+    counts as a full link, as it does under ``network: flow``.
     """
     clusters = deployment.class_clusters
     ports = [_port_floor(program, clusters, far=far) for far in (False, True)]
@@ -51,7 +53,9 @@ def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
 
 
 def link_ticks(program: Program, deployment: Deployment) -> dict[str, Floats]:
-    """How long each link of a kind is busy: ports of scale-up domains and NICs [D x R], and links of the fabric [E], by the name of their `Floor` [ticks]."""
+    """How long each link of a kind is busy: ports of scale-up domains and NICs [D x R], and links
+    of the fabric [E], by the name of their `Floor` [ticks].
+    """
     clusters = deployment.class_clusters
     return {
         "scale_up": _port_ticks(program, clusters, far=False).ravel(),
@@ -76,7 +80,7 @@ def held_to_links(program: Program, deployment: Deployment) -> Program:
 
 
 def _most_of_ports(program: Program, clusters: tuple[Cluster, ...]) -> float:
-    """Ticks that no port is busy for longer than: quickly found, and in most steps less than they compute."""
+    """Ticks that no port is busy for longer than, found quickly; most steps compute more."""
     met = (np.diff(program.slot_ptr) > 1) & (program.kind != SEND)
     arrives = program.kind == SEND
     most = 0.0
@@ -165,7 +169,9 @@ def _ranks(program: Program, chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
 
 
 def _most_of(program: Program, floor: Floor) -> int:
-    """Part of the account that most of the bytes on a floor's link count as: of its rank class, or of all for a link of the fabric."""
+    """Part of the account that most of the bytes on a floor's link count as: of its rank class, or
+    of all for a link of the fabric.
+    """
     far = floor.name != "scale_up"
     sent = program.out_bytes if far else program.up_bytes
     row, rank = _ranks(program, sent > 0)
@@ -204,7 +210,7 @@ def _fabric_ticks(program: Program, deployment: Deployment) -> tuple[Floats, tup
 
 
 def _distinct_rows(program: Program) -> tuple[Program, Floats]:
-    """A program of the rows that send over NICs, one of each template on a rank class, and how often each runs."""
+    """A program of rows over NICs, one of each template on a rank class, and their counts."""
     inside = np.array([template.out_bytes.any() for template in program.templates] + [False])
     tiled = np.flatnonzero(inside[program.template])
     plain = np.flatnonzero((program.template < 0) & (program.out_bytes > 0))

@@ -1,11 +1,13 @@
 """Which links every row uses: what a fluid network needs to know of a Program.
 
-Each rank class has ports of its own, out and in: towards its scale-up domain, and its share of the node's NICs. All ranks of a class do the
-same at the same time, and all accelerators of a node may send at once, so a share is what one of them can count on; what meets on it is what
-one rank does at a time: a message of the pipeline and a collective of replicas on the same NIC.
+Each rank class has ports of its own, out and in: towards its scale-up domain, and its share of the
+node's NICs. All ranks of a class do the same at the same time, and all accelerators of a node may
+send at once, so a share is what one of them can count on; what meets on it is what one rank does at
+a time: a message of the pipeline and a collective of replicas on the same NIC.
 
-Links of the fabric that could be too thin (up-links of oversubscribed tiers, links of tori and graphs) are shared by all classes whose traffic takes
-them: every communicator and every message loads them as `mpsim.parallel.crossing` counts. Links that all traffic loads alike are one link.
+Links of the fabric that could be too thin (up-links of oversubscribed tiers, links of tori and
+graphs) are shared by all classes whose traffic takes them: every communicator and every message
+loads them as `mpsim.parallel.crossing` counts. Links that all traffic loads alike are one link.
 
 Shapes: N rows, R rank classes, L links, U uses, E links of the fabric, P patterns of traffic.
 """
@@ -32,7 +34,7 @@ _DIGITS = 9  # of a load: what agrees to so many is one link
 
 
 class Deployment(Protocol):
-    """Where the rank classes of a program run, and who communicates with whom: a job's plan, as devices and links see it."""
+    """Where a program's rank classes run, and who communicates: a plan as links see it."""
 
     @property
     def layout(self) -> Layout:
@@ -45,7 +47,7 @@ class Deployment(Protocol):
         ...
 
     def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
-        """Ranks of every communicator of a stream among those of one pipeline rank, int64[groups, members]."""
+        """Ranks of every communicator of a stream in a pipeline rank, int64[groups, members]."""
         ...
 
 
@@ -86,10 +88,11 @@ def links_of(program: Program, deployment: Deployment) -> Links:
 
     Notes
     -----
-    A row's bytes leave through the ports of its home class and arrive at those of its peer, or of its own class for a
-    collective, in which each member sends and receives. At their usable rate its busiest link needs ``max(bytes / rate)``:
-    that is `work`, at most the row's duration, and the rest of the duration is latency. The unit of rate is the byte over
-    NICs where there is one, else over scale-up links, so that NICs share evenly by bytes.
+    A row's bytes leave through the ports of its home class and arrive at those of its peer, or of
+    its own class for a collective, in which each member sends and receives. At their usable rate
+    its busiest link needs ``max(bytes / rate)``: that is `work`, at most the row's duration, and
+    the rest of the duration is latency. The unit of rate is the byte over NICs where there is one,
+    else over scale-up links, so that NICs share evenly by bytes.
     """
     communicates = (program.template < 0) & ((program.up_bytes > 0) | (program.out_bytes > 0))
     rows = np.flatnonzero(communicates)
@@ -162,7 +165,7 @@ def _ports(program: Program, rows: NDArray[np.int64], deployment: Deployment) ->
 
 
 def _kinds(cluster: Cluster) -> Iterator[tuple[str, float, bool]]:
-    """Ports of one rank: name, usable rate in one direction [B/tick], whether bytes that leave the domain take it."""
+    """Ports of a rank: name, usable rate of a direction [B/tick], whether for the outside."""
     node = cluster.node
     yield "scale-up", node.scale_up.bandwidth * node.scale_up.efficiency * TICK, False
     if node.nics:
@@ -191,7 +194,8 @@ def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -
     sends = program.kind[rows] == SEND
     stream = np.where(sends, -1, program.stream[rows])
     traffic = np.stack([stream, program.rank[rows], program.peer[rows]])
-    # few patterns, many rows: each is routed once. The inverse is flattened where it is used, as numpy 2.0 gives it two axes
+    # few patterns, many rows: each is routed once. The inverse is flattened where it is used, as
+    # numpy 2.0 gives it two axes
     keys, pattern = np.unique(traffic, axis=1, return_inverse=True)
     loads = np.stack(
         [load(deployment.layout.cluster, _flows(deployment, *key)) for key in keys.T.tolist()],
@@ -213,8 +217,9 @@ def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -
 def _alike(
     names: tuple[str, ...], capacity: NDArray[np.float64], loads: NDArray[np.float64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64]]:
-    """One of all links that every pattern loads alike, without those that carry nothing: name, number and loads."""
-    # rounded, so that sums that differ in their last bits are alike; where nothing is loaded, 1e-300 avoids 0 / 0
+    """One of links that every pattern loads alike, without idle ones: name, number, loads."""
+    # rounded, so that sums that differ in their last bits are alike; where nothing is loaded,
+    # 1e-300 avoids 0 / 0
     share = np.round(
         loads / capacity[:, None] / np.max(loads / capacity[:, None], initial=1e-300), _DIGITS
     )

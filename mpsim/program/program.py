@@ -1,11 +1,13 @@
 """The Program: every operation of a job as columns, ready for any engine.
 
-Nothing here knows what the job is: which kinds of rows there are and what their time counts as comes with it (`Vocabulary`).
+Nothing here knows what the job is: which kinds of rows there are and what their time counts as
+comes with it (`Vocabulary`).
 
 Shapes: N rows (operations), R rank classes, T streams a rank, E dependencies, K slots, M templates.
 
-A row occupies one slot on one or more (rank, stream) pairs. On each of them rows run in the order of their row numbers: row order
-*is* stream order. Durations are whole ticks of one picosecond held in float64, so every engine's sums are exact (below 2.5 hours).
+A row occupies one slot on one or more (rank, stream) pairs. On each of them rows run in the order
+of their row numbers: row order *is* stream order. Durations are whole ticks of one picosecond held
+in float64, so every engine's sums are exact (below 2.5 hours).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ __all__ = [
 TICK = 1e-12  # one tick of the engines [s]
 
 SEND, COLLECTIVE = 0, 1
-"""Kinds of rows that every job has: a message between two rank classes, which occupies streams of both, and a collective of a group."""
+"""Kinds of rows that every job has: a message between two rank classes, which occupies streams of
+both, and a collective of a group."""
 
 
 COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
@@ -247,7 +250,9 @@ class Program(Saved):
 
     @functools.cached_property
     def busy_parts(self) -> NDArray[np.float64]:
-        """Ticks in which each rank's compute stream is busy, by part of the account [R, parts]; waits inside an action count as the part they belong to."""
+        """Ticks in which each rank's compute stream is busy, by part of the account [R, parts];
+        waits inside an action count as the part they belong to.
+        """
         rank, row = self.compute_rows
         template = self.template[row]
         plain = template < 0
@@ -265,7 +270,7 @@ class Program(Saved):
     def waits(
         self, streams: Iterable[Stream] = Stream
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Pairs of (row, row it waits for): its dependencies, and the row before it on each of `streams`."""
+        """Pairs of (row, row it waits for): dependencies, and the row before on each stream."""
         wanted = np.zeros(len(Stream), dtype=bool)
         wanted[[int(stream) for stream in streams]] = True
         chosen = wanted[self.slots.stream]

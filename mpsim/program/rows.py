@@ -25,7 +25,9 @@ _COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
 
 
 class Prices(NamedTuple):
-    """Prices of rows of one name, one entry each distinct price: `duration` is float64[n], others are that or one number."""
+    """Prices of rows of one name, one entry each distinct price: `duration` is float64[n], others
+    are that or one number.
+    """
 
     duration: NDArray[np.float64]  # [ticks]
     up_bytes: ArrayLike = 0.0
@@ -128,7 +130,7 @@ class Rows:
         self._edges.append(_pairs(rows, on))
 
     def ranks_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ranks that rows occupy, as pairs of row and rank, each pair once and rows in the order given.
+        """Ranks of rows, as pairs of row and rank, each once and rows in the order given.
 
         A row of rank 0 that also occupies a stream of rank 2 is given as (row, 0) and (row, 2).
         """
@@ -136,7 +138,8 @@ class Rows:
         place[rows] = np.arange(len(rows))
         row, slot = (np.concatenate(column) for column in zip(*self._slots, strict=True))
         mine = place[row] >= 0
-        # sorted numbers of pairs instead of numpy.unique, which imports masked arrays: 6 ms of a start
+        # sorted numbers of pairs instead of numpy.unique, which imports masked arrays: 6 ms of a
+        # start
         width = int(slot.max(initial=0)) + 1
         pairs = np.sort(place[row[mine]] * width + slot[mine] // len(Stream))
         places, ranks = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], width)

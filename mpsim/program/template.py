@@ -1,8 +1,9 @@
 """Templates: the inside of an action, kernel by kernel, evaluated once and tiled.
 
-A *block* is one layer's forward or backward (or the embedding's, or the head's) on one rank: kernels on the compute stream
-and collectives on the streams of their communicators. A block starts when the one before it has ended on every stream, so
-a stage's action is its blocks end to end, and equal layers need to be evaluated only once.
+A *block* is one layer's forward or backward (or the embedding's, or the head's) on one rank:
+kernels on the compute stream and collectives on the streams of their communicators. A block starts
+when the one before it has ended on every stream, so a stage's action is its blocks end to end, and
+equal layers need to be evaluated only once.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def ticks(seconds: float | NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class _Placed(NamedTuple):
-    """One kernel or collective of a block with its place in time; `before` are those it waited for."""
+    """One kernel or collective of a block with its times; `before` are those it waited for."""
 
     name: str
     stream: Stream
@@ -73,7 +74,8 @@ class _Block:
     Parameters
     ----------
     queue : tuple of float, optional
-        Host time of issuing a kernel of the block, host and device time of a kernel shorter than its launch [ticks]; without it the host is always ahead.
+        Host time of issuing a kernel of the block, host and device time of a kernel shorter than
+        its launch [ticks]; without it the host is always ahead.
     ahead : float
         How far the host is ahead of the device when the block begins [ticks].
     """
@@ -97,7 +99,9 @@ class _Block:
         self.tagged: dict[str, int] = {}
 
     def compute(self, kernel: Compute, work: float, part: int) -> None:
-        """Issue a kernel of `work` ticks that counts as a part of the account; the device idles until the host has come to it."""
+        """Issue a kernel of `work` ticks that counts as a part of the account; the device idles
+        until the host has come to it.
+        """
         awaited = self.wait(kernel)
         if self.queue is not None:
             self.host += self.queue[0]
@@ -114,7 +118,7 @@ class _Block:
         self.now += duration
 
     def _slowed(self, work: float) -> float:
-        """How long a kernel takes that would take `work` alone, beside the collectives under way from now on; whole ticks."""
+        """Ticks of a kernel of `work` alone, beside the collectives under way from now on."""
         now = self.now
         self.beside = [span for span in self.beside if span[1] > now]
         for begun, end, lost in self.beside:  # one stream carries them, so one after the other
@@ -150,7 +154,9 @@ class _Block:
         )
 
     def wait(self, kernel: Compute | None) -> tuple[int, ...]:
-        """Advance to when a kernel may start (None: what the host launches next), charging the idle time to what it waits for."""
+        """Advance to when a kernel may start (None: what the host launches next), charging the idle
+        time to what it waits for.
+        """
         return self._await(
             tuple(
                 place
@@ -186,7 +192,7 @@ class _Block:
             self._idle("small kernels", end - self.now, self._after(()))
 
     def synchronize(self, seconds: float) -> None:
-        """Leave the device idle while the host, which has waited for it, launches the next kernel."""
+        """Leave the device idle while the host, which waited for it, launches the next kernel."""
         if seconds > 0 or self.queue is not None:
             awaited = self.wait(None)
             if seconds > 0:
@@ -250,12 +256,14 @@ def evaluate_block(
 
     Notes
     -----
-    A kernel starts when the one before it and every collective it waits for have ended; a collective starts when the kernel
-    before it, the collective before it on its stream and those whose tags it needs have ended. Compute idle inside the block is counted as exposed
-    time of the collective that was awaited; no other idle time can occur.
+    A kernel starts when the one before it and every collective it waits for have ended; a
+    collective starts when the kernel before it, the collective before it on its stream and those
+    whose tags it needs have ended. Compute idle inside the block is counted as exposed time of the
+    collective that was awaited; no other idle time can occur.
 
-    Where the host waits for the device it falls back to it, and is ahead again as far as kernels run longer than their launches take: the device idles for
-    ``max over k of (issue of kernel k - end of kernel k - 1)``. Layers follow each other, so the block begins as far behind its host as it ends.
+    Where the host waits for the device it falls back to it, and is ahead again as kernels run
+    longer than launches: the device idles for ``max over k of (issue of kernel k - end of kernel k
+    - 1)``. The block begins as far behind its host as it ends, as layers follow each other.
     """
     kernels = [item.operator for item in items if isinstance(item, Compute)]
     # all kernels of a block are one call: the cost model answers arrays much faster than one by one
@@ -407,7 +415,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
 def stretched(template: Template, factor: float) -> Template:
     """The same template with every kernel and collective longer by a factor.
 
-    Ends are rounded to whole ticks, so what began when something ended still does; the largest part takes what rounding leaves.
+    Ends are whole ticks: what began when something ended still does; the largest part has the rest.
     """
     start = np.rint(template.start * factor)
     end = np.rint((template.start + template.duration) * factor)
@@ -426,7 +434,7 @@ def stretched(template: Template, factor: float) -> Template:
 def _stretched_waits(
     template: Template, end: NDArray[np.float64], factor: float, parts: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Waits of a stretched template up to the new ends; the longest of each part takes what rounding leaves of it."""
+    """Waits of a stretched template up to new ends; each part's longest takes the rounding."""
     since = np.rint((template.start + template.duration - template.exposed) * factor)
     exposed = np.where(template.exposed > 0, end - since, 0.0)
     for part in set(template.part[template.exposed > 0].tolist()):
@@ -443,7 +451,7 @@ def exits(template: Template) -> NDArray[np.int64]:
 
 
 def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Edges of blocks end to end: what waited for nothing now waits for the exits of the block before."""
+    """Edges of blocks end to end: what waited for nothing waits for exits of the one before."""
     size = [len(block.stream) for block in templates]
     # layers repeat: each pair of neighbours is worked out once, however many layers the stage has
     known: dict[tuple[Template | None, Template], tuple[Column, Column]] = {}
@@ -465,7 +473,7 @@ def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDA
 def _edges_after(
     previous: Template | None, block: Template
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many kernels each kernel of a block waits for, and which, counted from the block's first."""
+    """Number of kernels that each waits for, and which, counted from the block's first."""
     ends = (exits(previous) - len(previous.stream)).tolist() if previous else []
     before = block.before.tolist()
     waits = [

@@ -1,15 +1,16 @@
 """Unfolding: ranks of a class by themselves, all of them or those that something touches.
 
-Folding is a matter of speed, never of result: while all ranks of a class do the same at the same time, one stands for all. Unfolded, each
-has rows of its own, and a collective is one row on the streams of all its members. Partly unfolded, each axis of the mesh falls into the
-coordinates that are touched, one by one, and all the others together: ranks that differ in nothing stay one class.
+Folding is a matter of speed, never of result: while all ranks of a class do the same at the same
+time, one stands for all. Unfolded, each has rows of its own, and a collective is one row on the
+streams of all its members. Partly unfolded, each axis of the mesh falls into the coordinates that
+are touched, one by one, and all the others together: ranks that differ in nothing stay one class.
 
 Joined, programs of replicas that differ, folded as usual, become one. Rows in which data-parallel
 replicas take part together (`Span.DP`) are one row of it: it waits for what each class waits for,
 occupies the streams of all, and takes as long as the slowest says.
 
-Shapes: N folded rows, A copies of each rank class (one a combination of the axes' parts), S spans, C classes of
-replicas, J joint rows.
+Shapes: N folded rows, A copies of each rank class (one a combination of the axes' parts), S spans,
+C classes of replicas, J joint rows.
 """
 
 from __future__ import annotations
@@ -295,7 +296,8 @@ def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[I
 
     Notes
     -----
-    Rows of a stream run in the order of their numbers. Between two joint rows come the rows that lie between them in each program.
+    Rows of a stream run in the order of their numbers. Between two joint rows come the rows that
+    lie between them in each program.
     """
     base = np.cumsum([0, *(len(program) for program in programs)])
     joined = [
@@ -306,7 +308,8 @@ def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[I
         np.isin(np.arange(len(program)), rows)
         for program, rows in zip(programs, joint, strict=True)
     ]
-    # an even key lies between two joint rows, the odd one after it is the joint row itself; a stable sort keeps each program's own order
+    # an even key lies between two joint rows, the odd one after it is the joint row itself; a
+    # stable sort keeps each program's own order
     keys = np.concatenate([2 * before + its for before, its in zip(joined, is_joint, strict=True)])
     first = np.ones(int(base[-1]), dtype=bool)  # a joint row is that of the first program
     for begin, rows in zip(base[1:-1], joint[1:], strict=True):

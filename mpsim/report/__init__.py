@@ -1,7 +1,8 @@
-"""The report: one self-contained page that shows results, and the explorer that serves the same page with live settings.
+"""The report: one page that shows results, and the explorer, the same page with settings.
 
-A page is drawn from one JSON document (`document`): summaries as ``mpsim run --json`` prints them, and sections of blocks made from the data
-models. Nothing on the page has another source, so its numbers are those of the document.
+A page is drawn from one JSON document (`document`): summaries as ``mpsim run --json`` prints them,
+and sections of blocks made from the data models. Nothing on the page has another source, so its
+numbers are those of the document.
 """
 
 from mpsim.report.document import AnyResult, document, page_of, report

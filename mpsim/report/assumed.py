@@ -1,4 +1,4 @@
-"""Sections that say what stands behind the figures: what was assumed, constants with their sources, warnings."""
+"""Sections of what stands behind the figures: assumptions, constants, warnings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings_of(scenario: Scenario) -> dict[str, object]:
 
 
 def _settings(scenario: Scenario) -> dict[str, list[tuple[str, ...]]]:
-    """Every setting by where it comes from, each a row: key, value, and for what nobody wrote its origin."""
+    """Every setting by where it comes from: key, value, and the origin of unwritten ones."""
     written = flat(scenario.source.data)
     filled = [
         (key, setting_text(value), _origin(key, written))
@@ -57,7 +57,10 @@ def _origin(key: str, written: Mapping[str, object]) -> str:
 
 def _assumed_lead(result: JobResult) -> str:
     left_open, presets, stated = map(len, _settings(result.scenario).values())
-    return f"{stated} settings are written in the scenario; {left_open} were left open and taken as shown, {presets} come from presets it names."
+    return (
+        f"{stated} settings are written in the scenario; {left_open} were left open and taken as"
+        f" shown, {presets} come from presets it names."
+    )
 
 
 @ASSUMED.add("assumed", "What was assumed", _assumed_lead)

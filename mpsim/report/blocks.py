@@ -1,4 +1,5 @@
-"""Blocks of a page beside its charts (`mpsim.plot.chart`): figures, notes and tables; and all of them as plain data, and back.
+"""Blocks of a page beside its charts (`mpsim.plot.chart`): figures, notes and tables; and all of
+them as plain data, and back.
 
 Numbers are SI; a block says its unit, and the page writes it as a person would.
 """
@@ -97,7 +98,7 @@ class Table:
 
 
 Block: TypeAlias = Any
-"""A block of a section: a chart, any class of this package with a name in ``block``, or a mapping that has one."""
+"""A block of a section: a chart, a class with a name in ``block``, or a mapping with one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Section:
 
 
 class Sections(Generic[R]):
-    """Sections of one kind of result, in the order in which the functions that make their blocks are written."""
+    """Sections of a kind of result, in the order of the functions that make their blocks."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry[R]] = []
@@ -160,7 +161,7 @@ class _Entry(NamedTuple, Generic[R]):
 
 
 def plain(value: object) -> Any:
-    """`value` as JSON holds it: blocks as mappings, arrays as lists of rounded numbers, None for what is not finite."""
+    """`value` as JSON: blocks as mappings, arrays as rounded lists, None for not finite."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             field.name: plain(getattr(value, field.name))

@@ -1,4 +1,4 @@
-"""What-if: answers that were worked out beforehand, each a result of its own, and the sliders that choose among them."""
+"""What-if: answers worked out beforehand, each a result, and sliders to choose by."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def what_if(
     table = list(rows)
     if len(table) > MOST:
         raise ScenarioError(
-            f"got {len(table):,} combinations for the sliders of a page; needed at most {MOST:,}: give fewer values"
+            f"got {len(table):,} combinations for the sliders of a page; needed at most {MOST:,}:"
+            " give fewer values"
         )
     known: dict[str, dict[str, object]] = {}
     for values, _, _ in table:
@@ -78,7 +79,10 @@ def what_if(
     kept = {key.partition(".")[0] for each in figures for key in (each.key, each.range_key)}
     block = Choices(
         title="Choose and see",
-        alt=f"{len(table)} combinations of {', '.join(offered) or 'one setting'}, each simulated by itself.",
+        alt=(
+            f"{len(table)} combinations of {', '.join(offered) or 'one setting'}, each simulated by"
+            " itself."
+        ),
         sliders=[
             Slider(key, texts, _place(texts, shown.get(key))) for key, texts in offered.items()
         ],

@@ -1,4 +1,4 @@
-"""The document of a page: titles, summaries as ``mpsim run --json`` prints them, and the sections that show them."""
+"""The document of a page: titles, summaries as ``run --json`` has them, their sections."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def report(
     title: str = "",
     sweeps: Sequence[tuple[Scenario, Sweep]] = (),
 ) -> Page:
-    """The document of some results: what sets them side by side, where there are several of a kind, and each by itself.
+    """The document of some results: several of a kind side by side, and each by itself.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def report(
 
 
 def _comparison(summaries: Sequence[Figures], names: Sequence[str]) -> list[Section]:
-    """Every result against the first; nothing for one result, or for results of two kinds of job."""
+    """Every result against the first; nothing for one, or for two kinds of job."""
     if len(summaries) < 2 or len({summary.get("job") for summary in summaries}) > 1:
         return []
     comparisons = [compare(summaries[0], other) for other in summaries[1:]]
@@ -122,7 +122,10 @@ def _what_if(scenario: Scenario, sweep: Sweep) -> Section:
     return what_if(
         ((row.values, row.summary, row.reason or "") for row in sweep),
         start={key: known[key] for key in sweep.keys if key in known},
-        lead=f"Each combination was simulated; the numbers are those of 'mpsim run --json' of {sweep.scenario} with these settings.",
+        lead=(
+            "Each combination was simulated; the numbers are those of 'mpsim run --json' of"
+            f" {sweep.scenario} with these settings."
+        ),
     )
 
 

@@ -42,7 +42,7 @@ _LABELS = {
     "schedule.name": "schedule",
     "framework.preset": "framework",
 }
-"""Words for settings whose section alone says what they are; others are called by the words of their key in it."""
+"""Words for settings that their section alone names; others have the words of their key."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Setting:
 
 
 def settings(scenario: Scenario) -> list[Setting]:
-    """Settings of a scenario that the explorer offers: of its model, layout, hardware, and schedule or load."""
+    """Settings that the explorer offers: model, layout, hardware, schedule or load."""
     parts = (
         *_model(scenario),
         *(_service(scenario) if scenario.serves else _layout(scenario)),
@@ -113,7 +113,7 @@ def _layout(scenario: Scenario) -> Iterator[Setting]:
 
 
 def _recompute(scenario: Scenario) -> Sequence[str]:
-    """Recomputations by the words of the framework: its selective is one of them already where that is per-op."""
+    """Recomputations in the framework's words: selective is one where it means per-op."""
     selective = scenario.software.kernels.recompute_selective
     is_per_op = selective is SelectiveRecompute.PER_OP
     return ("none", selective.value, "full") if is_per_op else _RECOMPUTE

@@ -1,8 +1,9 @@
 """Lanes: the bars of a timeline, packed for a page that zooms into them.
 
-Each lane is what one rank computes, or communicates over one axis, in order of time: actions of the schedule, and under them the transfers inside and between
-actions, exposed ones apart. Columns are packed as differences of whole numbers, compressed and spelled in base 64: a hundred thousand bars take a few hundred
-kilobytes.
+Each lane is what one rank computes, or communicates over one axis, in order of time: actions of the
+schedule, and under them the transfers inside and between actions, exposed ones apart. Columns are
+packed as differences of whole numbers, compressed and spelled in base 64: a hundred thousand bars
+take a few hundred kilobytes.
 
 Shapes: N bars.
 """
@@ -62,7 +63,7 @@ class Lanes:
 
 
 def packed(column: NDArray[np.generic]) -> str:
-    """Differences of whole numbers as little-endian int32, compressed, in base 64; equal columns give equal text."""
+    """Differences of whole numbers as little-endian int32, compressed, in base 64."""
     whole = np.asarray(column, dtype=np.int64)
     steps = np.diff(whole, prepend=0).astype("<i4")
     # bytes of one place next to each other compress better
@@ -99,7 +100,10 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
     unit, columns = _pack({**column, "lane": lane.ravel()}, end_s)
     return Lanes(
         title="Ranks by time",
-        alt=f"{len(lane):,} actions and transfers of {len(ranks)} ranks over {format_quantity(end_s, Dimension.TIME)}.",
+        alt=(
+            f"{len(lane):,} actions and transfers of {len(ranks)} ranks over"
+            f" {format_quantity(end_s, Dimension.TIME)}."
+        ),
         names=[
             names[rank] + ("" if of == _COMPUTES else f" {AXIS_NAMES[of]}")
             for rank, of in lanes.tolist()
@@ -115,7 +119,7 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
 
 
 def lives_of(result: ServiceResult) -> Lanes:
-    """Lives of requests around the one that waited longest for its first token, from the first of them on."""
+    """Lives of requests around the one that waited longest for its first token, in order."""
     chart = lives_chart(result, unit="s")
     assert chart.window is not None, "of the requests alone"
     begin, end = chart.window
@@ -154,7 +158,7 @@ def _computing(actions: Actions) -> Columns:
 
 
 def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Columns, list[str]]:
-    """Communication of as many of some ranks as there is room for, and the names of its transfers."""
+    """Communication of as many ranks as there is room for, and names of its transfers."""
     first = result.communication_slices([int(ranks[0])])
     room = max(1, most // max(1, len(first)))  # ranks communicate about as often as each other
     chosen = ranks[_spread(len(ranks), room)]
@@ -176,7 +180,9 @@ def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Col
 
 
 def _spread(count: int, most: int) -> NDArray[np.int64]:
-    """All of `count` places or as many as there may be, evenly, the first and the last among them where they are two or more."""
+    """All of `count` places or as many as there may be, evenly, the first and the last among them
+    where they are two or more.
+    """
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 

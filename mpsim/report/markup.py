@@ -1,6 +1,7 @@
-"""Sections of a document as HTML: figures, notes, tables, and charts with their legends and tables of numbers.
+"""Sections of a document as HTML: figures, notes, tables, charts with their numbers.
 
-The page is whole before any script runs. Text reaches it escaped, never as markup; numbers stand beside what is written of them, to the last digit.
+The page is whole before any script runs. Text reaches it escaped, never as markup; numbers stand
+beside what is written of them, to the last digit.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def section(plain: Plain, part: Plain) -> str:
     name = f"{part['id']}-{plain['id']}"
     lead = f'<p class="lead">{_text(plain["lead"])}</p>' if plain["lead"] else ""
     blocks = "".join(_block(block, part, f"{name}/{i}") for i, block in enumerate(plain["blocks"]))
-    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{_text(plain["title"])}</h2>{lead}{blocks}</section>'
+    return (
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2'
+        f' id="{name}-title">{_text(plain["title"])}</h2>{lead}{blocks}</section>'
+    )
 
 
 def contents(parts: Sequence[Plain], shared: Sequence[Plain]) -> str:
@@ -51,9 +55,12 @@ def contents(parts: Sequence[Plain], shared: Sequence[Plain]) -> str:
         )
 
     inside = [
-        f'<li><a href="#{part["id"]}">{_text(part["title"])}</a><ul>{links(part["sections"], part["id"])}</ul></li>'
-        if len(parts) > 1
-        else links(part["sections"], part["id"])
+        (
+            f'<li><a href="#{part["id"]}">{_text(part["title"])}</a>'
+            f"<ul>{links(part['sections'], part['id'])}</ul></li>"
+            if len(parts) > 1
+            else links(part["sections"], part["id"])
+        )
         for part in parts
     ]
     return f"<ul>{links(shared, 'shared')}{''.join(inside)}</ul>"
@@ -77,7 +84,7 @@ def _block(block: Plain, part: Plain, place: str) -> str:
 
 
 def _figures(items: Sequence[Plain], summary: Plain) -> str:
-    """Headline figures: each read from the summary by its key, so that it is the number of the JSON."""
+    """Headline figures, each read from the summary by its key: the number of the JSON."""
     return f'<dl class="figures">{"".join(_figure(item, summary) for item in items)}</dl>'
 
 
@@ -92,8 +99,8 @@ def _figure(item: Plain, summary: Plain) -> str:
         note = f'<dd class="quiet">{_text(item["note"])}</dd>'
     shown = _written(value, unit)
     return (
-        f'<div><dt>{_text(item["label"])}</dt><dd class="value" data-key="{item["key"]}" data-value="{value!r}" '
-        f'title="{value!r}">{shown}</dd>{extent}{note}</div>'
+        f'<div><dt>{_text(item["label"])}</dt><dd class="value" data-key="{item["key"]}"'
+        f' data-value="{value!r}" title="{value!r}">{shown}</dd>{extent}{note}</div>'
     )
 
 
@@ -119,7 +126,8 @@ def _table(columns: Sequence[Plain], rows: Sequence[Sequence[object]], caption: 
     more = len(rows) - _ROWS
     rest = f'<p class="quiet">and {more:,} more rows</p>' if more > 0 else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(caption)}"><table><caption>{_text(caption)}</caption>'
+        '<div class="scroll" tabindex="0" role="region"'
+        f' aria-label="{_text(caption)}"><table><caption>{_text(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{rest}"
     )
 
@@ -143,7 +151,7 @@ def _is_number(value: object) -> bool:
 
 
 def _written(value: Any, unit: str) -> str:
-    """A cell or figure as a person writes it: the same digits as the command line, from the same SI numbers."""
+    """A cell or figure as a person writes it, with the command line's digits."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -178,9 +186,10 @@ def _folded(table: str) -> str:
 def _chart(chart: Chart, place: str) -> str:
     columns, rows = _numbers(chart)
     drawn = svg(chart, f"{chart.title}. {chart.alt}")
+    caption = _caption({"title": chart.title, "alt": chart.alt, "notes": chart.notes})
     return (
-        f'<figure class="chart {chart.block}" data-block="{place}">{_caption({"title": chart.title, "alt": chart.alt, "notes": chart.notes})}'
-        f'{legend(chart)}<div class="plot">{drawn}</div>{_folded(_table(columns, rows, chart.title))}</figure>'
+        f'<figure class="chart {chart.block}" data-block="{place}">{caption}{legend(chart)}<div'
+        f' class="plot">{drawn}</div>{_folded(_table(columns, rows, chart.title))}</figure>'
     )
 
 
@@ -255,7 +264,9 @@ def _timeline(block: Plain, place: str) -> str:
         for sign, name in _TOOLS
     )
     return (
-        f'<figure class="chart timeline" data-block="{place}">{_caption(block)}<div class="tools">{tools}</div><ul class="legend"></ul>'
-        f'<div class="plot lanes" tabindex="0" role="application" aria-label="{_text(block["title"])}. {_text(block["alt"])}">{drawn}</div>'
-        f'<p class="readout" aria-live="polite">Point at a bar, or step through them with the arrow keys.</p>{_folded(table)}</figure>'
+        f'<figure class="chart timeline" data-block="{place}">{_caption(block)}<div'
+        f' class="tools">{tools}</div><ul class="legend"></ul><div class="plot lanes" tabindex="0"'
+        f' role="application" aria-label="{_text(block["title"])}.'
+        f' {_text(block["alt"])}">{drawn}</div><p class="readout" aria-live="polite">Point at a'
+        f" bar, or step through them with the arrow keys.</p>{_folded(table)}</figure>"
     )

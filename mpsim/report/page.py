@@ -1,7 +1,8 @@
-"""The page: a document in one HTML file that opens offline, asks nobody for anything and runs nothing but its own script.
+"""The page: a document in one HTML file that opens offline and runs only its own script.
 
-The policy of the page forbids every request; its own script is allowed by its digest. Text reaches the page as text (never as markup), and the
-document is data between tags that it cannot close. What there is to read and to see stands in the page before its script runs.
+The policy of the page forbids every request; its own script is allowed by its digest. Text reaches
+the page as text (never as markup), and the document is data between tags that it cannot close. What
+there is to read and to see stands in the page before its script runs.
 """
 
 from __future__ import annotations
@@ -54,22 +55,23 @@ def page(document: Figures, *, live: bool = False) -> str:
     )
     if (size := len(text.encode())) > LARGEST:
         raise ScenarioError(
-            f"the page would have {size / 1e6:.1f} MB; a page has at most {LARGEST / 1e6:.0f} MB: give it fewer scenarios"
+            f"the page would have {size / 1e6:.1f} MB; a page has at most {LARGEST / 1e6:.0f} MB:"
+            " give it fewer scenarios"
         )
     return text
 
 
 def policy(digest: str, *, live: bool) -> str:
-    """The content security policy: nothing but this script, and no request except, where `live`, to where the page came from."""
+    """The content security policy: this script, and where `live` requests to the page's host."""
     asks = "'self'" if live else "'none'"
     return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src {asks}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src"
+        f" data: blob:; connect-src {asks}; base-uri 'none'; form-action 'none'"
     )
 
 
 def _inert(text: str) -> str:
-    """JSON that no tag around it can be closed by: the same data, without < and what ends a line in scripts."""
+    """JSON that no tag around it can be closed by: without < and a script's line ends."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -97,4 +99,7 @@ def _colours(palette: Figures) -> str:
     }
     every |= {f"--series-{i}": pair for i, pair in enumerate(palette["series"])}
     light, dark = (" ".join(f"{name}: {pair[i]};" for name, pair in every.items()) for i in (0, 1))
-    return f':root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}\n:root[data-theme="dark"] {{ {dark} }}\n'
+    return (
+        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{"
+        f' :root:not([data-theme="light"]) {{ {dark} }} }}\n:root[data-theme="dark"] {{ {dark} }}\n'
+    )

@@ -1,7 +1,8 @@
-"""The page's pen: charts as inline SVG, which shows them without any script; the page's own script adds hover and zoom.
+"""The page's pen: charts as inline SVG; the page's script adds hover and zoom.
 
-Colours are variables of the page's style, so that a dark page needs no other drawing. Everything is laid out on `WIDTH` units from left to
-right; ``data-frame`` says where the axes lie, so that the script finds the number under the pointer in the document.
+Colours are variables of the page's style, so that a dark page needs no other drawing. Everything is
+laid out on `WIDTH` units from left to right; ``data-frame`` says where the axes lie, so that the
+script finds the number under the pointer in the document.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Span(NamedTuple):
 
 
 def rule_of(word: str, number: int = 0) -> str:
-    """The variable of the page's style that has the colour of a word; see `mpsim.plot.palette.colour_of`."""
+    """The variable of the page's style that has the colour of a word; see
+    `mpsim.plot.palette.colour_of`.
+    """
     if word.startswith("#"):
         return word
     return (
@@ -103,7 +106,7 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def legend(chart: Chart) -> str:
-    """The legend of a chart as a list, which wraps as text does; of one kind there is nothing to tell apart."""
+    """The legend of a chart as a list, which wraps as text does; none of one kind."""
     entries: list[str] = []
     limits: Sequence[Limit] = ()
     if isinstance(chart, Bars):
@@ -126,7 +129,10 @@ def legend(chart: Chart) -> str:
 
 
 def _entry(name: str, colour: str, shape: str) -> str:
-    return f'<li><span class="swatch {shape}" style="--swatch:{colour}" aria-hidden="true"></span>{html.escape(name)}</li>'
+    return (
+        f'<li><span class="swatch {shape}" style="--swatch:{colour}"'
+        f' aria-hidden="true"></span>{html.escape(name)}</li>'
+    )
 
 
 def _shape(chart: Lines, series: Series, number: int) -> str:
@@ -165,7 +171,9 @@ def _frame(
     sizes: tuple[float, float] = (1.0, 1.0),
     zooms: bool = False,
 ) -> str:
-    """The whole element: `area` is what zooming stretches, `body` what lies around it; `sizes` of the units that axes are read in."""
+    """The whole element: `area` is what zooming stretches, `body` what lies around it; `sizes` of
+    the units that axes are read in.
+    """
     frame = {"x": [*x, sizes[0]], "y": [*y, sizes[1]], "zoom": zooms}
     top, low = min(y.start, y.end), max(y.start, y.end)
     height = low + _BOTTOM
@@ -223,7 +231,7 @@ def _axis_y(axis: Axis, span: Span, word: str, left: float, right: float) -> Ite
 
 
 class _Rows:
-    """Names of rows from top to bottom, and beside them room for what runs along an axis of numbers, as read."""
+    """Names of rows from top to bottom, and room beside them for an axis of numbers."""
 
     def __init__(self, names: Sequence[str], low: float, high: float) -> None:
         longest = max((len(_cut(name)) for name in names), default=1)
@@ -233,7 +241,7 @@ class _Rows:
         self.y = Span(_TOP, _TOP + self.high * len(names), 0, len(names))
 
     def cells(self, kinds: NDArray[np.int64], places: Floats, style: Callable[[int], str]) -> str:
-        """A stroke for each run of equal kinds in a row, in the style of the kind; none where it is negative."""
+        """A stroke for each run of equal kinds in a row, in their style; negative has none."""
         runs: dict[int, list[str]] = {}
         for row, own in enumerate(kinds):
             turns = np.flatnonzero(np.diff(own, prepend=-2, append=-2))
@@ -286,13 +294,15 @@ def _heat(chart: Heat, name: str) -> str:
     reading = readable(chart.x.unit, float(np.max(edges)))
     rows = _Rows(chart.names, *(edges[[0, -1]] / reading.size).tolist())
     most = max(1.0 if chart.z.unit == "share" else 0.0, float(values.max(initial=0.0))) or 1.0
-    # small loads must be seen beside large ones: what is not nothing is never of the colour of nothing
+    # small loads must be seen beside large ones: what is not nothing is never of the colour of
+    # nothing
     level = np.where(values > 0, np.maximum(np.ceil(values / most * _LEVELS), 1), -1)
     area = rows.cells(
         level.astype(np.int64),
         rows.x.at(edges / reading.size),
         lambda shade: (
-            f'class="cell" stroke-width="{0.94 * rows.high:.1f}" stroke-opacity="{0.1 + 0.9 * shade / _LEVELS:.2f}"'
+            f'class="cell" stroke-width="{0.94 * rows.high:.1f}"'
+            f' stroke-opacity="{0.1 + 0.9 * shade / _LEVELS:.2f}"'
         ),
     )
     return rows.drawn(name, area, chart.x, reading, zooms=True)
@@ -379,8 +389,9 @@ def _series(chart: Lines, number: int, across: Floats, up: Floats) -> Iterator[s
             if np.isfinite(b):
                 fill = "var(--panel)" if empty else colour
                 yield (
-                    f'<path d="{shape}" transform="translate({a:.1f} {b:.1f}) scale({max(size, 4.0):.1f})" '
-                    f'fill="{fill}" stroke="{colour if empty else "var(--panel)"}" class="mark"/>'
+                    f'<path d="{shape}" transform="translate({a:.1f} {b:.1f})'
+                    f' scale({max(size, 4.0):.1f})" fill="{fill}"'
+                    f' stroke="{colour if empty else "var(--panel)"}" class="mark"/>'
                 )
 
 
@@ -436,7 +447,8 @@ def lanes_svg(name: str, block: Mapping[str, Any], columns: Mapping[str, NDArray
         kinds,
         np.linspace(rows.x.start, rows.x.end, _LANE_COLUMNS + 1),
         lambda kind: (
-            f'class="lane" stroke="{rule_of(events[kind].removeprefix("exposed "))}" stroke-width="{0.86 * rows.high:.1f}"'
+            f'class="lane" stroke="{rule_of(events[kind].removeprefix("exposed "))}"'
+            f' stroke-width="{0.86 * rows.high:.1f}"'
         ),
     )
     return rows.drawn(name, area, Axis(name="time"), reading, zooms=False)

@@ -1,7 +1,8 @@
 """The explorer's server: one page on this machine for who knows its address.
 
-It listens on the loopback interface only, and answers to nobody who does not know its token, or who calls it by another name (a page of another site that has
-its own name point to this machine). A question names places of the settings it was given, and nothing else.
+It listens on the loopback interface only, and answers to nobody who does not know its token, or who
+calls it by another name (a page of another site that has its own name point to this machine). A
+question names places of the settings it was given, and nothing else.
 """
 
 from __future__ import annotations

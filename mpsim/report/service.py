@@ -1,4 +1,4 @@
-"""Sections of a service, in the order of a page: latencies, batches over time, where accelerators' time goes."""
+"""Sections of a service: latencies, batches over time, where accelerators' time goes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _headline(result: ServiceResult) -> Iterator[Block]:
     ranges = summary.get("interval") or {}
     if "basis" in ranges:
         yield Note(
-            f"The ranges hold the measured mean in {100 * ranges['level']:.0f} cases of 100 (basis: {ranges['basis']})."
+            f"The ranges hold the measured mean in {100 * ranges['level']:.0f} cases of 100 (basis:"
+            f" {ranges['basis']})."
         )
 
 

@@ -55,7 +55,8 @@ def _headline(result: Result) -> Iterator[Block]:
     ranges = summary.get("interval")
     if ranges:
         yield Note(
-            f"The ranges hold the measured value in {100 * ranges['level']:.0f} cases of 100 (basis: {ranges['basis']})."
+            f"The ranges hold the measured value in {100 * ranges['level']:.0f} cases of 100"
+            f" (basis: {ranges['basis']})."
         )
     if summary.get("validated"):
         yield Note(_nearest(summary["validated"]), "good")
@@ -70,8 +71,9 @@ def _nearest(nearest: Mapping[str, Any]) -> str:
     told = "framework" not in nearest["differs"]  # of other software it were a false promise
     error = f"; mean error {percent(nearest['mean_abs_error'])}" if told else ""
     return (
-        f"Nearest measured: {nearest['rows']} runs of {nearest['framework']} on {' to '.join(map(str, sizes))} "
-        f"{nearest['accelerator']}, predicted without knowing which paper they came from{error}{other}."
+        f"Nearest measured: {nearest['rows']} runs of {nearest['framework']} on"
+        f" {' to '.join(map(str, sizes))} {nearest['accelerator']}, predicted without knowing which"
+        f" paper they came from{error}{other}."
     )
 
 
@@ -98,13 +100,15 @@ def _parts(result: Result) -> Iterator[Block]:
 
 @STEP.add("timeline", "Timeline", slow=True)
 def _timeline(result: Result) -> Iterable[Block]:
-    """Drag to zoom, double-click to see all again; with the keyboard, arrows step from bar to bar, + and - zoom."""
+    """Drag to zoom, double-click to reset; by keyboard arrows step, + and - zoom."""
     return [lanes_of(result)]
 
 
 @STEP.add("bubbles", "Bubble by cause", slow=True)
 def _bubbles(result: Result) -> Iterable[Block]:
-    """Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for."""
+    """Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer.
+    Message: a transfer held up the stage that is waited for.
+    """
     chart = charts.bubble_chart(result)
     return [chart] if chart.parts else []
 
@@ -124,7 +128,7 @@ def _memory_over_time(result: Result) -> Iterable[Block]:
 
 @STEP.add("kernels", "Kernels under the roofline", slow=True)
 def _kernels(result: Result) -> Iterator[Block]:
-    """Roofline: FLOPs per byte against achieved FLOP/s of each kernel; marks are as large as the time they take."""
+    """Roofline: FLOPs per byte against achieved FLOP/s of kernels; marks by their time."""
     roof = roofline(result.plan)
     if not (roof.flops > 0).any():
         return
@@ -146,7 +150,9 @@ def _kernels(result: Result) -> Iterator[Block]:
 
 @STEP.add("links", "Links and fabric", slow=True)
 def _links(result: Result) -> Iterator[Block]:
-    """How much of its bandwidth each link carries: ports of the ranks, and links of the fabric where they could be too thin."""
+    """How much of its bandwidth each link carries: ports of the ranks, and links of the fabric
+    where they could be too thin.
+    """
     use = result.links
     busy = use.busiest(len(use.names)).tolist()
     yield charts.utilisation_chart(result)
@@ -182,7 +188,7 @@ def _energy(result: Result) -> Iterator[Block]:
 
 @STEP.add("sensitivity", "Sensitivity", slow=True)
 def _sensitivity(result: Result) -> Sequence[Block]:
-    """By how many per cent the step gets longer for one per cent more of each; bars to the left shorten it."""
+    """Per cent that the step gets longer for one more of each; bars to the left shorten it."""
     try:
         answer = result.sensitivity()
     except MpsimError:

@@ -1,4 +1,6 @@
-"""Sections of studies from what the command line printed: sweeps, searches for layouts, searches for services, designs of clusters."""
+"""Sections of studies from what the command line printed: sweeps, searches for layouts, searches
+for services, designs of clusters.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from mpsim.study.search.outcome import REASONS, proof
 from mpsim.study.search.service_outcome import SERVICE_REASONS, FoundService
 from mpsim.units import Dimension, format_quantity, percent
 
-_PRINTED = "what 'mpsim sweep --json', 'mpsim search --json', 'mpsim design --json' or 'mpsim explain --json' printed"
+_PRINTED = (
+    "what 'mpsim sweep --json', 'mpsim search --json', 'mpsim design --json' or 'mpsim explain"
+    " --json' printed"
+)
 _SHOWN = 30  # rows of a table that stand open, and bars of parts
 _STEPS_SHOW = "The shortest steps, and what less memory costs."
 _SERVICES_SHOW = "What a user gets, and what an accelerator gives."
@@ -39,7 +44,9 @@ _SERVICE = (
 
 
 class _Row(NamedTuple):
-    """Something that a study simulated, or could not: its name, values by dotted key, and the figures that are known of it."""
+    """Something that a study simulated, or could not: its name, values by dotted key, and the
+    figures that are known of it.
+    """
 
     name: str
     values: Mapping[str, object]
@@ -148,7 +155,8 @@ def _search(data: Figures) -> _Study:
     if data.get("ties"):
         notes.append(
             Note(
-                f"No clear winner: {data['ties']} other layouts tie with the best within the error of such differences."
+                f"No clear winner: {data['ties']} other layouts tie with the best within the error"
+                " of such differences."
             )
         )
     proved = proof(complete=data["complete"], gap=data.get("gap"))
@@ -163,7 +171,8 @@ def _search(data: Figures) -> _Study:
         _STEPS_SHOW,
         _table("The best layouts", ["layout"], rows, _STEP),
         rows,
-        "Layouts that the search kept a whole result of; the numbers are those of 'mpsim run --json'.",
+        "Layouts that the search kept a whole result of; the numbers are those of 'mpsim run"
+        " --json'.",
     )
 
 
@@ -224,7 +233,7 @@ def _sweep(data: Figures) -> _Study:
 
 
 def _design(data: Figures) -> _Study:
-    """A design: the chosen cluster, the front, what would change the choice, and every cluster that was looked at."""
+    """A design: the chosen cluster, the front, what would change the choice, every cluster."""
     chosen, money = data["chosen"], "capital_usd"
     notes: list[Block] = [Note("No cluster keeps every bound.", "warning")]
     if chosen is not None:
@@ -275,11 +284,25 @@ def _explained(data: Figures) -> _Study:
     longer = data["measured_s"] - data["predicted_s"]
     named = [(each["cause"].replace("_", " "), each["seconds"], each) for each in data["causes"]]
     every = [*named, ("unexplained", data["unexplained_s"], {})]
-    cells = [[word, seconds, ", ".join(map(str, each.get("ranks", ()))), each.get("evidence", ""), each.get("mend", "")] for word, seconds, each in every]  # fmt: skip
-    columns = (Column("cause"), Column("step", "s"), *map(Column, ("ranks", "evidence", "what to do")))  # fmt: skip
+    cells = [
+        [
+            word,
+            seconds,
+            ", ".join(map(str, each.get("ranks", ()))),
+            each.get("evidence", ""),
+            each.get("mend", ""),
+        ]
+        for word, seconds, each in every
+    ]
+    columns = (
+        Column("cause"),
+        Column("step", "s"),
+        *map(Column, ("ranks", "evidence", "what to do")),
+    )
     return _Study(
         "explanation",
-        f"A recorded step, {percent(longer / data['predicted_s'], signed=True)} against the simulated one.",
+        f"A recorded step, {percent(longer / data['predicted_s'], signed=True)} against the"
+        " simulated one.",
         "Why the recorded step differs from the simulated one.",
         [Note(f"The recording does not show {each}.", "warning") for each in data["unseen"]],
         [],
@@ -332,7 +355,7 @@ def _tally(counts: Mapping[str, int], words: Mapping[str, str]) -> Table:
 
 
 def _table(title: str, keys: Sequence[str], rows: Sequence[_Row], figures: Sequence[str]) -> Table:
-    """Rows by their values at `keys`, or by their names where those are no keys, with figures and reasons."""
+    """Rows by their values at `keys`, or their names, with figures and reasons."""
     noted = any(row.reason for row in rows)
     cells = [
         [

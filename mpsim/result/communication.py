@@ -1,8 +1,8 @@
 """Communication: how long ranks communicate over each axis, and how much of it runs beside kernels.
 
-Hidden is the time in which a message or collective of a rank runs while a kernel runs on that rank; exposed is the rest of the time it runs. Unlike the
-parts of the step (`mpsim.training.account`), these count every transfer by itself: two at once count twice, and what is exposed here may still be
-waited for by nobody.
+Hidden is the time in which a transfer of a rank runs while a kernel runs on that rank; exposed is
+the rest of the time it runs. Unlike the parts of the step (`mpsim.training.account`), these count
+every transfer by itself: two at once count twice, and nobody may wait for what is exposed here.
 
 Shapes: R rank classes, A axes, Q kernels of a template, W windows of time, B spans.
 """
@@ -80,7 +80,8 @@ def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
 class _Inside:
     """The kernels inside templates, and their transfers by axis.
 
-    Templates stand one after the other on one axis of time, a tick apart, so that few array operations serve them all; ticks are whole, so nothing is rounded.
+    Templates stand one after the other on one axis of time, a tick apart, so that few array
+    operations serve them all; ticks are whole, so nothing is rounded.
 
     Attributes
     ----------

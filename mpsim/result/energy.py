@@ -1,4 +1,4 @@
-"""Energy of a job by part: what its accelerators draw it for, and what stands between them and the meter.
+"""Energy of a job by part: what accelerators draw it for, and what is before the meter.
 
 Shapes: R rank classes, K loads of kernels.
 """
@@ -44,15 +44,17 @@ class Energy:
 
 
 def measure_energy(result: Result, seconds: float | None = None) -> Energy:
-    """Account for the energy of a finished job, over more `seconds` where it waits beyond its timeline.
+    """Account for the energy of a finished job, `seconds` beyond its timeline too.
 
     Notes
     -----
-    A board draws its idle power throughout. While kernels run it draws more by their kind (see `mpsim.cost.Board`), the busy time of a rank shared out as its kernels
-    take alone; messages and collectives count where no kernel runs beside them, pauses as a board that waits with its clock up.
+    A board draws idle power throughout. While kernels run it draws more by their kind (see
+    `mpsim.cost.Board`), the busy time of a rank shared out as its kernels take alone; transfers
+    count where no kernel runs beside them, pauses as a board that waits with its clock up.
 
-    Hosts draw ``host`` of the limit of their boards and NICs and switches what they are, whatever the accelerators do: a slower step pays longer for them. Switches
-    count where there is more than one node. The facility takes ``PUE - 1`` of all that.
+    Hosts draw ``host`` of the limit of their boards and NICs and switches what they are, whatever
+    the accelerators do: a slower step pays longer for them. Switches count where there is more than
+    one node. The facility takes ``PUE - 1`` of all that.
     """
     step = result.timeline.step_time_s if seconds is None else seconds
     loads = _seconds_by_load(result, step)
@@ -73,7 +75,7 @@ def measure_energy(result: Result, seconds: float | None = None) -> Energy:
 
 
 def _seconds_by_load(result: Result, step: float) -> dict[Load, NDArray[np.float64]]:
-    """Time of a rank of each class by what it draws power for; with what is left they sum to the step [s]."""
+    """Time of a rank of each class by what draws power; with the rest they sum to the step [s]."""
     alone_RK, own = result.kernel_seconds, result.timeline.step_time_s
     busy = np.clip(np.asarray(result.utilisation.compute, dtype=np.float64), 0.0, 1.0) * own
     sums = alone_RK.sum(axis=1)
@@ -93,7 +95,7 @@ def _seconds_by_load(result: Result, step: float) -> dict[Load, NDArray[np.float
 
 
 def meter_constants() -> Figures:
-    """Constants from accelerators to the meter, with sources: ``host``, ``nic``, ``network``, ``pue``."""
+    """Constants from accelerators to the meter: ``host``, ``nic``, ``network``, ``pue``."""
     constants: Figures = read_shipped("mpsim.result.data", "meter.yaml")
     return constants
 

@@ -1,4 +1,6 @@
-"""Figures that any job's summary has: traffic, utilisation, energy, price, where constants come from, what to be warned of."""
+"""Figures that any job's summary has: traffic, utilisation, energy, price, where constants come
+from, what to be warned of.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _AREAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kernels": ("kernels", _KERNELS),
     "straggling": ("waiting for stragglers", ("straggling",)),
 }
-"""Constants by the first part of their names: in words, and the parts of the step that rest on them."""
+"""Constants by the first part of their names: in words, and what parts rest on them."""
 
 
 def mean_over_ranks(result: Result, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -64,7 +66,7 @@ def utilisation(result: Result, seconds: float) -> dict[str, float]:
 
 
 def price(result: Result, seconds: float) -> float | None:
-    """Price of all accelerators for `seconds` [USD]; None where the catalog has none for one of them."""
+    """Price of all accelerators for `seconds` [USD]; None where one has none."""
     chips = [cluster.accelerator for cluster in result.class_clusters]
     if any(chip.price_per_hour is None for chip in chips):
         return None
@@ -73,7 +75,7 @@ def price(result: Result, seconds: float) -> float | None:
 
 
 def price_of(each: float | None, ranks: int, seconds: float) -> float | None:
-    """Price of so many accelerators for `seconds` [USD] at a price of each [USD/h]; None where it has none."""
+    """Price of so many accelerators for `seconds` [USD] at a price each [USD/h], or None."""
     return None if each is None else each * ranks * seconds / 3600
 
 

@@ -28,7 +28,8 @@ class Cover:
 
     Examples
     --------
-    >>> Cover(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0])).within(np.array([1.0]), np.array([5.5]))
+    >>> cover = Cover(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0]))
+    >>> cover.within(np.array([1.0]), np.array([5.5]))
     array([2.5])
     """
 
@@ -66,7 +67,7 @@ class Cover:
         return covered
 
     def cut(self, start: Floats, end: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-        """Covered pieces of each window: number of the window, start and end, in order within a window.
+        """Covered pieces of each window: its number, start and end, in order within it.
 
         Examples
         --------
@@ -88,7 +89,7 @@ class Cover:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Gaps:
-    """Idle intervals of compute streams: which rank, from when to when, before which row (-1: after the last)."""
+    """Idle intervals of compute streams: rank, from, to, before which row (-1: the end)."""
 
     rank: NDArray[np.int64]
     start: NDArray[np.float64]
@@ -101,7 +102,7 @@ class Gaps:
 
 
 def idle_gaps(timeline: Timeline) -> Gaps:
-    """Every interval in which a rank's compute stream is idle: before each of its rows, then after its last."""
+    """Every idle interval of a rank's compute stream: before its rows, then after the last."""
     program = timeline.program
     rank, row = program.compute_rows
     start, end = timeline.start[row], timeline.end[row]
@@ -121,7 +122,7 @@ def idle_gaps(timeline: Timeline) -> Gaps:
 
 
 def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
-    """Ticks in which each rank's compute stream runs kernels [R]; waits inside an action are not busy."""
+    """Ticks of kernels on each rank's compute stream [R]; waits in actions are not busy."""
     program = timeline.program
     busy: NDArray[np.float64] = program.busy_parts[:, program.vocabulary.computing_parts].sum(
         axis=1
@@ -220,6 +221,8 @@ def last_dependency(timeline: Timeline, row: Ints) -> Ints:
 
 
 def _ready(timeline: Timeline, row: Ints) -> Floats:
-    """Time at which the data of each row was there: the end of its last dependency, 0 without any."""
+    """Time at which the data of each row was there: the end of its last dependency, 0 without
+    any.
+    """
     gate = last_dependency(timeline, row)
     return np.where(gate >= 0, timeline.end[np.maximum(gate, 0)], 0.0)

@@ -48,7 +48,7 @@ class LinkUse(Shown):
         return np.asarray(self.carried / (self.capacity * self.edges_s[-1]), dtype=np.float64)
 
     def busiest(self, count: int) -> NDArray[np.int64]:
-        """The links with the highest mean, the busiest first; links that carried nothing are none of them."""
+        """The links with the highest mean, the busiest first, without those that are idle."""
         order = np.argsort(-self.mean, kind="stable")
         return order[self.carried[order] > 0][:count]
 
@@ -71,8 +71,8 @@ def measure_links(
 
     Notes
     -----
-    Rates of transfers that shared links are those they had. What had its links to itself, inside actions or under ``network: analytic``,
-    moved at its own rate once its latency was paid.
+    Rates of transfers that shared links are those they had. What had its links to itself, inside
+    actions or under ``network: analytic``, moved at its own rate once its latency was paid.
     """
     program = expand(timeline.program) if timeline.program.templates else timeline.program
     times, links = kernel_times(timeline), links_of(program)

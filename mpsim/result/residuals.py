@@ -1,12 +1,18 @@
-"""Residuals: how far predictions were off on measured runs whose names they did not know, and the interval that a new prediction gets from that.
+"""Residuals: how far predictions were off on measured runs whose names they did not know, and the
+interval that a new prediction gets from that.
 
-A residual is e = ln(predicted / measured). Its spread is that of its parts, and grows with the distance of what is predicted to the nearest measured runs:
+A residual is e = ln(predicted / measured). Its spread is that of its parts, and grows with the
+distance of what is predicted to the nearest measured runs:
 
-    sigma^2 = sum over parts of (share x noise)^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2 + single^2 + guess^2
+    sigma^2 = sum over parts of (share x noise)^2 + sum over attributes of what is not shared with
+    them + (doubling x doublings of the size beyond theirs)^2 + single^2 + guess^2
 
-where the parts of a step are those of its account (`PARTS`), and other figures are one part, of the kind that a label names (`KIND_OF`); ``single`` counts if fewer than two sources measured the accelerator or its rate of products is assumed, and ``guess`` for each setting that was left open. 80 % of e / sigma lie between two quantiles, whose sizes differ
-because the mean of e is not 0. Everything is fitted by ``validation/intervals.py`` with whole families of runs
-left out, one file a figure in ``mpsim/result/data``.
+where the parts of a step are those of its account (`PARTS`), and other figures are one part, of the
+kind that a label names (`KIND_OF`); ``single`` counts if fewer than two sources measured the
+accelerator or its rate of products is assumed, and ``guess`` for each setting that was left open.
+80 % of e / sigma lie between two quantiles, whose sizes differ because the mean of e is not 0.
+Everything is fitted by ``validation/intervals.py`` with whole families of runs left out, one file a
+figure in ``mpsim/result/data``.
 """
 
 from __future__ import annotations
@@ -68,7 +74,8 @@ class Interval:
         return Interval(amount / self.high, amount / self.low, self.basis)
 
     def odds(self, limit: float) -> float:
-        """Probability that the measured figure is at most `limit`: of a logarithm that is normal and has the ends as its quantiles.
+        """Probability that the measured figure is at most `limit`: of a logarithm that is normal
+        and has the ends as its quantiles.
 
         Examples
         --------
@@ -103,7 +110,8 @@ class Setting:
     Examples
     --------
     >>> near = Setting({"framework": ("megatron-core", "nvidia")}, 64)
-    >>> near.level("framework", ("nemo-2", "nvidia")), near.level("framework", ("torch-ddp", "pytorch"))
+    >>> mine, other = ("nemo-2", "nvidia"), ("torch-ddp", "pytorch")
+    >>> near.level("framework", mine), near.level("framework", other)
     (1, 2)
     """
 
@@ -138,7 +146,7 @@ class Setting:
         return {next(iter(self.labels.get(KIND_OF.get(figure, ""), ())), ""): 1.0}
 
     def level(self, attribute: str, names: Sequence[str]) -> int:
-        """How far up one has to go until names are shared: 0 the same, as many as there are names where none is shared."""
+        """How far up to go until names are shared: 0 the same; their number where none is."""
         mine = self.labels.get(attribute, ())
         pairs = zip(mine, names, strict=False)
         # an empty name is one that is not known, which nothing shares
@@ -161,7 +169,7 @@ class MeasuredRuns:
     bias: float
 
     def scale(self, size: float) -> float:
-        """Factor by which a size is larger (above 1) or smaller (below 1) than any of these runs; 1 within."""
+        """Factor by which a size is beyond the largest (above 1) or least (below 1) run; else 1."""
         return max(1.0, size / self.largest) * min(1.0, size / self.smallest)
 
 
@@ -187,13 +195,16 @@ class Residuals:
     # accelerators that two sources or more measured, with rates of products of their own
     several: frozenset[str] = frozenset()
     single: float = 0.0  # sigma that any other accelerator adds
-    # layouts of one model on one machine, of which a sweep has thousands, are equally far from everything
+    # layouts of one model on one machine, of which a sweep has thousands, are equally far from
+    # everything
     _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = dataclasses.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
     )
 
     def sigma(self, setting: Setting) -> float:
-        """Spread of the residual of a setting, by its parts and its distance to the nearest measured runs."""
+        """Spread of the residual of a setting, by its parts and its distance to the nearest
+        measured runs.
+        """
         alone = self._name(setting, "accelerator") not in self.several
         parts, widest = setting.parts(self.figure) or self.usual, max(self.noise.values())
         noise = math.hypot(*(parts[kind] * self.noise.get(kind, widest) for kind in parts))
@@ -201,14 +212,17 @@ class Residuals:
         return math.sqrt(noise**2 + self._place(setting)[0] + rest)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
-        """The measured runs of the nearest stack at the least distance, of equally near ones the most; None where none were measured."""
+        """The measured runs of the nearest stack at the least distance, of equally near ones the
+        most; None where none were measured.
+        """
         return self._place(setting)[1]
 
     def _place(self, setting: Setting) -> tuple[float, MeasuredRuns | None]:
         """Variance by the distance to the nearest runs, and these."""
         key = (*(setting.labels.get(name) for name in self.attributes), setting.size)
         if key not in self._places:
-            # other hardware says less of a stack than other software of a machine: the stack comes first
+            # other hardware says less of a stack than other software of a machine: the stack comes
+            # first
             first = next(iter(self.attributes))
             apart = [self._variance(setting, run) for run in self.runs]
             order = (
@@ -234,7 +248,8 @@ class Residuals:
 
         Notes
         -----
-        With quantiles q of e / sigma the measured value lies between ``value exp(-q_high sigma)`` and ``value exp(-q_low sigma)``.
+        With quantiles q of e / sigma the measured value lies between ``value exp(-q_high sigma)``
+        and ``value exp(-q_low sigma)``.
         """
         sigma = self.sigma(setting)
         low, high = self.quantiles
@@ -243,13 +258,14 @@ class Residuals:
         )
 
     def difference(self, a: Setting, b: Setting) -> float:
-        """Half-width of the interval of ln(figure of b / figure of a): what two predictions share of their residuals cancels.
+        """Half-width of the interval of ln(figure of b / figure of a): shared residuals cancel.
 
         Notes
         -----
-        Two measurements of the same differ too (``same``), so no difference is known better. Kinds of decision that two runs differ in add in squares, those that no pair was measured
-        with as the widest; what else they differ in (another line of software, accelerator, ...) adds twice its variance, once for each. No difference is known worse than that of
-        two runs that share nothing.
+        Two measurements of the same differ too (``same``), so no difference is known better. Kinds
+        of decision that two runs differ in add in squares, unmeasured ones as the widest; what else
+        they differ in (another line of software, accelerator, ...) adds twice its variance, once
+        for each. No difference is known worse than that of two runs that share nothing.
         """
         kinds = decisions(a, b) if self.pairs else frozenset[str]()
         widest = max(self.pairs.values(), default=0.0)
@@ -303,12 +319,15 @@ class Residuals:
 
 
 def decisions(a: Setting, b: Setting) -> frozenset[str]:
-    """Kinds of decision that two settings differ in: an axis, ``micro batch``, ``sharding``, ``schedule``, ``recompute``, ``format``, or ``release`` of one line of software.
+    """Kinds of decision that two settings differ in: an axis, ``micro batch``, ``sharding``,
+    ``schedule``, ``recompute``, ``format``, or ``release`` of one line of software.
 
     Examples
     --------
-    >>> labels = {"layout": ("tp 8, pp 1, cp 1, ep 1, dp 2",), "rest": ("1 a microbatch, zero 1, 1f1b, recompute none",)}
-    >>> other = {"layout": ("tp 4, pp 2, cp 1, ep 1, dp 2",), "rest": ("1 a microbatch, zero 0, 1f1b, recompute none",)}
+    >>> labels = {"layout": ("tp 8, pp 1, cp 1, ep 1, dp 2",)}
+    >>> labels["rest"] = ("1 a microbatch, zero 1, 1f1b, recompute none",)
+    >>> other = {"layout": ("tp 4, pp 2, cp 1, ep 1, dp 2",)}
+    >>> other["rest"] = ("1 a microbatch, zero 0, 1f1b, recompute none",)
     >>> sorted(decisions(Setting(labels, 16), Setting(other, 16)))
     ['pp', 'sharding', 'tp']
     """
@@ -337,7 +356,7 @@ def chip_names(chip: Accelerator) -> tuple[str, str]:
 
 
 def format_names(precision: str) -> tuple[str, str]:
-    """A number format and whether its elements are narrow (8 bits or fewer), as labels of a setting.
+    """A number format, and whether elements have 8 bits or fewer, as labels of a setting.
 
     Examples
     --------
@@ -376,7 +395,9 @@ def _pair(ends: Sequence[float]) -> tuple[float, float]:
 
 
 def fastest_measured(setting: Setting) -> float | None:
-    """The most model FLOP/s of an accelerator that was measured on a training of the same kind [FLOP/s]; None where none was."""
+    """The most model FLOP/s of an accelerator that was measured on a training of the same kind
+    [FLOP/s]; None where none was.
+    """
     kind = [setting.labels[name][0] for name in FASTEST_BY]
     rows = read_shipped(_PACKAGE, "fastest.yaml")["rows"]
     return next((1e12 * float(row[-2]) for row in rows if row[: len(kind)] == kind), None)

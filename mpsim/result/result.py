@@ -59,7 +59,7 @@ class Pictures(Protocol):
 
 
 def told_of(scenario: Scenario) -> list[str]:
-    """Warnings that a scenario deserves before anything runs: keys without effect, and caps that no board can keep."""
+    """Warnings before anything runs: keys without effect, caps that no board can keep."""
     return [*unused(scenario), *unheld_caps(each.accelerator for each in scenario.clusters)]
 
 
@@ -96,7 +96,7 @@ class JobResult(Shown, abc.ABC):
 
     @abc.abstractmethod
     def _parts(self) -> Mapping[str, object]:
-        """Parts that an archive keeps beside scenario and summary, the ``kind`` of the job first."""
+        """Parts that an archive keeps beside scenario and summary, the job's ``kind`` first."""
 
     @classmethod
     @abc.abstractmethod
@@ -168,7 +168,7 @@ class Result(JobResult):
     @property
     @abc.abstractmethod
     def parts(self) -> NDArray[np.float64]:
-        """Time of each rank class by part of the job's account; every row sums to the makespan [ticks]."""
+        """Time of rank classes by part of the job's account; rows sum to the makespan [ticks]."""
 
     @property
     @abc.abstractmethod
@@ -199,7 +199,7 @@ class Result(JobResult):
         Parameters
         ----------
         ranks : sequence of int, optional
-            Rank classes; all when left out, which is one slice or two for each collective of each layer of each action.
+            Rank classes, or all: one slice or two for each collective of each layer of each action.
         """
         from mpsim.result.slices import communication_slices
 
@@ -212,12 +212,14 @@ class Result(JobResult):
 
     @functools.cached_property
     def kernel_seconds(self) -> NDArray[np.float64]:
-        """Time alone of the kernels of each rank class, by what they draw power for (`mpsim.cost.KERNELS`) [s]."""
+        """Time alone of the kernels of each rank class, by what they draw power for
+        (`mpsim.cost.KERNELS`) [s].
+        """
         return kernel_seconds(self.program)
 
     @functools.cached_property
     def links(self) -> LinkUse:
-        """Bytes that each link carried over time: ports of rank classes, and links of the fabric that could be too thin."""
+        """Bytes that links carried over time: ports of rank classes, thin links of the fabric."""
         from mpsim.result.links import measure_links
 
         return measure_links(self.timeline, self.links_of)
@@ -225,7 +227,7 @@ class Result(JobResult):
     @property
     @abc.abstractmethod
     def headline(self) -> Figures:
-        """The figures that people measure, with their interval: a part of the summary that is worked out sooner."""
+        """The figures that people measure, with intervals: a part of the summary, sooner."""
 
     @property
     def breakdown(self) -> Mapping[str, float]:
@@ -235,7 +237,9 @@ class Result(JobResult):
 
     @property
     def plot(self) -> Pictures:
-        """Pictures: ``timeline()``, ``bubbles()``, ``attribution()``, ``utilisation()``, ``links()``, ``memory()``."""
+        """Pictures: ``timeline()``, ``bubbles()``, ``attribution()``, ``utilisation()``,
+        ``links()``, ``memory()``.
+        """
         pictures: Pictures = accessors.call("result.plot", self)
         return pictures
 
@@ -247,12 +251,16 @@ class Result(JobResult):
         return kernel_times(self.timeline)
 
     def sensitivity(self) -> Any:
-        """Elasticity of the step time in each parameter of hardware and software; see `mpsim.study.measure_sensitivity`."""
+        """Elasticity of the step time in each parameter of hardware and software; see
+        `mpsim.study.measure_sensitivity`.
+        """
         return accessors.call("result.sensitivity", self)
 
     @functools.cached_property
     def variation(self) -> Any:
-        """Step times, percentiles and blame under the scenario's ``variation:``; see `mpsim.study.simulate_variation`."""
+        """Step times, percentiles and blame under the scenario's ``variation:``; see
+        `mpsim.study.simulate_variation`.
+        """
         return accessors.call("result.variation", self)
 
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
@@ -267,7 +275,7 @@ class Result(JobResult):
     @classmethod
     def _fields(cls, saved: archive.Archive, scenario: Scenario) -> dict[str, object]:
         timeline = saved.part("timeline", Timeline)
-        own: Program | None = saved.part("program", Program | None)  # type: ignore[arg-type] # a union is no class
+        own: Program | None = saved.part("program", Program | None)  # type: ignore[arg-type]
         return {
             "timeline": timeline,
             "constants": Constants(saved.part("constants", tuple[Constant, ...])),

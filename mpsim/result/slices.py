@@ -1,9 +1,12 @@
 """Slices: communication of ranks over time, inside actions and between them, hidden or exposed.
 
-Exposed is the time in which the compute stream of a rank stands idle for an axis, as the account of the job counts it (`mpsim.result.intervals`, and inside
-actions the waits that their templates were evaluated with): exposed slices of a rank and an axis do not overlap and sum to its part of the account. Whatever else of a
-transfer there is runs beside kernels or while the rank waits for something else: it is hidden. A rank may wait before its transfer has begun, so that there are exposed
-slices in which nothing moves yet, and of several transfers of an axis at once the slice names the one waited for.
+Exposed is the time in which the compute stream of a rank stands idle for an axis, as the account of
+the job counts it (`mpsim.result.intervals`, and inside actions the waits that their templates were
+evaluated with): exposed slices of a rank and an axis do not overlap and sum to its part of the
+account. Whatever else of a transfer there is runs beside kernels or while the rank waits for
+something else: it is hidden. A rank may wait before its transfer has begun, so that there are
+exposed slices in which nothing moves yet, and of several transfers of an axis at once the slice
+names the one waited for.
 
 Shapes: S slices, R rank classes, Q kernels of a template.
 """
@@ -163,7 +166,7 @@ def _axis_of_part(words: Vocabulary) -> Ints:
 
 
 def _on_compute(timeline: Timeline) -> Waits:
-    """Rows that the compute stream itself carries for an axis: transfers that block it, kernels that pack for them."""
+    """Rows of an axis that the compute stream carries: transfers that block, packing kernels."""
     program = timeline.program
     rank, row = program.compute_rows
     plain = program.template[row] < 0
@@ -210,7 +213,7 @@ class _Inside:
 
 @remembered(64)  # points of a sweep share templates
 def _cut(template: Template, words: Vocabulary) -> _Inside:
-    """Slices of a template: the waits for each transfer, and what is left of the transfers of their axis."""
+    """Slices of a template: waits for each transfer, and what is left of its axis'."""
     end = template.start + template.duration
     axis = np.where(
         AXIS_OF_STREAM[template.stream] >= 0,

@@ -94,7 +94,9 @@ def measure_utilisation(
 
 
 def kernel_seconds(program: Program) -> NDArray[np.float64]:
-    """Time alone of the kernels of each rank class by load [R, K]; rows without a template that compute, the optimizer above all, stream [s]."""
+    """Time alone of the kernels of each rank class by load [R, K]; rows without a template that
+    compute, the optimizer above all, stream [s].
+    """
     nothing = (0.0,) * len(KERNELS)
     # the last line is of rows without a template, whose number is -1
     inside = np.array([*(t.load_seconds or nothing for t in program.templates), nothing])
@@ -126,7 +128,9 @@ def _share(amount: NDArray[np.float64], could: NDArray[np.float64]) -> NDArray[n
 
 
 def _per_rank(timeline: Timeline) -> Mapping[str, NDArray[np.float64]]:
-    """Bytes that each rank sends by class of link: all members of a collective do, and the sender of a message."""
+    """Bytes that each rank sends by class of link: all members of a collective do, and the sender
+    of a message.
+    """
     program, amounts = timeline.program, _amounts(timeline)
     row, rank, _ = program.slots
     counts = (program.kind[row] != SEND) | (rank == program.rank[row])
@@ -152,7 +156,7 @@ def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
 def _series(
     timeline: Timeline, amount: NDArray[np.float64], edges: NDArray[np.float64], speed: float
 ) -> NDArray[np.float64]:
-    """Spread the amount of each row evenly over its duration, sum into bins, as a share of what could be done."""
+    """Spread rows' amounts evenly over their durations, in bins, as a share of the possible."""
     chosen = (amount > 0) & (timeline.end > timeline.start)
     start, end = timeline.start[chosen], timeline.end[chosen]
     rate = amount[chosen] / (end - start)

@@ -81,7 +81,10 @@ def _model(summary: Figures) -> list[tuple[str, str]]:
     return [
         (
             "parameters",
-            f"{known['total'] / 1e9:.4g} B{active}, {known['per_rank'] / 1e9:.4g} B on the largest rank",
+            (
+                f"{known['total'] / 1e9:.4g} B{active}, {known['per_rank'] / 1e9:.4g} B on the"
+                " largest rank"
+            ),
         )
     ]
 
@@ -133,7 +136,7 @@ def _ranges(summary: Figures) -> list[tuple[str, str]]:
 
 
 def _validated(nearest: Figures | None) -> str:
-    """Measured runs nearest to the scenario, and the error of their predictions with names hidden."""
+    """Measured runs nearest to the scenario, and their errors with names hidden."""
     if nearest is None:
         return "nothing like it"
     runs = f"{plural(nearest['rows'], 'run')} of {nearest['framework']} on {nearest['smallest']}"
@@ -154,7 +157,10 @@ def _variation(summary: Figures) -> list[tuple[str, str]]:
     mean, middle, high = (
         format_quantity(time, Dimension.TIME) for time in (varied["mean_s"], times[50], times[95])
     )
-    drawn = f"mean {mean}, median {middle}, 95th percentile {high} of {plural(varied['samples'], 'step')}"
+    drawn = (
+        f"mean {mean}, median {middle}, 95th percentile {high} of"
+        f" {plural(varied['samples'], 'step')}"
+    )
     caused = {name: time for name, time in varied["blame"]["caused_rank_s"].items() if time > 0}
     worst = max(caused, key=lambda name: caused[name], default="nobody")
     text = f"{drawn}; {varied['slowdown']:.4f} of the undisturbed step; most waiting for {worst}"
@@ -173,10 +179,11 @@ def _shares(summary: Figures) -> str:
 
 
 def _hidden(summary: Figures) -> str:
-    """Communication that runs beside kernels, by axis, over all of it; both as shares of the step."""
+    """Communication beside kernels, by axis, over all of it; as shares of the step."""
     step = summary["step_time_s"]
     return ", ".join(
-        f"{axis} {percent(times['hidden'] / step)} of {percent((times['hidden'] + times['exposed']) / step)}"
+        f"{axis} {percent(times['hidden'] / step)} of"
+        f" {percent((times['hidden'] + times['exposed']) / step)}"
         for axis, times in summary["communication_s"].items()
         if times["hidden"] >= _LEAST_SHARE * step
     )
@@ -188,11 +195,14 @@ def _memory(summary: Figures) -> str:
         format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
     )
     verdict = "fits" if summary["fits_memory"] else "DOES NOT FIT"
-    return f"{total} of {capacity} on rank {memory['rank']} (stage {memory['stage']}): {verdict}{odds_words(summary)}"
+    return (
+        f"{total} of {capacity} on rank {memory['rank']} (stage {memory['stage']}):"
+        f" {verdict}{odds_words(summary)}"
+    )
 
 
 def odds_words(summary: Figures) -> str:
-    """How many of such cases fit, where that is in doubt; nothing of results that were stored before it was kept."""
+    """How many of such cases fit, if in doubt; nothing for results stored before."""
     odds = summary.get("fits_probability")
     if odds is None or not _DOUBT <= odds <= 1.0 - _DOUBT:
         return ""
@@ -211,7 +221,9 @@ def _energy(summary: Figures) -> str:
 
 
 def _energy_parts(summary: Figures) -> list[tuple[str, str]]:
-    """The energy of accelerators by part, and what the meter sees; nothing for results that were stored before it was kept."""
+    """The energy of accelerators by part, and what the meter sees; nothing for results that were
+    stored before it was kept.
+    """
     parts, meter = summary.get("energy_parts_j"), summary.get("meter_parts_j")
     if not parts or not meter:
         return []

@@ -1,4 +1,6 @@
-"""Layers of each pipeline stage where a scenario leaves the split to mpsim: balanced by work, as far as the framework can run it."""
+"""Layers of each pipeline stage where a scenario leaves the split to mpsim: balanced by work, as
+far as the framework can run it.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def stage_loads(work: Work, counts: Sequence[int]) -> list[float]:
 
 
 def stage_layers(scenario: Written) -> tuple[int, ...] | None:
-    """Layers of each stage in model order: as given, or balanced; None for an even division, or where none can be balanced."""
+    """Layers of each stage in model order: as given, or balanced; None for an even division, or
+    where none can be balanced.
+    """
     given = scenario.parallelism.layers_per_stage
     return balanced_stages(scenario) if given == "auto" else given
 
@@ -90,8 +94,8 @@ def balanced_layers(
 
     Notes
     -----
-    Layers that are alike are dealt one by one to the stage that is least loaded with it, which makes the maximum the least possible;
-    where kinds of layers differ, a bisection over the maximum does.
+    Layers that are alike are dealt one by one to the least loaded stage, which makes the maximum
+    least; where kinds of layers differ, a bisection over the maximum does.
     """
     stages, layers = len(stage_rank), len(work.layers)
     pace = tuple(1.0 / (speed[rank] if speed else 1.0) for rank in stage_rank)
@@ -139,7 +143,7 @@ def _accounted(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
 
 
 def _ends(layers: int, stage_rank: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Splits in which the first and the last rank hold numbers of their own, chunks of a rank alike."""
+    """Splits whose first and last ranks hold numbers of their own, chunks of a rank alike."""
     ranks = max(stage_rank) + 1
     chunks = len(stage_rank) // ranks
     if ranks < 2 or any(rank != stage % ranks for stage, rank in enumerate(stage_rank)):
@@ -185,10 +189,11 @@ def _dealt(work: Work, stage_rank: Sequence[int], pace: Sequence[float]) -> tupl
 
 
 def _packed(work: Work, pace: Sequence[float]) -> tuple[int, ...] | None:
-    """The split of the least slowest stage where kinds of layers differ, late stages as full as that allows.
+    """The split of the least slowest stage of unlike layers, late stages as full as can be.
 
-    For a limit of time the numbers of layers that the first stages can hold together are all from a least to a most, since every
-    stage takes one layer or as many more as fit; so bisection over the limit finds the least one that holds all layers.
+    For a limit of time the numbers of layers that the first stages can hold together are all from a
+    least to a most, since every stage takes one layer or as many more as fit; so bisection over the
+    limit finds the least one that holds all layers.
     """
     sums = list(itertools.accumulate(work.layers, initial=0.0))
     low, high = 0.0, (sums[-1] + work.head) * max(pace)
@@ -204,7 +209,7 @@ def _packed(work: Work, pace: Sequence[float]) -> tuple[int, ...] | None:
 
 
 def _within(work: Work, sums: Sequence[float], limits: Sequence[float]) -> tuple[int, ...] | None:
-    """A split whose stages stay within limits, filled from the last stage on; None if there is none."""
+    """A split with stages within limits, filled from the last on; None if there is none."""
     last, left, counts = len(limits) - 1, len(work.layers), []
     for stage in range(last, -1, -1):
         least = 0 if stage in (0, last) else 1

@@ -1,4 +1,4 @@
-"""The ``cluster:`` section: a system of the catalog, one with changes, a cluster put together, or nodes that differ."""
+"""The ``cluster:`` section: a system, one with changes, parts put together, unlike nodes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ class AcceleratorChoice(Section):
     """An accelerator of the catalog, and the values of it to replace."""
 
     preset: Name | None = None
-    """An accelerator by name (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'; left out, the one the cluster has."""
+    """An accelerator by name (see 'mpsim show hardware'), or the path of a machine file of 'mpsim
+    calibrate'; left out, the one the cluster has."""
     machine: dict[str, object] | None = None
     """Content of that machine file; resolved scenarios hold it, a person writes the path."""
     peak_flops: dict[str, FlopRate] | None = None
@@ -102,7 +103,7 @@ class AcceleratorChoice(Section):
     boost_clock: Frequency | None = None
     """Highest clock of its processors."""
     clock: Frequency | None = None
-    """Clock that its processors are locked to, at most the boost clock; left out, nothing holds it."""
+    """Clock that its processors are locked to, at most the boost clock; left out, none."""
 
 
 class LinkChoice(Section):
@@ -127,7 +128,7 @@ class LinkChoice(Section):
 
 
 class PartChoice(Section):
-    """Some pipeline ranks or replicas, one after the other, and what their nodes have in place of the cluster's."""
+    """Some pipeline ranks or replicas in a row, and what their nodes have of their own."""
 
     count: Count = 1
     """Pipeline ranks (under stages) or data-parallel replicas (under replicas) that it is for."""
@@ -155,7 +156,7 @@ class ClusterChoice(Section):
     """A system by name, the parts of it to exchange, or all the parts of a cluster."""
 
     preset: Name | None = None
-    """A system of the catalog (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'."""
+    """A system of the catalog ('mpsim show hardware'), or a machine file of 'mpsim calibrate'."""
     machine: dict[str, object] | None = None
     """Content of that machine file; resolved scenarios hold it, a person writes the path."""
     name: Name | None = None
@@ -179,7 +180,7 @@ class ClusterChoice(Section):
     placement: Annotated[
         Literal["packed", "strided", "by-rail", "by-rack"] | tuple[int, ...] | None, *PLACED
     ] = None
-    """Order of ranks on nodes: packed (node by node), strided (by turns), by-rail, by-rack, or a list."""
+    """Order of ranks on nodes: packed (by node), strided (by turns), by-rail, by-rack, a list."""
     library: Literal["nccl", "rccl", "hccl", "gloo", "openmpi", "mpich"] | None = None
     """Communication library; left out, the one that the accelerators' vendor ships."""
     node_power: Power | None = None
@@ -187,7 +188,8 @@ class ClusterChoice(Section):
     price_per_hour: PriceRate | None = None
     """Price of one accelerator."""
     stages: Parts | None = None
-    """Nodes that differ from one pipeline rank to the next, such as [{count: 4}, {count: 4, accelerator: a100-sxm-80}]."""
+    """Nodes that differ from one pipeline rank to the next, such as [{count: 4}, {count: 4,
+    accelerator: a100-sxm-80}]."""
     replicas: Parts | None = None
     """Nodes that differ from one data-parallel replica to the next, likewise."""
 
@@ -212,7 +214,7 @@ class ClusterChoice(Section):
 def _machine(
     key: str, part: ClusterChoice | AcceleratorChoice | None, folder: Folder
 ) -> Cluster | None:
-    """The machine file that a part of the section names or holds; None where it is of the catalog."""
+    """The machine file that a part of the section names or holds, or None."""
     if not _is_machine(part):
         return None
     from mpsim.hardware.machine import machine_of, read_machine
@@ -261,7 +263,10 @@ def _check_complete(choice: ClusterChoice) -> list[Problem]:
         chip = choice.accelerator
         if chip is None or chip.preset is not None or chip.machine is not None:
             return []
-        message = "missing; needed an accelerator by name (see 'mpsim show hardware'), since the cluster has no preset whose it could be"
+        message = (
+            "missing; needed an accelerator by name (see 'mpsim show hardware'), since the cluster"
+            " has no preset whose it could be"
+        )
         return [Problem(message, key="cluster.accelerator.preset")]
     message = f"lacks {', '.join(missing)}; give them, or a preset such as 'preset: dgx-h100'"
     return [Problem(message, key="cluster")]

@@ -1,4 +1,4 @@
-"""The ``design:`` section: the work that a cluster is for, the clusters that may do it, and what they may cost."""
+"""The ``design:`` section: the work of a cluster, which may do it, what they may cost."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ class DesignChoice(Section):
     money: Money = Money()
     """Rent or purchase."""
     prices: Annotated[dict[str, Dollars], Field(default_factory=dict)]
-    """Own prices by part (h100-sxm, host, nic-400, switch-64x400, cable-400; `key=value` of a choice: of an accelerator) [USD, or USD/h of rent]."""
+    """Own prices by part (h100-sxm, host, nic-400, switch-64x400, cable-400; `key=value` of a
+    choice: of an accelerator) [USD, or USD/h of rent]."""
     place: Place = Place()
     """Where it stands."""

@@ -1,7 +1,8 @@
-"""Extent: how much simulating a scenario costs, estimated from what is written before anything is built.
+"""Extent: how much simulating a scenario costs, estimated before anything is built.
 
-Only sizes that a slip of the keyboard makes huge are counted: microbatches, kernels where each is a row, experts whose products are launched one by one,
-drawn steps and requests. Estimates are good within a factor of two or so (``mpsim/scenario/data/extent.yaml``); that is enough to tell a second from an hour.
+Only sizes that a slip of the keyboard makes huge are counted: microbatches, kernels where each is a
+row, experts launched one by one, drawn steps and requests. Estimates are good within a factor of
+two (``mpsim/scenario/data/extent.yaml``): they tell a second from an hour.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def _step(scenario: Scenario) -> Extent:
     else:
         runs, engine = rows, "simpy" if simulation.engine == "simpy" else "replay"
     row, inside = constants["rows"][engine], constants["kernel"]
-    # templates are made once: a forward and a backward of a layer, tiled over those of a stage, twice where gradients leave
+    # templates are made once: a forward and a backward of a layer, tiled over those of a stage,
+    # twice where gradients leave
     tiled = 2.0 * kernels * -(-layers // stages)
     memory = runs * row["memory"] + tiled * inside["memory"]
     seconds = runs * row["time"] + tiled * inside["time"]
@@ -142,7 +144,7 @@ def _segments(scenario: Scenario) -> float:
 
 
 def _leaves_domain(scenario: Scenario) -> bool:
-    """Whether collectives inside layers may leave a scale-up domain, so that every kernel is a row."""
+    """Whether collectives in layers may leave a scale-up domain: each kernel is a row."""
     parallelism, cluster = scenario.parallelism, scenario.hardware
     inside = parallelism.tp * parallelism.cp * parallelism.ep
     return inside > cluster.domain_size or parallelism.order != "tp-cp-ep-dp-pp"

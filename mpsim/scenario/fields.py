@@ -90,7 +90,9 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Later:
-    """A section whose model is imported when somebody writes one: most scenarios have no service and no design."""
+    """A section whose model is imported when somebody writes one: most scenarios have no service
+    and no design.
+    """
 
     module: str  # of `mpsim.scenario`
     name: str
@@ -159,7 +161,7 @@ class PresetSection(Section):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _gather(cls, data: object) -> object:
-        """Put fields that stand beside the name among the overrides; what is no such mapping is left to the schema."""
+        """Put fields beside the name among the overrides; the schema takes no such mapping else."""
         if not isinstance(data, Mapping):
             return data
         inner = data.get("overrides", {})
@@ -192,6 +194,7 @@ class LengthChoice(Section):
         for key, kind, usual in (("shortest", "uniform", 1.0), ("spread", "lognormal", 0.0)):
             if getattr(self, key) != usual and self.kind != kind:
                 raise ValueError(
-                    f"got {key} with kind: {self.kind}, which does not use it; leave it out, or set kind to {kind}"
+                    f"got {key} with kind: {self.kind}, which does not use it; leave it out, or set"
+                    f" kind to {kind}"
                 )
         return self

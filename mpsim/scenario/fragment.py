@@ -1,4 +1,4 @@
-"""The readable part of a scenario that has mistakes, so that its other mistakes are reported with them."""
+"""The readable part of a scenario with mistakes, so that all are reported together."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ class _NotRead:
 def fragment(root: type[S], data: Mapping[str, object], error: pydantic.ValidationError) -> S:
     """The sections of `data` that are well-formed, as a scenario to check and for nothing else.
 
-    Asking a section that was not read for anything raises an MpsimError, on which `check` passes over
-    whoever asked.
+    Asking an unread section raises an MpsimError, on which `check` passes over whoever asked.
 
-    A section with a wrong value or a misspelt key is not read: what it would have said is unknown. An unknown key that resembles
-    no other is passed over.
+    A section with a wrong value or a misspelt key is not read: what it would have said is unknown.
+    An unknown key that resembles no other is passed over.
     """
     left = copy.deepcopy(dict(data))
     wrong = _wrong_sections(left, error.errors(include_url=False), root)
@@ -79,7 +78,7 @@ def _read(root: type[pydantic.BaseModel], name: str, value: object, sections: Fi
 def _wrong_sections(
     data: Fields, details: Iterable[ErrorDetails], root: type[pydantic.BaseModel]
 ) -> set[str]:
-    """Sections with mistakes or whose keys may have been meant elsewhere; other unknown keys leave `data`."""
+    """Sections with mistakes or keys meant elsewhere; other unknown keys leave `data`."""
     wrong: set[str] = set()
     for detail in details:
         loc = detail["loc"]

@@ -1,4 +1,4 @@
-"""Files laid on top of each other: includes, named overrides and ``--set``, with the place of every key."""
+"""Files laid on each other: includes, overrides and ``--set``, with places of keys."""
 
 from __future__ import annotations
 
@@ -246,7 +246,10 @@ def _lay_file(
         count[0] += 1
         inner = None
         if inside is not None and not resolved.is_relative_to(inside):
-            message = f"includes {include[:_SHOWN]!r}, which is outside the folder of the scenario; move it inside, or allow it with --allow-include"
+            message = (
+                f"includes {include[:_SHOWN]!r}, which is outside the folder of the scenario; move"
+                " it inside, or allow it with --allow-include"
+            )
         elif resolved in chain:
             loop = " -> ".join(step.name for step in (*chain, target))
             message = f"include loop {loop}; remove one of them"
@@ -268,7 +271,7 @@ def _lay_file(
 
 
 def _resolved(path: Path) -> Path:
-    """Where `path` leads, links followed; `path` itself where that is nowhere, which reading it says."""
+    """Where `path` leads, links followed; `path` itself if nowhere, which reading says."""
     try:
         return path.resolve()
     # a name too long, a null character, links in a circle

@@ -33,7 +33,7 @@ Layers = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class MixtureOfExperts(Section):
-    """Experts in place of the MLP of some or all layers. With a preset that has them, fields left out keep its values."""
+    """Experts in place of the MLP of some or all layers; a preset gives fields left out."""
 
     experts: Count | None = None
     """Routed experts of a layer; needed where no preset gives them."""
@@ -52,7 +52,8 @@ class MixtureOfExperts(Section):
     every: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """After those, every n-th layer has experts (the last of each n); left out, all have."""
     capacity_factor: Annotated[float, Field(ge=0, le=1000)] | None = None
-    """Places of an expert over its even share of tokens, all computed, padded or not; 0 or left out, as many as tokens come."""
+    """Places of an expert over its even share of tokens, all computed, padded or not; 0 or left
+    out, as many as tokens come."""
     imbalance: Annotated[float, Field(ge=1, le=1000)] | None = None
     """Tokens of the busiest rank over the mean; left out, 1."""
     spread: Annotated[float, Field(ge=0, le=1000)] | None = None
@@ -60,12 +61,12 @@ class MixtureOfExperts(Section):
 
 
 class MultiLatentAttention(Section):
-    """Attention through compressed keys and values. With a preset that has it, fields left out keep its values."""
+    """Attention through compressed keys and values; a preset gives fields left out."""
 
     q_lora_rank: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
     """Width the queries are compressed to; 0 or left out, they are not."""
     kv_lora_rank: Count | None = None
-    """Width keys and values are compressed to; needed where no preset gives it, as are the widths of a head."""
+    """Width keys and values are compressed to; needed, as are a head's, without a preset's."""
     qk_nope_head_dim: Count | None = None
     """Part of a head's query and key without position."""
     qk_rope_head_dim: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
@@ -75,10 +76,10 @@ class MultiLatentAttention(Section):
 
 
 class StateSpace(Section):
-    """Mixer that carries a state along the sequence, in layers of letters S and M of layer_pattern. With a preset that has it, fields left out keep its values."""
+    """Mixer with a state, of letters S and M of layer_pattern; a preset gives fields left out."""
 
     kind: Literal["mamba2", "gated-delta"] | None = None
-    """Mamba-2's SSD, or a gated delta net of linear attention; needed where no preset gives it, as are the widths."""
+    """Mamba-2's SSD, or a gated delta net; needed without a preset's, as are the widths."""
     heads: Count | None = None
     """Heads of values."""
     head_dim: Count | None = None
@@ -94,10 +95,10 @@ class StateSpace(Section):
 
 
 class Vision(Section):
-    """Encoder of images before the first layer, on the ranks of the first stage. With a preset that has it, fields left out keep its values."""
+    """Encoder of images, on ranks of the first stage; a preset gives fields left out."""
 
     layers: Layers | None = None
-    """Layers of the tower; needed where no preset gives it, as are hidden, heads, ffn_hidden and patches."""
+    """Layers of the tower; needed without a preset's, as are hidden, heads, ffn_hidden, patches."""
     hidden: Count | None = None
     """Width of the tower."""
     heads: Count | None = None
@@ -152,9 +153,9 @@ class ModelChoice(Section):
     window: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
     """Tokens a sliding window holds."""
     full_every: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """With a sliding window: every n-th layer (the last of each n) sees all keys before it; 0 for none."""
+    """With a sliding window: every n-th layer (the last of n) sees all keys; 0 for none."""
     encoder_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """The first layers, when they are an encoder that the others attend to; sequence_length is then the encoder's."""
+    """The first layers, if an encoder for the others; sequence_length is the encoder's then."""
     decoder_length: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
     """Tokens of the decoder's sequence, where there is an encoder."""
     positions: Literal["learned", "rotary", "relative", "alibi", "none"] | None = None
@@ -170,13 +171,15 @@ class ModelChoice(Section):
     embedding_norm: bool | None = None
     """Whether a norm follows the embedding (BLOOM)."""
     mtp_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3); each has a pass of the head of its own."""
+    """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3); each
+    has a pass of the head of its own."""
     attention_gate: bool | None = None
     """Whether a gate as wide as the queries stands behind attention (Qwen3-Next)."""
     scalar_head: bool | None = None
     """Whether the head has one value a token in place of the vocabulary (reward models)."""
     layer_pattern: Annotated[str, Field(max_length=10_000)] | None = None
-    """Letters of the layers, repeated: A attention and MLP, S state mixer and MLP, * attention, M state mixer, - MLP alone; left out, A."""
+    """Letters of the layers, repeated: A attention and MLP, S state mixer and MLP, * attention, M
+    state mixer, - MLP alone; left out, A."""
     state: StateSpace | None = None
     """Mixer of layers with a state."""
     vision: Vision | None = None
@@ -257,7 +260,8 @@ def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> Fi
 def _width(hidden: int, heads: int) -> int:
     if hidden % heads:
         raise WorkloadError(
-            f"hidden {hidden} does not divide among {heads} heads; change one of them, or give head_dim"
+            f"hidden {hidden} does not divide among {heads} heads; change one of them, or give"
+            " head_dim"
         )
     return hidden // heads
 

@@ -38,7 +38,8 @@ def _thinner(value: object) -> float | tuple[float, ...] | None:
             return None
         if isinstance(ratio, bool) or not isinstance(ratio, int | float):
             raise ValueError(
-                f"got {str(ratio)[:60]!r}; needed a number, or a list of numbers for leaves, spines, ..."
+                f"got {str(ratio)[:60]!r}; needed a number, or a list of numbers for leaves,"
+                " spines, ..."
             )
         if isinstance(ratio, float) and not math.isfinite(ratio):
             raise ValueError(f"got {ratio}; needed a finite number")
@@ -75,7 +76,7 @@ class FabricChoice(Section):
     ) = None
     """Topology; graph: that of the file in `graph`."""
     oversubscription: Annotated[float | tuple[float, ...] | None, *THINNINGS] = None
-    """Rate a leaf switch offers its nodes over the rate it has upwards; 1 is full bisection. A list for leaves, spines, ..."""
+    """Rate a leaf offers its nodes over its rate upwards; 1 is full bisection. A list by tier."""
     hop_latency: Time | None = None
     """Latency that one switch adds."""
     radix: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
@@ -89,11 +90,12 @@ class FabricChoice(Section):
     planes: Annotated[int, Field(ge=1, le=16)] | None = None
     """Networks that the ports of every NIC are split over; a dual-plane fabric has 2."""
     routing: Literal["ecmp", "static"] | None = None
-    """Whether flows are spread evenly over ways of equal length, or each destination has one way."""
+    """Whether flows spread evenly over ways of equal length, or take one a destination."""
     graph: Name | None = None
-    """File of any networkx graph (.graphml, .gml, node-link .json): vertices 'node 0', 'node 1', ... and switches, edges with a bandwidth."""
+    """File of any networkx graph (.graphml, .gml, node-link .json): vertices 'node 0', 'node 1',
+    ... and switches, edges with a bandwidth."""
     links: Annotated[tuple[GraphLink, ...], Field(strict=False, max_length=1_000_000)] | None = None
-    """Content of that file, [vertex, vertex, bandwidth] each; resolved scenarios hold it, a person writes the file."""
+    """Content of that file, [vertex, vertex, bandwidth] each, as resolved scenarios hold it."""
     switch_price: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """Price of one switch [USD]."""
     cable_price: Annotated[float, Field(ge=0, le=1e9)] | None = None

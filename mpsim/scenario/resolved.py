@@ -57,7 +57,7 @@ def resolved_data(scenario: Written) -> Fields:
 
 
 def digest_of(scenario: Written) -> str:
-    """sha256 of all that decides the result: of what files hold, not of their names, nor of the order of keys."""
+    """sha256 of all that decides the result: content of files, not names or order of keys."""
     content = resolved_data(scenario)
     del content["name"]
     for study in STUDIES:
@@ -93,14 +93,16 @@ def _dumped(section: Section) -> Fields:
 
 @remembered(_PRESETS)
 def _figures(preset: Transformer | Framework) -> Fields:
-    """Fields of a model or framework without their sources; points of a sweep share them, do not change it in place."""
+    """Fields of a model or framework without sources, shared by points: do not change."""
     fields = dataclasses.asdict(preset)
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
 
 
 @remembered(_PRESETS)
 def _behaviour(software: Framework) -> Fields:
-    """Fields of a framework that decide a result, shared likewise; its word for a recomputation is settled by then."""
+    """Fields of a framework that decide a result, shared likewise; its word for a recomputation is
+    settled by then.
+    """
     fields = _figures(software)
     kernels = {
         name: value for name, value in fields["kernels"].items() if name != "recompute_selective"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Scenario(Shown, Written):
-    """One run as a person describes it: model, cluster, how the work is divided, and what software runs it.
+    """One run as a person describes it: model, cluster, division of work, software.
 
     Made by `load` or `Scenario.from_mapping`, which report every mistake at once.
     """
@@ -75,7 +75,9 @@ class Scenario(Shown, Written):
 
     @property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """Layers of each stage in model order: as given, or balanced; None for an even division, or where none can be balanced."""
+        """Layers of each stage in model order: as given, or balanced; None for an even division, or
+        where none can be balanced.
+        """
         return stage_layers(self)
 
     @functools.cached_property
@@ -122,7 +124,8 @@ class Scenario(Shown, Written):
         Examples
         --------
         >>> base = Scenario.from_mapping({
-        ...     "schema": 1, "model": "gpt3-175b", "cluster": {"preset": "dgx-a100-80gb", "nodes": 8},
+        ...     "schema": 1, "model": "gpt3-175b",
+        ...     "cluster": {"preset": "dgx-a100-80gb", "nodes": 8},
         ...     "parallelism": {"tp": 8, "pp": 8},
         ...     "training": {"global_batch": 64, "sequence_length": 2048}})
         >>> base.dp, base.with_values({"parallelism.pp": 4}).dp
@@ -148,7 +151,8 @@ class Scenario(Shown, Written):
         Examples
         --------
         >>> base = Scenario.from_mapping({
-        ...     "schema": 1, "model": "gpt3-175b", "cluster": {"preset": "dgx-a100-80gb", "nodes": 8},
+        ...     "schema": 1, "model": "gpt3-175b",
+        ...     "cluster": {"preset": "dgx-a100-80gb", "nodes": 8},
         ...     "parallelism": {"tp": 8, "pp": 8},
         ...     "training": {"global_batch": 64, "sequence_length": 2048}})
         >>> base.replace(pp=4, schedule="gpipe").dp, base.replace({"cluster.nodes": 16}).dp
@@ -194,12 +198,13 @@ class Scenario(Shown, Written):
             else load.arrival
         )
         return (
-            f"{self.name or 'scenario'}: {self.transformer.name} served on {cluster.nodes} x "
-            f"{cluster.node.accelerators} {cluster.accelerator.name}; tp {p.tp} x pp {p.pp} x ep {p.ep}, {serving.engine.preset}, {serving.weights}; {stream}"
+            f"{self.name or 'scenario'}: {self.transformer.name} served on {cluster.nodes} x"
+            f" {cluster.node.accelerators} {cluster.accelerator.name}; tp {p.tp} x pp {p.pp} x ep"
+            f" {p.ep}, {serving.engine.preset}, {serving.weights}; {stream}"
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle what it was made from: resolved presets hold read-only views, which do not pickle."""
+        """Pickle what it was made from: read-only views of presets do not pickle."""
         return _rebuild, (self._source,)
 
 
@@ -265,7 +270,8 @@ def json_schema() -> Fields:
 def _build(document: Document, *, checked: bool, like: Scenario | None = None) -> Scenario:
     """Make a scenario of a document; what it has in common with `like` is looked up once."""
     problems = list(document.problems)
-    # of a file that was not read nobody knows what it says: nothing is missing, and nothing contradicts it
+    # of a file that was not read nobody knows what it says: nothing is missing, and nothing
+    # contradicts it
     is_whole = not any(problem.key == "include" for problem in problems)
     try:
         scenario = Scenario.of(document, like=like)

@@ -1,4 +1,4 @@
-"""One reading of the schema: which keys a section has, which sections a key holds, and what each key is for."""
+"""One reading of the schema: keys of sections, sections of keys, what each is for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _JOBS = ("training", "serving")
 
 
 def keys_of(kind: Kind) -> dict[str, pydantic.fields.FieldInfo]:
-    """Fields of a section by the key that a file has for them, each with the sections that it holds."""
+    """Fields of a section by the key that a file has for them, each with the sections that it
+    holds.
+    """
     return {field.alias or name: _whole(field) for name, field in kind.model_fields.items()}
 
 
@@ -102,7 +104,7 @@ def long_keys(schema: Kind, values: Mapping[str, object], *, job: str) -> dict[s
 def descriptions(kind: Kind) -> Mapping[str, str]:
     """The texts under the fields of a section, its bases' included, by key.
 
-    Pydantic would read them too (`use_attribute_docstrings`), but at every start, which takes a third of its time.
+    Pydantic would read them (`use_attribute_docstrings`), at each start, for a third of its time.
     """
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):

@@ -61,9 +61,9 @@ class Parallelism(Section):
     sequence_parallel: bool = False
     """Whether norms and dropouts are divided along the sequence among tensor-parallel ranks."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: data-parallel ranks shard nothing (0), optimizer states (1), gradients too (2), parameters too (3)."""
+    """ZeRO stage: what ranks shard: nothing (0), optimizer (1), gradients (2), parameters (3)."""
     shard: Degree | None = None
-    """Ranks of data x context parallelism that share one copy of what zero divides (HSDP); left out, all."""
+    """Ranks of data x context parallelism that share a copy of what zero divides (HSDP)."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
     """States kept by the host: none, the optimizer's, the parameters too."""
     offload_to: Literal["host", "nvme"] = "host"
@@ -77,7 +77,8 @@ class Parallelism(Section):
         | Literal["auto"]
         | None
     ) = None
-    """Layers of each (virtual) stage in model order, or auto: balanced by work, as far as the framework can split; left out, divided evenly."""
+    """Layers of each (virtual) stage in model order, or auto: balanced by work, as far as the
+    framework can split; left out, divided evenly."""
     embedding_counts_as_layer: bool = False
     """Whether the embedding takes the place of one layer in an even division."""
     loss_counts_as_layer: bool = False
@@ -145,11 +146,14 @@ class Adapter(Section):
         "up",
         "down",
     )
-    """Products with adapters: qkv (or some of query, key, value), output (of attention), up (with the gate), down, head."""
+    """Products with adapters: qkv (or some of query, key, value), output (of attention), up (with
+    the gate), down, head."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout before every adapter, which then keeps an input and a mask of its own."""
     base: Literal["bf16", "fp8", "int8", "nf4", "nf4-single"] | None = None
-    """Format of the frozen weights of layers; left out, nf4 for qlora and bf16 for lora; fp8 weights are what products in fp8 read, nf4-single has scales that are not quantised again. What else is narrow is widened before each product."""
+    """Format of the frozen weights of layers; left out, nf4 for qlora and bf16 for lora; fp8
+    weights are what products in fp8 read, nf4-single has scales that are not quantised again. What
+    else is narrow is widened before each product."""
 
 
 class Training(Section):
@@ -166,41 +170,47 @@ class Training(Section):
         ]
         | None
     ) = None
-    """Sequences of each data-parallel replica, which sum to global_batch; left out, divided evenly."""
+    """Sequences of each replica, which sum to global_batch; left out, divided evenly."""
     sequence_length: Annotated[int, Field(ge=1, le=100_000_000)]
     """Tokens of a sequence."""
     lengths: LengthChoice | None = None
     """Tokens of a sample; left out, every sequence is full. Samples are cut at sequence_length."""
     packing: bool = False
-    """Whether samples fill sequences, each attending to itself alone, or each is padded to the longest of its microbatch."""
+    """Whether samples fill sequences, each attending to itself alone, or each is padded to the
+    longest of its microbatch."""
     reference: bool = False
-    """Whether a frozen reference model runs a forward beside every microbatch (DPO): the model without its adapters, or a copy of it in 16 bits."""
+    """Whether a frozen reference model runs a forward beside every microbatch (DPO): the model
+    without its adapters, or a copy of it in 16 bits."""
     precision: Precision = "bf16"
     """Number format of matrix products."""
     recompute: Literal["none", "selective", "full", "per-op"] = "none"
-    """Recomputed in the backward pass: nothing, some modules, all, or all but every second product."""
+    """Recomputed in the backward: nothing, some modules, all, or all but every second product."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """Unit of full recomputation: chunks of recompute_layers layers, or the first recompute_layers of every stage; left out, uniform."""
+    """Unit of full recomputation: chunks of recompute_layers layers, or the first recompute_layers
+    of every stage; left out, uniform."""
     recompute_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
     """Layers of a chunk (1 when left out), or of every (virtual) stage for block."""
     recompute_modules: (
         Annotated[tuple[RecomputeModule, ...], Field(strict=False, min_length=1)] | None
     ) = None
-    """Modules that selective recomputation runs again; left out, core_attn, or per-op where the framework's selective is that."""
+    """Modules that selective recomputation runs again; left out, core_attn, or per-op where the
+    framework's selective is that."""
     recompute_keeps: Annotated[tuple[KeptValue, ...], Field(strict=False, min_length=1)] | None = (
         None
     )
-    """Values that per-op keeps beside the input of a layer: what products return, attention's output (context) and what tensor parallelism has summed; left out, every second product, context and sums."""
+    """Values that per-op keeps beside a layer's input: what products return, attention's output
+    (context), sums over tensor parallelism; left out, every second product, context and sums."""
     optimizer: Name | None = None
-    """Optimizer of the catalog (see 'mpsim show optimizers'); left out, the AdamW that the framework's preset describes."""
+    """Optimizer of the catalog (see 'mpsim show optimizers'); left out, the AdamW that the
+    framework's preset describes."""
     method: Method = "full"
-    """Parameters that train: all (full), or low-rank adapters alone, beside 16-bit (lora) or narrow weights (qlora)."""
+    """Parameters that train: all (full), or adapters beside 16-bit (lora) or narrow (qlora)."""
     adapter: Adapter | None = None
     """Adapters of lora and qlora; left out, of rank 8 beside every product of a layer."""
     frozen: Annotated[tuple[FrozenPart, ...], Field(strict=False)] = ()
     """Parts whose products and tables do not train: embedding, vision, attention, mlp, head."""
     offload_activations: Literal["inputs", "products", "all"] | None = None
-    """Activations that wait in host memory: inputs of layers, all that is kept but those, or all."""
+    """Activations that wait on the host: inputs of layers, all kept but those, or all."""
     offload_layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """First layers of every stage whose activations wait in host memory; left out, all."""
 
@@ -231,9 +241,10 @@ class Simulation(Section):
     network: Literal["analytic", "flow"] = "analytic"
     """Whether transfers take the time they have alone, or share links with each other as flows."""
     interference: bool = False
-    """Whether kernels and collectives that run beside each other on a device slow each other down."""
+    """Whether kernels and collectives beside each other on a device slow each other down."""
     straggling: bool = True
-    """Whether a step on many accelerators loses what it usually does to the slowest of them; a variation section draws its own instead."""
+    """Whether a step on many accelerators loses what it usually does to the slowest of them; a
+    variation section draws its own instead."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Seed of everything random."""
 
@@ -292,7 +303,8 @@ class Variation(Section):
     network_jitter: Coefficient = 0.0
     """Coefficient of variation of the time of messages and collectives, drawn for every step."""
     experts: Coefficient = 0.0
-    """Coefficient of variation of the load of the busiest rank of experts, drawn for every operation; for a mixture of experts."""
+    """Coefficient of variation of the load of the busiest rank of experts, drawn for every
+    operation; for a mixture of experts."""
     slow: Annotated[tuple[SlowPart, ...], Field(strict=False)] = ()
     """Accelerators that are slow in every step."""
     links: Annotated[tuple[ThinLink, ...], Field(strict=False)] = ()
@@ -332,8 +344,8 @@ def expand_range(bounds: object) -> list[int | float]:
     count = math.floor((stop - start) / step + NEARLY) + 1 if step else 0
     if not 1 <= count <= MAX_VALUES:
         raise ValueError(
-            f"got range {bounds} with {max(count, 0)} values; needed 1 to {MAX_VALUES}, with a step "
-            "that leads from start to stop"
+            f"got range {bounds} with {max(count, 0)} values; needed 1 to {MAX_VALUES}, with a step"
+            " that leads from start to stop"
         )
     if all(isinstance(bound, int) for bound in bounds):
         return [start + index * step for index in range(count)]

@@ -1,8 +1,8 @@
-"""The section ``server:``: options of a serving engine in its own words, and the values of the scenario that they say.
+"""The section ``server:``: an engine's options in its own words, and their values here.
 
-``server: {engine: vllm-v1, max-num-seqs: 512, kv-cache-dtype: fp8}`` says what the launch line says; the tables
-of options (``data/vllm.yaml`` and so on) are those of `mpsim import`. What nobody says takes the default of the
-engine on a device of that memory. What `serving` itself says stands.
+``server: {engine: vllm-v1, max-num-seqs: 512, kv-cache-dtype: fp8}`` says what the launch line
+says; the tables of options (``data/vllm.yaml`` and so on) are those of `mpsim import`. What nobody
+says takes the default of the engine on a device of that memory. What `serving` itself says stands.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ def _server_of(preset: str) -> str:
 
 
 def meaning(row: Mapping[str, Any], value: object) -> Meaning:
-    """The value of a scenario that a row of a table says with one of its own, which may be text as on a command line.
+    """The scenario's value of a row's own, which may be text as on a command line.
 
     Examples
     --------
-    >>> row = {"key": "kv-cache-dtype", "to": "serving.kv", "kind": "word", "values": {"fp8": "fp8"}}
+    >>> row = {"key": "kv-cache-dtype", "to": "serving.kv", "kind": "word"}
+    >>> row["values"] = {"fp8": "fp8"}
     >>> meaning(row, "FP8").value, meaning(row, "int3").needed
     ('fp8', 'fp8')
     """
@@ -92,7 +93,7 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
 
 
 def usual(name: str, chip: Accelerator) -> dict[str, object]:
-    """Values by dotted key that a server takes where nobody says them, on a device of that memory."""
+    """Values by dotted key that a server takes unasked, on a device of that memory."""
     table = table_of(name)
     small = re.fullmatch(table.get("as_less", "(?!)"), chip.name) is not None
     found: dict[str, object] = {}
@@ -108,7 +109,9 @@ def usual(name: str, chip: Accelerator) -> dict[str, object]:
 
 
 def said(data: Data) -> dict[str, object]:
-    """Values by dotted key that the section ``server:`` of a file says and its ``serving:`` does not, defaults of the engine among them."""
+    """Values by dotted key that the section ``server:`` of a file says and its ``serving:`` does
+    not, defaults of the engine among them.
+    """
     section = data["server"]
     serving = data.get("serving")
     serving = serving if isinstance(serving, Mapping) else {}
@@ -129,7 +132,9 @@ def said(data: Data) -> dict[str, object]:
 def server_problems(
     section: Mapping[str, object], preset: str, *, places: Mapping[str, tuple[int, int]]
 ) -> Iterator[Problem]:
-    """Options of ``server:`` that its engine does not have, that are not simulated, or whose value is wrong; `places` are those of the keys of the file."""
+    """Options of ``server:`` that its engine does not have, that are not simulated, or whose value
+    is wrong; `places` are those of the keys of the file.
+    """
     if not (name := _server_of(preset)):
         engines = [preset for name in SERVERS for preset in table_of(name)["presets"]]
         yield Problem(f"got {preset}; {nearest(preset, engines)}", "server.engine")
@@ -147,7 +152,7 @@ def server_problems(
 
 
 def _why_not(name: str, key: str) -> str:
-    """Reason why no value of `serving` says an option: it is of the layout, or not simulated, or unknown."""
+    """Reason why no value of `serving` says an option: layout, not simulated, unknown."""
     table = table_of(name)
     layout = {row["key"]: row["to"] for row in table["keys"]}
     if key in layout:
@@ -159,13 +164,13 @@ def _why_not(name: str, key: str) -> str:
 
 
 def _plain(key: object) -> str:
-    """An option as the tables write it: without dashes before it, and with dashes between words but where it is nested."""
+    """An option as the tables write it: no dashes before, dashes between words unless nested."""
     text = str(key).lstrip("-")
     return text if "." in text else text.replace("_", "-")
 
 
 def _row(name: str, key: object) -> Mapping[str, Any] | None:
-    """The row of an option of the engine itself; None for others, and for those of layout and model."""
+    """The row of an option of the engine itself; None for those of layout and model."""
     for row in table_of(name)["keys"]:
         decides = row.get("kind") or "says" in row
         same = row["key"] in (_plain(key), str(key))

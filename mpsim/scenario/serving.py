@@ -1,4 +1,4 @@
-"""The serving section of a scenario: engine, precision, replicas, the stream of requests and what they were promised."""
+"""The serving section: engine, precision, replicas, requests and what they were promised."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workload(Section):
     """The stream of requests."""
 
     arrival: Literal["poisson", "gamma", "closed", "all-at-once", "trace"] = "poisson"
-    """How requests come: at random, in bursts, from users who wait for their answer, all at the start, or as a file says."""
+    """How requests come: at random, in bursts, from waiting users, all at once, by a file."""
     rate: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
     """Requests a second, of poisson and gamma arrivals."""
     burstiness: Annotated[float, Field(gt=0, le=1000, strict=False)] = 1.0
@@ -48,17 +48,18 @@ class Workload(Section):
     concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Users of a closed loop."""
     requests: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """How many requests; left out, 1,000, ten for each user of a closed loop, or all of a trace. Of 200,000 and more none is kept: percentiles are within 0.5 %."""
+    """How many requests; left out, 1,000, ten for each user of a closed loop, or all of a trace. Of
+    200,000 and more none is kept: percentiles are within 0.5 %."""
     duration: Span | None = None
     """In place of requests: how long they come. Those that came are served to their end."""
     warmup: Span | None = None
-    """Start of the run that no latency, rate or goodput counts: requests that came in it, and tokens given in it."""
+    """Start of the run that counts in no latency, rate or goodput: its requests and tokens."""
     prompt: LengthChoice = LengthChoice(tokens=1024)
     """Tokens of a prompt."""
     output: LengthChoice = LengthChoice(tokens=256)
     """Tokens to generate."""
     trace: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """A file of requests: Azure, BurstGPT or plain CSV, or Mooncake JSONL; relative to the scenario."""
+    """A file of requests: Azure, BurstGPT or plain CSV, Mooncake JSONL; relative to this."""
     shared_prefix: Annotated[int, Field(ge=0, le=100_000_000)] = 0
     """Leading tokens of every prompt that requests of one group share."""
     prefix_groups: Annotated[int, Field(ge=1, le=10_000_000)] = 1
@@ -72,15 +73,18 @@ class Workload(Section):
         for key, value in given.items():
             if key == need and value is None:
                 raise ValueError(
-                    f"got arrival: {self.arrival} without {key}; needed {key}, such as {_EXAMPLES[key]}"
+                    f"got arrival: {self.arrival} without {key}; needed {key}, such as"
+                    f" {_EXAMPLES[key]}"
                 )
             if key != need and value is not None:
                 raise ValueError(
-                    f"got {key} with arrival: {self.arrival}, which does not use it; leave it out, or set arrival to {_USES[key]}"
+                    f"got {key} with arrival: {self.arrival}, which does not use it; leave it out,"
+                    f" or set arrival to {_USES[key]}"
                 )
         if self.burstiness != 1.0 and self.arrival != "gamma":
             raise ValueError(
-                f"got a burstiness of {self.burstiness:g} with arrival: {self.arrival}, which does not use it; leave it out, or set arrival to gamma"
+                f"got a burstiness of {self.burstiness:g} with arrival: {self.arrival}, which does"
+                " not use it; leave it out, or set arrival to gamma"
             )
         return self
 
@@ -93,7 +97,8 @@ class Workload(Section):
                 raise ValueError(f"got {key} with arrival: all-at-once; leave it out")
         if self.duration is not None and (self.warmup or 0.0) >= self.duration:
             raise ValueError(
-                f"got a warmup of {self.warmup:g} s in a duration of {self.duration:g} s; needed less"
+                f"got a warmup of {self.warmup:g} s in a duration of {self.duration:g} s; needed"
+                " less"
             )
         return self
 
@@ -117,7 +122,8 @@ class PoolChoice(Section):
     """Layout of the instances of one pool."""
 
     accelerator: Name | None = None
-    """Accelerator of this pool's nodes, whose links are those of the cluster (see 'mpsim show accelerators'); left out, that of the cluster."""
+    """Accelerator of this pool's nodes, whose links are those of the cluster (see 'mpsim show
+    accelerators'); left out, that of the cluster."""
     price_per_hour: PriceRate | None = None
     """Price of such an accelerator; left out, that of the catalog."""
     tp: Degree = 1
@@ -146,18 +152,19 @@ class PoolChoice(Section):
 
 
 class Disaggregated(Section):
-    """Prefill and decode on pools of their own: prompts are computed in one, and their keys and values sent to the other."""
+    """Prefill and decode on pools of their own: one computes prompts, and sends their cache."""
 
     prefill: PoolChoice
     """Instances that compute prompts; they come first in the cluster."""
     decode: PoolChoice
     """Instances that decode."""
     first_token: Literal["prefill", "decode"] = "prefill"
-    """Which pool gives the first token: as soon as the prompt is computed, or once its keys and values have come and decoding begins."""
+    """Which pool gives the first token: as soon as the prompt is computed, or once its keys and
+    values have come and decoding begins."""
 
 
 class Speculation(Section):
-    """Tokens that a draft guesses for every decoding sequence, and that one iteration verifies together."""
+    """Tokens that a draft guesses for each sequence, and one iteration verifies together."""
 
     tokens: Annotated[int, Field(ge=1, le=64)]
     """Tokens drafted for a sequence in each iteration."""
@@ -166,13 +173,15 @@ class Speculation(Section):
     by_position: Annotated[tuple[Probability, ...], Field(strict=False, max_length=64)] = ()
     """Probabilities of the first tokens, where they differ from those of the others."""
     draft: Name = "mtp"
-    """How they are drafted: mtp (a layer of the model's own kind and its head, a pass a token), n-gram (looked up, at no cost), or a model of the catalog with the same vocabulary."""
+    """How they are drafted: mtp (a layer of the model's own kind and its head, a pass a token),
+    n-gram (looked up, at no cost), or a model of the catalog with the same vocabulary."""
 
     @pydantic.model_validator(mode="after")
     def _check_positions(self) -> Speculation:
         if len(self.by_position) > self.tokens:
             raise ValueError(
-                f"got by_position with {len(self.by_position)} probabilities for {self.tokens} tokens; needed at most as many"
+                f"got by_position with {len(self.by_position)} probabilities for {self.tokens}"
+                " tokens; needed at most as many"
             )
         return self
 
@@ -198,17 +207,17 @@ class Serving(Section):
     engine: Annotated[EngineChoice, Shorthand("serving.engine")] = EngineChoice()
     """The serving engine."""
     weights: WeightFormat = "bf16"
-    """Format of the weights of linear layers and experts; embedding, output head and router stay in 16 bits."""
+    """Format of the weights of linear layers and experts; the others stay in 16 bits."""
     kv: CacheFormat = "bf16"
     """Format of cached keys and values."""
     replicas: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Instances of tp x pp accelerators; left out, what the cluster has room for."""
     routing: Literal["round-robin", "least-load", "prefix-aware"] = "round-robin"
-    """Which replica a request goes to: in turn, the least loaded, or the one that has most of its prompt cached."""
+    """Which replica serves a request: in turn, least loaded, most of its prompt cached."""
     autoscale: Autoscale | None = None
     """Instances that start and stop with the requests; left out, all replicas run."""
     disaggregated: Disaggregated | None = None
-    """Pools of their own for prefill and decode, with layouts of their own in place of parallelism."""
+    """Pools for prefill and decode, with layouts of their own in place of parallelism."""
     attention_dp: Degree = 1
     """Ranks of an instance that keep requests of their own and meet in the experts; divides tp."""
     speculation: Speculation | None = None

@@ -1,8 +1,9 @@
-"""Keys that a framework settles: what a trainer always does, and its scenario need not say; and what its words mean.
+"""Keys that a framework settles: what a trainer always does, and what its words mean.
 
-Most presets describe how a stack runs whatever it is told to run. A few are the whole recipe of one training, and their name promises
-it; those settle the keys that a file leaves out. What is written always wins. A word that means another thing to users of the stack
-than to those of Megatron is replaced by the one that means it here.
+Most presets describe how a stack runs whatever it is told to run. A few are the whole recipe of one
+training, and their name promises it; those settle the keys that a file leaves out. What is written
+always wins. A word that means another thing to users of the stack than to those of Megatron is
+replaced by the one that means it here.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ _SELECTIVE = "selective"
 
 
 def settle(data: Data) -> Data:
-    """`data` of a file with the keys that its framework settles, its words as they are meant; the same object where nothing changes.
+    """`data` of a file with the keys that its framework settles, its words as they are meant; the
+    same object where nothing changes.
 
     Examples
     --------
-    >>> settle({"training": {}, "framework": "deepseek-2024", "schedule": "1f1b"})["parallelism"]["zero"]
+    >>> given = {"training": {}, "framework": "deepseek-2024", "schedule": "1f1b"}
+    >>> settle(given)["parallelism"]["zero"]
     1
     >>> settle({"training": {"recompute": "selective"}, "framework": "torchtitan"})["training"]
     {'recompute': 'per-op'}
@@ -45,8 +48,8 @@ def _said(data: Data) -> dict[str, object]:
 
 
 def settled_by(data: Data) -> dict[str, object]:
-    """Values by dotted key that the framework of a file settles: those of each of its groups of which the file writes no key, and what its
-    users mean by a word that the file writes.
+    """Values by dotted key that the framework of a file settles: those of each of its groups of
+    which the file writes no key, and what its users mean by a word that the file writes.
     """
     left_out = {
         key: value
@@ -69,7 +72,7 @@ def _meant(data: Data) -> dict[str, object]:
 
 
 def _framework(data: Data) -> Mapping[str, object]:
-    """The framework section of a file that trains, its short form spelled out; empty where there is none."""
+    """The framework section of a file that trains, spelled out; empty if there is none."""
     if not isinstance(data.get("training"), Mapping):
         return {}
     chosen = expand_shorthand("framework", data.get("framework"))
@@ -91,7 +94,9 @@ def in_words(values: Mapping[str, object]) -> list[str]:
 
 
 def _written(data: Data, key: str) -> bool:
-    """Whether a file has a key; one that is no mapping where another key of it is needed counts too, for the schema to complain."""
+    """Whether a file has a key; one that is no mapping where another key of it is needed counts
+    too, for the schema to complain.
+    """
     section, _, name = key.partition(".")
     if not name or section not in data:
         return section in data

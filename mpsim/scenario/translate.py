@@ -97,7 +97,7 @@ def _unknown(loc: tuple[int | str, ...], root: Kind) -> str:
 
 
 def suggestions(loc: tuple[int | str, ...], root: Kind) -> list[str]:
-    """Dotted keys that may have been meant by the unknown key at `loc`; none if it resembles no other."""
+    """Dotted keys that the unknown key at `loc` may mean; none if it resembles no other."""
     name, here = str(loc[-1]), loc[:-1]
     near = [
         candidate
@@ -113,7 +113,7 @@ def _names_at(loc: Sequence[object], root: Kind) -> list[str]:
 
 
 def _elsewhere(loc: tuple[int | str, ...], root: Kind) -> list[str]:
-    """The shortest dotted keys that end in the unknown key at `loc`, unless a key beside it is near."""
+    """The shortest dotted keys that end in the unknown key at `loc`, unless one beside is near."""
     if "did you mean" in nearest(name := str(loc[-1]), _names_at(loc[:-1], root)):
         return []
     every = [key for key in known_keys(root) if key.rpartition(".")[2] == name]

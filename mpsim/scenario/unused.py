@@ -1,4 +1,6 @@
-"""Keys of a scenario that change no figure of its run: a table of keys, when that is so, and why; `check` and `run` tell them."""
+"""Keys of a scenario that change no figure of its run: a table of keys, when that is so, and why;
+`check` and `run` tell them.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,8 @@ def _rules_of(key: str) -> tuple[_Rule, ...]:
 def unused(scenario: Written) -> list[str]:
     """A sentence for each reason for which keys that the scenario gives change nothing.
 
-    A key counts as given where the scenario would be another one without it; one that was resolved has the catalog's entries in its place.
+    A key counts as given where the scenario would be another one without it; one that was resolved
+    has the catalog's entries in its place.
     """
     reasons: dict[str, str] = {}
     for key in sorted(_leaves(scenario.source.data)):  # whatever the order of the file
@@ -148,7 +151,9 @@ def unused(scenario: Written) -> list[str]:
 
 
 def _leaves(data: object, head: str = "") -> Iterator[str]:
-    """Dotted keys of the values of a file, without those of its variants; a schedule is one, whose keys take each other's place."""
+    """Dotted keys of the values of a file, without those of its variants; a schedule is one, whose
+    keys take each other's place.
+    """
     inner = expand_shorthand(head, data)
     if isinstance(inner, dict) and head != "schedule":
         for key, value in inner.items():
@@ -162,13 +167,13 @@ def _leaves(data: object, head: str = "") -> Iterator[str]:
 
 
 def _heads(key: str) -> set[str]:
-    """A dotted key and every section that it stands in; parts of a mixed cluster count as the cluster."""
+    """A dotted key and its sections; parts of a mixed cluster count as the cluster."""
     parts = re.sub(r"^cluster\.(stages|replicas)\.\d+\.", "cluster.", key).split(".")
     return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
 def _matter(scenario: Written, resolved: dict[str, object], keys: list[str]) -> bool:
-    """Whether the scenario, which resolves to `resolved`, would be another one, or none, without some keys."""
+    """Whether the scenario, `resolved` as it is, would be another or none without some keys."""
     try:
         return resolved_data(_without(scenario, keys)) != resolved
     except (pydantic.ValidationError, MpsimError):
@@ -176,7 +181,7 @@ def _matter(scenario: Written, resolved: dict[str, object], keys: list[str]) -> 
 
 
 def _without(scenario: Written, cuts: list[str]) -> Written:
-    """The scenario without some keys; of what was resolved, with the catalog's entries in its place."""
+    """The scenario without some keys; of what was resolved, with entries of the catalog."""
     data = copy.deepcopy(scenario.source.data)
     for section, names in (("model", model_names()), ("cluster", system_names())):
         part: Any = expand_shorthand(section, data[section])

@@ -1,4 +1,4 @@
-"""Scenario as written: its sections, and what follows from each of them; `Scenario` checks, varies and saves it."""
+"""Scenario as written: sections, and what follows from each; `Scenario` checks and varies it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _one_line(name: str) -> str:
 
 
 class Written(Section):
-    """Sections of one run with their presets looked up, unchecked: what checks, balancing and resolving take."""
+    """Sections of one run with presets looked up, unchecked, for checks and resolving."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     """Version of this format: 1."""
@@ -66,11 +66,12 @@ class Written(Section):
     schedule: Annotated[ScheduleChoice, Shorthand("schedule")] = ScheduleChoice(name="1f1b")
     """The pipeline schedule."""
     training: Training | None
-    """Batch, sequence length and precision of a step, such as 'training: {global_batch: 1536, sequence_length: 2048}'."""
+    """Batch, sequence length and precision of a step: {global_batch: 8, sequence_length: 2048}."""
     serving: Serving | None = None
     """Serving a stream of requests, in place of training."""
     server: Mapping[str, str | int | float | bool] | None = None
-    """Options of the serving engine in its own words, such as 'server: {engine: sglang, chunked-prefill-size: 16384}'; left out, its defaults."""
+    """Options of the serving engine in its own words, such as 'server: {engine: sglang,
+    chunked-prefill-size: 16384}'; left out, its defaults."""
     framework: Annotated[FrameworkChoice, Shorthand("framework")] = FrameworkChoice()
     """The software stack."""
     simulation: Simulation = Simulation()
@@ -107,7 +108,7 @@ class Written(Section):
 
     @property
     def straggles(self) -> bool:
-        """Whether steps lose what they usually do to stragglers: not where a variation draws them."""
+        """Whether steps lose the usual to stragglers: not where a variation draws them."""
         return self.simulation.straggling and self.variation is None
 
     @property
@@ -165,7 +166,9 @@ class Written(Section):
 
     @property
     def folder(self) -> Path:
-        """Folder of the file it was read from, to which files that it names are relative; the working directory without one."""
+        """Folder of the file it was read from, to which files that it names are relative; the
+        working directory without one.
+        """
         return Path(self._source.file).parent
 
     @functools.cached_property
@@ -174,7 +177,7 @@ class Written(Section):
         return ground(self._source)
 
     def locate(self, problems: Iterable[Problem]) -> list[Problem]:
-        """`problems` with the file, line and column of their keys, in the order they were written."""
+        """`problems` with file, line and column of their keys, in the order written."""
         return in_order(self._source, problems)
 
     @functools.cached_property
@@ -191,7 +194,7 @@ class Written(Section):
     def software(self) -> Framework:
         """The framework with its preset looked up; ScenarioError if there is none.
 
-        A calibrated accelerator brings what its host costs a framework; the scenario's own fields win.
+        A calibrated accelerator brings its host's costs; the scenario's own fields win.
         """
         measured = self.hardware.accelerator.calibration
         habits = measured.framework if measured else {}
@@ -252,7 +255,7 @@ class Written(Section):
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:
-        """Every distinct kind of node: one cluster of each; that of the scenario itself where it is not mixed."""
+        """Every distinct kind of node as a cluster; the scenario's own where it is not mixed."""
         parts = self.stage_clusters or self.replica_clusters or (self.hardware,)
         return tuple(_distinct(parts))
 
@@ -278,7 +281,7 @@ def _distinct(clusters: Iterable[Cluster]) -> list[Cluster]:
 
 
 def _inherit(scenario: Written, like: Written) -> None:
-    """Take over the presets that `like` has looked up and `scenario` names in the same words; none is a file's."""
+    """Take over presets that `like` looked up and `scenario` names in the same words."""
     known = vars(like)
     if "transformer" in known and scenario.model == like.model:
         vars(scenario)["transformer"] = known["transformer"]
@@ -290,7 +293,7 @@ def _inherit(scenario: Written, like: Written) -> None:
 
 
 def _folder(document: Document, key: str) -> Path:
-    """Where the file lies in which dotted `key` was written; the working directory for what comes from no file."""
+    """Where the file of dotted `key` lies; the working directory for what has no file."""
     file = document.files.get(document.written(key), document.file)
     return Path(file).parent if Path(file).is_file() else Path()
 

@@ -1,6 +1,6 @@
 """Schedules: the order in which each pipeline rank runs its forwards and backwards, never when.
 
-`schedule` gives the facts of a schedule by name, `make_orders` builds its `Orders`; `read_csv` reads them from a file.
+`schedule` gives a schedule's facts, `make_orders` builds its `Orders`; `read_csv` reads a file.
 """
 
 from mpsim.schedule.facts import Schedule

@@ -1,11 +1,12 @@
 """Forwards beside backwards in an order that has them one after the other.
 
-Megatron-Core's overlap of expert exchanges runs one more forward in warm-up, so that the next forward and a backward of the steady state have
-nothing to do with each other, and then each such pair as one block: F F B F B ... becomes F F (F beside B) ...
+Megatron-Core's overlap of expert exchanges runs one more forward in warm-up, so that the next
+forward and a backward of the steady state have nothing to do with each other, and then each such
+pair as one block: F F B F B ... becomes F F (F beside B) ...
 
 References
 ----------
-NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/combined_1f1b.py and schedules.py (one more warm-up microbatch), 2025.
+NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/combined_1f1b.py, schedules.py (warm-up), 2025.
 """
 
 from __future__ import annotations

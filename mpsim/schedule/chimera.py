@@ -2,17 +2,18 @@
 
 Shapes: P ranks, K microbatches a direction.
 
-Rank r holds stage r of one direction and stage p - 1 - r of the other, so there are two copies of the weights. Microbatches go
-in units of p, half of them each way. In slots of equal length, stage s of either direction runs forward k of a unit in slot
-s + 2k and backward k in slot 2p - 1 - s + 2k; the two directions never want the same slot of a rank, and units follow each
-other every 2p slots ("direct concatenation"). With tF equal to a full backward that takes 2m + p - 2 slots. Rank r holds
+Rank r holds stage r of one direction and stage p - 1 - r of the other, so there are two copies of
+the weights. Microbatches go in units of p, half of them each way. In slots of equal length, stage s
+of either direction runs forward k of a unit in slot s + 2k and backward k in slot 2p - 1 - s + 2k;
+the two directions never want the same slot of a rank, and units follow each other every 2p slots
+("direct concatenation"). With tF equal to a full backward that takes 2m + p - 2 slots. Rank r holds
 between p/2 + 1 (at both ends) and p (in the middle) stages' activations.
 
 Microbatches 0 to m/2 - 1 go down the ranks and the others up.
 
 References
 ----------
-Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines, 2021, section 3.
+Li and Hoefler, Chimera: Training Large Neural Networks with Bidirectional Pipelines, 2021, sec. 3.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def chimera(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     check_even(_NAME, "pp", pp, why="the two directions take turns on every rank")
     if microbatches % pp:
         raise ScheduleError(
-            f"{_NAME}: got microbatches = {microbatches} with pp = {pp}; needed a multiple of pp, half of "
-            f"each unit for each direction; set microbatches to {(microbatches // pp + 1) * pp}"
+            f"{_NAME}: got microbatches = {microbatches} with pp = {pp}; needed a multiple of pp,"
+            " half of each unit for each direction; set microbatches to"
+            f" {(microbatches // pp + 1) * pp}"
         )
     ways = TwoWay(pp=pp, microbatches=microbatches)
     stage, microbatch, kind, slot = _in_slots(ways)

@@ -1,7 +1,7 @@
 """Orders in a CSV file: one row a rank, one token a cell, as PyTorch's compute-only format.
 
-The format is the one that ``_PipelineScheduleRuntime._load_csv(file, format="compute_only")`` of PyTorch
-2.13 reads; empty cells are idle slots of a drawing and are left out, because orders have no time.
+The format is that of ``_PipelineScheduleRuntime._load_csv(file, format="compute_only")`` of PyTorch
+2.13; empty cells are idle slots and are left out, because orders have no time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _size(number: int) -> str:
 
 
 def _check_numbers(tokens: list[list[str]]) -> None:
-    """Refuse a stage or microbatch far beyond the actions there are, before arrays of its size are made."""
+    """Refuse a stage or microbatch far beyond the actions, before arrays of its size."""
     numbers = {
         int(digits[:_DIGITS]): cell
         for row in tokens
@@ -55,7 +55,8 @@ def _check_numbers(tokens: list[list[str]]) -> None:
     largest = max(numbers, default=0)
     if largest > most:
         raise ScheduleError(
-            f"got {numbers[largest][:_SHOWN]!r}, a number of {_size(largest)}, in {most // 2} cells; needed stages and microbatches numbered from 0 without a gap"
+            f"got {numbers[largest][:_SHOWN]!r}, a number of {_size(largest)}, in {most // 2}"
+            " cells; needed stages and microbatches numbered from 0 without a gap"
         )
 
 

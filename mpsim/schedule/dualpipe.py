@@ -1,9 +1,10 @@
-"""DualPipe: two pipelines in opposite directions on the same ranks, forwards of one beside backwards of the other.
+"""DualPipe: two pipelines in opposite directions, forwards beside the other's backwards.
 
-Rank r holds stage r of one direction and stage p - 1 - r of the other, so there are two copies of the weights; half of the
-microbatches run each way. A forward and a backward of different microbatches run as one block, in which the
-communication of one hides behind the computation of the other. Rank by rank, with h = min(r, p - 1 - r), H = p/2, n
-microbatches a direction, 0 the rank's near direction and 1 the other:
+Rank r holds stage r of one direction and stage p - 1 - r of the other, so there are two copies of
+the weights; half of the microbatches run each way. A forward and a backward of different
+microbatches run as one block, in which the communication of one hides behind the computation of the
+other. Rank by rank, with h = min(r, p - 1 - r), H = p/2, n microbatches a direction, 0 the rank's
+near direction and 1 the other:
 
 1. 2(H - h - 1) times F0;
 2. h + 1 times F0 F1;
@@ -14,9 +15,9 @@ microbatches a direction, 0 the rank's near direction and 1 the other:
 7. H - h - 1 times W I0;
 8. h + 1 times W.
 
-Weight gradients run in the order of their input gradients. Every rank holds p + 1 stages' activations. Where a block is
-one unit whose two outputs leave at its end, and tF = tB = tW, the bubble is (p/2 - 1)(F&B + B - 3W), with F&B the time of a
-block and B that of a full backward.
+Weight gradients run in the order of their input gradients. Every rank holds p + 1 stages'
+activations. Where a block is one unit whose two outputs leave at its end, and tF = tB = tW, the
+bubble is (p/2 - 1)(F&B + B - 3W), with F&B the time of a block and B that of a full backward.
 
 Microbatches 0 to m/2 - 1 go down the ranks and the others up.
 

@@ -1,8 +1,9 @@
 """DualPipeV: the phases of DualPipe on a V, so that one copy of the weights is enough.
 
-Rank r holds stage r on the way down and stage 2p - 1 - r on the way up; the phases are those of `dualpipe` with h = r,
-H = p and n = m. Every rank holds 2p + 1 chunks. Where a block is one unit whose two outputs leave at its end, and
-tF = tB = tW, the bubble is (p - 1)(F&B + B - 3W), with F&B the time of a block and B that of a full backward.
+Rank r holds stage r on the way down and stage 2p - 1 - r on the way up; the phases are those of
+`dualpipe` with h = r, H = p and n = m. Every rank holds 2p + 1 chunks. Where a block is one unit
+whose two outputs leave at its end, and tF = tB = tW, the bubble is (p - 1)(F&B + B - 3W), with F&B
+the time of a block and B that of a full backward.
 
 References
 ----------

@@ -1,8 +1,8 @@
 """Eager 1F1B: 1F1B with twice the warm-up, so that a latency between stages is hidden.
 
-Rank r runs min(2(p - 1 - r), m) forwards first and holds min(m, 2(p - 1 - r) + 1) microbatches. Without
-communication it takes as long as 1F1B. With a latency c between stages it pays 2(p - 1)c once, where 1F1B
-pays 2c(p - 1)/p per microbatch. It is what PyTorch's interleaved 1F1B does with one chunk a rank.
+Rank r runs min(2(p - 1 - r), m) forwards first and holds min(m, 2(p - 1 - r) + 1) microbatches.
+Without communication it takes as long as 1F1B. With a latency c between stages it pays 2(p - 1)c
+once, 1F1B 2c(p - 1)/p per microbatch. PyTorch's interleaved 1F1B does it with one chunk.
 
 References
 ----------

@@ -1,7 +1,8 @@
 """A schedule by name: how its orders are built, and the facts others need before any order is.
 
-A scenario is checked, a search enumerates layouts and a table of measured runs is read without building orders; what they must
-know of a schedule stands here, beside its builder, and in no table elsewhere. Sizes that several builders refuse are refused here too.
+A scenario is checked, a search enumerates layouts and a table of measured runs is read without
+building orders; what they must know of a schedule stands here, beside its builder, and in no table
+elsewhere. Sizes that several builders refuse are refused here too.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class Schedule:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options of the builder beyond ranks, microbatches and virtual stages, such as ``times`` of a searched schedule."""
+        """Options beyond ranks, microbatches and virtual stages, such as ``times`` of a search."""
         return _options(self.build)
 
     def describe(self) -> Description:
-        """The orders of every rank at a small size, for those who know a schedule by its picture."""
+        """The orders of every rank at a small size, for those who know a schedule's picture."""
         for virtual in (1, 2):
             try:
                 orders = self.build(pp=4, microbatches=8, virtual_stages=virtual)
@@ -92,17 +93,17 @@ def check_one_chunk(schedule: str, virtual_stages: int, *, instead: str) -> None
     """Refuse virtual stages where a schedule has one chunk a rank."""
     if virtual_stages != 1:
         raise ScheduleError(
-            f"{schedule}: got virtual_stages = {virtual_stages}; needed 1; set virtual_stages to 1, or "
-            f"use {instead}"
+            f"{schedule}: got virtual_stages = {virtual_stages}; needed 1; set virtual_stages to 1,"
+            f" or use {instead}"
         )
 
 
 def check_two_chunks(schedule: str, virtual_stages: int) -> None:
-    """Refuse other than two chunks a rank, which a V has: one on the way down, one on the way up."""
+    """Refuse other than two chunks a rank, which a V has: one down, one up."""
     if virtual_stages != 2:
         raise ScheduleError(
-            f"{schedule}: got virtual_stages = {virtual_stages}; needed 2, since each rank holds a stage on "
-            "the way down and one on the way up; set virtual_stages to 2"
+            f"{schedule}: got virtual_stages = {virtual_stages}; needed 2, since each rank holds a"
+            " stage on the way down and one on the way up; set virtual_stages to 2"
         )
 
 

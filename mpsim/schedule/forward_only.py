@@ -4,7 +4,7 @@ Without communication the makespan is (vm + p - 1)tF with tF of one chunk. Nothi
 
 References
 ----------
-NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/schedules.py (``forward_only``), commit d98e8a64.
+NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/schedules.py (``forward_only``), d98e8a64.
 """
 
 from __future__ import annotations

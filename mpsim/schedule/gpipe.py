@@ -1,13 +1,13 @@
 """GPipe: all forwards, then all backwards.
 
-The paper draws the backwards last in, first out; PyTorch executes them first in, first out, and so does
-this unless ``lifo`` is given. Either way the makespan without communication is (m + p - 1)(tF + tB) and all m microbatches are
-held at once.
+The paper draws the backwards last in, first out; PyTorch executes them first in, first out, and so
+does this unless ``lifo`` is given. Either way the makespan without communication is (m + p - 1)(tF
++ tB) and all m microbatches are held at once.
 
 References
 ----------
-Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2019, Figure 2.
-PyTorch 2.13, torch.distributed.pipelining.ScheduleGPipe (order as executed).
+Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2019,
+Figure 2. PyTorch 2.13, torch.distributed.pipelining.ScheduleGPipe (order as executed).
 """
 
 from __future__ import annotations

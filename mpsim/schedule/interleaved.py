@@ -1,20 +1,19 @@
-"""Interleaved 1F1B: each rank holds several chunks of the model, and the pipeline fills that much faster.
+"""Interleaved 1F1B: a rank holds several chunks, and the pipeline fills that much faster.
 
-Microbatches go in groups of g: all chunks in turn for one group, then the next group. Backwards follow the
-same table with the chunks reversed. Rank r runs w = min(2(p - 1 - r) + (v - 1)g, vm) forwards first. Without
-communication the makespan is (vm + p - 1)(tF + tB) with tF, tB of one chunk; at most
-min(vm, 2(p - 1 - r) + (v - 1)g + 1) chunks are held.
+Microbatches go in groups of g: all chunks in turn for one group, then the next group. Backwards
+follow the same table with the chunks reversed. Rank r runs w = min(2(p - 1 - r) + (v - 1)g, vm)
+forwards first. Without communication the makespan is (vm + p - 1)(tF + tB) with tF, tB of one
+chunk; at most min(vm, 2(p - 1 - r) + (v - 1)g + 1) chunks are held.
 
 With one chunk a rank this is not 1F1B: the warm-up is twice as long and holds 2(p - 1 - r) + 1
-microbatches, which hides the latency between stages. PyTorch's class does the same; `eager-1f1b` is that
-schedule for any number of microbatches.
+microbatches, which hides the latency between stages. PyTorch's class does the same; `eager-1f1b` is
+that schedule for any number of microbatches.
 
 References
 ----------
-Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, 2021,
-section 2.2.
-NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/schedules.py (group rule and warm-up), commit d98e8a64.
-PyTorch 2.13, torch.distributed.pipelining.ScheduleInterleaved1F1B (default size of a group).
+Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021, section 2.2.
+NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/schedules.py (groups, warm-up), d98e8a64.
+PyTorch 2.13, torch.distributed.pipelining.ScheduleInterleaved1F1B (size of a group).
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ def interleaved_1f1b(
     check_counts(_NAME, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     if extra_warmup < 0:
         raise ScheduleError(
-            f"{_NAME}: got extra_warmup = {extra_warmup}; needed at least 0; set extra_warmup to 0 or 1"
+            f"{_NAME}: got extra_warmup = {extra_warmup}; needed at least 0; set extra_warmup to 0"
+            " or 1"
         )
     group = microbatch_group(pp=pp, microbatches=microbatches, group_size=group_size)
     chunk_K, microbatch_K = chunk_table(microbatches, virtual_stages, group)
@@ -73,7 +73,7 @@ def interleaved_1f1b(
 def chunk_table(
     microbatches: int, virtual_stages: int, group: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chunk and microbatch of the k-th forward of every rank: all chunks in turn for one group, then the next group.
+    """Chunk and microbatch of every rank's k-th forward: all chunks for one group, then the next.
 
     Examples
     --------
@@ -108,9 +108,9 @@ def microbatch_group(
     rest = microbatches % group_size
     if 0 < rest < pp:
         raise ScheduleError(
-            f"{schedule}: got microbatches = {microbatches} in groups of {group_size}, which leaves a group "
-            f"of {rest}; needed a last group of at least pp = {pp}; set microbatches to "
-            f"{microbatches - rest} or {microbatches - rest + pp}"
+            f"{schedule}: got microbatches = {microbatches} in groups of {group_size}, which leaves"
+            f" a group of {rest}; needed a last group of at least pp = {pp}; set microbatches to"
+            f" {microbatches - rest} or {microbatches - rest + pp}"
         )
     return group_size
 
@@ -119,9 +119,9 @@ def _even_group(schedule: str, pp: int, microbatches: int) -> int:
     rounds = max(1, microbatches // pp)
     if microbatches % rounds:
         raise ScheduleError(
-            f"{schedule}: got microbatches = {microbatches} with pp = {pp}; needed a multiple of {rounds} "
-            f"(microbatches // pp equal groups); set microbatches to {microbatches // pp * pp} or "
-            f"{(microbatches // pp + 1) * pp}"
+            f"{schedule}: got microbatches = {microbatches} with pp = {pp}; needed a multiple of"
+            f" {rounds} (microbatches // pp equal groups); set microbatches to"
+            f" {microbatches // pp * pp} or {(microbatches // pp + 1) * pp}"
         )
     return microbatches // rounds
 

@@ -1,10 +1,10 @@
 """Interleaved zero bubble: interleaved chunks with half the warm-up and a split backward.
 
-A backward is split into the gradient of the input (I), which the stage before waits for, and the gradient of
-the weights (W), which nobody waits for. Rank r runs min(p - 1 - r + (v - 1)g, vm) forwards first, g being the
-group of microbatches of interleaved 1F1B; its W lag r rounds behind its I. For tW <= tB the makespan without
-communication is vmS + (p - 1)(tB + max(tF - tW, 0)), S = tF + tB + tW of one chunk. Every rank holds
-(v - 1)g + p chunks until W, and (v - 1)g + p - r until I. One chunk a rank is ZB-H1.
+A backward is split into the gradient of the input (I), which the stage before waits for, and of the
+weights (W), which nobody waits for. Rank r runs min(p - 1 - r + (v - 1)g, vm) forwards first, g
+being the group of interleaved 1F1B; its W lag r rounds behind its I. For tW <= tB the makespan
+without communication is vmS + (p - 1)(tB + max(tF - tW, 0)), S = tF + tB + tW of one chunk. Every
+rank holds (v - 1)g + p chunks until W, (v - 1)g + p - r until I. One chunk is ZB-H1.
 
 References
 ----------

@@ -1,15 +1,16 @@
-"""Warm-up, then forwards and backwards in turn, then the rest, on a loop: what most schedules share.
+"""Warm-up, then forwards and backwards in turn, then the rest, on a loop.
 
 Shapes: P ranks, K actions of one kind a rank = virtual stages x microbatches.
 
-With whole backwards, forward k of a rank with w warm-up forwards is action ``k + max(0, k - w)`` of the rank and backward k is
-action ``k + min(K, w + k + 1)``; GPipe is w = K, 1F1B is w = P - 1 - r.
+With whole backwards, forward k of a rank with w warm-up forwards is action ``k + max(0, k - w)`` of
+the rank and backward k is action ``k + min(K, w + k + 1)``; GPipe is w = K, 1F1B is w = P - 1 - r.
 
-With split backwards, round j after the warm-up runs forward w + j while there is one, input gradient j while there is one, and
-weight gradient j - l once j has reached the lag l. ZB-H1 is w = P - 1 - r and l = r; ZB-H2 doubles both. The lag is what lets an input
-gradient leave early: weight gradients are put off to where the rank would wait.
+With split backwards, round j after the warm-up runs forward w + j while there is one, input
+gradient j while there is one, and weight gradient j - l once j has reached the lag l. ZB-H1 is w =
+P - 1 - r and l = r; ZB-H2 doubles both. The lag is what lets an input gradient leave early: weight
+gradients are put off to where the rank would wait.
 
-A schedule says w, l and the sequence of (chunk, microbatch) in each direction; nothing here loops over actions.
+A schedule says w, l and the (chunk, microbatch) of each direction; nothing loops here.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def split_loop_orders(
 
 
 def _places(count: int, warmup: int, lag: int) -> tuple[NDArray[np.int64], ...]:
-    """Where in a rank's order its K forwards, input gradients and weight gradients are, int64[K] each."""
+    """Places in a rank's order of its K forwards, input and weight gradients, int64[K] each."""
     k_K = np.arange(count)
     round_J = np.arange(count + lag)
     forward_J = round_J < count - warmup

@@ -1,10 +1,10 @@
 """Looped BFS: breadth first, all microbatches through one chunk before the rank turns to the next.
 
-Backwards take the chunks in reverse and, as PyTorch runs them, the microbatches in reverse too. It is GPipe
-over several chunks a rank: without communication the makespan is (vm + p - 1)(tF + tB) with tF, tB of one
-chunk, as short as that of interleaved 1F1B, while all vm chunks are held at once. In return a latency
-between stages is paid only 2(p - 1) times, and the weights of a chunk are needed in one stretch, which
-spares fully sharded data parallelism most of its gathers.
+Backwards take the chunks in reverse and, as PyTorch runs them, the microbatches in reverse too. It
+is GPipe over several chunks a rank: without communication the makespan is (vm + p - 1)(tF + tB)
+with tF, tB of one chunk, as short as that of interleaved 1F1B, while all vm chunks are held at
+once. In return a latency between stages is paid only 2(p - 1) times, and the weights of a chunk are
+needed in one stretch, which spares fully sharded data parallelism most of its gathers.
 
 References
 ----------

@@ -1,15 +1,14 @@
 """1F1B: as few warm-up forwards as fill the pipeline, then one forward and one backward in turn.
 
-Also called PipeDream-flush or DAPPLE. Rank r runs min(p - 1 - r, m) forwards first, so it holds at most
-min(m, p - r) microbatches. Without communication it takes as long as GPipe; with a latency between stages
-it takes longer, because only p - r microbatches are there to hide it.
+Also called PipeDream-flush or DAPPLE. Rank r runs min(p - 1 - r, m) forwards first, so it holds at
+most min(m, p - r) microbatches. Without communication it takes as long as GPipe; with a latency
+between stages it takes longer, because only p - r microbatches are there to hide it.
 
 References
 ----------
-Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (PipeDream-flush).
-Fan et al., DAPPLE: A Pipelined Data Parallel Approach for Training Large Models, 2021.
-PyTorch 2.13, torch.distributed.pipelining.Schedule1F1B (order as executed; the printed order of its last
-rank is off by one microbatch).
+Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (PipeDream-flush). Fan et
+al., DAPPLE: A Pipelined Data Parallel Approach for Large Models, 2021. PyTorch 2.13,
+torch.distributed.pipelining.Schedule1F1B (as executed; its last rank's print is off by one).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Shapes: N actions over all ranks, P ranks, S stages = P x virtual stages, M microbatches.
 
-An action is written as a token ``<stage><F|B|I|W><microbatch>``, as PyTorch writes it: ``3F0`` is the
-forward of microbatch 0 through stage 3. Stages are numbered through the whole model, not per rank.
+An action is a token ``<stage><F|B|I|W><microbatch>``, as PyTorch writes it: ``3F0`` is the forward
+of microbatch 0 through stage 3. Stages are numbered through the whole model.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Orders:
 
     @property
     def stage_chunk(self) -> NDArray[np.int32]:
-        """Which of its rank's chunks (virtual stages) each stage is, counted in stage order, int32[S]."""
+        """Which of its rank's chunks (virtual stages) each stage is, in stage order, int32[S]."""
         by_rank = np.argsort(self.stage_rank, kind="stable")
         first = np.searchsorted(self.stage_rank[by_rank], self.stage_rank[by_rank])
         chunk = np.empty_like(self.stage_rank)
@@ -228,8 +228,9 @@ class Orders:
         if len(wrong):
             first = wrong[0]
             raise ScheduleError(
-                f"got {self._named(wrong)} on a rank that does not hold the stage; needed stage "
-                f"{self.stage[first]} on rank {home[first]} only; move the action to rank {home[first]}"
+                f"got {self._named(wrong)} on a rank that does not hold the stage; needed stage"
+                f" {self.stage[first]} on rank {home[first]} only; move the action to rank"
+                f" {home[first]}"
             )
 
     def _check_doubled(self, count: NDArray[np.int64]) -> None:
@@ -244,8 +245,8 @@ class Orders:
         if len(both):
             actions = _names((Action.B, stage, microbatch) for stage, microbatch in both)
             raise ScheduleError(
-                f"got {actions} next to an I or W of the same stage and microbatch; needed either a "
-                "full B, or an I and a W; remove one of the two"
+                f"got {actions} next to an I or W of the same stage and microbatch; needed either a"
+                " full B, or an I and a W; remove one of the two"
             )
 
     def _check_missing(self, count: NDArray[np.int64]) -> None:
@@ -267,7 +268,7 @@ class Orders:
             )
 
     def _expected(self, count: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which (stage, microbatch) pairs a step has: each microbatch goes through one chain, bool[S, M]."""
+        """Which (stage, microbatch) pairs a step has: a chain a microbatch, bool[S, M]."""
         chains = self.chain
         shape = (int(chains[-1]) + 1, self.microbatches)
         runs = np.zeros(shape, dtype=bool)
@@ -275,8 +276,8 @@ class Orders:
         twice = np.flatnonzero(runs.sum(axis=0) > 1)
         if len(twice):
             raise ScheduleError(
-                f"got microbatch {twice[0]} in more than one direction; needed one; remove its actions on "
-                "the stages of the other"
+                f"got microbatch {twice[0]} in more than one direction; needed one; remove its"
+                " actions on the stages of the other"
             )
         runs[0] |= ~runs.any(axis=0)
         expected: NDArray[np.bool_] = runs[chains]
@@ -295,22 +296,23 @@ class Orders:
                 got = place[after, stage, microbatch] - self.rank_ptr[rank]
                 need = place[before, stage, microbatch] - self.rank_ptr[rank]
                 raise ScheduleError(
-                    f"rank {rank} got {stage}{after.name}{microbatch} at place {got}, before "
-                    f"{stage}{before.name}{microbatch} at place {need} (places count from 0); needed "
-                    f"{before.name} before {after.name}; exchange them"
+                    f"rank {rank} got {stage}{after.name}{microbatch} at place {got}, before"
+                    f" {stage}{before.name}{microbatch} at place {need} (places count from 0);"
+                    f" needed {before.name} before {after.name}; exchange them"
                 )
 
     def _named(self, rows: NDArray[np.int64]) -> str:
         ranks = self.rank
         shown = [
-            f"{self.stage[row]}{Action(self.kind[row]).name}{self.microbatch[row]} on rank {ranks[row]}"
+            f"{self.stage[row]}{Action(self.kind[row]).name}{self.microbatch[row]} on rank"
+            f" {ranks[row]}"
             for row in rows[:_NAMED_AT_MOST]
         ]
         return _joined(shown, len(rows))
 
 
 def _shown(token: str) -> str:
-    """A token in a message; what is no slip of one is of a file that is no schedule, and not shown."""
+    """A token in a message; what is no slip of one is of no schedule, and not shown."""
     return repr(token) if _LIKE.fullmatch(token) else "no action"
 
 
@@ -335,8 +337,9 @@ def _parse(token: str, rank: int, place: int) -> list[_Token]:
     ]
     if len(actions) < len(parts):
         raise ScheduleError(
-            f"rank {rank}, place {place}: got {_shown(token)}; needed <stage><F|B|I|W><microbatch> such as "
-            "'3F0', or a block such as '(0F3;7B1)OVERLAP_F_B'; leave out communication and memory actions"
+            f"rank {rank}, place {place}: got {_shown(token)}; needed <stage><F|B|I|W><microbatch>"
+            " such as '3F0', or a block such as '(0F3;7B1)OVERLAP_F_B'; leave out communication"
+            " and memory actions"
         )
     return actions
 
@@ -359,8 +362,9 @@ def _stage_rank(rank: NDArray[np.int32], stage: NDArray[np.int32]) -> NDArray[np
     if known[-1] != len(known) - 1:
         absent = sorted(set(range(int(known[-1]))) - set(known.tolist()))
         raise ScheduleError(
-            f"got stages up to {known[-1]} but nothing of {', '.join(map(str, absent[:_NAMED_AT_MOST]))}; "
-            "needed every stage on some rank; number the stages from 0 without gaps"
+            f"got stages up to {known[-1]} but nothing of"
+            f" {', '.join(map(str, absent[:_NAMED_AT_MOST]))}; needed every stage on some rank;"
+            " number the stages from 0 without gaps"
         )
     return rank[first].astype(np.int32)
 

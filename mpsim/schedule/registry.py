@@ -1,6 +1,6 @@
 """Schedules by name: one line here and one module each, imported when it is asked for.
 
-A module is named and not imported here, so that a command pays for the schedules it asks for and not for all of them.
+A module is named, not imported here: a command pays for the schedules it asks for.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SCHEDULES: Mapping[str, str] = MappingProxyType(
 
 @remembered(1)
 def _offered() -> Mapping[str, EntryPoint]:
-    """Schedules of installed packages: entry points of the group ``mpsim.schedules``, each a `Schedule`."""
+    """Schedules of installed packages: entry points of ``mpsim.schedules``, each a `Schedule`."""
     from importlib.metadata import entry_points
 
     entries = entry_points(group="mpsim.schedules")
@@ -53,7 +53,7 @@ def _offered() -> Mapping[str, EntryPoint]:
 
 
 def schedule_names() -> tuple[str, ...]:
-    """Every schedule that `make_orders` knows, in the order they were invented; then those of installed packages."""
+    """Schedules that `make_orders` knows, as they were invented, then installed packages'."""
     return (*_SCHEDULES, *_offered())
 
 
@@ -138,7 +138,7 @@ def _from_file(path: str, *, pp: int, microbatches: int, virtual_stages: int) ->
         got = getattr(orders, key)
         if got != value:
             raise ScheduleError(
-                f"{path}: got orders for {key} = {got}; needed {key} = {value}; set {key} to {got}, or "
-                "write a file for it"
+                f"{path}: got orders for {key} = {got}; needed {key} = {value}; set {key} to {got},"
+                " or write a file for it"
             )
     return orders

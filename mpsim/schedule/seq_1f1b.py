@@ -1,15 +1,16 @@
 """Seq1F1B: 1F1B whose unit is a segment of a sequence instead of a whole microbatch.
 
-A microbatch is cut into k segments along its sequence. Forwards take the segments in order, backwards in
-reverse, because a segment attends to those before it. The pipeline fills with segments, so it fills k times
-faster: with equal segments and without communication the makespan is mS + (p - 1)S/k, where S is the time of
-a whole microbatch. Rank r runs p - r - 2 + k forwards first and holds p - 1 - r + k segments.
+A microbatch is cut into k segments along its sequence. Forwards take the segments in order,
+backwards in reverse, because a segment attends to those before it. The pipeline fills with
+segments, so it fills k times faster: with equal segments and without communication the makespan is
+mS + (p - 1)S/k, where S is the time of a whole microbatch. Rank r runs p - r - 2 + k forwards first
+and holds p - 1 - r + k segments.
 
-A unit is numbered microbatch x k + segment, so the orders have m x k units in place of m microbatches.
+A unit is numbered microbatch x k + segment: orders have m x k units in place of m microbatches.
 
 References
 ----------
-Sun et al., Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training, 2024.
+Sun et al., Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for LLM Training, 2024.
 """
 
 from __future__ import annotations

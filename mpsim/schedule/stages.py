@@ -1,4 +1,4 @@
-"""Where stages lie on the pipeline ranks: on a loop, on a V, or on two pipelines in opposite directions."""
+"""Where stages lie on pipeline ranks: a loop, a V, or two pipelines in opposite directions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def v_map(pp: int, virtual_stages: int = 2) -> NDArray[np.int32]:
     """
     if virtual_stages != len("Ff"):
         raise ScheduleError(
-            f"got virtual_stages = {virtual_stages} on a V; needed 2, one chunk on the way down and one "
-            "on the way up; set virtual_stages to 2"
+            f"got virtual_stages = {virtual_stages} on a V; needed 2, one chunk on the way down and"
+            " one on the way up; set virtual_stages to 2"
         )
     down = np.arange(pp, dtype=np.int32)
     return np.concatenate([down, down[::-1]])

@@ -1,7 +1,8 @@
-"""Orders from lists: tapes, for schedules that are written down as phases, and steps, as searches write them.
+"""Orders from lists: tapes, for schedules written as phases, and steps, as searches write.
 
-A tape is what one rank does, action after action. Each (kind, stage) counts its own microbatches, so a phase says "a forward
-of this stage" and the tape knows which. Weight gradients wait in a queue from their input gradient on.
+A tape is what one rank does, action after action. Each (kind, stage) counts its own microbatches,
+so a phase says "a forward of this stage" and the tape knows which. Weight gradients wait in a queue
+from their input gradient on.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Tape:
         self._waiting: list[tuple[int, int]] = []
 
     def run(self, stage: int, letters: str) -> None:
-        """Append one action of `stage` for each of the letters F, B, I and W, each for its next microbatch."""
+        """Append an action of `stage` for each letter F, B, I and W, for its next microbatch."""
         for letter in letters:
             if letter == "W":
                 self.weight(stage)

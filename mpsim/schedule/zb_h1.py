@@ -1,9 +1,9 @@
 """ZB-H1: the memory of 1F1B and a third of its bubble, by putting weight gradients off.
 
-Rank r runs p - 1 - r forwards first, then rounds of F and I, with W lagging r rounds behind. For tW <= tB the
-makespan without communication is mS + (p - 1)(tB + max(tF - tW, 0)), S = tF + tB + tW. Every rank holds
-min(m, p) microbatches until W, and p - r until I. It is interleaved-zb with one chunk a rank, for any number of
-microbatches.
+Rank r runs p - 1 - r forwards first, then rounds of F and I, with W lagging r rounds behind. For tW
+<= tB the makespan without communication is mS + (p - 1)(tB + max(tF - tW, 0)), S = tF + tB + tW.
+Every rank holds min(m, p) microbatches until W, and p - r until I. It is interleaved-zb with one
+chunk a rank, for any number of microbatches.
 
 References
 ----------

@@ -1,9 +1,10 @@
 """ZB-H2: no bubble inside a rank's own step when tF = tB = tW, for twice the activations of ZB-H1.
 
-Rank r runs 2(p - r) - 1 forwards before its first input gradient, and its weight gradients lag 2r rounds behind.
-With enough microbatches (m >= 2p - 1) and tF = tB = tW every rank is busy from its first action to its last; the
-ranks start and end at different times, so the gain needs an optimizer step that does not wait for all ranks.
-At most 2p - 1 microbatches are held until W; rank r holds 2(p - r) - 1 until I, and 2r more of what only W needs.
+Rank r runs 2(p - r) - 1 forwards before its first input gradient, and its weight gradients lag 2r
+rounds behind. With enough microbatches (m >= 2p - 1) and tF = tB = tW every rank is busy from its
+first action to its last; the ranks start and end at different times, so the gain needs an optimizer
+step that does not wait for all ranks. At most 2p - 1 microbatches are held until W; rank r holds
+2(p - r) - 1 until I, and 2r more of what only W needs.
 
 References
 ----------

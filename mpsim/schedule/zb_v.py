@@ -1,12 +1,12 @@
 """ZB-V: a split backward on a V, without a bubble inside a rank's own step when tF = tB = tW.
 
-Rank r holds stage r on the way down (a) and stage 2p - 1 - r on the way up (b), so the last stage, which has the
-first gradient, lies on rank 0 beside the first. For m >= 2p - 1 and tW <= tF <= tB the makespan without
-communication is 2mS + (p - 1) max(tB, 2(tB - tW)), S = tF + tB + tW of one chunk; a rank's own span is
-2mS + 2(p - 1)(tB - tW). Every rank holds 2p chunks, as much as 1F1B does on rank 0.
+Rank r holds stage r on the way down (a) and stage 2p - 1 - r on the way up (b), so the last stage
+lies on rank 0 beside the first. For m >= 2p - 1 and tW <= tF <= tB the makespan without
+communication is 2mS + (p - 1) max(tB, 2(tB - tW)), S = tF + tB + tW of one chunk; a rank's own span
+is 2mS + 2(p - 1)(tB - tW). Every rank holds 2p chunks, as 1F1B on rank 0.
 
-With fewer microbatches the order is that of 2p - 1 with the actions of the others left out, as in PyTorch. It is
-then neither free of bubbles nor evenly filled.
+With fewer microbatches the order is that of 2p - 1 with the actions of the others left out, as in
+PyTorch. It is then neither free of bubbles nor evenly filled.
 
 References
 ----------

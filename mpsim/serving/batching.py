@@ -1,8 +1,9 @@
 """Continuous batching: which requests take part in the next iteration of one engine.
 
-What an engine decides is its policy's, a class of `mpsim.serving.policies`; blocks and decoding sequences
-keep their own counts. Conservation holds at every iteration: the blocks of running requests, of
-cached prefixes in use and the free ones (idle prefixes among them) are all blocks (tested).
+What an engine decides is its policy's, a class of `mpsim.serving.policies`; blocks and decoding
+sequences keep their own counts. Conservation holds at every iteration: the blocks of running
+requests, of cached prefixes in use and the free ones (idle prefixes among them) are all blocks
+(tested).
 """
 
 from __future__ import annotations

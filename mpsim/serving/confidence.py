@@ -190,7 +190,10 @@ def verdict(course: Course, *, kind: str, users: int | None) -> SteadyState:
     elif users is not None:
         turns = course.counted / users
         if turns < _TURNS:
-            reason = f"each of {users} users sends {turns:.3g} requests, so the burst of the first ones counts; {_TURNS:g} were enough"
+            reason = (
+                f"each of {users} users sends {turns:.3g} requests, so the burst of the first ones"
+                f" counts; {_TURNS:g} were enough"
+            )
     elif course.counted < MANY:
         reason = f"{course.counted} requests are too few to tell"
     else:
@@ -210,7 +213,10 @@ def _waiting(means: Floats, service: float) -> str:
     if growth > max(_MATERIAL * service, 0.0) and (
         growth > _SIGNIFICANT * spread or bool((np.diff(means) > 0).all())
     ):
-        return f"requests come faster than they are served: those of the second half wait {late.mean():.3g} s on average, those of the first {early.mean():.3g} s"
+        return (
+            "requests come faster than they are served: those of the second half wait"
+            f" {late.mean():.3g} s on average, those of the first {early.mean():.3g} s"
+        )
     return ""
 
 
@@ -225,7 +231,10 @@ def _crowding(course: Course) -> str:
     # that of requests which have nothing to do with each other, who stay for `stay` each
     chance = math.sqrt(2.0 * float(means.mean()) * min(1.0, 2.0 * course.stay / course.third))
     if growth > max(_GROWTH * float(means.mean()), _SIGNIFICANT * max(spread, chance)):
-        return f"requests come faster than they are served: {late.mean():.4g} are in the service in the last third, {early.mean():.4g} in the first"
+        return (
+            f"requests come faster than they are served: {late.mean():.4g} are in the service in"
+            f" the last third, {early.mean():.4g} in the first"
+        )
     return ""
 
 
@@ -233,7 +242,10 @@ def _short(span: float, service: float) -> str:
     """Why a stream is too short to show a steady state."""
     if span >= _SERVICES * service:
         return ""
-    return f"requests come for {span:.3g} s and take {service:.3g} s each: the start and the end, when the service is emptier, count too much; {_SERVICES:g} times as long were enough"
+    return (
+        f"requests come for {span:.3g} s and take {service:.3g} s each: the start and the end, when"
+        f" the service is emptier, count too much; {_SERVICES:g} times as long were enough"
+    )
 
 
 def setting_of(plan: ServicePlan) -> Setting:

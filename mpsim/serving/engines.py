@@ -55,7 +55,7 @@ class EnginePreset:
     request_time: Seconds = 0.0
     """Host time of each sequence of an iteration [s]."""
     prompt_layer_time: Seconds = 0.0
-    """Least time of a layer of experts where prompts run, which the host launches one by one [s]."""
+    """Least time of a layer of experts in prompts, which the host launches one by one [s]."""
     layer_time: Seconds = 0.0
     """Host time of a layer that the device waits for [s]."""
     host_layer_time: Seconds = 0.0
@@ -67,7 +67,8 @@ class EnginePreset:
     """Time to the first token beside queue and prompt: server, tokenizer, network [s]. A
     user of a closed loop is away from the engine for as long between two requests."""
     tokenizer_time: Seconds = 0.0
-    """Time of the server for a token of a prompt before it is queued, one prompt after another [s]."""
+    """Time of the server for a token of a prompt before it is queued, one prompt after another
+    [s]."""
     mixes: Flag = True
     """Whether prompts and decoding sequences of an iteration pass the layers together."""
     expert_kernel: Literal["auto", "trtllm", "triton", "cutlass", "deepgemm"] = "auto"
@@ -89,9 +90,8 @@ class EnginePreset:
     reduction_time: Seconds = 0.0
     """Time of the host at each of the library's all-reduces, which the device waits for [s]."""
     attention_ranks: Literal["even", "apart"] = "even"
-    """Requests of ranks that keep their own (`attention_dp`): `even`, as one engine that spreads its
-    work evenly over them, or `apart`, each with its part of the budgets, waiting for the
-    busiest."""
+    """Requests of ranks that keep their own (`attention_dp`): `even`, as one engine that spreads
+    its work, or `apart`, each with its part of the budgets, waiting for the busiest."""
     shared_reads: Flag = True
     """Whether query heads of a group share the reads of their keys and values."""
     source: str = ""

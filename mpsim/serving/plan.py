@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +103,10 @@ class ServicePlan:
         layout = f"tp {self.tp} pp {self.pp} ep {self.ep}, {self.replicas} replicas"
         if (behind := self.prefill) is not None:
             layout += f" behind {behind.replicas} of tp {behind.tp} pp {behind.pp}"
-        return f"ServicePlan({self.model.name} on {layout} of {self.cluster.accelerator.name}, {self.weights}, {self.engine.name}, {self.blocks} blocks)"
+        return (
+            f"ServicePlan({self.model.name} on {layout} of {self.cluster.accelerator.name},"
+            f" {self.weights}, {self.engine.name}, {self.blocks} blocks)"
+        )
 
     @property
     def accelerators(self) -> int:
@@ -147,8 +150,9 @@ class ServicePlan:
         if not found:
             return ""
         return (
-            f"{', '.join(map(str, found))} straddle scale-up domains of {self.cluster.node.domain} "
-            "and are priced as if they did not: choose a tp that divides a domain, or fewer replicas"
+            f"{', '.join(map(str, found))} straddle scale-up domains of {self.cluster.node.domain}"
+            " and are priced as if they did not: choose a tp that divides a domain, or fewer"
+            " replicas"
         )
 
     @property
@@ -455,10 +459,16 @@ class ServicePlan:
             yield Problem(message, key="serving.speculation.draft")
         moe, copies = self.model.moe, self.engine.redundant_experts
         if moe is not None and self.engine.eplb and (moe.experts + copies) % self.ep:
-            message = f"got {copies}; needed a number that {moe.experts} experts and it divide by ep {self.ep}, such as {-moe.experts % self.ep}"
+            message = (
+                f"got {copies}; needed a number that {moe.experts} experts and it divide by ep"
+                f" {self.ep}, such as {-moe.experts % self.ep}"
+            )
             yield Problem(message, key=f"{self.key}.engine.redundant_experts")
         if behind is not None and behind.engine.block != self.engine.block:
-            message = f"got blocks of {self.engine.block} tokens, and of {behind.engine.block} in prefill; needed the same: give block to both engines"
+            message = (
+                f"got blocks of {self.engine.block} tokens, and of {behind.engine.block} in"
+                " prefill; needed the same: give block to both engines"
+            )
             yield Problem(message, key=self.key)
 
     def _changes_that_fit(self) -> str:
@@ -487,7 +497,8 @@ class ServicePlan:
         for key, values in ways.items():
             section, field = key.split(".")
             for value in values:
-                changed = dataclasses.replace(self, prefill=None, **{field: value})  # type: ignore[arg-type]
+                given: dict[str, Any] = {field: value}
+                changed = dataclasses.replace(self, prefill=None, **given)
                 if changed.memory.blocks * self.engine.block >= length:
                     fitting.append(f"{pool or f'{section}.'}{field}: {value}")
                     break
@@ -502,9 +513,15 @@ class ServicePlan:
             return f"no model {name!r}; {nearest(name, known)}"
         draft, inside = find_model(name), max(1, self.tp // self.attention_dp)
         if draft.vocab != self.model.vocab:
-            return f"got {name} with a vocabulary of {draft.vocab:,}; needed the {self.model.vocab:,} tokens of {self.model.name}, or mtp, or n-gram"
+            return (
+                f"got {name} with a vocabulary of {draft.vocab:,}; needed the {self.model.vocab:,}"
+                f" tokens of {self.model.name}, or mtp, or n-gram"
+            )
         if draft.heads % inside:
-            return f"got {name} with {draft.heads} heads, which {inside} ranks do not divide; lower tp, or take another draft"
+            return (
+                f"got {name} with {draft.heads} heads, which {inside} ranks do not divide; lower"
+                " tp, or take another draft"
+            )
         return ""
 
     def requests(self, count: int | None = None) -> Requests:
@@ -527,13 +544,14 @@ class ServicePlan:
         whole = not engine.chunked and not self.policy.together
         if whole and longest > engine.max_tokens:
             raise ScenarioError(
-                f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {engine.max_tokens:,} with chunked: false; "
-                "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
+                f"got a prompt of {longest:,} tokens and serving.engine.max_tokens:"
+                f" {engine.max_tokens:,} with chunked: false; needed the longest prompt to fit one"
+                " iteration: raise max_tokens, or chunk prompts"
             )
         if self.work.state is not None and engine.prefix_cache and requests and requests.hashes:
             raise ScenarioError(
-                f"got prompts that share units, and layers of {self.model.name} that carry states, whose reuse is not simulated; "
-                "needed serving.engine.prefix_cache: false"
+                f"got prompts that share units, and layers of {self.model.name} that carry states,"
+                " whose reuse is not simulated; needed serving.engine.prefix_cache: false"
             )
         if requests is not None:
             self._require_room(requests, requests.output + self.rules.drafts, "an instance")
@@ -550,6 +568,7 @@ class ServicePlan:
         too_long = int((tokens > room).sum())
         if too_long:
             raise ScenarioError(
-                f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has {tokens.max():,} tokens, {holder} holds {room:,}; "
-                "raise tp or pp, take narrower weights or kv, or shorten the requests"
+                f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has"
+                f" {tokens.max():,} tokens, {holder} holds {room:,}; raise tp or pp, take narrower"
+                " weights or kv, or shorten the requests"
             )

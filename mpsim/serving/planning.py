@@ -35,7 +35,10 @@ def _too_many_blocks(plan: ServicePlan) -> Iterator[Problem]:
     given, memory = plan.given_blocks or 0, plan.memory
     left = max(0.0, memory.capacity - memory.weights) * plan.attention_dp
     if given * memory.block_bytes > left:
-        message = f"got {given:,} blocks, but beside the weights memory has room for {left // memory.block_bytes:,.0f}; leave kv_blocks out for what the engine leaves"
+        message = (
+            f"got {given:,} blocks, but beside the weights memory has room for"
+            f" {left // memory.block_bytes:,.0f}; leave kv_blocks out for what the engine leaves"
+        )
         yield Problem(message, f"{plan.key}.kv_blocks")
 
 

@@ -378,14 +378,16 @@ class Products:
         return seconds / _of(self._rates.expert_rate, form) + casts + stream + fixed
 
     def _cast(self, form: Format, elements: Floats, *, alone: bool = True) -> Floats | float:
-        """Time of quantising a product's input: a kernel if alone, read wide, written narrow [s]."""
+        """Time of quantising a product's input: a kernel if alone, wide in, narrow out [s]."""
         if form.name not in self._rates.cast_latency or not form.precision:
             return 0.0
         latency = self._rates.cast_latency[form.name] if alone else 0.0
         return latency + elements * (_ACTIVATION + form.bytes) / self._rates.streamed
 
     def _unpacking(self, weights: Floats | float, loads: Floats) -> Floats:
-        """Time in which multiprocessors widen so many weights beyond that in which they come [s]."""
+        """Time in which multiprocessors widen so many weights beyond that in which they come
+        [s].
+        """
         widens = weights / (self._rates.unpack_rate * self._chip.compute_units)
         return np.maximum(0.0, widens - loads)
 

@@ -77,8 +77,8 @@ class ServiceResult(JobResult):
         """Refuse what needs every request, of a stream that keeps none."""
         if self.folded is not None:
             raise ScenarioError(
-                f"{what} every request, and of a stream of {self.summary['requests']:,} none is kept; "
-                "needed serving.workload.requests below 200,000"
+                f"{what} every request, and of a stream of {self.summary['requests']:,} none is"
+                " kept; needed serving.workload.requests below 200,000"
             )
 
     def _parts(self) -> dict[str, object]:

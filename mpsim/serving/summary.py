@@ -125,7 +125,9 @@ def _of_requests(plan: ServicePlan, tally: Tally) -> Figures:
 def _costs(
     plan: ServicePlan, served: Served, tally: Tally, by_pool: Mapping[str, dict[str, float]]
 ) -> Figures:
-    """Energy and price of the tokens that were generated; None where there are none, or no price."""
+    """Energy and price of the tokens that were generated; None where there are none, or no
+    price.
+    """
     seconds, output, price = tally.seconds, tally.output, plan.price_per_hour
     energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= seconds / served.end if served.end else 0.0
@@ -217,7 +219,10 @@ def _warnings(
     if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
         yield f"there is no steady state, numbers hold for this run: {tally.state['reason']}"
     if served.moved:
-        yield f"{served.moved} requests lost their instance to an outage and went on elsewhere, computed again"
+        yield (
+            f"{served.moved} requests lost their instance to an outage and went on elsewhere,"
+            " computed again"
+        )
     felt, short = served.preemptions, parts["idle_cache"]
     lacks = [f"{felt} requests were preempted for lack of cache and computed again"] * bool(felt)
     if short > _FELT * served.end:
@@ -244,6 +249,7 @@ def _long_chunks(plan: ServicePlan) -> Iterator[str]:
     fitting = [2**power for power in range(8, 15) if seconds(2**power) <= limit]
     if seconds(tokens) > limit and fitting:
         yield (
-            f"a prompt's {tokens:,} tokens in one iteration take {1e3 * seconds(tokens):.3g} ms, and hold up tokens whose limit is {1e3 * limit:.3g} ms; "
-            f"max_tokens: {max(fitting):,} keeps it"
+            f"a prompt's {tokens:,} tokens in one iteration take {1e3 * seconds(tokens):.3g} ms,"
+            f" and hold up tokens whose limit is {1e3 * limit:.3g} ms; max_tokens: {max(fitting):,}"
+            " keeps it"
         )

@@ -1,4 +1,5 @@
-"""Tally of a run: latencies of its requests, the window that counts, time by part; whole, or folded.
+"""Tally of a run: latencies of its requests, the window that counts, time by part; whole, or
+folded.
 
 Of a stream of so many requests that none is kept, requests and iterations are folded page by page.
 

@@ -21,7 +21,10 @@ def service_sheet(summary: Figures) -> Sheet:
 def _rows(summary: Figures) -> list[tuple[str, str]]:
     output = summary["output_tokens_per_s"]
     each = summary["output_tokens_per_s_per_accelerator"]
-    served = f"{plural(summary['requests'], 'request')} in {_time(summary['measured_s'])}, {summary['request_rate_per_s']:.4g} a second"
+    served = (
+        f"{plural(summary['requests'], 'request')} in {_time(summary['measured_s'])},"
+        f" {summary['request_rate_per_s']:.4g} a second"
+    )
     if summary["measured_s"] < summary["duration_s"]:
         served += f", after {_time(summary['duration_s'] - summary['measured_s'])} of warm-up"
     if "percentile_error" in summary:
@@ -79,7 +82,10 @@ def _pools(summary: Figures) -> list[tuple[str, str]]:
     rows = [
         (
             f"{name} pool",
-            f"{pool['replicas']} instances on {pool['accelerators']} accelerators: {_shares({**summary, **pool})}; cache {_use(pool['cache_use'])}",
+            (
+                f"{pool['replicas']} instances on {pool['accelerators']} accelerators:"
+                f" {_shares({**summary, **pool})}; cache {_use(pool['cache_use'])}"
+            ),
         )
         for name, pool in summary["pools"].items()
     ]
@@ -115,8 +121,9 @@ def _goodput(summary: Figures) -> str:
     if not summary["steady_state"]["reached"]:
         verdict += " (in this run, which is not steady)"
     return (
-        f"{summary['goodput_per_s']:.4g} requests/s within {', '.join(limits)}; {percent(summary['requests_within_slo'])} of the requests, "
-        f"{percent(slo['share'])} needed: {verdict}"
+        f"{summary['goodput_per_s']:.4g} requests/s within {', '.join(limits)};"
+        f" {percent(summary['requests_within_slo'])} of the requests, {percent(slo['share'])}"
+        f" needed: {verdict}"
     )
 
 

@@ -1,10 +1,12 @@
 """Blame: on whose account every rank waits.
 
-An idle interval of a rank's compute stream is followed back along what held it up: the row that ended last among those it waited for, what that
-one waited for, and so on to the start of the interval. Each piece of it belongs to whoever computed then, or to the transfer under way. So the pieces
-of a rank sum to all its idle time, exactly. Of a piece in which something ran longer than it does undisturbed, that share is *lateness*, on the
-account of whoever ran late. What a rank waits beyond the undisturbed step is *suffered*, and shared among those who are to blame for it as
-the lateness on the way to its idle intervals is.
+An idle interval of a rank's compute stream is followed back along what held it up: the row that
+ended last among those it waited for, what that one waited for, and so on to the start of the
+interval. Each piece of it belongs to whoever computed then, or to the transfer under way. So the
+pieces of a rank sum to all its idle time, exactly. Of a piece in which something ran longer than it
+does undisturbed, that share is *lateness*, on the account of whoever ran late. What a rank waits
+beyond the undisturbed step is *suffered*, and shared among those who are to blame for it as the
+lateness on the way to its idle intervals is.
 
 Shapes: N rows, R rank classes, G gaps.
 """
@@ -45,12 +47,12 @@ class Blame:
 
     @property
     def caused(self) -> Floats:
-        """Rank-seconds of waiting beyond the undisturbed step that each class caused, and transfers [R + 1]."""
+        """Rank-seconds of waiting beyond the undisturbed step by class, and transfers [R + 1]."""
         return np.asarray(self.matrix @ self.size, dtype=np.float64)
 
     @property
     def matrix(self) -> Floats:
-        """Waiting that a rank of each class suffered (columns) by who is to blame for it [R + 1, R], seconds."""
+        """Waiting of a rank of each class (columns) by who is to blame [R + 1, R], seconds."""
         whole = self.late.sum(axis=0)
         everywhere = self.late @ self.size
         # a class that waits for what became late earlier blames as all do together

@@ -85,7 +85,7 @@ def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Differe
 
 
 def most_of(parts: Iterable[Difference], change: float) -> str:
-    """The part that makes up most of a change of the whole, in words; nothing where none goes that way."""
+    """The part of most of a change, in words; nothing where none goes that way."""
     largest = next((part for part in parts if (part.difference or 0.0) * change > 0), None)
     if largest is None:
         return ""
@@ -104,14 +104,15 @@ class Comparison(Shown, Tabular):
     figures : tuple of Difference
         Headline figures, in the order of `FIGURES` or `SERVICE_FIGURES`.
     parts : tuple of Difference
-        Parts of the step time, or of the accelerator's time that an output token takes [s], the largest difference first; their differences sum to that
-        of the whole.
+        Parts of the step time, or of the accelerator's time that an output token takes [s], the
+        largest difference first; their differences sum to that of the whole.
     ratio : Ratio or None
-        Step time of b over that of a with its interval, in which common errors have cancelled; None where a result has no interval.
+        Step time of b over that of a with its interval, in which common errors have cancelled; None
+        where a result has no interval.
     whole : str
         The figure that the parts sum to.
     changes : mapping of str to tuple
-        What both scenarios say of each dotted key in which they differ; None where one says nothing.
+        What both scenarios say of each dotted key that differs; None where one says nothing.
     peaks : str
         Which peaks MFU is a share of, where not both are those of 16 bits.
     """
@@ -132,7 +133,7 @@ class Comparison(Shown, Tabular):
         return self.ratio is not None and self.ratio.tie
 
     def table(self) -> list[dict[str, object]]:
-        """One mapping a figure or part: name, a, b, their difference and what share of a it is; SI units."""
+        """One mapping a figure or part: name, a, b, difference and its share of a; SI units."""
         return [
             {"name": figure.name, **{key: getattr(figure, key) for key in _SIDES}}
             for figure in (*self.figures, *self.parts)
@@ -159,7 +160,9 @@ class Comparison(Shown, Tabular):
     def _changed(self) -> list[str]:
         """Keys and values of B instead of those of A, the first few."""
         words = [
-            f"{key} {' to '.join('default' if value is None else f'{value}'[:_LONGEST] for value in values)}"
+            f"{key}"
+            " "
+            + " to ".join("default" if value is None else f"{value}"[:_LONGEST] for value in values)
             for key, values in list(self.changes.items())[:_TOLD]
         ]
         more = len(self.changes) - len(words)
@@ -167,7 +170,7 @@ class Comparison(Shown, Tabular):
 
     @property
     def explanation(self) -> str:
-        """One sentence: how the step times, or the times of an output token, differ and which part makes up most of it."""
+        """One sentence: how step times, or times of an output token, differ, and by which part."""
         # variants of a scenario keep its name
         first, second = ("A", "B") if self.a == self.b else (self.a, self.b)
         step = next(figure for figure in self.figures if figure.name == self.whole)
@@ -306,7 +309,7 @@ def _differences(
 
 
 def _per_token(summary: Figures) -> dict[str, object]:
-    """A service's figures side by side, and where the accelerator's time goes that an output token takes."""
+    """A service's figures side by side, and the accelerator's time of an output token."""
     rate = summary["output_tokens_per_s"]
     if not rate:
         raise ScenarioError(f"{summary['scenario']}: no token was generated: nothing to compare")
@@ -341,7 +344,8 @@ def _summary(
     missing = [key for key in needed_keys(summary) if key not in summary]
     if missing:
         raise ScenarioError(
-            f"{which} is not a result: it lacks {', '.join(missing)}; give what 'mpsim run --json' printed"
+            f"{which} is not a result: it lacks {', '.join(missing)}; give what 'mpsim run --json'"
+            " printed"
         )
     return summary
 

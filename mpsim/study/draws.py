@@ -1,9 +1,11 @@
 """Steps whose operations take times that are drawn: factors of durations, and runs with them.
 
-A factor is lognormal and has mean 1; its spread is given as a coefficient of variation. Where every duration is known beforehand, `mpsim.engine.Structure` replays many
-steps at once. Where transfers share links or kernels share devices, one step after the other goes through the engine; what does not depend on durations is worked out once.
+A factor is lognormal and has mean 1; its spread is given as a coefficient of variation. Where every
+duration is known beforehand, `mpsim.engine.Structure` replays many steps at once. Where transfers
+share links or kernels share devices, one step after the other goes through the engine; what does
+not depend on durations is worked out once.
 
-Shapes: N actions, messages and collectives of the unfolded program, X rows of its finest form, L links, R rank classes.
+Shapes: N transfers and actions of the unfolded program, X finest rows, L links, R classes.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def factors(sigma: float, peers: int) -> NDArray[np.float64]:
 
 
 def peers_of(program: Program, mesh: Mesh) -> int:
-    """Ranks of a class that meet inside actions: those over whose axes templates have collectives."""
+    """Ranks of a class that meet inside actions, over axes of templates' collectives."""
     streams: set[int] = set()
     for template in program.templates:
         streams |= set(np.unique(template.stream).tolist())
@@ -141,7 +143,7 @@ class Steps:
         return run(program, "simpy", links)
 
     def thinned(self, thin: Floats) -> Floats:
-        """Factors by which links are narrower where the NICs of each rank class are `thin` times slower [R] to [L]."""
+        """How narrow links are if a class's NICs are `thin` times slower [R] to [L]."""
         assert self.links is not None
         narrow = np.ones(len(self.links.capacity))
         ports = narrow[: self.links.ports].reshape(len(thin), -1)
@@ -162,8 +164,8 @@ def _unfolded(links: Links, folded: Program, program: Program, unfolding: Unfold
 
     Notes
     -----
-    Every copy of a rank class has ports of its own. A row in which all copies take part uses the ports of all; of what a class puts on links of the fabric each
-    copy has the part of its ranks.
+    Every copy of a rank class has ports of its own. A row in which all copies take part uses the
+    ports of all; of what a class puts on links of the fabric each copy has the part of its ranks.
     """
     copies, count = unfolding.copies, unfolding.count
     size = program.class_size[:copies]

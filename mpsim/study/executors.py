@@ -1,4 +1,5 @@
-"""Executors: where the points of a study are computed. All of them are `concurrent.futures.Executor`.
+"""Executors: where the points of a study are computed. All of them are
+`concurrent.futures.Executor`.
 
 * none: in this process;
 * `local_processes`: a pool of processes on this machine;
@@ -76,7 +77,7 @@ class _Processes(ProcessPoolExecutor):
     """Processes to which Ctrl-C means nothing from their first instruction on."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submit a task; the process that is started for it inherits that interrupts are blocked."""
+        """Submit a task; the process started for it inherits that interrupts are blocked."""
         resource_tracker.ensure_running()  # it would unblock them
         with _interrupts_blocked():
             return super().submit(fn, *args, **kwargs)
@@ -95,8 +96,8 @@ class _Processes(ProcessPoolExecutor):
 def _interrupts_blocked() -> Iterator[None]:
     """Hold back interrupts in this thread, where the system can, and their handlers.
 
-    Another thread may take the signal all the same, and its handler would then raise here between the start
-    of a process and the message that this waits for.
+    Another thread may take the signal all the same, and its handler would then raise here between
+    the start of a process and the message that this waits for.
     """
     held: list[int] = []
     handlers = {}
@@ -135,7 +136,8 @@ def dask_cluster(address: str) -> Iterator[Executor]:
         client: Any = distributed.Client(address, timeout=_PATIENCE, set_as_default=False)
     except (OSError, TimeoutError) as error:
         raise ScenarioError(f"no dask scheduler answers at {address}: {error}") from error
-    # what is wrong is said in one line by `finished`; the client's own pages come late, some after it is closed
+    # what is wrong is said in one line by `finished`; the client's own pages come late, some after
+    # it is closed
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
         yield _Remote(client, address)
@@ -193,7 +195,9 @@ def finished(waiting: Iterable[Future[T]], pool: Executor) -> Iterator[Future[T]
 def computed(
     pool: Executor | None, function: Callable[..., T], tasks: Sequence[Sequence[Any]]
 ) -> Iterator[T]:
-    """Results of a function for the arguments of each task, in their order, each as soon as it and all before it have finished; in this process without a pool."""
+    """Results of a function for the arguments of each task, in their order, each as soon as it and
+    all before it have finished; in this process without a pool.
+    """
     if pool is None:
         yield from (function(*task) for task in tasks)
         return

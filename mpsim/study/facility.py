@@ -1,4 +1,6 @@
-"""From accelerators to the meter and the bill: prices of an accelerator-hour, power of what stands around it, carbon of the grid."""
+"""From accelerators to the meter and the bill: prices of an accelerator-hour, power of what stands
+around it, carbon of the grid.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
 OFFERS = ("on-demand", "spot", "reserved-1y", "reserved-3y", "block")
-"""Kinds of offers: by the hour, withdrawn at any time, committed for one or three years, a block of days."""
+"""Kinds of offers: by the hour, withdrawn at any time, for one or three years, by days."""
 _PACKAGE = "mpsim.study.data"
 _MOST = 1e9  # kg of carbon a kWh, or PUE: more is a slip
 

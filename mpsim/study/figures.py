@@ -63,7 +63,7 @@ def title_of(name: str) -> str:
 
 
 def unit_of(name: str) -> str:
-    """Unit of a figure: of SI, ``share``, ``USD``, ``count`` of things, or ``1`` where it is a plain number."""
+    """Unit of a figure: SI, ``share``, ``USD``, ``count`` of things, ``1`` of a number."""
     kind = _KNOWN[name][1]
     if isinstance(kind, Dimension):
         return kind.value
@@ -71,7 +71,7 @@ def unit_of(name: str) -> str:
 
 
 def figure_text(name: str, value: float | None, *, signed: bool = False, digits: int = 4) -> str:
-    """A figure as people write it; parts of a step are times. Differences are `signed`, those of shares in points."""
+    """A figure as people write it; parts are times. Differences are `signed`, shares in points."""
     if value is None:
         return "-"
     kind = _KNOWN[name][1] if name in _KNOWN else Dimension.TIME
@@ -98,7 +98,7 @@ def share_text(value: float | None) -> str:
 
 
 def warned(warnings: Mapping[str, object]) -> tuple[str, ...]:
-    """Warnings of several results by their names, each told once with the names that it is of, unless it is of all.
+    """Warnings of several results, each once with the names that it is of, unless of all.
 
     Examples
     --------

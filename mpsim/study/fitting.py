@@ -28,7 +28,10 @@ class Change:
     def __str__(self) -> str:
         spelled = ", ".join(f"{key} {_spelled(value)}" for key, value in self.values.items())
         step = format_quantity(self.step_time_s, Dimension.TIME)
-        return f"{spelled} ({self.total / 1e9:.1f} GB, {percent(self.odds)} likely to fit, {step} a step)"
+        return (
+            f"{spelled} ({self.total / 1e9:.1f} GB, {percent(self.odds)} likely to fit, {step} a"
+            " step)"
+        )
 
 
 def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
@@ -39,7 +42,7 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
 
     Notes
     -----
-    Only what the checks accept is tried; the number of accelerators and the global batch stay as they are.
+    Only what checks accept is tried; the number of accelerators and the batch stay.
     """
     steps, found = list(_steps(scenario)), list[dict[str, object]]()
     for chosen in itertools.chain(*(itertools.combinations(steps, size) for size in (1, 2))):

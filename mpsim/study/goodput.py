@@ -1,7 +1,8 @@
-"""Goodput: which share of days of training makes progress, when components fail and checkpoints cost time.
+"""Goodput: the share of days of training that progresses, with failures and checkpoints.
 
-A run is a sequence of *stretches* between interruptions. In a stretch, work and checkpoints alternate; an interruption loses what was
-done since the last checkpoint that is safely stored, then the job restarts, after waiting for a node if no spare is left.
+A run is a sequence of *stretches* between interruptions. In a stretch, work and checkpoints
+alternate; an interruption loses what was done since the last checkpoint that is safely stored, then
+the job restarts, after waiting for a node if no spare is left.
 
 Shapes: K trials.
 """
@@ -42,7 +43,9 @@ _POINTS = 200
 
 
 class GoodputCurve(NamedTuple):
-    """Expected shares of progress over intervals between checkpoints [s], and the best intervals [s] by whose formula gives them."""
+    """Expected shares of progress over intervals between checkpoints [s], and the best intervals
+    [s] by whose formula gives them.
+    """
 
     interval_s: NDArray[np.float64]
     expected: NDArray[np.float64]
@@ -72,7 +75,7 @@ class Goodput(Shown, Tabular):
 
     @property
     def confidence(self) -> tuple[float, float] | None:
-        """Interval that holds the true mean of `effective` with 95 % confidence; None of fewer than twenty trials."""
+        """Interval of the true mean of `effective`, 95 % confidence; None of few trials."""
         values = self.shares[:, _PROGRESS]
         if len(values) < _FEWEST:
             return None
@@ -93,7 +96,9 @@ class Goodput(Shown, Tabular):
         ]
 
     def sheet(self, *, name: str = "", tokens_per_s: float | None = None) -> Sheet:
-        """Shares of the time and what interrupts it, as ``mpsim goodput`` prints them; `name` and rate [tokens/s] of the step that is repeated."""
+        """Shares of the time and what interrupts it, as ``mpsim goodput`` prints them; `name` and
+        rate [tokens/s] of the step that is repeated.
+        """
         told = self.to_json()
         rows = tuple((part, percent(share, digits=2)) for part, share in told["shares"].items())
         rate = ""
@@ -109,12 +114,16 @@ class Goodput(Shown, Tabular):
         progress = f"{percent(told['effective'], digits=2)} of the time is progress ({sure}){rate}."
         size = format_quantity(told["checkpoint_bytes"], Dimension.BYTES, digits=3)
         saved = (
-            f"One interruption every {_span(told['mean_time_between_interruptions_s'])}; a checkpoint of {size} every "
-            f"{_span(told['interval_s'])} stops training for {_span(told['checkpoint_blocking_s'])} (best interval by Young "
-            f"{_span(told['young_interval_s'])}, by Daly {_span(told['daly_interval_s'])})."
+            f"One interruption every {_span(told['mean_time_between_interruptions_s'])}; a"
+            f" checkpoint of {size} every {_span(told['interval_s'])} stops training for"
+            f" {_span(told['checkpoint_blocking_s'])} (best interval by Young"
+            f" {_span(told['young_interval_s'])}, by Daly {_span(told['daly_interval_s'])})."
         )
         lead = f"{name}: " if name else ""
-        title = f"{lead}{told['days']:g} day{'s' * (told['days'] != 1)}, {plural(told['trials'], 'trial')}"
+        title = (
+            f"{lead}{told['days']:g} day{'s' * (told['days'] != 1)},"
+            f" {plural(told['trials'], 'trial')}"
+        )
         section = Section(rows, ("where the time goes", "share"), (1,), lines=(progress, saved))
         return Sheet(title, (section,))
 
@@ -186,7 +195,7 @@ def simulate_goodput(
     Parameters
     ----------
     interval : float, optional
-        Work between checkpoints [s]; Daly's best, but a quarter of an hour to an hour as is practice, when left out.
+        Work between checkpoints [s]; left out, Daly's best within a quarter and a whole hour.
     seed : int
         Equal seeds give equal results.
 
@@ -203,8 +212,8 @@ def simulate_goodput(
             raise ScenarioError(f"{name} is {value!r}; needed a finite number above 0")
     if checkpoint.lag > interval + checkpoint.blocking:
         raise ScenarioError(
-            f"a checkpoint takes {checkpoint.lag:.4g} s to store but the next follows after {interval:.4g} s; "
-            "needed a longer interval or faster storage"
+            f"a checkpoint takes {checkpoint.lag:.4g} s to store but the next follows after"
+            f" {interval:.4g} s; needed a longer interval or faster storage"
         )
     _check_size(reliability, days, trials)
     shares = np.zeros((trials, len(PARTS)))
@@ -222,8 +231,9 @@ def _check_size(reliability: Reliability, days: float, trials: int) -> None:
     events = trials * days * _DAY / apart
     if events > _MOST_EVENTS:
         raise ScenarioError(
-            f"{trials} trials of {days:g} days with an interruption every {apart:.3g} s have {events:.3g} of them; "
-            f"needed at most {_MOST_EVENTS:g}: fewer days or trials, or less frequent failures"
+            f"{trials} trials of {days:g} days with an interruption every {apart:.3g} s have"
+            f" {events:.3g} of them; needed at most {_MOST_EVENTS:g}: fewer days or trials, or less"
+            " frequent failures"
         )
 
 

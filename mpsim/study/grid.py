@@ -1,10 +1,12 @@
 """Sweeps: the same scenario at every combination of some values.
 
-A row that cannot be simulated (degrees that do not divide, a batch that does not multiply) stays in the table with its reason, and so does one that does
-not fit into memory. Rows come in the order of the Cartesian product, the last key fastest, however many processes computed them.
+A row that cannot be simulated (degrees that do not divide, a batch that does not multiply) stays in
+the table with its reason, and so does one that does not fit into memory. Rows come in the order of
+the Cartesian product, the last key fastest, however many processes computed them.
 
-Points that are the same scenario in other words are computed once. Points whose programs are likely to have the same structure are computed
-together, and a journal gets its lines in that order whoever finishes first, so its bytes do not depend on interruptions.
+Points that are the same scenario in other words are computed once. Points whose programs are likely
+to have the same structure are computed together, and a journal gets its lines in that order whoever
+finishes first, so its bytes do not depend on interruptions.
 """
 
 from __future__ import annotations
@@ -145,7 +147,9 @@ class Points:
 
 
 def named(journal: Journal, base: str) -> dict[str, str]:
-    """Names of points of the scenario `base` that were simulated, by their values: numbers and quantities, which mean the same whatever files and catalogs hold."""
+    """Names of points of the scenario `base` that were simulated, by their values: numbers and
+    quantities, which mean the same whatever files and catalogs hold.
+    """
     return {
         _words(entry["values"]): name
         for name, entry in journal.items()
@@ -166,7 +170,9 @@ def _is_number(value: object) -> bool:
 
 
 def _likeness(scenario: Scenario) -> tuple[object, ...]:
-    """Settings that mostly decide the structure of a program, comparable; structures that differ all the same are not mixed up."""
+    """Settings that mostly decide the structure of a program, comparable; structures that differ
+    all the same are not mixed up.
+    """
     if scenario.serves:
         return ("", 0)
     parallelism, schedule = scenario.parallelism, scenario.schedule
@@ -212,10 +218,10 @@ def sweep(
     executor : concurrent.futures.Executor, optional
         Where to compute instead.
     cluster : str, optional
-        Address of a dask.distributed scheduler whose workers compute, such as ``tcp://host:8786``; needs the extra ``cluster``.
+        Address of a dask.distributed scheduler, as ``tcp://host:8786``; needs extra ``cluster``.
     resume : path, optional
-        JSON-lines file of finished rows: those in it are not computed again, new ones are appended as
-        they finish, so a sweep that is killed loses little, and ends with the same bytes when it is run again.
+        JSON-lines file of finished rows: those in it are not computed again, new ones are appended,
+        so a sweep that is killed loses little, and ends with the same bytes when run again.
     shard : (int, int), optional
         ``(i, n)``: only the i-th of n parts of the rows, counted from 1.
     progress : callable, optional
@@ -282,7 +288,9 @@ def sweep(
 
 
 def _chunks(missing: Sequence[int], jobs: int) -> list[Sequence[int]]:
-    """Points computed together: few at first, so that there is something to see, then more; several chunks for every process, and few enough to lose."""
+    """Points computed together: few at first, so that there is something to see, then more; several
+    chunks for every process, and few enough to lose.
+    """
     most = max(1, min(_TOGETHER, len(missing) // (4 * max(jobs, 1))))
     chunks: list[Sequence[int]] = []
     at = 0

@@ -1,8 +1,9 @@
 """Journals: finished work on disk, one JSON object a line, that a kill at any moment cannot spoil.
 
-Lines are appended and forced to disk in chunks. Every line has a checksum: one that a crash cut off or a disk damaged is dropped, said, and
-its work done again; every other line counts. Names of entries are digests of everything they depend on, code and constants of mpsim
-included, so an entry never stands for something else.
+Lines are appended and forced to disk in chunks. Every line has a checksum: one that a crash cut off
+or a disk damaged is dropped, said, and its work done again; every other line counts. Names of
+entries are digests of everything they depend on, code and constants of mpsim included, so an entry
+never stands for something else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LARGEST = 1 << 31  # bytes, which memory holds
 
 
 def name_of(*parts: object) -> str:
-    """Name of an entry that changes with any of `parts`, and with the code and constants of mpsim."""
+    """Name of an entry that changes with any of `parts`, and mpsim's code and constants."""
     text = json.dumps([stamp(), *parts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -43,7 +44,7 @@ class Journal:
     Attributes
     ----------
     stale : int
-        Entries read that another mpsim wrote, or this one with other constants; their names match nothing.
+        Entries of another mpsim or other constants; their names match nothing.
     damaged : int
         Lines read that their checksum does not hold.
     """
@@ -81,7 +82,8 @@ class Journal:
         remarks = []
         if self.stale:
             remarks.append(
-                f"{self._path}: {self.stale} rows were written by another mpsim than {stamp()}, or with other constants; they are computed again"
+                f"{self._path}: {self.stale} rows were written by another mpsim than {stamp()}, or"
+                " with other constants; they are computed again"
             )
         if self.damaged:
             remarks.append(f"{self._path}: {self.damaged} damaged lines are computed again")

@@ -1,4 +1,6 @@
-"""Plans of whole trainings: steps, days, accelerator-hours, dollars, energy and carbon for so many tokens, with what failures cost."""
+"""Plans of whole trainings: steps, days, accelerator-hours, dollars, energy and carbon for so many
+tokens, with what failures cost.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _MINUTE = 60.0  # [s]
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6))
 _WHOLE = 1000.0  # above it nobody writes decimals
 _LEAST_SHARE = 0.1  # of the time, below which a training is not carried on
-_APART = 3.0  # failures of one cluster over those of another: once in 14 (OPT-175B) and in 50 thousand accelerator-hours (Llama 3), rounded
+# failures of one cluster over those of another: once in 14 (OPT-175B) and in 50 thousand
+# accelerator-hours (Llama 3), rounded
+_APART = 3.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,7 @@ class Training(Shown):
         }
 
     def sheet(self, *, facility: str = "") -> Sheet:
-        """The plan in full, as ``mpsim plan`` prints it; `facility` is assumed of the building and the grid, in words."""
+        """The plan in full, as ``mpsim plan`` prints it; `facility`: assumptions in words."""
         values = changed(self.values)
         title = f"{self.scenario}, {values}" if values else self.scenario
         warnings = tuple(f"warning: {warning}" for warning in self.warnings)
@@ -160,9 +164,11 @@ def plan_training(
 
     Notes
     -----
-    ``days = ceil(tokens / tokens a step) x step time / goodput``; goodput is Daly's expectation at the interval between
-    checkpoints that is practice, less the share of evaluation. Energy is that of the steps and, at the same power, of the rest of the days: a node that waits draws less, so it is an
-    upper bound for lost time. The interval joins that of the step time with that of goodput under a third and three times the failures, as independent.
+    ``days = ceil(tokens / tokens a step) x step time / goodput``; goodput is Daly's expectation at
+    the interval between checkpoints that is practice, less the share of evaluation. Energy is that
+    of the steps and, at the same power, of the rest of the days: a node that waits draws less, so
+    it is an upper bound for lost time. The interval joins that of the step time with that of
+    goodput under a third and three times the failures, as independent.
     """
     if not (math.isfinite(tokens) and tokens > 0):
         raise ScenarioError(f"tokens is {tokens!r}; needed a number above 0")
@@ -187,7 +193,8 @@ def plan_training(
     ]
     if goodput <= 0:
         raise ScenarioError(
-            f"{result.scenario.name}: fails faster than it restarts, so it never ends; needed fewer accelerators, fewer failures or a faster restart"
+            f"{result.scenario.name}: fails faster than it restarts, so it never ends; needed fewer"
+            " accelerators, fewer failures or a faster restart"
         )
     days = steps * step / goodput / _DAY
     energy = assumed.facility.energy(summary["meter_parts_j"]) * steps / goodput
@@ -216,7 +223,10 @@ def plan_training(
         fits=bool(summary["fits_memory"]),
         fits_probability=summary.get("fits_probability"),
         spread=others.ends(spread),
-        basis=f"{known.basis}; a third to three times the failures; as much farther off as {others.trainings} published trainings were",
+        basis=(
+            f"{known.basis}; a third to three times the failures; as much farther off as"
+            f" {others.trainings} published trainings were"
+        ),
         computing_spread=known_trainings("computing", without=without).ends(steady),
         warnings=(*summary["warnings"], *([rate.beside] if rate and rate.beside else [])),
     )
@@ -253,7 +263,9 @@ class Plans(Shown, Tabular):
 
     @property
     def best(self) -> Training | None:
-        """With a deadline the plan of fewest accelerators that keeps it; else the fastest; within the budget where there is one."""
+        """With a deadline the plan of fewest accelerators that keeps it; else the fastest; within
+        the budget where there is one.
+        """
         possible = [row for row in self.rows if self.meets(row)]
         if self.deadline is not None:
             return min(possible, key=lambda row: (row.accelerators, row.days), default=None)
@@ -313,7 +325,7 @@ class Plans(Shown, Tabular):
         return chart("plan", self)
 
     def to_json(self) -> dict[str, object]:
-        """Plain data: figures of the best plan, or of the first if none is possible, and of every other."""
+        """Plain data: figures of the best plan, or the first if none is possible, and others."""
         lead = self.best or (self.rows[0] if self.rows else None)
         return {
             **(lead.to_json() if lead else {}),
@@ -346,7 +358,8 @@ def plan(
     budget : float, optional
         Dollars.
     search : float, optional
-        Seconds of search for the best layout of every combination; when left out the scenario's own layout, what it does not write as `mpsim.study.usual` has it.
+        Seconds of search for the best layout of every combination; when left out the scenario's own
+        layout, what it does not write as `mpsim.study.usual` has it.
     progress : callable, optional
         Called with how many combinations are done, and how many there are.
 
@@ -394,7 +407,8 @@ def plan(
     interrupted = len(rows) + len(failed) < len(combinations)
     if not rows:
         raise ScenarioError(
-            f"{scenario.name}: none of {len(failed)} combinations can be planned; the first: {failed[0][1]}"
+            f"{scenario.name}: none of {len(failed)} combinations can be planned; the first:"
+            f" {failed[0][1]}"
         )
     words = assumed.facility.words
     return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted, words)
@@ -408,14 +422,14 @@ def _base(scenario: Scenario, values: Mapping[str, object]) -> Scenario:
 
 
 def _chips(scenario: Scenario, combinations: Iterable[Mapping[str, object]]) -> Iterator[str]:
-    """The accelerator of each combination that has one; why the others have none is told where they are planned."""
+    """The accelerator of each combination that has one; planning tells why others have none."""
     for values in combinations:
         with contextlib.suppress(MpsimError):
             yield _base(scenario, values).hardware.accelerator.name
 
 
 def _searched(base: Scenario, seconds: float) -> tuple[Mapping[str, object], tuple[str, ...]]:
-    """The best layout that a search of so many seconds finds, and a warning where it was cut short."""
+    """The best layout of a search of so many seconds, and a warning if it was cut short."""
     from mpsim.study.search import search
     from mpsim.study.search.outcome import REASONS
 

@@ -1,4 +1,4 @@
-"""A recorded step beside the simulated one: action by action where both have them, part by part otherwise."""
+"""A recorded step beside the simulated one, by action where both have them, else by part."""
 
 from __future__ import annotations
 
@@ -67,11 +67,14 @@ class RecordedComparison(Shown):
         if not change or not simulated:
             return f"the recorded step takes as long as the simulated one, {part_text(simulated)}"
         longer = "longer" if change > 0 else "shorter"
-        text = f"the recorded step is {part_text(abs(change))} ({percent(abs(change) / simulated)}) {longer} than the simulated one"
+        text = (
+            f"the recorded step is {part_text(abs(change))} ({percent(abs(change) / simulated)})"
+            f" {longer} than the simulated one"
+        )
         return f"{text}{most_of(self.parts, change)}"
 
     def sheet(self) -> Sheet:
-        """Both steps side by side, the actions of each kind, and what differs, as ``mpsim compare`` prints them."""
+        """Both steps side by side, actions by kind, and differences, as ``compare`` prints."""
         rows = tuple(
             (figure.name.replace("_", " "), *figure.cells) for figure in (self.step, *self.parts)
         )
@@ -131,7 +134,8 @@ def compare_recorded(result: Result, recorded: RecordedStep) -> RecordedComparis
 
     Notes
     -----
-    A recorded rank is beside the rank class whose stages it ran; without actions nothing tells ranks apart and means over ranks are compared.
+    A recorded rank is beside the rank class whose stages it ran; without actions nothing tells
+    ranks apart and means over ranks are compared.
     """
     simulated = dict(result.breakdown)
     if "backward" in recorded.parts:  # a recorded backward is whole where nothing tells its parts

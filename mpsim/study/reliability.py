@@ -69,7 +69,8 @@ class Reliability:
         Parameters
         ----------
         scale : float
-            Multiplier on the published rates of failures, of components and of software (a young cluster has several times those of a mature one); 0 for none.
+            Multiplier on the published rates of failures, of components and of software (a young
+            cluster has several times those of a mature one); 0 for none.
         restart, repair : float, optional
             As of the class [s]; assumed when left out.
         spares : int, optional
@@ -125,7 +126,7 @@ class Checkpoint:
         size : float
             Of the whole job [B].
         storage : float, optional
-            Bandwidth of the storage for the whole job [B/s]; what a published system gave each accelerator when left out.
+            Bandwidth of the storage for the job [B/s]; left out, what a published system gave.
         in_background : bool
             Copied to host memory while training stands still, and written from there beside it.
         """
@@ -173,7 +174,7 @@ def daly_interval(blocking: float, mean_time_between: float) -> float:
 
     References
     ----------
-    Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006), equation 37.
+    Daly, A higher order estimate of the optimum checkpoint interval, FGCS 22 (2006), equation 37.
     """
     if not math.isfinite(mean_time_between):
         return math.inf
@@ -185,7 +186,7 @@ def daly_interval(blocking: float, mean_time_between: float) -> float:
 
 
 def usual_interval(checkpoint: Checkpoint, mean_time_between: float) -> float:
-    """Work between checkpoints as teams choose it: the best one (Daly) within what is practice, and time to store each [s]."""
+    """Work between checkpoints as teams choose: Daly's within practice; time to store one [s]."""
     known = constants()
     best = daly_interval(checkpoint.blocking, mean_time_between)
     usual = min(max(best, known["checkpoint_least"]), known["checkpoint_most"])
@@ -198,9 +199,9 @@ def expected_share(reliability: Reliability, checkpoint: Checkpoint, interval: f
 
     Notes
     -----
-    A segment of work T and checkpoint C takes ``e^(R/M) M (e^((T+C)/M) - 1)`` on average when interruptions are exponential with
-    mean M and a restart R can be interrupted too. A checkpoint that is stored a lag L later adds L to what an interruption loses;
-    to first order that costs ``L / M`` of the time.
+    A segment of work T and checkpoint C takes ``e^(R/M) M (e^((T+C)/M) - 1)`` on average when
+    interruptions are exponential with mean M and a restart R can be interrupted too. A checkpoint
+    stored a lag L later adds L to what an interruption loses: ``L / M`` of the time to first order.
 
     References
     ----------

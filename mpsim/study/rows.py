@@ -86,7 +86,9 @@ class Row:
         return f"<Row {assigned(self.values)}: {what[:200]}>"
 
     def flat(self, *, serves: bool | None = None) -> dict[str, object]:
-        """Values, figures and reason in one mapping, in the order of the columns: those of a service if it `serves`, which a row without a summary cannot know."""
+        """Values, figures and reason in one mapping, in the order of the columns: those of a
+        service if it `serves`, which a row without a summary cannot know.
+        """
         summary = self.summary or {}
         columns = SERVICE_COLUMNS if (self.serves if serves is None else serves) else COLUMNS
         figures = {column_of(name): figure_of(summary, name) for name in columns}
@@ -143,7 +145,9 @@ class Sweep(Shown, Tabular):
         return iter(self.rows)
 
     def sheet(self) -> Sheet:
-        """One line a combination, as ``mpsim sweep`` prints them: the best, then why some cannot run and what others warn of."""
+        """One line a combination, as ``mpsim sweep`` prints them: the best, then why some cannot
+        run and what others warn of.
+        """
         keys, rows, best, thriftiest = self.keys, self.rows, self.best, self.thriftiest
         serves = any(row.serves for row in rows)
         ties = 0 if serves else len(self.ties)
@@ -183,7 +187,9 @@ class Sweep(Shown, Tabular):
 
     @property
     def best(self) -> Row | None:
-        """The usable row with the most tokens per second and accelerator (of services that keep their limits, with output tokens); the first of equals."""
+        """The usable row with the most tokens per second and accelerator (of services that keep
+        their limits, with output tokens); the first of equals.
+        """
         usable = [row for row in self.rows if row.usable]
         if any(row.serves for row in usable):
             kept = [row for row in usable if figure_of(row.summary or {}, "slo.met")]
@@ -193,13 +199,15 @@ class Sweep(Shown, Tabular):
 
     @property
     def thriftiest(self) -> Row | None:
-        """The usable row of a training step that takes the least energy a token, as the meter sees it; the first of equals, None of services."""
+        """The usable row of a training step that takes the least energy a token, as the meter sees
+        it; the first of equals, None of services.
+        """
         usable = [row for row in self.rows if row.usable and not math.isnan(row.number(_AT_METER))]
         return min(usable, key=lambda row: row.number(_AT_METER), default=None)
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """Usable rows that cannot be told from the best: the interval of the difference holds zero."""
+        """Usable rows that cannot be told from the best: their difference may be zero."""
         best = self.best
         if best is None or best.summary is None:
             return ()
@@ -219,7 +227,7 @@ class Sweep(Shown, Tabular):
         return [{key: row.get(key) for key in [*reasonless, "reason"]} for row in flat]
 
     def to_json(self) -> dict[str, object]:
-        """Plain data: scenario, keys, rows of values, summary and reason, and the values of those that tie with the best."""
+        """Plain data: scenario, keys, rows of values, summary, reason, ties with the best."""
         return {
             "scenario": self.scenario,
             "keys": list(self.keys),
@@ -249,7 +257,7 @@ class Lazy(Sequence[T_co]):
 
 
 class StoredRows(Lazy[Row]):
-    """Rows of a sweep: a finished one takes two kilobytes of text, and five times that as mappings."""
+    """Rows of a sweep: a finished one takes two kilobytes of text, five times that as mappings."""
 
     def __init__(
         self, values: Sequence[Mapping[str, object]], names: Sequence[str], journal: Journal

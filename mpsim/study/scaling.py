@@ -1,4 +1,4 @@
-"""Scaling: the same training on more and more accelerators, and which part of the step eats the gain."""
+"""Scaling: the same training on more accelerators, and what part of the step eats the gain."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ def scale(
     accelerators : sequence of int
         Whole nodes each.
     modes : sequence of str
-        Of `MODES`. In weak scaling a replica keeps its sequences, so the global batch is that of the scenario times the replicas over
-        its own.
+        Of `MODES`. In weak scaling a replica keeps its sequences, so the global batch is that of
+        the scenario times the replicas over its own.
     progress : callable, optional
         Called with how many sizes are done, and how many there are.
 
@@ -200,12 +200,14 @@ def scale(
     each = scenario.hardware.node.accelerators
     if scenario.is_mixed:
         raise ScenarioError(
-            f"{scenario.name}: got a mixed cluster, of which no size follows; scale one kind of node"
+            f"{scenario.name}: got a mixed cluster, of which no size follows; scale one kind of"
+            " node"
         )
     wrong = [size for size in accelerators if size < 1 or size % each]
     if wrong or not accelerators:
         raise ScenarioError(
-            f"got {', '.join(map(str, wrong)) or 'no'} accelerators; needed multiples of the {each} of a node"
+            f"got {', '.join(map(str, wrong)) or 'no'} accelerators; needed multiples of the {each}"
+            " of a node"
         )
     rows: list[Scaled] = []
     wanted = [(mode, size) for mode in modes for size in sorted(set(accelerators))]

@@ -273,7 +273,7 @@ def synthesise_schedule(
 def _synthesise(
     pp: int, microbatches: int, chunks: int, times: Times, memory: float | None, **options: int
 ) -> Synthesis:
-    """The best order on any map of that many chunks a rank, bound by the lowest of their bounds [unit of the times]."""
+    """The best order on any map of so many chunks a rank, by their lowest bound."""
     scale = times.scale
     forward, backward, weight, send = times.ticks
     found: list[Synthesis] = []
@@ -386,7 +386,9 @@ def _choice(
 def _comparable(
     name: str, pp: int, microbatches: int, times: Times, memory: float | None
 ) -> Orders:
-    """Orders with as many chunks as the schedule wants: one, or two where it needs several; the faster of both where it is searched."""
+    """Orders with as many chunks as the schedule wants: one, or two where it needs several; the
+    faster of both where it is searched.
+    """
     failures: list[ScheduleError] = []
     searched: list[Synthesis] = []
     facts = schedule(name)

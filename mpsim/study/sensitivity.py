@@ -1,8 +1,9 @@
 """Sensitivity: how the step time answers to each parameter of hardware and software.
 
-Bandwidths, rates and host times are changed in the Plan, and the step is costed again. Latencies are in no one place, since the calibrated
-curves of collectives have their own: the latency of a link class is the time that the same collective or message takes with next to no data,
-and a share of that is added. So is a share of the launch of matrix products. On a mixed cluster every kind of node has figures of its own.
+Bandwidths, rates and host times are changed in the Plan, and the step is costed again. Latencies
+are in no one place, since curves of collectives have their own: the latency of a link class is the
+time of the same transfer with next to no data, and a share of that is added. So is a share of the
+launch of products. On a mixed cluster every kind of node has figures of its own.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def _with_node(plan: Plan, old: Node, path: str, factor: float) -> PlanCosts:
 
 
 def _launch(plan: Plan, node: Node) -> float:
-    """Fixed time of a matrix product on the accelerator of a node, 0 where the cost model has none [s]."""
+    """Fixed time of a matrix product on a node's accelerator, 0 without one [s]."""
     models = (part.kernels for part in PlanCosts(plan).each() if part.layout.cluster.node == node)
     launches = [
         constant.value
@@ -289,8 +290,9 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
 
     Notes
     -----
-    Elasticity is ``d ln T / d ln x`` by central difference. The order of actions, buckets and waits stay; every operation is costed again,
-    and where durations are known beforehand one replay evaluates all variants. Elasticities over all parameters need not sum to a whole: what a formula fixes is in none of them.
+    Elasticity is ``d ln T / d ln x`` by central difference. The order of actions, buckets and waits
+    stay; every operation is costed again, and where durations are known beforehand one replay has
+    all variants. Elasticities need not sum to a whole: what a formula fixes is in none of them.
     """
     if not 0 < step < 1:
         raise ScenarioError(f"got a step of {step:g}; needed a share between 0 and 1")

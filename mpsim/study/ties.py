@@ -1,4 +1,6 @@
-"""Ties and fronts: whether two predictions differ by more than such differences were off by, and what no other beats in everything."""
+"""Ties and fronts: whether two predictions differ by more than such differences were off by, and
+what no other beats in everything.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ T = TypeVar("T")
 
 
 def front_of(rows: Iterable[T], figures: Callable[[T], tuple[float, ...]]) -> tuple[T, ...]:
-    """The Pareto front: rows of which no other is as low in every figure, by their figures; of equal rows the first."""
+    """The Pareto front: rows that no other beats in every figure; of equal rows the first."""
     front: dict[tuple[float, ...], T] = {}
     for mine, row in sorted(((figures(row), row) for row in rows), key=lambda pair: pair[0]):
         if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for other in front):
@@ -59,8 +61,8 @@ def ratio_of(
 
     Notes
     -----
-    Errors that both share (of the framework, the accelerator, the number format) cancel; see `mpsim.result.residuals.Residuals.difference`. Dense models and mixtures of
-    experts share none.
+    Errors that both share (of the framework, the accelerator, the number format) cancel; see
+    `mpsim.result.residuals.Residuals.difference`. Dense models and mixtures of experts share none.
     """
     first, second = _setting(a), _setting(b)
     if first is None or second is None:
@@ -94,11 +96,14 @@ def selection(settings: Sequence[Setting], logs: Sequence[float]) -> float:
 
     Notes
     -----
-    The winner's curse by a parametric bootstrap: were the predictions a_i true and predicted again with errors e_i, the one that came out shortest, J = argmin(a_i + e_i), would err by
-    E[e_J] < 0 on average; the answer is -E[e_J], the mean over `_DRAWS` draws of a fixed seed. An error is a sum of one for each decision, e_i = sum over kinds k of e_k(choice of i),
-    so that layouts that share choices err alike; e_k(choice) is normal with sigma_k = h_k / (1.28 sqrt 2), where h_k is the half-width of differences by that kind
-    (`mpsim.result.residuals.Residuals.pairs`), which have two such errors. What all share moves no choice. All e_k together are no wider than the interval of a step itself: beyond that
-    they are scaled down.
+    The winner's curse by a parametric bootstrap: were the predictions a_i true and predicted again
+    with errors e_i, the one that came out shortest, J = argmin(a_i + e_i), would err by E[e_J] < 0
+    on average; the answer is -E[e_J], the mean over `_DRAWS` draws of a fixed seed. An error is a
+    sum of one for each decision, e_i = sum over kinds k of e_k(choice of i), so that layouts that
+    share choices err alike; e_k(choice) is normal with sigma_k = h_k / (1.28 sqrt 2), where h_k is
+    the half-width of differences by that kind (`mpsim.result.residuals.Residuals.pairs`), which
+    have two such errors. What all share moves no choice. All e_k together are no wider than the
+    interval of a step itself: beyond that they are scaled down.
     """
     known = residuals_of(settings[0])
     halves = known.pairs

@@ -126,7 +126,8 @@ class Together:
     def summaries(
         self, scenarios: Sequence[Scenario], points: Sequence[Mapping[str, object]]
     ) -> list[Entry | MpsimError]:
-        """The summary of each scenario, or the mistake that it raised; of those that differ in a price alone, one is simulated.
+        """The summary of each scenario, or the mistake that it raised; of those that differ in a
+        price alone, one is simulated.
 
         `points`: values that make each scenario from one that they share.
         """
@@ -154,7 +155,8 @@ class Together:
 
         Notes
         -----
-        The same figures, bit for bit: programs of one structure share its order, and are replayed at once.
+        The same figures, bit for bit: programs of one structure share its order, and are replayed
+        at once.
         """
         outcomes: dict[int, Result | MpsimError] = {}
         ready: dict[int, Prepared] = {}
@@ -181,7 +183,7 @@ class Together:
 
 
 def _name(scenario: Scenario, values: Mapping[str, object]) -> str:
-    """All that decides the summary of a point but the price of its accelerators, where these are alike."""
+    """All that decides a point's summary but the price of its accelerators, if alike."""
     own = "" if scenario.is_mixed else _PRICE
     return repr(sorted(item for item in values.items() if item[0] != own))
 
@@ -268,7 +270,7 @@ def points_of(scenario: Scenario, *, begin: bool = False) -> Together:
 
 
 def _figures(summary: Figures) -> Entry:
-    """A summary without the sources of its constants: nine tenths of its size, and the same in most rows."""
+    """A summary without the sources of its constants: nine tenths, the same in most rows."""
     calibration = {
         key: entry for key, entry in summary["calibration"].items() if key != "constants"
     }

@@ -1,4 +1,4 @@
-"""Published trainings: how far their hours lie from those that mpsim plans, and the interval of a plan that follows."""
+"""Published trainings: how far their hours lie from plans, and the interval that follows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
 Hours = str
-"""What the hours of a training contain: ``computing`` (its steps alone) or ``allocation`` (failures, restarts and lost work as well)."""
+"""What the hours of a training contain: ``computing`` (its steps alone) or ``allocation``
+(failures, restarts and lost work as well)."""
 
 _LEVEL: Final = 0.8  # of the interval
 _MEDIAN: Final = 0.5 - 1e-9  # share of the weight
@@ -22,15 +23,17 @@ class Known(NamedTuple):
 
     trainings: int
     developers: int
-    # low, high: ends of the 80 % interval of ln(measured over planned hours), over the half-width of
-    # what a plan knows of its steps and of what stops them
+    # low, high: ends of the 80 % interval of ln(measured over planned hours), over the half-width
+    # of what a plan knows of its steps and of what stops them
     low: float
     high: float
     error: float  # error, bias: mean absolute and mean error of the plans
     bias: float
 
     def ends(self, known: tuple[float, float]) -> tuple[float, float]:
-        """Factors on the hours of a plan whose steps and stops leave them between two: as much farther off as trainings were."""
+        """Factors on the hours of a plan whose steps and stops leave them between two: as much
+        farther off as trainings were.
+        """
         half = math.log(known[1] / known[0]) / 2
         return math.exp(self.low * half), math.exp(self.high * half)
 
@@ -41,8 +44,10 @@ def known_trainings(hours: Hours, *, without: str = "") -> Known:
 
     Notes
     -----
-    Logarithms of measured over planned hours have heavy tails; over the half-width of what each plan knew they are taken to follow a Laplace distribution about their median,
-    whose scale is the mean absolute deviation. Every developer weighs the same, however many trainings it has published.
+    Logarithms of measured over planned hours have heavy tails; over the half-width of what each
+    plan knew they are taken to follow a Laplace distribution about their median, whose scale is the
+    mean absolute deviation. Every developer weighs the same, however many trainings it has
+    published.
     """
     rows = [
         (str(row["developer"]), math.log(float(row["measured_over_planned"])), float(row["half"]))

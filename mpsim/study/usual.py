@@ -1,4 +1,6 @@
-"""Settings that a question leaves open, settled as those who train settle them: the fastest that fits in memory, or comes nearest to it."""
+"""Settings that a question leaves open, settled as those who train settle them: the fastest that
+fits in memory, or comes nearest to it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _NEARNESS = operator.itemgetter(0, 1)  # of a choice: what fits is ranked by its
 
 
 class Tried(NamedTuple):
-    """Answers to values: share of its memory that the fullest rank takes, and seconds of a step, asked where the memory lets it count; MpsimError where they do not go together."""
+    """Answers to values: share of its memory that the fullest rank takes, and seconds of a step,
+    asked where the memory lets it count; MpsimError where they do not go together.
+    """
 
     filled: Callable[[Values], float]
     seconds: Callable[[Values], float]
@@ -82,7 +86,7 @@ def settled(
 
 
 class _Choice(NamedTuple):
-    """Values with the share of memory that they take, 1 where they fit, and the seconds of a step."""
+    """Values with the share of memory that they take, 1 if they fit, and seconds of a step."""
 
     filled: float
     seconds: float
@@ -112,7 +116,9 @@ def _fastest(
 
 
 def _instead(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
-    """Nothing changed, then more recomputation, other micro batches, experts divided otherwise and divided states, as far as they are open."""
+    """Nothing changed, then more recomputation, other micro batches, experts divided otherwise and
+    divided states, as far as they are open.
+    """
     data = read_shipped("mpsim.study.data", "usual.yaml")
     training, mesh = scenario.training_step, scenario.parallelism
     ladder: list[Mapping[str, Any]] = data["recompute"]

@@ -1,10 +1,12 @@
-"""Variation: the step time when accelerators, links and operations are not all alike, and who waits for whom.
+"""Variation: the step when accelerators, links, operations differ, and who waits for whom.
 
-A rank that differs unfolds only what it touches: its replica becomes a class of its own, and so does no other. Ranks that meet inside an action, in
-the collectives of its layers, all take the time of the slowest. Kernels of an action take longer, its collectives do not, so that an action is not
+A rank that differs unfolds only what it touches: its replica becomes a class of its own, and so
+does no other. Ranks that meet inside an action, in the collectives of its layers, all take the time
+of the slowest. Kernels of an action take longer, its collectives do not, so that an action is not
 slowed down by more than it computes; what it sends over a thinner NIC takes longer by as much.
 
-Shapes: K samples, N rows of the unfolded program, R its rank classes, A copies of each folded class, P pipeline ranks, T templates, F factors.
+Shapes: K samples, N rows of the unfolded program, R its rank classes, A copies of each folded
+class, P pipeline ranks, T templates, F factors.
 """
 
 from __future__ import annotations
@@ -96,8 +98,8 @@ class VariedSteps(Shown):
 
         Notes
         -----
-        Of K samples the number below the true percentile is binomial, so two order statistics enclose it with known probability,
-        whatever the distribution.
+        Of K samples the number below the true percentile is binomial, so two order statistics
+        enclose it with known probability, whatever the distribution.
         """
         ordered = np.sort(self.step_times_s)
         low, high = _enclosing(len(ordered), percent / 100)
@@ -236,7 +238,7 @@ class _Machine:
             self._steps.program = self._named(self._steps.program)
 
     def _named(self, unfolded: Program) -> Program:
-        """A program whose rank classes are named by what differs, with the ranks that each stands for."""
+        """A program whose rank classes have the names of differences, and ranks of each."""
         # one class that stands for replicas which meet inside actions has the name of none of them
         folded = f" dp 0{_FOLDED}" if self._replicas == 1 < self._dp else _FOLDED
         names = tuple(name.replace(folded, "") for name in unfolded.rank_name)
@@ -293,7 +295,8 @@ class _Machine:
         factor = self._of_classes(slow)
         thin = np.ones_like(factor)
         for share, time in self._thin:
-            # a link that flaps is down for whole steps: long against an operation, short against a run
+            # a link that flaps is down for whole steps: long against an operation, short against a
+            # run
             if time >= 1 or generator.random() < time:
                 thin = np.maximum(thin, self._of_classes(share))
         jitter, load = np.ones(len(self.base)), np.ones(len(self.base))
@@ -325,7 +328,7 @@ class _Machine:
         return durations
 
     def _scale(self, steps: Steps, draw: _Draw) -> Floats:
-        """Factors by which rows take longer where kernels and transfers are rows that meet; thin links see to themselves."""
+        """Factors of rows where kernels and transfers are rows that meet; thin links aside."""
         program, home = steps.program, steps.program.rank
         computes = np.isin(program.kind, COMPUTE) & (program.stream == Stream.COMPUTE)
         scale: Floats = draw.jitter[steps.coarse]
@@ -386,12 +389,13 @@ class _Machine:
         return durations
 
     def _inside(self, number: int, factor: Floats, thin: Floats) -> Floats:
-        """Time of an action when its kernels take `factor` and its transfers over NICs `thin` times as long."""
+        """Time of an action if kernels take `factor` and NIC transfers `thin` times as long."""
         result = np.empty(len(factor))
         for slower in np.unique(thin).tolist():
             mine = thin == slower
             distinct, index = np.unique(factor[mine], return_inverse=True)
-            # the time bends little with the factor: many draws are read off a few points that are reduced
+            # the time bends little with the factor: many draws are read off a few points that are
+            # reduced
             grid = distinct
             if len(distinct) > _GRID:
                 grid = np.linspace(distinct[0], distinct[-1], _GRID)
@@ -408,7 +412,7 @@ class _Machine:
 
     @functools.cached_property
     def _loaded(self) -> dict[int, tuple[Floats, Floats]]:
-        """Loads of the experts of every action that has some, and the factors by which it then takes longer."""
+        """Loads of experts of every action with some, and how much longer it then takes."""
         table = _table(self._variation.experts, 1)
         loads = np.linspace(table[0], table[-1], _GRID)
         result = {}
@@ -428,7 +432,9 @@ def _table(variance: float, peers: int) -> Floats:
 
 
 def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Floats, float]]]:
-    """Factors by which every rank computes longer [coordinates of the mesh], and sends longer on each thin link, with the share of time it does."""
+    """Factors by which every rank computes longer [coordinates of the mesh], and sends longer on
+    each thin link, with the share of time it does.
+    """
     plan, cluster = result.plan, result.plan.layout.cluster
     ranks = plan.layout.mesh.ranks
     node = cluster.node_of(ranks)
@@ -446,12 +452,13 @@ def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Flo
 
 
 def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:
-    """Places of the order statistics of `count` samples between which the quantile at `share` lies with 95 % confidence.
+    """Places among `count` samples between which the quantile `share` lies (95 % confidence).
 
     Notes
     -----
-    The number of samples below the quantile is binomial. The largest place that is too high with at most half of 5 %, and the smallest
-    that is too low with at most the same; None where even the first or last sample is not safe.
+    The number of samples below the quantile is binomial. The largest place that is too high with at
+    most half of 5 %, and the smallest that is too low with at most the same; None where even the
+    first or last sample is not safe.
     """
     number = np.arange(count + 1)
     logs = np.array([math.lgamma(n + 1) for n in range(count + 1)])

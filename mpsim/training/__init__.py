@@ -1,4 +1,4 @@
-"""A training step: who runs what, the operations of the step, and what data parallelism adds to them."""
+"""A training step: who runs what, its operations, and what data parallelism adds."""
 
 from mpsim.training.build import build_program
 from mpsim.training.pipeline import from_orders

@@ -1,17 +1,20 @@
 """Attribution: where every tick of every rank went.
 
-Each rank's compute stream is either busy or idle. Busy time counts as what the row's template says; idle time is charged to
-what ended it:
+Each rank's compute stream is either busy or idle. Busy time counts as what the row's template says;
+idle time is charged to what ended it:
 
-* before a pipeline action: the transfer it waited for, from the moment the data was ready, counts as that transfer's part (``exposed_pp``
-  for a message, ``exposed_dp`` for a gather of parameters or a reduction of gradients), and so for the transfer that held up this one;
-  all earlier idle time is ``bubble``, waiting for another stage to compute;
-* after a rank's last action: what its own gradient collectives and copies to the host cover is ``exposed_dp``, what an optimizer on its
-  host covers ``optimizer``; what lies before the last pipeline action anywhere is ``bubble``; of the rest what any rank's cover is
-  counted likewise, and what remains ``other`` (waiting for a slower optimizer);
-* after the last row of all, where links need longer than transfers that do not meet (`Program.least`): the communication that needs it.
+* before a pipeline action: the transfer it waited for, from the moment the data was ready, counts
+  as that transfer's part (``exposed_pp`` for a message, ``exposed_dp`` for a gather of parameters
+  or a reduction of gradients), and so for the transfer that held up this one; all earlier idle time
+  is ``bubble``, waiting for another stage to compute;
+* after a rank's last action: what its own gradient collectives and copies to the host cover is
+  ``exposed_dp``, what an optimizer on its host covers ``optimizer``; what lies before the last
+  pipeline action anywhere is ``bubble``; of the rest what any rank's cover is counted likewise, and
+  what remains ``other`` (waiting for a slower optimizer);
+* after the last row of all, where links need longer than transfers that do not meet
+  (`Program.least`): the communication that needs it.
 
-The parts of a rank are whole ticks and sum to the step time exactly. `idle_waits` gives the same idle time as intervals.
+A rank's parts are whole ticks and sum to the step time. `idle_waits` has idle time as intervals.
 """
 
 from __future__ import annotations
@@ -95,7 +98,9 @@ class _Spans(NamedTuple):
 
 
 def _states(timeline: Timeline, since: float) -> list[_Spans]:
-    """Intervals after `since` in which rows beside the compute stream move model states, and in which they move or update them."""
+    """Intervals after `since` in which rows beside the compute stream move model states, and in
+    which they move or update them.
+    """
     program = timeline.program
     chosen = np.isin(np.arange(len(Stream)), _DATA)[program.slots.stream]
     row, rank, _ = (column[chosen] for column in program.slots)
@@ -115,10 +120,12 @@ def _labelled(gaps: Gaps, states: Sequence[_Spans], rest: int) -> Waits:
     time = np.concatenate([*(each.start for each in several), *(each.end for each in several)])
     order = np.lexsort((time, rank))
     rank, time, kind = rank[order], time[order], kind[order]
-    # how many of each kind are open behind an edge; all of a rank close before those of the next open
+    # how many of each kind are open behind an edge; all of a rank close before those of the next
+    # open
     change = np.where(order < len(order) // 2, 1, -1) * (kind == np.arange(len(several))[:, None])
     inside = np.cumsum(change, axis=1) > 0
-    # of edges at one moment the last knows what follows; nothing is cut where that stays the same, but where a gap begins or ends
+    # of edges at one moment the last knows what follows; nothing is cut where that stays the same,
+    # but where a gap begins or ends
     last = np.ones(len(order), dtype=bool)
     last[:-1] = (rank[1:] != rank[:-1]) | (time[1:] > time[:-1])
     moment = np.cumsum(last) - last

@@ -77,14 +77,18 @@ class ActionVariants:
         return Prices(duration, up, out, template=self._rows)
 
     def busy(self, orders: Orders, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Time that the actions of each rank take, float64[R] [ticks]. `chosen` (int64[N]): which variant each is."""
+        """Time that the actions of each rank take, float64[R] [ticks]. `chosen` (int64[N]): which
+        variant each is.
+        """
         ends = np.cumsum([0, *(cut.rows for cut in self.cuts)])[:-1]
         took = np.add.reduceat(self.prices.duration, ends)
         busy = np.bincount(orders.rank, weights=took[chosen], minlength=orders.pp)
         return busy.astype(np.float64)
 
     def _append(self, cut: CutAction, queued: Sequence[Load]) -> None:
-        """Register the rows that an action becomes: one a segment, longer by what runs beside it, and one for copies of its gradients."""
+        """Register the rows that an action becomes: one a segment, longer by what runs beside it,
+        and one for copies of its gradients.
+        """
         action, rank = cut.action, cut.stage.rank
         alone = [cut.fused] if cut.fused else self._alone(cut)
         factors = _slowdowns(alone, queued)
@@ -143,9 +147,9 @@ def _parameters(buckets: tuple[Bucket, ...]) -> float:
 
 
 def _slowdowns(templates: Sequence[Template], queued: Sequence[Load]) -> list[float]:
-    """How many times longer than alone each segment of an action takes, beside what is queued as it begins.
+    """How many times longer than alone each segment takes, beside what is queued at its start.
 
-    A segment in which the device waits for the host is longer only by what does not fit into the waiting.
+    A segment that waits for the host is longer only by what does not fit into the waiting.
     """
     factors, left, lost = [], 0.0, 0.0
     for template, joining in zip(templates, queued, strict=True):
@@ -153,7 +157,8 @@ def _slowdowns(templates: Sequence[Template], queued: Sequence[Load]) -> list[fl
         alone = _sums(template).duration * TICK
         busy = alone - float(template.parts[_HOST]) * TICK
         share = lost / left if left else 0.0
-        # either all that is queued ends beside this segment, or collectives run all the time that it does
+        # either all that is queued ends beside this segment, or collectives run all the time that
+        # it does
         took = max(alone, min(busy + lost, busy / (1.0 - share)))
         left = max(left - took, 0.0)
         lost = share * left
@@ -162,11 +167,12 @@ def _slowdowns(templates: Sequence[Template], queued: Sequence[Load]) -> list[fl
 
 
 class _MemoryPasses:
-    """Passes over memory on the compute stream: laying out what was gathered or is to be reduced, adding up gradients.
+    """Passes over memory on the compute stream: laying out exchanges, adding up gradients.
 
     Notes
     -----
-    Each is a template of one memory-bound kernel, made once. Copies that only sharding needs count as ``exposed_dp``, adding up gradients as ``other``. Copies move memory as fast as
+    Each is a template of one memory-bound kernel, made once. Copies that only sharding needs count
+    as ``exposed_dp``, adding up gradients as ``other``. Copies move memory as fast as
     `mpsim.cost.copy_seconds` says, additions in place as fast as the optimizer.
     """
 
@@ -217,7 +223,7 @@ _NOTHING = Load(0.0, 0.0)
 
 
 def exchanges_beside(plan: Plan, costs: PlanCosts, cuts: Cuts) -> list[list[Load]]:
-    """Exchanges that join the queue when each segment of each distinct action begins, one action a list."""
+    """Exchanges that join the queue as segments of distinct actions begin, a list an action."""
     if not plan.exchanges_beside:
         return [[_NOTHING] * len(cut.segments) for cut in cuts.distinct]
     pricing = _Pricing(plan, costs)

@@ -1,4 +1,6 @@
-"""Blocks of a Plan: the forward and backward of every stage as a row of templates, cut where parameters and gradients may travel."""
+"""Blocks of a Plan: the forward and backward of every stage as a row of templates, cut where
+parameters and gradients may travel.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ class Blocks:
         }
 
     def of(self, stage: Stage, action: Action) -> list[Block]:
-        """Blocks of one action of `stage`, in the order they run; one list for stages of equal content."""
+        """Blocks of an action of `stage`, in order; one list for stages of equal content."""
         costs = self._costs.stage(stage.rank)
         # what a head holds depends on whether its rank has the embedding
         ends = (stage.embedding, stage.rank if stage.head else -1)
@@ -154,7 +156,7 @@ class Blocks:
         return [*opening, *(blocks if action is Action.F else blocks[::-1])]
 
     def _opening(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
-        """Blocks before the first kernel of a forward or backward: waits of the host, gathers of what the stage sent."""
+        """Blocks before a pass's first kernel: waits of the host, gathers of what was sent."""
         software = self._plan.layout.framework
         items: list[Item] = []
         if action is not Action.W and software.host.stage_synchronizations:
@@ -181,7 +183,9 @@ class Blocks:
     def _chunked(
         self, stage: Stage, action: Action, blocks: list[Block], costs: StageCosts
     ) -> list[Block]:
-        """The same layers, with the forwards of those that run again together after the last of them: rows of a backward are turned around."""
+        """The same layers, with the forwards of those that run again together after the last of
+        them: rows of a backward are turned around.
+        """
         if action not in (Action.B, Action.I):
             return blocks
         kinds, result = self._plan.layout.layer_kinds(stage), list(blocks)
@@ -204,7 +208,7 @@ class Blocks:
     def template(
         self, part: str, action: Action, costs: StageCosts, again: Recompute | None = None
     ) -> Template:
-        """One layer of kind `part`, the embedding or the head in one action, on ranks with these costs.
+        """One layer of kind `part`, embedding or head in an action, on ranks with these costs.
 
         What it runs `again` is what the plan has a layer run again by itself, unless given.
         """
@@ -217,7 +221,7 @@ class Blocks:
         )
 
     def fused(self, ahead: Stage, behind: Stage, action: Action) -> Template:
-        """Forward of stage `ahead` beside a backward (`action`) of stage `behind`, layer by layer where both have experts.
+        """Forward of stage `ahead` beside a backward (`action`) of `behind`, layer by layer.
 
         Both stages are on one rank; what has no counterpart runs alone.
         """
@@ -272,7 +276,9 @@ class Blocks:
         return self._recipe(f"{_title(part)} {action.name}", items, launches, is_layer=is_layer)
 
     def _launches_left(self, part: str, action: Action, launches: float) -> float:
-        """Host time of launches where not all trains: without the kernels that are gone, one more for each of an adapter [s]."""
+        """Host time of launches where not all trains: without the kernels that are gone, one more
+        for each of an adapter [s].
+        """
         plan = self._plan
         if plan.layout.tuning.trains_all or not launches:
             return launches
@@ -286,7 +292,7 @@ class Blocks:
         return launches * min(left / whole, 1.0) + more
 
     def _copied(self, part: str) -> float:
-        """Time of the copies of activations to the host, or back, beside a layer, which waits where they take longer [s].
+        """Time of copies of activations to the host or back beyond the layer beside them [s].
 
         Copies of some layers of a stage are spread over all of them, as Transformer Engine does.
         """
@@ -308,7 +314,7 @@ class Blocks:
         return block_backward(expansion, sharding, again=parts, phases=_PHASES[action])
 
     def _reference(self, expansion: Expansion) -> list[Item]:
-        """The forward of a part in the frozen reference model, which has no adapters; nothing where there is none."""
+        """The forward of a part in the frozen reference model, without adapters, if any."""
         if not self._plan.reference:
             return []
         base = tuple(each for each in expansion.forward if each.role not in ADAPTERS)
@@ -337,7 +343,7 @@ class Blocks:
     def _timed(
         self, key: tuple[object, ...], costs: StageCosts, make: Callable[[], _Recipe]
     ) -> Template:
-        """The template of a recipe, which is made unless a plan like this one did, on ranks with these costs."""
+        """The template of a recipe on ranks with these costs, made unless a like plan did."""
         recipe = self._recipes.get_or(key, make)
         if (template := self._templates.get((recipe, costs.key))) is None:
             self._templates[recipe, costs.key] = template = self._evaluate(recipe, costs)
@@ -363,13 +369,13 @@ class Blocks:
 
     @property
     def _call_seconds(self) -> float:
-        """Host time of a launch; a layer in a narrow precision has more of them, for scales and casts."""
+        """Host time of a launch; narrow layers have more, for scales and casts."""
         host = self._plan.layout.framework.host
         narrow = self._costs.kernels.casts
         return host.launch_cost * (host.narrow_launches if narrow else 1.0)
 
     def _expert_launch_seconds(self, items: Sequence[Item]) -> float:
-        """Host time of what a layer with experts launches beyond a dense one, its forwards and backwards together."""
+        """Host time of a layer with experts beyond a dense one, both passes together."""
         software = self._plan.layout.framework
         operators = [item.operator for item in items if isinstance(item, Compute)]
         products = [o for o in operators if o.split is Split.EXPERT and o.flops > 0]
@@ -386,7 +392,7 @@ class Blocks:
         return self._call_seconds * calls + looped + passes * bookkeeping
 
     def _launch_seconds(self, action: Action, repeated: float = 0.0) -> float:
-        """Host time of the launches of one layer, with the share of its forward that is `repeated`."""
+        """Host time of a layer's launches, with the share of its forward that is `repeated`."""
         plan, host = self._plan, self._plan.layout.framework.host
         halves = {Action.F: 0.0, Action.I: 0.5, Action.W: 0.5}
         backward = halves.get(action, 1.0)
@@ -412,7 +418,9 @@ class Blocks:
 
 
 def _division(plan: Plan) -> tuple[object, ...]:
-    """Key of what decides the recipes of a plan beside its recomputation: the model, how its layers are divided, and what software and chips make of them."""
+    """Key of what decides the recipes of a plan beside its recomputation: the model, how its layers
+    are divided, and what software and chips make of them.
+    """
     layout = plan.layout
     return (
         *(layout.model, layout.framework, layout.precision, layout.tuning, layout.document),

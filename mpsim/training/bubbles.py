@@ -5,10 +5,12 @@ The bubble of a rank (`mpsim.training.account`) is cut into the intervals in whi
 * ``warm-up``: it has not begun its first backward, and waits for the pipeline to fill;
 * ``drain``: it has run its last forward, and waits for the pipeline to empty;
 * ``imbalance``: in between it waits for another stage that computes longer;
-* ``message``: whatever the phase, the action it waits for was itself held up by a message or an exchange of model states on its way to another stage.
+* ``message``: whatever the phase, the action it waits for was itself held up by a message or an
+  exchange of model states on its way to another stage.
 
-What an action waited for is followed back through the step as far as the interval reaches: from the row that ended it to the last of those that this one waited for, and so on. Messages
-to the rank itself are no bubble: they count as ``exposed_pp``.
+What an action waited for is followed back through the step as far as the interval reaches: from the
+row that ended it to the last of those that this one waited for, and so on. Messages to the rank
+itself are no bubble: they count as ``exposed_pp``.
 
 Shapes: R rank classes, W intervals, C causes.
 """
@@ -59,7 +61,8 @@ def bubble_causes(timeline: Timeline, idle: Waits) -> BubbleCauses:
     while len(left):
         known = row[left] >= 0
         held = np.maximum(row[left], 0)
-        # what began in the interval explains it from there on; what ended before it does not explain it at all
+        # what began in the interval explains it from there on; what ended before it does not
+        # explain it at all
         since = np.where(
             known, np.maximum(timeline.start[held], bubble.start[left]), bubble.start[left]
         )
@@ -106,7 +109,7 @@ def _phases(timeline: Timeline, bubble: Waits) -> Ints:
 
 
 def _critical(timeline: Timeline) -> Ints:
-    """For each row, the row that ended last of those it waited for, on its streams or elsewhere; -1 for none."""
+    """The row that ended last of those each waited for, on its streams or not; or -1."""
     program = timeline.program
     row, before = program.waits()
     order = np.lexsort((before, timeline.end[before], row))
@@ -117,7 +120,7 @@ def _critical(timeline: Timeline) -> Ints:
 
 
 def _transfers(timeline: Timeline) -> NDArray[np.bool_]:
-    """Rows that move data between actions; collectives inside actions, which a fine program has as rows, are not."""
+    """Rows that move data between actions, without collectives inside actions."""
     program = timeline.program
     between: NDArray[np.bool_] = (program.kind == SEND) | (
         (program.kind == COLLECTIVE) & (program.microbatch < 0)

@@ -1,7 +1,7 @@
 """Plan to Program: the pipeline's actions, and around them what a step does once.
 
-The walk goes one way: cuts, what runs beside them, templates, end of the step; then the graph of them all, which plans of one shape share,
-and its prices.
+The walk goes one way: cuts, what runs beside them, templates, end of the step; then the graph of
+them all, which plans of one shape share, and its prices.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def _joined(plan: Plan, programs: list[Program]) -> Program:
     except UnequalCollectivesError as error:
         counts = ", ".join(map(str, error.counts))
         raise ScenarioError(
-            f"replicas that differ would not gather and reduce the same tensors in the same order ({counts} collectives by class); "
-            "give every replica as many microbatches, or take a framework and a zero that reduce gradients once a step"
+            "replicas that differ would not gather and reduce the same tensors in the same order"
+            f" ({counts} collectives by class); give every replica as many microbatches, or take a"
+            " framework and a zero that reduce gradients once a step"
         ) from None

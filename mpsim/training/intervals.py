@@ -1,4 +1,4 @@
-"""Intervals of a training step: what its residuals depend on, and the ranges of its figures that follow."""
+"""Intervals of a training step: what residuals depend on, and ranges of its figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _LONG = 16_384  # tokens from which attention is a large part of a step, whateve
 
 
 def setting_of(plan: Plan, seconds: Mapping[str, float] | None = None) -> Setting:
-    """The setting of a step: ``layout`` and ``rest`` matter for the difference of two alone. `seconds`: of each part of its account."""
+    """The setting of a step: ``layout`` and ``rest`` matter for the difference of two alone.
+    `seconds`: of each part of its account.
+    """
     layout = plan.layout
     setting = Setting(
         {
@@ -85,12 +87,16 @@ def of_layout(
 
 
 def seen_as(setting: Setting, seen: str) -> Setting:
-    """The setting of a peak that is read as ``memory`` of the device, ``reserved`` or ``allocated``."""
+    """The setting of a peak that is read as ``memory`` of the device, ``reserved`` or
+    ``allocated``.
+    """
     return dataclasses.replace(setting, labels={**setting.labels, "seen": (seen,)})
 
 
 def residuals_of(setting: Setting) -> Residuals:
-    """Residuals of the step time: those of mixtures of experts apart, which say nothing of dense models, nor these of them."""
+    """Residuals of the step time: those of mixtures of experts apart, which say nothing of dense
+    models, nor these of them.
+    """
     return residuals("step-experts" if setting.labels["model"] == ("experts",) else "step")
 
 
@@ -122,7 +128,7 @@ def intervals(setting: Setting, summary: Figures) -> dict[str, object]:
 
 
 def fits_probability(memory: Memory, setting: Setting) -> float:
-    """Odds that what would be measured fits on the fullest rank, as residuals of published peaks have it."""
+    """Odds that a measured peak fits on the fullest rank, by residuals of published ones."""
     return odds_of_fitting(float(memory.total[memory.fullest]), memory.capacity, setting)
 
 
@@ -132,7 +138,9 @@ def odds_of_fitting(peak: float, room: float, setting: Setting) -> float:
 
 
 def nearest_measured(setting: Setting) -> dict[str, object] | None:
-    """The measured runs nearest to a setting by hardware and software, and how far off their predictions were; None where nothing was measured."""
+    """The measured runs nearest to a setting by hardware and software, and how far off their
+    predictions were; None where nothing was measured.
+    """
     known = residuals_of(setting)
     runs = known.nearest(setting)
     if runs is None:

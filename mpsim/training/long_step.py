@@ -1,9 +1,10 @@
-"""Long steps: of thousands of microbatches, the first and the last are simulated and the periods between them are counted.
+"""Long steps, of thousands of microbatches: ends are simulated, periods between counted.
 
-Between warm-up and flush a pipeline repeats itself every so many microbatches (a *period*). Two steps that are a period
-apart are simulated. Where the longer one is the shorter one with a period inserted, in which nothing happens but what
-happened the period before, any number of periods can be inserted in the same way (`inserted`): every figure of a step is
-then one of the longer step and a multiple of what a period adds to it. Ticks add up exactly, other sums to rounding.
+Between warm-up and flush a pipeline repeats itself every so many microbatches (a *period*). Two
+steps that are a period apart are simulated. Where the longer one is the shorter one with a period
+inserted, in which nothing happens but what happened the period before, any number of periods can be
+inserted in the same way (`inserted`): every figure of a step is then one of the longer step and a
+multiple of what a period adds to it. Ticks add up exactly, other sums to rounding.
 
 Shapes: N rows, B rows of both steps.
 """
@@ -36,14 +37,15 @@ _WORTH = 2**18  # rows from which two short steps cost less than the whole
 _SHORT = (
     8,
     32,
-)  # periods of the shorter of them, to fill, to become steady and to run out: as many as do, then more
+)
+"""Periods of the shorter step, to fill, become steady and run out: as many as do, then more."""
 _LEAST = 32  # microbatches of it
 _TIMES = 4  # so many times as long is the whole at least
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lengths:
-    """Microbatches of the two short steps, and how many periods the whole step has beyond the first of them."""
+    """Microbatches of the two short steps, and the whole step's periods beyond the first."""
 
     short: int
     longer: int
@@ -51,7 +53,9 @@ class Lengths:
 
 
 def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
-    """Ways to shorten a step; none where it is short, or where its rates, replicas or orders hang on more than its microbatches."""
+    """Ways to shorten a step; none where it is short, or where its rates, replicas or orders hang
+    on more than its microbatches.
+    """
     name, simulation = scenario.schedule.name, scenario.simulation
     if scenario.serves or name is None or "times" in schedule(name).options:
         return
@@ -70,12 +74,13 @@ def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
 
 
 def inserted(short: Timeline, longer: Timeline, period: int) -> float | None:
-    """Ticks that a period adds to a step; None where the longer step is more than the shorter with one inserted.
+    """Ticks that a period adds; None where the longer step is not one inserted.
 
     Notes
     -----
-    The microbatches of the middle are shown to run as in the shorter step, and, each a period later, so many ticks later.
-    So they repeat themselves, over more microbatches than any row looks back or ahead: no row can tell how often they did.
+    The microbatches of the middle are shown to run as in the shorter step, and, each a period
+    later, so many ticks later. So they repeat themselves, over more microbatches than any row looks
+    back or ahead: no row can tell how often they did.
     """
     programs = short.program, longer.program
     turns = [int(program.microbatch.max()) + 1 for program in programs]
@@ -122,7 +127,9 @@ def _pair(
     orders: list[Ints],
     chosen: Callable[[NDArray[np.int32], int], NDArray[np.bool_]],
 ) -> tuple[Ints, Ints] | None:
-    """Rows of both steps that are chosen by their microbatch, those that correspond at the same place; None where they differ in more than that."""
+    """Rows of both steps that are chosen by their microbatch, those that correspond at the same
+    place; None where they differ in more than that.
+    """
     here, there = (
         order[chosen(program.microbatch[order], later)]
         for later, (program, order) in enumerate(zip(programs, orders, strict=True))
@@ -135,7 +142,7 @@ def _pair(
 
 
 class _Counted(TrainingResult):
-    """A long step as its summary sees it: figures of the longer of two short steps, and what further periods add."""
+    """A long step as its summary sees it: figures of a short one, and of further periods."""
 
     if TYPE_CHECKING:  # set once, as a frozen dataclass sets its fields
         _short: TrainingResult
@@ -240,7 +247,7 @@ class LongResult(TrainingResult):
         lengths: Lengths,
         whole: Callable[[], TrainingResult],
     ) -> LongResult | None:
-        """Count a step from two short ones; None where periods do not add up, or links would hold up the whole."""
+        """Count a step from two short ones; None where periods do not add up, or links hold up."""
         ticks = inserted(short.timeline, longer.timeline, lengths.longer - lengths.short)
         if ticks is None or short.program.least or longer.program.least:
             return None

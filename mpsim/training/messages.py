@@ -2,15 +2,19 @@
 
 Shapes: N actions, S stages, X messages.
 
-An asynchronous message starts when its producer has ended and its channel is free, and holds up only its consumer. Around a *blocking*
-action communication is part of the program's own order: the send after an action has to end before the next action of that rank starts.
+An asynchronous message starts when its producer has ended and its channel is free, and holds up
+only its consumer. Around a *blocking* action communication is part of the program's own order: the
+send after an action has to end before the next action of that rank starts.
 
-Some orders (`Orders.exchanges`: GPipe and 1F1B) are executed as exchanges between neighbours, and there the receiving end blocks as well:
+Some orders (`Orders.exchanges`: GPipe and 1F1B) are executed as exchanges between neighbours, and
+there the receiving end blocks as well:
 
-* the receive for an action is posted when the action before it on that rank has ended, so the message cannot start earlier;
-* where two actions of the same direction follow each other (warm-up and flush), the send of the first and the receive of the second are
-  separate calls, so the receive is posted only when the send has ended. Between a forward and a backward they are one exchange, or,
-  `one_way`, the activation and then the gradient.
+* the receive for an action is posted when the action before it on that rank has ended, so the
+  message cannot start earlier;
+* where two actions of the same direction follow each other (warm-up and flush), the send of the
+  first and the receive of the second are separate calls, so the receive is posted only when the
+  send has ended. Between a forward and a backward they are one exchange, or, `one_way`, the
+  activation and then the gradient.
 
 All others post receives ahead of their use, so only the sending end is held there.
 """
@@ -33,7 +37,8 @@ _ALWAYS = (BlockingSends.ALWAYS, BlockingSends.ONE_WAY)
 _EXPOSED_PP = PARTS.index("exposed_pp")
 
 MESSAGES = ("send activation", "send gradient")
-"""Labels of messages to the next stage and to the one before, and names of their prices, one a stage that sends."""
+"""Labels of messages to the next stage and to the one before, and names of their prices, one a
+stage that sends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +51,7 @@ class PipelineRows:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """Action index of producer and consumer of each message [X], and its direction (0 activation, 1 gradient)."""
+    """Action of producer and consumer of each message [X], its direction (1: gradient)."""
 
     producer: NDArray[np.int64]
     consumer: NDArray[np.int64]
@@ -137,7 +142,9 @@ def _block(
 def blocking_actions(
     orders: Orders, software: PipelineBehaviour, *, fuses: bool
 ) -> NDArray[np.bool_]:
-    """Around which actions messages block, bool[N]; a fused block has both its inputs before it and both its outputs after it."""
+    """Around which actions messages block, bool[N]; a fused block has both its inputs before it and
+    both its outputs after it.
+    """
     sends = software.blocking_sends
     if sends in _ALWAYS or (orders.exchanges and sends is not BlockingSends.NEVER):
         blocking = np.ones(len(orders), dtype=bool)

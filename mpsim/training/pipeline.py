@@ -72,7 +72,7 @@ def add_pipeline(
 
 
 def _blocks(own: PipelineRows, orders: Orders, overlap: str) -> PipelineRows:
-    """Let outputs (and for ``fused`` inputs) of the two halves of a block count as the block's own."""
+    """Let outputs (and for ``fused`` inputs) of a block's halves count as the block's."""
     if overlap not in OVERLAPS:
         raise ScheduleError(f"got overlap {overlap!r}; needed one of {', '.join(OVERLAPS)}")
     head = np.flatnonzero(orders.fused)

@@ -73,8 +73,10 @@ class Plan(Saved):
 
     def __repr__(self) -> str:
         return (
-            f"Plan({self.name!r}, {self.layout!r}, schedule {self.schedule or 'from a file'}, {self.orders.microbatches} microbatches "
-            f"of {self.micro_batch} x {self.sequence_length} tokens, zero {self.zero}, recompute {self.recompute.granularity})"
+            f"Plan({self.name!r}, {self.layout!r}, schedule {self.schedule or 'from a file'},"
+            f" {self.orders.microbatches} microbatches of {self.micro_batch} x"
+            f" {self.sequence_length} tokens, zero {self.zero}, recompute"
+            f" {self.recompute.granularity})"
         )
 
     @property
@@ -98,12 +100,12 @@ class Plan(Saved):
 
     @property
     def class_clusters(self) -> tuple[Cluster, ...]:
-        """The cluster as each rank class of the program has it: pipeline ranks of the first class of replicas first."""
+        """The cluster of each rank class of the program, the first class of replicas first."""
         ranks = range(self.layout.mesh.pp)
         return tuple(part.layout.cluster_of(rank) for part in self.parts for rank in ranks)
 
     def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
-        """Ranks of every communicator of a stream among those of one pipeline rank, int64[groups, members]."""
+        """Ranks of a stream's communicators in one pipeline rank, int64[groups, members]."""
         mesh = self.layout.mesh
         if stream is Stream.EDP:
             return mesh.groups(("edp",), rank)
@@ -133,7 +135,9 @@ class Plan(Saved):
 
     @property
     def expansions(self) -> Mapping[str, Expansion]:
-        """Operators of a layer of each kind (by that name), of the embedding and of the head, before tensor parallelism."""
+        """Operators of a layer of each kind (by that name), of the embedding and of the head,
+        before tensor parallelism.
+        """
         return self.layout.expansions(self.micro_batch, self.sequence_length)
 
     @property
@@ -148,7 +152,7 @@ class Plan(Saved):
 
     @property
     def fuses_blocks(self) -> bool:
-        """Whether the two halves of a fused block run beside each other, tokens of one travelling while the other computes."""
+        """Whether halves of a fused block run beside each other, one's tokens under way."""
         beside = self.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
         return beside and self.layout.model.moe is not None and bool(self.orders.fused.any())
 
@@ -159,30 +163,40 @@ class Plan(Saved):
 
     @property
     def sharers(self) -> int:
-        """Ranks that divide one copy of the model states among them; 1 where every replica has its own."""
+        """Ranks that divide one copy of the model states among them; 1 where every replica has its
+        own.
+        """
         return (self.shard or self.replicas) if self.zero else 1
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether replicas hold parts of the gradients, so that their norm is a sum over replicas too."""
+        """Whether replicas hold parts of the gradients, so that their norm is a sum over replicas
+        too.
+        """
         return self.zero >= SHARDED_GRADIENTS and self.sharers > 1
 
     @property
     def gathers_units(self) -> bool:
-        """Whether parameters are sharded or stay on the host, so that every unit of layers is brought together before it runs."""
+        """Whether parameters are sharded or stay on the host, so that every unit of layers is
+        brought together before it runs.
+        """
         away = self.replicas > 1 or self.offload == "parameters"
         return self.zero == SHARDED_PARAMETERS and away
 
     @property
     def gathers_beside(self) -> bool:
-        """Whether the first forward of a step runs beside the gather of what the optimizer updated."""
+        """Whether the first forward of a step runs beside the gather of what the optimizer
+        updated.
+        """
         software = self.layout.framework
         beside = software.data.parameter_gather_overlap and not software.host.launch_blocking
         return beside and self.sharers > 1 and not self.gathers_units
 
     @property
     def exchanges_beside(self) -> bool:
-        """Whether gathers of parameters or reductions of gradients run beside layers, which are slower for it on average."""
+        """Whether gathers of parameters or reductions of gradients run beside layers, which are
+        slower for it on average.
+        """
         if self.interference or self.replicas == 1:  # the engine finds out which kernels are slower
             return False
         gathers = self.gathers_beside or (self.gathers_units and self.units_in_flight > 1)
@@ -199,7 +213,9 @@ class Plan(Saved):
 
     @property
     def keeps_gathered(self) -> bool:
-        """Whether a stage gathers its parameters once a step and keeps them, as pipelining over sharded parameters does."""
+        """Whether a stage gathers its parameters once a step and keeps them, as pipelining over
+        sharded parameters does.
+        """
         return (
             self.gathers_units
             and self.layout.mesh.pp > 1

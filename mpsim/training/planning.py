@@ -1,4 +1,6 @@
-"""From Scenario to Plan: what the scenario leaves to be worked out is worked out here, and nowhere else."""
+"""From Scenario to Plan: what the scenario leaves to be worked out is worked out here, and nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def _orders_of(
 
 
 def runs_beside(framework: Framework, model: Transformer) -> bool:
-    """Whether the framework makes blocks of forwards and backwards, to hide exchanges of experts."""
+    """Whether the framework makes blocks of forwards and backwards, to hide exchanges of
+    experts.
+    """
     return framework.experts.expert_overlap is ExpertOverlap.MICROBATCH and model.moe is not None
 
 
@@ -141,14 +145,18 @@ def make_plan(scenario: Scenario) -> Plan:
 
 
 def _cluster(scenario: Scenario, nodes: Sequence[Cluster], mesh: Mesh) -> Cluster:
-    """The cluster of the layout: that of the first part, or of a job whose ranks are alike with its groups placed whole."""
+    """The cluster of the layout: that of the first part, or of a job whose ranks are alike with its
+    groups placed whole.
+    """
     if has_parts(scenario):
         return nodes[0] if nodes else scenario.hardware
     return whole_groups(scenario.hardware, mesh)
 
 
 def has_parts(scenario: Scenario) -> bool:
-    """Whether the scenario says which nodes some of its ranks run on, or how much some of them do."""
+    """Whether the scenario says which nodes some of its ranks run on, or how much some of them
+    do.
+    """
     parts = scenario.stage_clusters or scenario.replica_clusters
     return parts is not None or scenario.is_mixed
 
@@ -172,15 +180,17 @@ def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:
     if len(mixed):
         key = f"cluster.{'stages' if stages else 'replicas'}"
         message = (
-            f"scale-up domain {int(mixed.min())} would hold ranks of two parts; needed one part in each domain: change "
-            "the counts, the degrees, or parallelism.order"
+            f"scale-up domain {int(mixed.min())} would hold ranks of two parts; needed one part in"
+            " each domain: change the counts, the degrees, or parallelism.order"
         )
         raise ScenarioError(scenario.locate([Problem(message, key=key)]))
     return nodes
 
 
 def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
-    """Replicas by what they run on and how many microbatches they run, those with most microbatches first."""
+    """Replicas by what they run on and how many microbatches they run, those with most microbatches
+    first.
+    """
     nodes = scenario.replica_clusters or (scenario.hardware,) * scenario.dp
     alike: dict[tuple[int, int], list[int]] = {}
     for replica, cluster in enumerate(nodes):
@@ -244,17 +254,19 @@ def _check_trains(orders: Orders, microbatches: int) -> None:
     """Refuse orders that are no training step of whole microbatches."""
     if orders.forward_only:
         raise ScheduleError(
-            f"{orders.schedule}: got a schedule without backward; needed one that trains; time it alone with "
-            f"'mpsim schedule {orders.schedule}'"
+            f"{orders.schedule}: got a schedule without backward; needed one that trains; time it"
+            f" alone with 'mpsim schedule {orders.schedule}'"
         )
     if orders.microbatches != microbatches:
         raise ScheduleError(
-            f"{orders.schedule}: got {orders.microbatches} units of work for {microbatches} microbatches; needed "
-            f"whole microbatches; parts of a sequence are timed by 'mpsim schedule {orders.schedule}' only"
+            f"{orders.schedule}: got {orders.microbatches} units of work for {microbatches}"
+            " microbatches; needed whole microbatches; parts of a sequence are timed by 'mpsim"
+            f" schedule {orders.schedule}' only"
         )
 
 
-_POINTS = 1000  # quantiles of a distribution: the mean of the longest of some thousands is within a per cent
+# quantiles of a distribution: the mean of the longest of some thousands is within a per cent
+_POINTS = 1000
 
 
 class Samples(NamedTuple):
@@ -271,8 +283,10 @@ def samples_of(scenario: Scenario) -> Samples:
 
     Notes
     -----
-    Packed samples fill a sequence, and the pairs of a token are ``E[l^2] / E[l]``. Padded ones are as long as the longest of a microbatch, whose mean is the integral of
-    ``1 - F(l)^n`` over n samples; where a step has one microbatch every replica waits for the longest of all. Lengths end at the sequence length.
+    Packed samples fill a sequence, and the pairs of a token are ``E[l^2] / E[l]``. Padded ones are
+    as long as the longest of a microbatch, whose mean is the integral of ``1 - F(l)^n`` over n
+    samples; where a step has one microbatch every replica waits for the longest of all. Lengths end
+    at the sequence length.
     """
     training = scenario.training_step
     length, lengths = training.sequence_length, training.lengths

@@ -1,7 +1,9 @@
-"""Recomputation: what a layer keeps from its forward, and which of its kernels run again before which of its gradients.
+"""Recomputation: what a layer keeps from its forward, and which of its kernels run again before
+which of its gradients.
 
-*Full* keeps the input of a layer (or of several) and runs all of it again. *Selective* runs modules again: some whole, from their input,
-some only to make an output anew that was thrown away. *Per-op* keeps what some matrix products return, or attention. What is kept may wait in host memory.
+*Full* keeps the input of a layer (or of several) and runs all of it again. *Selective* runs modules
+again: some whole, from their input, some only to make an output anew that was thrown away. *Per-op*
+keeps what some matrix products return, or attention. What is kept may wait in host memory.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from mpsim.workload import Expansion, Module, Operator, OperatorKind, Role, Spli
 
 NONE, SELECTIVE, FULL, PER_OP = "none", "selective", "full", "per-op"
 EVERY_SECOND: Final = ("query", "value", "gate", "context", "sums")
-"""What torchtitan's list keeps: of the products query, key, value, output, gate, up, down every odd one, attention's output, and sums of tensor parallelism."""
+"""What torchtitan's list keeps: of the products query, key, value, output, gate, up, down every odd
+one, attention's output, and sums of tensor parallelism."""
 _LAYERS = 4096  # whose recomputation stays ready
 Bytes = tuple[float, float]  # kept until the input gradient, until the weight gradient
 Place = tuple[Module, Role]
@@ -48,7 +51,9 @@ class Recompute:
     offload_layers: int | None = None
 
     def chunks(self, layers: int) -> tuple[range, ...]:
-        """Layers of a stage with so many that run again together from the input of the first; layers in none run again in part or not."""
+        """Layers of a stage with so many that run again together from the input of the first;
+        layers in none run again in part or not.
+        """
         if self.granularity != FULL:
             return ()
         if self.method == "block":
@@ -58,7 +63,8 @@ class Recompute:
 
     @remembered(_LAYERS)
     def of_layer(self, layer: int, layers: int) -> Recompute:
-        """Recomputation of one layer of a stage before its own gradients: of all of it, of parts, or of nothing.
+        """Recomputation of one layer of a stage before its own gradients: of all of it, of parts,
+        or of nothing.
 
         Where chunks have several layers they run again together, before the gradients of the last.
         """
@@ -125,12 +131,14 @@ def rerun(expansion: Expansion, recompute: Recompute, *, tp: int = 1) -> Rerun:
 
     Notes
     -----
-    Modules are those of Megatron-Core's ``recompute_modules``. ``core_attn``, ``mlp``, ``moe`` and ``shared_experts`` are checkpoints: their
-    input is kept, all inside runs again with its collectives. ``layernorm``, ``moe_act`` and ``mla_up_proj`` discard an output and make it
-    anew. Norms that are one kernel with the projection behind them (all but those before experts and before latent attention) have none.
+    Modules are those of Megatron-Core's ``recompute_modules``. ``core_attn``, ``mlp``, ``moe`` and
+    ``shared_experts`` are checkpoints: their input is kept, all inside runs again with its
+    collectives. ``layernorm``, ``moe_act`` and ``mla_up_proj`` discard an output and make it anew.
+    Norms that are one kernel with the projection behind them (all but those before experts and
+    before latent attention) have none.
 
-    Per-op is torchtitan's ``selective`` with ``op``, or a policy of XLA that saves values by name: what ``keeps`` names stays, all
-    else runs again, up to the last value that a gradient reads.
+    Per-op is torchtitan's ``selective`` with ``op``, or a policy of XLA that saves values by name:
+    what ``keeps`` names stays, all else runs again, up to the last value that a gradient reads.
     """
     if recompute.granularity == FULL:
         again = expansion.forward
@@ -156,10 +164,11 @@ def repeats(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> t
 
 
 def _until_read(operators: tuple[Operator, ...], *, prunes: bool) -> tuple[Operator, ...]:
-    """Without what follows the last value that a gradient reads: what keeps nothing, and a product, which keeps its input.
+    """Without what follows the last value that a gradient reads: what keeps nothing, and a product,
+    which keeps its input.
 
-    A product whose input is cast first runs unless the pass `prunes`: its kernel and its casts are one function, which keeps them when it
-    is done.
+    A product whose input is cast first runs unless the pass `prunes`: its kernel and its casts are
+    one function, which keeps them when it is done.
     """
     end = max(
         i for i, operator in enumerate(operators) if operator.saved + operator.saved_for_weight
@@ -194,7 +203,7 @@ def _distinct(parts: list[Repeat]) -> Iterator[Repeat]:
             yield part
 
 
-# --- modules ---------------------------------------------------------------------------------------------------------------------
+# --- modules --------------------------------------------------------------------------------------
 
 Rule = Callable[[Expansion], Iterator[tuple[Repeat, dict[Place, Bytes]]]]
 _MLP: Final = frozenset(
@@ -278,7 +287,8 @@ MODULES: Final[Mapping[str, Rule]] = {
     "shared_experts": _shared_experts,
     "mla_up_proj": _latent_projections,
 }
-"""Rules of selective recomputation: what each module runs again in a layer, nothing where the layer has no such module."""
+"""Rules of selective recomputation: what each module runs again in a layer, nothing where the layer
+has no such module."""
 
 
 def _checkpoint(inside: Collection[Operator]) -> tuple[Repeat, dict[Place, Bytes]]:
@@ -305,7 +315,7 @@ def _end_of_half(operators: Collection[Operator]) -> int:
     return places[0] if places else len(operators)
 
 
-# --- per-op ----------------------------------------------------------------------------------------------------------------------
+# --- per-op ---------------------------------------------------------------------------------------
 
 
 _QKV: Final = (Module.ATTENTION, Role.QKV)
@@ -331,7 +341,8 @@ def _per_op(expansion: Expansion, *, tp: int, keeps: Collection[str]) -> Rerun:
     feature = output.saved_for_weight / output.k  # a tensor of one feature
     kept = {operator.place: (0.0, 0.0) for operator in again if not operator.is_cast}
     kept |= {place: (count * feature, 0.0) for place, count in features.items()}
-    # in eager mode nobody drops the last product, which is odd but never read: every rank has all of it, and its share of the sum
+    # in eager mode nobody drops the last product, which is odd but never read: every rank has all
+    # of it, and its share of the sum
     eager = any(role is Role.GATE_TIMES_UP for _, role in by_place) and keeps == EVERY_SECOND
     last = (tp + (tp > 1)) * by_place[_DOWN].n * feature if eager else 0.0
     context = output.saved_for_weight if "context" in keeps else 0.0
@@ -378,5 +389,7 @@ def _kept_features(by_place: Mapping[Place, Operator], keeps: Collection[str]) -
 
 
 def _last_needed(operators: Collection[Operator]) -> int:
-    """Where what no gradient of the layer reads begins: the second product of the MLP, or its cast."""
+    """Where what no gradient of the layer reads begins: the second product of the MLP, or its
+    cast.
+    """
     return next(i for i, operator in enumerate(operators) if operator.place == _DOWN)

@@ -65,7 +65,7 @@ class TrainingResult(Result):
         return memory_curve(self.timeline, self.plan, self.memory, rank)
 
     def allocations(self, rank: int | None = None, *, expandable: bool = False) -> Played:
-        """Play what a rank class (the fullest by default) allocates through torch's caching allocator."""
+        """Play a rank class's allocations (the fullest's) through torch's caching allocator."""
         # like the snapshot, for those who ask: a run does without
         from mpsim.training.memory.trace import allocation_trace, play
 

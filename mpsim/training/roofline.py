@@ -1,10 +1,12 @@
-"""Roofline of a step: what its kernels compute and move, and how close each comes to the accelerator's peaks.
+"""Roofline of a step: what kernels compute and move, how near they come to the peaks.
 
-A kernel of arithmetic intensity I [FLOP/B] can at most do ``min(peak, I * bandwidth)`` [FLOP/s]; what it achieves is its work over the time it takes alone.
+A kernel of arithmetic intensity I [FLOP/B] can at most do ``min(peak, I * bandwidth)`` [FLOP/s];
+what it achieves is its work over the time it takes alone.
 
 References
 ----------
-S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore architectures", CACM 52(4), 2009.
+S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for
+multicore architectures", CACM 52(4), 2009.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def roofline(plan: Plan) -> Roofline:
 
     Notes
     -----
-    Copies around exchanges of gradients and the optimizer are no kernels of layers, and are left out. Where replicas differ, these are those of the first.
+    Copies around exchanges of gradients and the optimizer are no kernels of layers, and are left
+    out. Where replicas differ, these are those of the first.
     """
     plan = plan.parts[0]
     costs = PlanCosts(plan)

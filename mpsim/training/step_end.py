@@ -1,4 +1,5 @@
-"""Rows that a step has once: its start, the sum of shared weights, clipping, the optimizer, the gather of what it updated.
+"""Rows that a step has once: its start, the sum of shared weights, clipping, the optimizer, the
+gather of what it updated.
 
 `Ending` says which these are, and `StepEnd` what they cost.
 """
@@ -56,7 +57,9 @@ class Shared(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Rows at the end of a step; links are rows of every rank, each after what comes before it there."""
+    """Rows at the end of a step; links are rows of every rank, each after what comes before it
+    there.
+    """
 
     shared: tuple[Shared, ...]
     norm: Span | None  # of the communicator of the gradients' norm; None where nothing asks for it
@@ -99,7 +102,7 @@ class _Adder:
         return ready
 
     def _after(self, ready: Ints, rows: Ints) -> Ints:
-        """The same rows, one a rank, each after what it takes part in of what is ready, and no more."""
+        """The same rows, one a rank, each after what it takes part in of what is ready."""
         row, rank = self._rows.ranks_of(ready)
         self._rows.depend(rows[rank], row)
         return rows
@@ -144,7 +147,9 @@ def add_overhead(rows: Rows, ranks: int) -> Ints:
 
 
 def add_shared_sums(rows: Rows, ending: Ending, orders: Orders, placed: PipelineRows) -> Ints:
-    """Append the sums of gradients of weights that two ranks hold: a tied embedding, copies of stages."""
+    """Append the sums of gradients of weights that two ranks hold: a tied embedding, copies of
+    stages.
+    """
     ids = [np.zeros(0, dtype=np.int64)]
     for place, (first, last, label) in enumerate(ending.shared):
         row = rows.add(
@@ -239,7 +244,9 @@ class StepEnd:
         return float(ticks(seconds)), up, out, size
 
     def _norm(self) -> Span | None:
-        """All-reduce of the gradient norm among all that share one copy of the gradients; None where nothing asks for it."""
+        """All-reduce of the gradient norm among all that share one copy of the gradients; None
+        where nothing asks for it.
+        """
         plan, mesh = self._plan, self._plan.layout.mesh
         alone = mesh.pp == mesh.tp == 1 and not plan.shares_gradients
         if alone or not plan.layout.framework.optimizer.gradient_norm:
@@ -252,16 +259,19 @@ class StepEnd:
         return Span.TP | (Span.DP | Span.CP if plan.shares_gradients else Span.NONE)
 
     def _stragglers(self) -> Priced:
-        """Wait of every rank for accelerators and links that are slower than the others; nothing where nothing is lost."""
+        """Wait of every rank for accelerators and links that are slower than the others; nothing
+        where nothing is lost.
+        """
         if not (seconds := self._costs.straggling()):
             return []
         link = Link("wait for stragglers", Kind.COLLECTIVE, "straggling")
         return [(link, Prices(ticks(np.full(self._plan.layout.mesh.pp, seconds))))]
 
     def _pages(self, share: Floats) -> Priced:
-        """Pages of states that come and go where no device has room for all of them, in both directions at once.
+        """Pages of states that come and go where none has room for all, both ways at once.
 
-        The driver evicts what was used longest ago (NVIDIA/open-gpu-kernel-modules, uvm_pmm_gpu.c), which of states that are passed through once a step is what comes next.
+        The driver evicts what was used longest ago (NVIDIA/open-gpu-kernel-modules, uvm_pmm_gpu.c),
+        which of states that are passed through once a step is what comes next.
         """
         plan = self._plan
         states = plan.layout.framework.optimizer.paged_bytes * share
@@ -272,7 +282,9 @@ class StepEnd:
         return [_step("move pages of states", states / host_of(plan.layout.cluster).link_bandwidth)]
 
     def _prepared(self, busy: Callable[[], Floats]) -> Priced:
-        """An optimizer's work before it updates: passes for its own estimates, and products that make updates of matrices orthogonal."""
+        """An optimizer's work before it updates: passes for its own estimates, and products that
+        make updates of matrices orthogonal.
+        """
         plan, optimizer = self._plan, self._plan.layout.framework.optimizer
         links: Priced = []
         if optimizer.repeated_share:
@@ -287,7 +299,9 @@ class StepEnd:
         return links
 
     def _orthogonal(self) -> Floats:
-        """Time of the products of Newton and Schulz on every matrix of each rank's layers, whole over tensor parallelism [s]."""
+        """Time of the products of Newton and Schulz on every matrix of each rank's layers, whole
+        over tensor parallelism [s].
+        """
         plan, seconds = self._plan, np.zeros(self._plan.layout.mesh.pp)
         each = plan.layout.framework.optimizer.orthogonal_iterations
         alone = {
@@ -332,7 +346,9 @@ class StepEnd:
         return link, collective_prices(self._costs, group, kinds, size, np.arange(ranks))
 
     def _casts(self) -> Priced:
-        """Casts of the weights of the linear layers to a narrow precision; the microbatches of the next step share them."""
+        """Casts of the weights of the linear layers to a narrow precision; the microbatches of the
+        next step share them.
+        """
         if not self._costs.casts_weights or self._plan.layout.tuning.base == "fp8":
             return []
         seconds = self._costs.cast_weights(self._plan.layout.rank_linear_weights)

@@ -116,7 +116,7 @@ def headline(result: Result, plan: Plan, hardware: float) -> Figures:
 
 
 class Work(NamedTuple):
-    """FLOPs of all ranks as papers count them, those executed, and the seconds these take at the peaks of their formats."""
+    """FLOPs of all ranks as papers count them, those executed, and these at peaks [s]."""
 
     hardware: float
     executed: float
@@ -157,20 +157,21 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
     staged = plan.network == "analytic" and plan.layout.mesh.pp > 1
     if staged and routes_of(plan.layout.cluster).names:
         warnings.append(
-            "links of the fabric are thinner than the NICs below them, and network: analytic lets stages use them without "
-            "meeting each other; set simulation.network to flow"
+            "links of the fabric are thinner than the NICs below them, and network: analytic lets"
+            " stages use them without meeting each other; set simulation.network to flow"
         )
     if plan.orders.fused.any() and plan.layout.mesh.ep > 1 and not plan.fuses_blocks:
         order = plan.schedule or "this order of actions"
         warnings.append(
-            f"{order} has forwards beside backwards to run the exchange of experts of one beside the kernels of the other, and nothing "
-            "does; set framework.expert_overlap to microbatch"
+            f"{order} has forwards beside backwards to run the exchange of experts of one beside"
+            " the kernels of the other, and nothing does; set framework.expert_overlap to"
+            " microbatch"
         )
     warnings += _floor_warnings(result, plan, floors)
     if not memory.fits:
         warnings.append(
-            f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB of "
-            f"{memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
+            f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB"
+            f" of {memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
         )
     return warnings
 
@@ -180,12 +181,14 @@ Needs: TypeAlias = Mapping[str, NDArray[np.float64]]
 
 
 def needs_of(program: Program, plan: Plan) -> Needs:
-    """Least time of each rank class and link by what is needed [s]: ``compute``, ``memory``, ``scale_up``, ``nic``, ``fabric``.
+    """Least time of each rank class and link by what is needed [s]: ``compute``, ``memory``,
+    ``scale_up``, ``nic``, ``fabric``.
 
     Notes
     -----
-    Compute is what products execute over the peaks of their formats, memory what kernels of layers read and write over its bandwidth; links are ports of ranks,
-    and links of a fabric that could be too thin, at their usable rates (`mpsim.program.floors`).
+    Compute is what products execute over the peaks of their formats, memory what kernels of layers
+    read and write over its bandwidth; links are ports of ranks, and links of a fabric that could be
+    too thin, at their usable rates (`mpsim.program.floors`).
     """
     chosen = program.template >= 0
     rank, template = program.rank[chosen], program.template[chosen]
@@ -211,14 +214,17 @@ def _floor_warnings(result: Result, plan: Plan, floors: dict[str, float]) -> lis
     if timeline.makespan > timeline.last:
         busiest = max(link_floors(program, plan), key=lambda floor: floor.ticks)
         warnings.append(
-            f"network: analytic lets transfers overlap that share {busiest.where}, which alone takes {step:.4g} s to carry them: the step is held to that, and the "
-            f"{step - timeline.last * TICK:.3g} s more than its operations take count as {program.vocabulary.parts[program.least_part]}; "
-            "set simulation.network to flow to let them meet"
+            f"network: analytic lets transfers overlap that share {busiest.where}, which alone"
+            f" takes {step:.4g} s to carry them: the step is held to that, and the"
+            f" {step - timeline.last * TICK:.3g} s more than its operations take count as"
+            f" {program.vocabulary.parts[program.least_part]}; set simulation.network to flow to"
+            " let them meet"
         )
     slowest = max(floors, key=floors.__getitem__)
     if floors[slowest] > step * _FULL:
         warnings.append(
-            f"takes {step:.4g} s, but needs {floors[slowest]:.4g} s of {slowest.replace('_', '-')} at least: no step is this short; please report it with the scenario"
+            f"takes {step:.4g} s, but needs {floors[slowest]:.4g} s of {slowest.replace('_', '-')}"
+            " at least: no step is this short; please report it with the scenario"
         )
     return warnings
 
@@ -247,8 +253,8 @@ def straddling_words(plan: Plan, program: Program) -> str:
         for seconds in (_step(program), _step(_on(plan, whole.node.domain)))
     )
     return (
-        f"{said}: the step takes {times} with {whole.node.domain} accelerators of each; set cluster.nodes to {nodes}, "
-        "or choose degrees that divide a domain"
+        f"{said}: the step takes {times} with {whole.node.domain} accelerators of each; set"
+        f" cluster.nodes to {nodes}, or choose degrees that divide a domain"
     )
 
 

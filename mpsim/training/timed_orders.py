@@ -14,7 +14,7 @@ from mpsim.training.plan import Plan
 
 
 class ActionTimes(NamedTuple):
-    """Mean ticks over all stages of a forward, an input gradient, a weight gradient, and a message."""
+    """Mean ticks over stages of a forward, input gradient, weight gradient, message."""
 
     forward: float
     backward: float

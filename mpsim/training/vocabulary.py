@@ -1,4 +1,4 @@
-"""Words of a training step: kinds of rows, and parts that the time of its ranks is attributed to."""
+"""Words of a training step: kinds of rows, and parts of the time of its ranks."""
 
 from __future__ import annotations
 

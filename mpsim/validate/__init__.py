@@ -1,6 +1,6 @@
 """Validation: measured rows and recorded steps, predicted one by one and scored.
 
-A row is predicted from its configuration columns alone; the measured columns are read only to score it.
+A row is predicted by its configuration; measured columns are read only to score it.
 """
 
 from mpsim.validate.records import Family, Record, Validation

@@ -1,4 +1,4 @@
-"""Actions: what each rank did when, of a measured step and of a simulated one, in the same words."""
+"""Actions: what each rank did when, of measured and simulated steps, in the same words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpsim.result import Result
 from mpsim.training.vocabulary import Kind
 
 PARTS = ("forward", "backward", "gradients", "optimizer", "waiting")
-"""Parts of a rank's step: actions of each kind, the reduction of gradients, and everything between actions."""
+"""Parts of a rank's step: actions by kind, gradients' reduction, and all between actions."""
 
 _ACTION_WORDS = ("gradients", "optimizer")
 _LETTERS = {
@@ -44,7 +44,7 @@ class Slice:
 
 
 def measured_slices(measurement: Measurement, sample: int) -> list[Slice]:
-    """Actions of one sample of a measured step, by rank and start; counted from the first of them."""
+    """Actions of one sample of a measured step, by rank and start, from the first of them."""
     actions = measurement.actions
     if actions is None:
         return []
@@ -61,7 +61,7 @@ def _slice(actions: Actions, i: int, zero: float) -> Slice:
 def simulated_slices(result: Result) -> list[Slice]:
     """Actions of every rank class of a simulated step.
 
-    Without a pipeline an action holds what it waits for, as it does where torch runs it: gathers, reductions of gradients.
+    Without a pipeline an action holds what it waits for where torch runs it: gathers, reductions.
     """
     timeline = result.timeline
     pipeline = result.plan.layout.mesh.pp > 1
@@ -80,7 +80,7 @@ def simulated_slices(result: Result) -> list[Slice]:
 
 
 def _at_the_end(piece: Slice, python: float) -> Slice:
-    """An action where it runs if the serial time of a step's Python, which the timeline puts first, is that of the optimizer."""
+    """An action where it runs if serial time, first on the timeline, is the optimizer's."""
     end = piece.end if piece.token == "optimizer" else piece.end - python
     return dataclasses.replace(piece, start=max(piece.start - python, 0.0), end=end)
 
@@ -105,7 +105,7 @@ def _compute(timeline: Timeline, rank: int) -> Iterator[Slice]:
 
 
 def _closed(slices: Sequence[Slice]) -> list[Slice]:
-    """Actions that follow each other without a gap: a wait belongs to the action that waits, the last one to the backward."""
+    """Actions without gaps: a wait belongs to who waits, the last one to the backward."""
     closed: list[Slice] = []
     ordered = sorted(slices, key=lambda piece: piece.start)
     for piece in ordered:

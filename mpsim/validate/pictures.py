@@ -1,4 +1,4 @@
-"""Charts of what was validated: records against their measurements, steps beside their recordings."""
+"""Charts of validation: records against measurements, steps beside recordings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _points(records: Iterable[Record], unit: float) -> list[Scored]:
 
 
 def beside(steps: Iterable[StepComparison]) -> Timeline:
-    """Measured and simulated timelines: a pair of lanes for each rank of each step that has actions."""
+    """Measured and simulated timelines: two lanes for each rank of steps with actions."""
     names: list[str] = []
     rows: list[list[Slice]] = []
     for step in steps:

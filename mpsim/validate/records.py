@@ -1,4 +1,6 @@
-"""Records of measured and predicted figures: errors by family, and whether the layout predicted fastest was the fastest measured."""
+"""Records of measured and predicted figures: errors by family, and whether the layout predicted
+fastest was the fastest measured.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,7 @@ class Validation(Shown):
 
     @property
     def decisions(self) -> tuple[Decisions, ...]:
-        """How good a choice among runs of one model on as many accelerators would be, for each family."""
+        """How good a choice among runs of a model on as many accelerators is, by family."""
         return summarise_decisions(decisions_of(self.records))
 
     def worst(self, kind: str, count: int) -> list[Record]:
@@ -218,7 +220,9 @@ class Decisions:
 
 
 def _groups(records: Iterable[Record]) -> list[list[Record]]:
-    """Scored training runs of one model on as many accelerators; rows without a ``group`` and a number of sequences are left out."""
+    """Scored training runs of one model on as many accelerators; rows without a ``group`` and a
+    number of sequences are left out.
+    """
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         chosen = record.kind == "training" and record.group and record.sequences
@@ -247,7 +251,7 @@ class Told(NamedTuple):
 
 
 def told_apart(records: Iterable[Record]) -> list[Told]:
-    """How well pairs of runs are told apart by what they differ in, the kind with most pairs first."""
+    """How well pairs of runs are told apart by their difference, most frequent kinds first."""
     counts: dict[str, Counter[str]] = {}
     for group in _groups(records):
         for a, b in itertools.combinations(group, 2):
@@ -290,7 +294,7 @@ def _decision(rows: Sequence[Record]) -> Decision:
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Kendall's rank correlation (tau a): pairs in the same order less pairs in the opposite one, over all pairs.
+    """Kendall's rank correlation (tau a): pairs in order less pairs in the opposite, over all.
 
     Examples
     --------
@@ -322,7 +326,9 @@ def summarise_decisions(found: Sequence[Decision]) -> tuple[Decisions, ...]:
 
 
 def _validation_sheet(validation: Validation) -> Sheet:
-    """One table a kind of record, then what is furthest off, why rows were skipped, how many intervals hold, and how good choices are."""
+    """One table a kind of record, then what is furthest off, why rows were skipped, how many
+    intervals hold, and how good choices are.
+    """
     sections = []
     for total in validation.kinds:
         families = [family for family in validation.families if family.kind == total.kind]
@@ -363,7 +369,8 @@ def _headed(head: str, lines: list[str]) -> list[str]:
 def _worst(validation: Validation, kind: str) -> list[str]:
     """The rows that are furthest off, and those whose oracle differs."""
     lines = [
-        f"  {row.error:+.1%}  {row.id}: measured {row.measured:.6g}, predicted {row.predicted:.6g} {row.unit}"
+        f"  {row.error:+.1%}  {row.id}: measured {row.measured:.6g}, predicted {row.predicted:.6g}"
+        f" {row.unit}"
         for row in validation.worst(kind, _WORST)
         if row.error
     ]
@@ -400,12 +407,14 @@ def _reasons(validation: Validation, kind: str) -> list[str]:
 def _decisions(validation: Validation) -> list[str]:
     """How good a choice the predictions make among runs of one model on as many accelerators."""
     lines = [
-        f"  {decision.family}: {decision.groups} groups of {decision.rows} rows, tau {decision.tau:.2f}, regret {decision.mean_regret:.1%}, "
-        f"at most {decision.worst_regret:.1%}, by chance {decision.random_regret:.1%}"
+        f"  {decision.family}: {decision.groups} groups of {decision.rows} rows, tau"
+        f" {decision.tau:.2f}, regret {decision.mean_regret:.1%}, at most"
+        f" {decision.worst_regret:.1%}, by chance {decision.random_regret:.1%}"
         for decision in validation.decisions
     ]
     pairs = [
-        f"  {told.kind}: {told.pairs} pairs, {told.held / told.pairs:.0%} in the interval of their difference; {told.told} told apart"
+        f"  {told.kind}: {told.pairs} pairs, {told.held / told.pairs:.0%} in the interval of their"
+        f" difference; {told.told} told apart"
         + (f", {told.right / told.told:.0%} of them in the measured order" if told.told else "")
         for told in told_apart(validation.records)
     ]

@@ -1,6 +1,7 @@
-"""Rows: a table whose columns are dotted keys of a scenario and figures that were measured of it; each row is simulated and scored.
+"""Rows: a table whose columns are dotted keys of a scenario and figures that were measured of it;
+each row is simulated and scored.
 
-``mpsim sweep --csv`` writes such a table: with a column of measured values beside it, it is read as it is.
+``mpsim sweep --csv`` writes such a table: beside a column of measured values it is read.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
         "tpot_p99": Figure("inference", "s", "tpot_s.p99", "tpot", "tpot_p99"),
     }
 )
-"""Measured columns by name. The first of a training step's own (time, rates, MFU) that a row fills is scored: the others say the same in other units."""
+"""Measured columns by name. The first of a training step's own (time, rates, MFU) that a row fills
+is scored: the others say the same in other units."""
 _ALSO: Final[Mapping[str, str]] = MappingProxyType(
     {"peak_memory": "memory"} | {f"{name}_mean": name for name in ("ttft", "tpot", "e2e")}
 )
@@ -179,8 +181,8 @@ def read_table(path: str | Path) -> Table:
     ignored = tuple(column for column in columns if column not in used)
     if not measured:
         raise CalibrationError(
-            f"{path}: no column was measured; needed one of {', '.join(FIGURES)} beside dotted keys of a scenario "
-            "(measured.tokens_per_s in a table that mpsim sweep wrote)"
+            f"{path}: no column was measured; needed one of {', '.join(FIGURES)} beside dotted keys"
+            " of a scenario (measured.tokens_per_s in a table that mpsim sweep wrote)"
         )
     return Table(Path(path), rows, keys, measured, ignored)
 
@@ -200,7 +202,7 @@ def _own(columns: Sequence[str]) -> set[str]:
 
 
 def _measured(columns: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Figure and unit by column; of two columns of a figure the one that says that it was measured."""
+    """Figure and unit by column; of two of a figure the one that says it was measured."""
     own = _own(columns)
     measured: dict[str, tuple[str, str]] = {}
     for column in sorted(columns, key=lambda name: not _PREFIX.match(name)):
@@ -211,7 +213,7 @@ def _measured(columns: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _figure_of(name: str) -> tuple[str, str] | None:
-    """Figure and unit that the name of a column means: ``step_time``, ``ttft_mean_ms``, ``memory [GiB]``."""
+    """Figure and unit of a column's name: ``step_time``, ``ttft_mean_ms``, ``memory [GiB]``."""
     for figure in sorted((*FIGURES, *_ALSO), key=len, reverse=True):
         unit = _UNIT.fullmatch(name.removeprefix(figure)) if name.startswith(figure) else None
         if unit or name == figure:
@@ -231,8 +233,9 @@ def validate_files(
     Parameters
     ----------
     paths : iterable of str or Path
-        CSV files: columns are dotted keys of a scenario, or ``scenario`` for its file, and measured values (`FIGURES`), with a unit in
-        the cell or at the end of the name. ``id`` and ``family`` name a row and what it is summarised with.
+        CSV files: columns are dotted keys of a scenario, or ``scenario`` for its file, and measured
+        values (`FIGURES`), with a unit in the cell or at the end of the name. ``id`` and ``family``
+        name a row and what it is summarised with.
     scenario : Scenario, optional
         What rows change that name no file.
     values : mapping of str to object, optional
@@ -325,7 +328,10 @@ def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
     residual = "memory" if memory else residuals_of(setting).figure
     basis = head["interval"]["memory_basis" if memory else "basis"]
     chip = result.plan.layout.cluster.accelerator.name
-    group = f"{result.plan.layout.model.name}, {step.sequence_length} tokens, {head['accelerators']} x {chip}"
+    group = (
+        f"{result.plan.layout.model.name}, {step.sequence_length} tokens, {head['accelerators']} x"
+        f" {chip}"
+    )
     timed = figure.unit == "s"  # what choices are judged by
     return dataclasses.replace(
         blank,

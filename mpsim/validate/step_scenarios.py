@@ -60,7 +60,8 @@ def step_of(measurement: Measurement, machine: Cluster, *, launch: float = 0.0) 
         raise CalibrationError(f"shape lacks {', '.join(lacking)}")
     if measurement.variant.get("compiled") and machine.accelerator.family == "cpu":
         raise CalibrationError(
-            "compiled steps are not predicted on a CPU: kernels there were measured as they run eagerly"
+            "compiled steps are not predicted on a CPU: kernels there were measured as they run"
+            " eagerly"
         )
     assert machine.calibration is not None, "a machine file"
     shape = measurement.shape
@@ -109,7 +110,7 @@ def _schedule(measurement: Measurement) -> dict[str, object]:
 
 
 def _framework(measurement: Measurement, machine: Cluster, launch: float) -> dict[str, object]:
-    """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
+    """The stack that `mpsim measure` runs: its preset, and what its steps do otherwise."""
     table = read_shipped("mpsim.validate.data", "stacks.yaml")
     stack = _stack(measurement)
     narrow = measurement.precision in ("bf16", "fp16")

@@ -153,7 +153,9 @@ class Comparison(Shown):
 
     @property
     def tells(self) -> bool:
-        """Whether the machine was quiet enough for the errors to mean something, while it was calibrated and while steps ran."""
+        """Whether the machine was quiet enough for the errors to mean something, while it was
+        calibrated and while steps ran.
+        """
         quiet = self.busy <= BUSY_ABOVE
         return quiet and max(self.noise, self.drift) <= NOISY_ABOVE
 
@@ -181,7 +183,7 @@ class Comparison(Shown):
 
     @property
     def components(self) -> dict[str, float]:
-        """Share of the whole difference that each part explains: mean over steps of its absolute difference, summing to 1."""
+        """Share of the whole difference by part: mean of absolute differences, summing to 1."""
         rows = [step.differences for step in self.scored if step.differences]
         if not rows:
             return {}
@@ -190,13 +192,15 @@ class Comparison(Shown):
         return {part: size / total for part, size in sizes.items()} if total else sizes
 
     def write_trace(self, path: str | Path) -> Path:
-        """Write a Perfetto file with every step, one after the other, measured above simulated; gzipped when `path` ends in ``.gz``."""
+        """Write a Perfetto file with every step, one after the other, measured above simulated;
+        gzipped when `path` ends in ``.gz``.
+        """
         file = Path(path)
         write_events(_events(self.scored), file)
         return file
 
     def to_json(self) -> dict[str, object]:
-        """One object: families, steps, what explains the difference, and whether the machine was quiet enough."""
+        """One object: families, steps, what explains differences, whether the machine was quiet."""
         return {
             "machine": self.machine,
             "median_abs_error": self.median_error,
@@ -271,7 +275,8 @@ def compare_runs(
             progress(done, len(steps))
     if all(step.predicted is None for step in compared):
         raise CalibrationError(
-            f"{names}: none of {len(compared)} steps can be predicted; the first: {compared[0].skipped_because}"
+            f"{names}: none of {len(compared)} steps can be predicted; the first:"
+            f" {compared[0].skipped_because}"
         )
     warnings = [text for recording in read for text in recording.warnings]
     warnings += [text for recording in read for text in _other_software(machine, recording)]
@@ -293,22 +298,24 @@ def _check_machine(machine: Cluster, measured: Measured) -> None:
             same = bool(sheet)  # a name that only --on could tell
     if not same:
         raise CalibrationError(
-            f"{measured.file}: was measured on {device}, but {machine.name} is {chip.title}; calibrate that machine"
+            f"{measured.file}: was measured on {device}, but {machine.name} is {chip.title};"
+            " calibrate that machine"
         )
 
 
 def _other_software(machine: Cluster, measured: Measured) -> Iterator[str]:
-    """A warning where the steps ran in another torch than the one the machine was calibrated with."""
+    """A warning where steps ran in another torch than the machine's calibration."""
     document = machine.calibration.document if machine.calibration else {}
     match = re.search(r"torch ([^, ]+)", str(document.get("source", "")))
     if match and match[1] != measured.header.torch:
         yield (
-            f"{measured.file}: ran in torch {measured.header.torch}, but {machine.name} was calibrated with torch {match[1]}"
+            f"{measured.file}: ran in torch {measured.header.torch}, but {machine.name} was"
+            f" calibrated with torch {match[1]}"
         )
 
 
 def _others(machine: Cluster) -> float:
-    """Share of the host that other processes used while a machine was measured, in the quietest of its files."""
+    """Share of the host of other processes while a machine was measured, at its quietest."""
     document = machine.calibration.document if machine.calibration else {}
     return min((float(file.get("others", 0.0)) for file in document.get("inputs", ())), default=0.0)
 
@@ -369,7 +376,7 @@ def _filled(
 
 
 def _typical(measurement: Measurement) -> int:
-    """The sample whose time is closest to what counts as the time, of those whose actions were recorded."""
+    """The sample whose time is closest to what counts, of those with recorded actions."""
     table = np.array(measurement.seconds)
     times = table.max(axis=0) if measurement.synchronous else table.mean(axis=0)
     recorded = max(measurement.actions.step, default=0) + 1 if measurement.actions else len(times)
@@ -381,10 +388,11 @@ def allocated_bytes(result: Result, measurement: Measurement) -> float:
 
     Notes
     -----
-    The allocator counts tensors alone: neither the driver's context nor what is lost between them. Without a pipeline there are no gradients
-    before the first backward of a step, because ``zero_grad`` drops them: one microbatch is fullest either when its loss is
-    differentiated, with every activation and no gradient, or at the end of its backward, with every gradient and no activation. DDP has its
-    buckets beside them all the time.
+    The allocator counts tensors alone: neither the driver's context nor what is lost between them.
+    Without a pipeline there are no gradients before the first backward of a step, because
+    ``zero_grad`` drops them: one microbatch is fullest either when its loss is differentiated, with
+    every activation and no gradient, or at the end of its backward, with every gradient and no
+    activation. DDP has its buckets beside them all the time.
     """
     memory = result.summary["memory"]
     assert isinstance(memory, Mapping)
@@ -408,12 +416,15 @@ def _comparison_sheet(comparison: Comparison) -> Sheet:
             family.family,
             family.kind,
             str(family.predicted),
-            *("" if e is None else f"{e:.1%}" for e in (family.mean_abs_error, family.median_abs_error)),
+            *(
+                "" if e is None else f"{e:.1%}"
+                for e in (family.mean_abs_error, family.median_abs_error)
+            ),
             signed(family.worst),
             signed(family.bias),
         )
         for family in comparison.families
-    )  # fmt: skip
+    )
     steps = tuple(_step_cells(step) for step in comparison.steps)
     title = f"steps on {comparison.machine}: predicted / measured - 1"
     lines = ("", *_error_lines(comparison), *_noise_lines(comparison))
@@ -465,6 +476,7 @@ def _error_lines(comparison: Comparison) -> Iterator[str]:
 def _noise_lines(comparison: Comparison) -> Iterator[str]:
     if not comparison.tells:
         yield (
-            f"the machine was too noisy to tell: steps spread by {comparison.noise:.0%}, the same kernel changed by "
-            f"{comparison.drift:.0%} while measuring, other processes used {comparison.busy:.0%} of the host"
+            f"the machine was too noisy to tell: steps spread by {comparison.noise:.0%}, the same"
+            f" kernel changed by {comparison.drift:.0%} while measuring, other processes used"
+            f" {comparison.busy:.0%} of the host"
         )

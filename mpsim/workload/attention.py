@@ -1,4 +1,6 @@
-"""Attention between its norm and its residual addition: projections, positions, and the core, as one fused kernel or one by one."""
+"""Attention between its norm and its residual addition: projections, positions, and the core, as
+one fused kernel or one by one.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def repeats_keys(part: Part) -> bool:
 
 
 def _repeat(part: Part) -> Step:
-    """Copy keys and values to all heads, which the core keeps; backward the gradients of all copies are summed up."""
+    """Copy keys and values to all heads, which the core keeps; backward gradients are summed."""
     model = part.model
     few, all_heads = part.size(2 * model.kv_features), part.size(2 * model.query_features)
     return moving(
@@ -83,7 +85,7 @@ def _repeat(part: Part) -> Step:
 
 
 def kept_of_qkv(part: Part) -> int:
-    """Features of the projection kept as they are: all, or the values where the rest is changed and a tensor of its own."""
+    """Features of the projection kept: all, or the values where the rest is a new tensor."""
     model = part.model
     if repeats_keys(part) and not part.lowering.merged_qkv:
         return 0 if _turns(part) else model.query_features
@@ -93,7 +95,7 @@ def kept_of_qkv(part: Part) -> int:
 
 
 def _turns(part: Part) -> bool:
-    """Whether queries and keys are changed, into tensors of their own, between projection and core."""
+    """Whether queries and keys change into tensors of their own before the core."""
     return part.model.positions == "rotary" or part.model.qk_norm
 
 
@@ -125,7 +127,7 @@ def _rotary(part: Part, features: int, kept: int | None = None) -> Step:
 
 
 def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
-    """Queries and keys are assembled from a part without position and a rotated one: whole tensors, kept."""
+    """Queries and keys are a part without position and a rotated one: whole tensors, kept."""
     model = part.model
     if mla.q_lora_rank:
         yield part.replicated((_OWN, Role.QUERY_DOWN), "q_down", mla.q_lora_rank)
@@ -145,7 +147,7 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
     yield _rotary(part, 2 * model.query_features)
 
 
-# --- the core --------------------------------------------------------------------------------------------------------------------
+# --- the core -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,15 +185,17 @@ class Core:
 
 
 def attention_core(core: Core, lowering: Lowering, tokens: Tokens) -> list[Step]:
-    """Expand the core of the attention of one layer: queries of this rank, keys of the whole sequence.
+    """Expand the core of a layer's attention: this rank's queries, the whole sequence's keys.
 
     Returns list of Step: queries, keys and values are saved by what comes before; the output by the
     projection after it.
 
     References
     ----------
-    Korthikanti et al. (2022), section 4.1: 5 a s^2 b saved bytes of the unfused core. Hugging Face, transformers 5.23, models/llama/modeling_llama.py
-    eager_attention_forward, and Megatron-LM, fused_softmax.py forward_torch_softmax: in kernels of torch the softmax is float32, and its cast multiplies the values.
+    Korthikanti et al. (2022), section 4.1: 5 a s^2 b saved bytes of the unfused core. Hugging Face,
+    transformers 5.23, models/llama/modeling_llama.py eager_attention_forward, and Megatron-LM,
+    fused_softmax.py forward_torch_softmax: in kernels of torch the softmax is float32, and its cast
+    multiplies the values.
     """
     if lowering.fused_attention:
         return [_fused(core, lowering, tokens)]
@@ -253,7 +257,7 @@ def _unfused(core: Core, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
 def _products(
     core: Core, lowering: Lowering, tokens: Tokens, role: Role, products: Mapping[str, str]
 ) -> Step:
-    """Batched products, one for every head of every sequence: the forward one, then those of both gradients.
+    """Batched products, one a head and sequence: the forward one, then both gradients'.
 
     `products`: what the m, n and k of each are (see `Operator`), by its name.
     """

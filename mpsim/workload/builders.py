@@ -1,9 +1,9 @@
-"""Builders of operators: the one place that counts FLOPs and bytes of a kernel, by its shape or by the tensors it moves.
+"""Builders of operators: the one place that counts FLOPs and bytes of a kernel.
 
-`make_gemm`, `make_attention` and `make_elementwise` build one operator of one phase; `linear` and `streaming` a forward kernel with the
-gradients that answer it.
+`make_gemm`, `make_attention` and `make_elementwise` build one operator of one phase; `linear` and
+`streaming` a forward kernel with the gradients that answer it.
 
-Legend: A bytes of an activation, G bytes of a gradient buffer element, (m, n, k) the product (m, k) @ (k, n).
+Legend: A bytes of an activation, G of a gradient buffer's element, (m, n, k) a product.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ STATISTIC_BYTES: Final = 4  # float32, whatever the activations are
 LABEL_BYTES: Final = 8  # torch.int64
 
 BACKWARD_ATTENTION: Final = 2.5
-"""FLOPs of fused attention backward over forward where keys and values are equally wide (Dao 2023, section 4.1)."""
+"""FLOPs of fused attention backward over forward, keys as wide as values (Dao 2023, 4.1)."""
 
 _MULTIPLY_ADD: Final = 2
-# Forward is two products, scores over the width of a key and context over that of a value; the fused
-# backward runs five: the scores again, and the gradients of values, probabilities, queries and keys.
+# Forward is two products, scores over the width of a key and context over that of a value; the
+# fused backward runs five: the scores again, and the gradients of values, probabilities, queries
+# and keys.
 _BACKWARD_KEY_PRODUCTS: Final = 3
 _BACKWARD_VALUE_PRODUCTS: Final = 2
 
 
 def gemm_flops(m: float, n: float, k: float, batch: float = 1) -> float:
-    """FLOPs of ``batch`` products (m, k) @ (k, n): a multiply and an add for each m, n and k [FLOP]."""
+    """FLOPs of ``batch`` products (m, k) @ (k, n): a multiply and an add each [FLOP]."""
     return float(_MULTIPLY_ADD * batch * m * n * k)
 
 
 def attention_flops(
     pairs: float, head_dim: int, head_dim_v: int, phase: Phase = Phase.FORWARD
 ) -> float:
-    """FLOPs of attention over so many pairs of a query and a key, those of all heads and sequences [FLOP].
+    """FLOPs of attention over so many pairs of query and key, heads and sequences in [FLOP].
 
     `pairs`: ``sequences * heads * queries * keys``, or those that a mask leaves. `head_dim`,
     `head_dim_v`: width of a key, and of a value. `phase`: forward, or the fused backward.
@@ -123,7 +124,7 @@ def make_attention(
     name: str = "",
     split: Split = Split.TENSOR,
 ) -> Operator:
-    """Build fused attention of some queries to some keys: all of a sequence, a chunk of it, or the next token to all before it.
+    """Build fused attention of queries to keys: a sequence, a chunk of it, or a next token.
 
     `phase`: forward, or the fused backward (an input gradient). `sequences`, `queries`, `keys`:
     sequences, and queries and keys of each. `heads`, `head_dim`: query heads, and the width of a
@@ -135,8 +136,8 @@ def make_attention(
 
     Notes
     -----
-    Forward reads q, k, v and writes the output; backward reads them with the output and its gradient and writes the gradients of
-    q, k and v.
+    Forward reads q, k, v and writes the output; backward reads them with the output and its
+    gradient and writes the gradients of q, k and v.
     """
     width, kv = head_dim_v or head_dim, kv_heads or heads
     tokens, pairs = sequences * queries, sequences * heads * queries * keys
@@ -201,11 +202,11 @@ def make_elementwise(
 
 
 def orthogonal_products(weight: Operator) -> tuple[Operator, ...]:
-    """Products of one iteration of Newton and Schulz (quintic, 16 bits) on the matrices whose gradient `weight` is.
+    """Products of an iteration of Newton and Schulz (quintic, 16 bits) on matrices of `weight`.
 
     Notes
     -----
-    With X of m x n, m <= n: ``A = X X^T``, ``A^2`` and ``B X``, which are 4 m^2 n + 2 m^3 FLOP (torch, optim/_muon.py).
+    With X of m x n, m <= n: ``A = X X^T``, ``A^2``, ``B X``: 4 m^2 n + 2 m^3 FLOP (optim/_muon.py).
     """
     rows, columns, count = weight.m // weight.weights, weight.n, weight.batch * weight.weights
     m, n = min(rows, columns), max(rows, columns)
@@ -215,12 +216,12 @@ def orthogonal_products(weight: Operator) -> tuple[Operator, ...]:
     )
 
 
-# --- a forward kernel with its gradients -----------------------------------------------------------------------------------------
+# --- a forward kernel with its gradients ----------------------------------------------------------
 
 
 _SHARDED: Final = {Split.COLUMN: ("n", "k", "m"), Split.ROW: ("k", "n", "n")}
 _TOKENS: Final = ("m", "m", "k")
-"""Dimension that tensor parallelism divides in a product and in those of its two gradients; where tokens are in them."""
+"""Dimension that tensor parallelism divides in a product and its gradients' ones."""
 
 
 def linear(
@@ -302,7 +303,8 @@ PASSES: Mapping[str, Passes] = MappingProxyType(
     {
         # x in, y out | grad and x in, dx out, and a second reading for the weight's gradient
         "norm": Passes(Role.NORM, 2, 4, kind=OperatorKind.NORM),
-        # seven kernels in float32 in place of one: 36 B an element, 84 B backward (counted in torchtitan's block)
+        # seven kernels in float32 in place of one: 36 B an element, 84 B backward (counted in
+        # torchtitan's block)
         "wide_norm": Passes(Role.NORM, 18, 42),
         # q, k in and out | the same rotation backwards
         "rotary": Passes(Role.ROTARY, 2, 2),
@@ -317,15 +319,18 @@ PASSES: Mapping[str, Passes] = MappingProxyType(
         "gate_times_up": Passes(Role.GATE_TIMES_UP, 3, 5),
         # x in, y out | grad in, summed over tokens into the bias gradient
         "bias": Passes(Role.BIAS, 2, 1),
-        # t + b * p of each expert in turn, then joined: product out, it and t in, sum out, joined | parted and joined, products for bias and
-        # weight, each of two tensors, in again to be summed; of p in float32 every kernel moves twice as much, and casts follow
+        # t + b * p of each expert in turn, then joined: product out, it and t in, sum out, joined |
+        # parted and joined, products for bias and weight, each of two tensors, in again to be
+        # summed; of p in float32 every kernel moves twice as much, and casts follow
         "expert_bias": Passes(Role.BIAS, 6, 8, kind=OperatorKind.EAGER),
         "wide_expert_bias": Passes(Role.BIAS, 14, 22, kind=OperatorKind.EAGER),
-        # biases of all experts repeated over their rows, those and t in, sum out | grad in, summed over rows
+        # biases of all experts repeated over their rows, those and t in, sum out | grad in, summed
+        # over rows
         "repeated_bias": Passes(Role.BIAS, 4, 1, kind=OperatorKind.EAGER),
-        # a gate with scaled and clamped branches, per element of its output: both clamped (4), sigmoid (2), offset (2), product (3), weighed (2) |
-        # weight's product and sum (6), products of both branches (6), both clamps (6), sigmoid (3), branches joined (4); from the weight on in
-        # float32 where that is
+        # a gate with scaled and clamped branches, per element of its output: both clamped (4),
+        # sigmoid (2), offset (2), product (3), weighed (2) | weight's product and sum (6), products
+        # of both branches (6), both clamps (6), sigmoid (3), branches joined (4); from the weight
+        # on in float32 where that is
         "clamped_gate": Passes(Role.ACTIVATION, 13, 25, kind=OperatorKind.EAGER),
         "wide_clamped_gate": Passes(Role.ACTIVATION, 17, 34, kind=OperatorKind.EAGER),
         # x in, y and mask out | grad and mask in, dx out
@@ -391,7 +396,7 @@ def moving(
     saved_for_weight: float = 0.0,
     saved_split: Split = Split.NONE,
 ) -> Step:
-    """Build a memory-bound kernel and its backward kernel from the bytes that each moves; only the forward keeps any."""
+    """Build a memory-bound kernel and its backward from the bytes of each; the forward keeps."""
     forward = make_elementwise(
         role,
         Phase.FORWARD,

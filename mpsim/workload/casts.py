@@ -1,4 +1,4 @@
-"""Casts of a narrow training precision: what the linear layers read is converted first, by kernels of their own."""
+"""Casts of a narrow training precision: kernels that convert what linear layers read."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ class Casting:
     where the first cast serves both."""
 
     def moved_bytes(self, elements: float, wide_bytes: float) -> float:
-        """Traffic of casting so many elements of `wide_bytes` each, of both casts where there are two [B]."""
+        """Traffic of casting so many elements of `wide_bytes` each, of both casts if two [B]."""
         return self.first_bytes(elements, wide_bytes) + self.late_bytes(elements, wide_bytes)
 
     def first_bytes(self, elements: float, wide_bytes: float, *, transposed: bool = True) -> float:
-        """Traffic of the cast that the first product needs, with the `transposed` copy for the weight gradient or without [B]."""
+        """Traffic of the cast that the first product needs, with the `transposed` copy for the
+        weight gradient or without [B].
+        """
         copies = self.copies if transposed else 1.0
         return elements * (self.passes * wide_bytes + copies * self.element_bytes)
 
@@ -62,9 +64,10 @@ def with_casts(
 
     Notes
     -----
-    Forward casts the input of a layer, backward the gradient of its output, each once for the two products that read it; with
-    `Casting.late_passes` once for each of them, and after the gather, because a scale belongs to a whole row or column. Weights change
-    once a step and are cast then, not here. Batched products (unfused attention) stay wide.
+    Forward casts the input of a layer, backward the gradient of its output, each once for the two
+    products that read it; with `Casting.late_passes` once for each of them, and after the gather,
+    because a scale belongs to a whole row or column. Weights change once a step and are cast then,
+    not here. Batched products (unfused attention) stay wide.
 
     Examples
     --------
@@ -99,12 +102,15 @@ def kept_narrow(
 
     Notes
     -----
-    Wide are what other kernels keep (inputs of norms, what goes into the attention core and the activation) and the output of a norm that a router reads too. The
-    output of the attention core is kept twice: its backward reads it wide. One narrow copy is kept of a tensor, the one along whose columns the weight gradient multiplies.
+    Wide are what other kernels keep (inputs of norms, what goes into the attention core and the
+    activation) and the output of a norm that a router reads too. The output of the attention core
+    is kept twice: its backward reads it wide. One narrow copy is kept of a tensor, the one along
+    whose columns the weight gradient multiplies.
 
     References
     ----------
-    NVIDIA/TransformerEngine transformer_engine/pytorch/module/linear.py, layernorm_linear.py (``saved_inputmat``); DeepSeek-V3, arXiv 2412.19437 section 3.3.3.
+    NVIDIA/TransformerEngine transformer_engine/pytorch/module/linear.py, layernorm_linear.py
+    (``saved_inputmat``); DeepSeek-V3, arXiv 2412.19437 section 3.3.3.
     """
     share = element_bytes / wide_bytes
     routes = any(operator.split is Split.EXPERT for operator in expansion.forward)
@@ -173,7 +179,9 @@ def _quantise(product: Operator, rules: _Rules) -> Operator:
 
 
 def _late(product: Operator, rules: _Rules) -> Iterator[Operator]:
-    """Casts that a weight gradient needs beyond the first ones of its operands: others, or transposed copies of what was gathered."""
+    """Casts that a weight gradient needs beyond the first ones of its operands: others, or
+    transposed copies of what was gathered.
+    """
     casting = rules.casting
     for what, elements in zip(("gradient", "input"), product.operands[:2], strict=True):
         split = _split(product, what, rules)
@@ -199,8 +207,8 @@ def _kernel(product: Operator, what: str, split: Split, moved: float) -> Operato
 def _split(product: Operator, what: str, rules: _Rules) -> Split:
     """How the input or the gradient of a layer is divided when it is cast.
 
-    Between a column and a row layer tensors are divided by tensor parallelism, elsewhere only with sequence parallelism, and not at all once
-    they are gathered; those of experts as experts are.
+    Between a column and a row layer tensors are divided by tensor parallelism, elsewhere only with
+    sequence parallelism, and not at all once they are gathered; those of experts as experts are.
     """
     if product.split is Split.EXPERT:
         return Split.EXPERT

@@ -1,4 +1,6 @@
-"""The ends of a model: embedding before the first layer, with a tower for images, and output head with its loss after the last."""
+"""The ends of a model: embedding before the first layer, with a tower for images, and output head
+with its loss after the last.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def expand_embedding(
     sequence_length: int,
     context: int = 1,
 ) -> Expansion:
-    """Expand the token embedding for one microbatch on one rank, before tensor parallelism; parameters as in `expand_layer`.
+    """Expand the token embedding for one microbatch on one rank, before tensor parallelism;
+    parameters as in `expand_layer`.
 
     Returns: gather (or one-hot product), learned positions, norm and dropout, as far as the model
     has them; for encoder and decoder, and then with the norm after the encoder, which like them
@@ -95,7 +98,7 @@ def expand_head(
 
 
 def _joined(part: Part) -> Iterator[Step]:
-    """Norms of states and of the next token's embedding, and the projection of both to the hidden width."""
+    """Norms of states and the next token's embedding, and their projection to the width."""
     width = 2 * part.model.hidden
     yield part.norm(Module.HEAD, "mtp_norm", width)
     join = Module.HEAD, Role.JOIN
@@ -144,7 +147,7 @@ def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterat
 
 
 def _product_lookup(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
-    """One-hot rows, written once, and their product with the table; the gradient of the table is the other product."""
+    """One-hot rows, written once, and their product with the table; its gradient's too."""
     labels = float(LABEL_BYTES * tokens.count)
     written = float(lowering.activation_bytes * tokens.count * model.vocab)
     rows = make_elementwise(
@@ -201,7 +204,9 @@ def _lookup(
 
 
 def tower_steps(tower: VisionTower, lowering: Lowering, sequences: int, out: int) -> Iterator[Step]:
-    """Expand patches, layers and merger of all images of so many sequences, to tokens of width `out`."""
+    """Expand patches, layers and merger of all images of so many sequences, to tokens of width
+    `out`.
+    """
     images = max(round(sequences * tower.images), 1)
     whole = Transformer(
         name="vision",

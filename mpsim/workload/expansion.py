@@ -1,4 +1,4 @@
-"""Expansion: the operators of one part of the model, forward and backward, in order of execution."""
+"""Expansion: operators of one part of the model, both passes, in order of execution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variants of a layer's two halves: experts in place of the MLP, latent attention in place of plain."""
+"""Variants of a layer's halves: experts for the MLP, latent attention for plain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts: every token passes through `top_k` routed experts and all shared ones."""
+    """A mixture of experts: tokens pass `top_k` routed experts and all shared ones."""
 
     experts: int
     """Routed experts of a layer, at least 1."""
@@ -56,7 +56,10 @@ class Experts:
         yield from small("moe", self, experts=1, top_k=1, ffn_hidden=1, every=1)
         yield from small("moe", self, shared_experts=0, shared_ffn_hidden=0, dense_layers=0)
         if self.top_k > self.experts:
-            yield f"moe.top_k is {self.top_k} of {self.experts} experts; needed no more than there are"
+            yield (
+                f"moe.top_k is {self.top_k} of {self.experts} experts; needed no more than"
+                " there are"
+            )
         if not self.imbalance >= 1:
             yield f"moe.imbalance is {self.imbalance!r}; the busiest rank has at least the mean, 1"
         if not self.spread >= 0:
@@ -97,7 +100,7 @@ class LatentAttention:
 
 
 def small(section: str, owner: object, **least: int) -> Iterator[str]:
-    """Say which fields of a part of a model are no whole numbers, or below the least they can be."""
+    """Say which fields of a part of a model are no whole numbers, or too small."""
     for field, lowest in least.items():
         value = getattr(owner, field)
         if not isinstance(value, int) or isinstance(value, bool) or value < lowest:

@@ -47,7 +47,7 @@ def model_flops(
 def part_flops(
     model: Transformer, sequences: int, sequence_length: int, *, padded_vocab: int | None = None
 ) -> tuple[dict[str, float], float]:
-    """Count the forward FLOPs of one layer of each kind, and of the head with what predicts further tokens.
+    """Count the forward FLOPs of a layer of each kind, and of the head with what predicts on.
 
     Parameters and conventions are those of `model_flops`.
 

@@ -1,4 +1,4 @@
-"""One transformer layer as operators: serial (GPT, Llama), a parallel block (PaLM), of an encoder or a decoder (T5)."""
+"""One transformer layer as operators: serial, a parallel block, of an encoder or decoder."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def expand_layer(
 
     Notes
     -----
-    A GPT layer (b sequences, s tokens, h hidden) has ``24 b s h^2 (1 + s / 6h)`` FLOP forward and saves
-    ``s b h (34 + 5 a s / h)`` bytes with a heads, unfused attention, dropout and 2-byte activations.
+    A GPT layer (b sequences, s tokens, h hidden) has ``24 b s h^2 (1 + s / 6h)`` FLOP forward and
+    saves ``s b h (34 + 5 a s / h)`` bytes with a heads, unfused attention and dropout.
 
     References
     ----------
-    Narayanan et al., Efficient Large-Scale Language Model Training (SC'21), appendix; Korthikanti et
-    al. (2022), equation 1; Chowdhery et al., PaLM (2022), section 2 for the parallel block.
+    Narayanan et al., Efficient Large-Scale Language Model Training (SC'21), appendix; Korthikanti
+    et al. (2022), equation 1; Chowdhery et al., PaLM (2022), section 2 for the parallel block.
 
     Examples
     --------

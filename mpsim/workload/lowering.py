@@ -24,7 +24,7 @@ class Lowering:
     """
 
     fused_attention: Flag = True
-    """One FlashAttention-like kernel, or scores materialised (two batched GEMMs, softmax, dropout)."""
+    """One FlashAttention-like kernel, or scores materialised (two GEMMs, softmax, dropout)."""
     fused_softmax: Flag = True
     """With materialised scores: scale, mask and softmax in one kernel, or three."""
     fused_bias_activation: Flag = True
@@ -35,8 +35,8 @@ class Lowering:
     """Whether queries, keys and values are one tensor, all of which is kept because the values are
     a view of it, or three."""
     separate_projections: Flag = False
-    """Whether queries, keys and values, and gate and up, are products, whose input gradients a kernel
-    adds up (each reduced over tensor parallelism, if the sequence is not divided), or one."""
+    """Whether q, k and v, and gate and up, are products, whose input gradients a kernel adds up
+    (each reduced over tensor parallelism, if the sequence is not divided), or one."""
     repeated_keys: Flag = False
     """Whether keys and values of grouped heads are copied out to all heads before attention
     (`repeat_kv`), and kept and sent so."""
@@ -67,11 +67,11 @@ class Lowering:
     weight_grad_bytes: ElementBytes = 4
     """Bytes of an element of the gradient that weight gradients are added into."""
     adapter_bytes: ElementBytes = 0
-    """Bytes of an element of adapters and of what they read and return; 0 for as activations are (PEFT
-    makes adapters of a 16-bit base float32)."""
+    """Bytes of an element of adapters and of what they read and return; 0 for as activations are
+    (PEFT makes adapters of a 16-bit base float32)."""
     narrow_inputs: ElementBytes = 0
-    """Inputs of a product with narrow frozen weights that are kept though no gradient reads them: 1 of
-    this microbatch (bitsandbytes before 0.44), 2 with that before it, whose graph is alive still."""
+    """Inputs of a product with narrow frozen weights that are kept unread: 1 of this microbatch
+    (bitsandbytes before 0.44), 2 with that before it, whose graph is alive still."""
     loss_bytes_per_logit: LogitBytes = 30.0
     """Memory traffic of the loss, forward and backward together [B per logit]."""
     loss_kept_bytes: LogitBytes = 0.0

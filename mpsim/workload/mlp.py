@@ -41,13 +41,14 @@ def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
     Yields
     ------
     Step
-        Rows that are sent to experts are counted for all experts of the model, as if one rank had them: `Split.EXPERT` leaves to
-        `mpsim.parallel` how they are divided.
+        Rows that are sent to experts are counted for all experts of the model, as if one rank had
+        them: `Split.EXPERT` leaves to `mpsim.parallel` how they are divided.
 
     Notes
     -----
-    `permute` gathers the rows of each expert and keeps them for the weight gradient of the first GEMM; `unpermute` weighs and sums
-    them. With `weighted_activation` the weights enter in the activation, else the output of the experts is kept for their gradient.
+    `permute` gathers the rows of each expert and keeps them for the weight gradient of the first
+    GEMM; `unpermute` weighs and sums them. With `weighted_activation` the weights enter in the
+    activation, else the output of the experts is kept for their gradient.
     """
     model, rows = part.model, moe.rows(part.tokens.count)
     inner, gated = moe.ffn_hidden, model.gated_experts
@@ -89,7 +90,7 @@ _PREFIXES = {Module.MLP: "", Module.EXPERTS: "experts_", Module.SHARED_EXPERTS: 
 def _activation(
     part: Part, module: Module, elements: int, *, gated: bool, split: Split = Split.TENSOR
 ) -> Iterator[Step]:
-    """Expand an activation of so many elements: bias, gate and product, in one kernel or in one each."""
+    """Expand an activation of so many elements: bias, gate and product, fused or apart."""
     lowering, prefix = part.lowering, _PREFIXES[module]
 
     def kernel(passes: str, count: int, saved: float = 0.0, name: str = "") -> Step:
@@ -109,9 +110,11 @@ def _activation(
 
 
 def _expert_activation(part: Part, elements: int, *, gated: bool, clamped: bool) -> Iterator[Step]:
-    """Expand the activation of routed experts; with a fused grouped MLP only what it keeps is left, which costs no time of its own.
+    """Expand the activation of routed experts; with a fused grouped MLP only what it keeps is left,
+    which costs no time of its own.
 
-    A gate beside biases is scaled and clamped (GPT-OSS), for which Megatron-Core runs torch's kernels one by one (TEGroupedMLP.forward, glu).
+    A gate beside biases is scaled and clamped (GPT-OSS), for which Megatron-Core runs torch's
+    kernels one by one (TEGroupedMLP.forward, glu).
     """
     if clamped:
         passes = "wide_clamped_gate" if part.lowering.wide_routing else "clamped_gate"
@@ -124,9 +127,10 @@ def _expert_activation(part: Part, elements: int, *, gated: bool, clamped: bool)
 
 
 def _expert_bias(part: Part, passes: str, name: str, elements: int) -> Step:
-    """Biases of experts: those of the second product are weighed by routing weights (Megatron-Core, TEGroupedMLP._apply_bias).
+    """Biases of experts: the second product's are weighed by routing (TEGroupedMLP._apply_bias).
 
-    Those of the first ride in its epilogue there (its `skip_bias_add` is false), not in AutoModel (components/moe/experts.py, _apply_bias).
+    Those of the first ride in its epilogue there (its `skip_bias_add` is false), not in AutoModel
+    (components/moe/experts.py, _apply_bias).
     """
     return part.stream(passes, Module.EXPERTS, elements, name, split=Split.EXPERT)
 
@@ -177,7 +181,7 @@ def _unpermute(part: Part, rows: float) -> Step:
 
 
 def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], saved: float) -> Step:
-    """Build the same GEMM of every expert, on the mean of rows one gets; FLOPs count the rows exactly."""
+    """Build the same GEMM of every expert, on the mean of its rows; FLOPs count rows exactly."""
     rows = moe.rows(part.tokens.count)
     out, into = features
     column = role is Role.UP

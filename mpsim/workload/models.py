@@ -30,7 +30,7 @@ def model(name: str) -> Transformer:
 
 
 def model_year(name: str) -> int:
-    """Year in which the published model called `name` came out; WorkloadError if there is none of that name.
+    """Year in which the published model `name` came out; WorkloadError for an unknown one.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def model_year(name: str) -> int:
 
 
 def model_names(*, aliases: bool = False) -> tuple[str, ...]:
-    """Names of all published models in the catalog, sorted; with other names of the same sizes if asked for."""
+    """Names of all published models of the catalog, sorted; twins of the same sizes if asked."""
     known = sorted(_catalog().items())
     return tuple(name for name, entry in known if aliases or name == entry.transformer.name)
 
@@ -97,7 +97,7 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     mistakes = _misfits(Transformer, fields, "", given={"name"})
     if mistakes:
         raise WorkloadError("\n".join(f"model {name!r}: {mistake}" for mistake in mistakes))
-    return Transformer(**{**fields, **parts, "name": name})  # type: ignore[arg-type] # it checks them
+    return Transformer(**{**fields, **parts, "name": name})  # type: ignore[arg-type]
 
 
 _Part: TypeAlias = Experts | LatentAttention | StateMixer | VisionTower

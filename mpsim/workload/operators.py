@@ -1,18 +1,19 @@
 """Operators: what one layer asks of the hardware, before anybody divides it.
 
-An `Operator` is one kernel of the model for one microbatch on one data- and context-parallel rank, not divided by tensor
-parallelism; ``split`` says which of its dimensions tensor parallelism divides, so that `mpsim.parallel` can shard it without
-knowing what it is.
+An `Operator` is one kernel of the model for one microbatch on one data- and context-parallel rank,
+not divided by tensor parallelism; ``split`` says which of its dimensions tensor parallelism
+divides, so that `mpsim.parallel` can shard it without knowing what it is.
 
-Backward operators keep the ``split`` of their forward operator: the input gradient of a COLUMN GEMM is the one whose result
-has to be reduced, that of a ROW GEMM the one whose incoming gradient is whole (or gathered).
+Backward operators keep the ``split`` of their forward: the input gradient of a COLUMN GEMM is the
+one whose result is reduced, that of a ROW GEMM the one whose incoming gradient is whole.
 
-What an operator is for stands in its `Role` and in the `Module` it belongs to, never in its name: a name is what a trace shows. Gradients
-keep role and module of their forward operator, and so do the casts of what a product reads.
+What an operator is for stands in its `Role` and in the `Module` it belongs to, never in its name: a
+name is what a trace shows. Gradients keep role and module of their forward operator, and so do the
+casts of what a product reads.
 
-Only forward operators report saved bytes. Every kept tensor is reported once, by an operator placed so that dropping the
-``saved`` of the attention core is exactly what running it again saves: what goes into the core (q, k, v) is reported before it, what comes
-out of it by the output projection.
+Only forward operators report saved bytes. Every kept tensor is reported once, by an operator placed
+so that dropping the ``saved`` of the attention core is exactly what running it again saves: what
+goes into the core (q, k, v) is reported before it, what comes out of it by the output projection.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class OperatorKind(enum.StrEnum):
     """Which cost form applies."""
 
     GEMM = "gemm"  # batch x (m, k) @ (k, n)
-    GROUPED_GEMM = "grouped_gemm"  # batch experts, each (m, k) @ (k, n); m is the mean of tokens an expert gets
+    GROUPED_GEMM = (  # batch experts, each (m, k) @ (k, n); m is the mean of tokens an expert gets
+        "grouped_gemm"
+    )
     ATTENTION = "attention"  # one fused kernel
     SCAN = "scan"  # a state along a sequence, in chunks: kernels of small products
     NORM = "norm"  # memory bound, fused row reduction
@@ -39,7 +42,7 @@ class OperatorKind(enum.StrEnum):
 
 
 class Module(enum.StrEnum):
-    """Part of the model that an operator belongs to; norm and residual addition belong to the module between them."""
+    """Part of the model of an operator; norm and residual belong to the module between them."""
 
     EMBEDDING = "embedding"
     ATTENTION = "attention"
@@ -152,7 +155,7 @@ class Phase(enum.StrEnum):
     WEIGHT_GRADIENT = "weight_gradient"
 
     def of(self, what: str) -> str:
-        """Name of a tensor as this phase handles it: itself going forward, its gradient going back."""
+        """Name of a tensor in this phase: itself going forward, its gradient going back."""
         return what if self is Phase.FORWARD else f"{what} gradient"
 
 
@@ -163,7 +166,9 @@ class Split(enum.StrEnum):
     ROW = "row"  # GEMM with sharded input features: k / t, output to be reduced
     TENSOR = "tensor"  # work divided by t (heads, or activations between column and row)
     SEQUENCE = "sequence"  # divided by t only with sequence parallelism
-    EXPERT = "expert"  # experts divided by expert parallelism, their features by expert-tensor parallelism
+    EXPERT = (  # experts divided by expert parallelism, their features by expert-tensor parallelism
+        "expert"
+    )
     NONE = "none"  # never divided
 
 
@@ -233,7 +238,7 @@ class Operator:
 
     @property
     def place(self) -> tuple[Module, Role]:
-        """Where in a layer it stands: a forward operator, its gradients and the casts for them share a place."""
+        """Where in a layer it stands: a forward operator shares it with gradients and casts."""
         return self.module, self.role
 
     @property
@@ -247,7 +252,7 @@ class Operator:
         return self.role in ATTENTION_CORE
 
     def dimension(self, letter: str) -> str:
-        """Which of m, n and k of a product of the attention core is queries (``q``), keys (``k``) or features (``d``)."""
+        """Which of a core product's m, n, k is queries (``q``), keys (``k``), features (``d``)."""
         return "mnk"[self.attends.index(letter)]
 
     @property
@@ -257,7 +262,7 @@ class Operator:
 
     @property
     def repeated_bytes(self) -> float:
-        """Moved beyond `bytes` because several weights share what is multiplied: what they read or write anew [B]."""
+        """Moved beyond `bytes` where weights share what is multiplied: read or written anew [B]."""
         if self.weights == 1:
             return 0.0
         left, right, out = self.operands

@@ -1,8 +1,8 @@
 """How many parameters a transformer has, part by part, sharded and replicated apart.
 
-Tensor parallelism shards what belongs to a head or to a feature between a column and a row GEMM, and the
-vocabulary. Norms, the biases of row GEMMs (added once, after the reduction) and learned positions are
-replicated on every tensor-parallel rank.
+Tensor parallelism shards what belongs to a head or to a feature between a column and a row GEMM,
+and the vocabulary. Norms, the biases of row GEMMs (added once, after the reduction) and learned
+positions are replicated on every tensor-parallel rank.
 """
 
 from __future__ import annotations

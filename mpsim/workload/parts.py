@@ -47,8 +47,8 @@ class Part:
     ) -> Step:
         """Build a norm of the hidden width, or of `features`.
 
-        It `keeps` its input, unless what made it has kept it, and where it `feeds` a GEMM its output for the weight gradient of that. A chain of kernels keeps tensors of
-        its own in any case.
+        It `keeps` its input, unless what made it has, and where it `feeds` a GEMM its output for
+        that weight gradient. A chain of kernels keeps tensors of its own in any case.
         """
         width = features or self.model.hidden
         kept = self.size(width) if keeps else 0.0
@@ -102,7 +102,7 @@ class Part:
         features_in: int = 0,
         weights: int = 1,
     ) -> Step:
-        """Build a GEMM from the hidden width, or from `features_in`; it saves `saved` features of its output.
+        """Build a GEMM from the hidden width, or `features_in`; it saves `saved` output features.
 
         Where projections are separate it stands for as many as there are `weights`.
         """
@@ -118,7 +118,8 @@ class Part:
     def replicated(
         self, place: tuple[Module, Role], name: str, features: int, *, features_in: int = 0
     ) -> Step:
-        """Build a narrow GEMM whose weight every tensor-parallel rank has; with sequence parallelism each does its tokens.
+        """Build a narrow GEMM whose weight every tensor-parallel rank has; with sequence
+        parallelism each does its tokens.
 
         From the hidden width, or from `features_in`.
         """
@@ -152,7 +153,7 @@ class Part:
         )
 
     def add(self, module: Module, suffix: str) -> Iterator[Step]:
-        """Build bias, dropout and residual addition, in one kernel or in one each; a norm before them where there is one."""
+        """Build bias, dropout and residual, in one kernel or one each; a norm before, if any."""
         model = self.model
         if model.post_norm:
             yield self.norm(module, f"post_norm{suffix}", role=Role.POST_NORM, feeds=False)

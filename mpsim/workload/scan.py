@@ -20,11 +20,13 @@ def state_mixer(part: Part, mixer: StateMixer) -> Iterator[Step]:
     Yields
     ------
     Step
-        The first projection keeps what it returns, from which the backward makes convolution and states anew; the last one its input.
+        The first projection keeps what it returns, from which the backward makes convolution and
+        states anew; the last one its input.
 
     References
     ----------
-    state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py (mamba_split_conv1d_scan_combined); fla-org/flash-linear-attention, fla/ops/gated_delta_rule/chunk.py.
+    state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py (mamba_split_conv1d_scan_combined);
+    fla-org/flash-linear-attention, fla/ops/gated_delta_rule/chunk.py.
     """
     tokens = part.tokens.count
     yield part.column((Module.STATE, Role.STATE_IN), "in_proj", mixer.features, mixer.features)
@@ -37,7 +39,7 @@ def state_mixer(part: Part, mixer: StateMixer) -> Iterator[Step]:
 
 
 def _scan(part: Part, mixer: StateMixer) -> Step:
-    """The chunked scan with what its kernels move: projected tokens, and float32 states of every chunk."""
+    """The chunked scan with its kernels' traffic: tokens, and float32 states of chunks."""
     tokens = part.tokens
     chunk = min(mixer.chunk, tokens.queries)
     chunks = tokens.sequences * -(-tokens.queries // chunk)

@@ -1,4 +1,6 @@
-"""State mixers: layers that carry a state of fixed size along the sequence in place of keys and values (Mamba-2, gated delta nets)."""
+"""State mixers: layers that carry a state of fixed size along the sequence in place of keys and
+values (Mamba-2, gated delta nets).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ PATTERN: Final = MappingProxyType(
         "-": ("none", True),
     }
 )
-"""What a layer has, by its letter in `Transformer.layer_pattern`: its mixer, and whether it has an MLP (or experts)."""
+"""What a layer has, by its letter in `Transformer.layer_pattern`: mixer, MLP or experts."""
 _FLOAT32 = 4
 
 
@@ -30,7 +32,7 @@ class StateMixer:
 
     References
     ----------
-    Dao and Gu, Transformers are SSMs (2024), section 6; Yang et al., Gated Delta Networks (2024), section 3.
+    Dao and Gu, Transformers are SSMs, 2024, section 6; Yang et al., Gated Delta Networks, 2024.
     """
 
     kind: str
@@ -59,7 +61,7 @@ class StateMixer:
 
     @property
     def features(self) -> int:
-        """Output width of the first projection: those, the gate, and one decay a head (a delta net has a rate beside it)."""
+        """Output width of the first projection: those, the gate, a decay a head (a rate beside)."""
         return self.channels + self.inner + self.heads * self._scalars
 
     @property
@@ -67,7 +69,7 @@ class StateMixer:
         return 1 if self.kind == "mamba2" else 2
 
     def count(self, hidden: int) -> Count:
-        """Parameters: projections, convolution, decays with their offsets, and the norm before the last projection."""
+        """Parameters: projections, convolution, decays with offsets, the norm before the last."""
         own = self.inner * hidden + hidden * self.features
         if (
             self.kind == "mamba2"
@@ -85,9 +87,10 @@ class StateMixer:
 
         Notes
         -----
-        SSD, a token: scores ``2 Q G n``, values ``2 Q H P``, states in and out ``4 n H P``. A delta net, a token and head: scores of keys with keys
-        and of queries with keys ``4 Q n``, the inverse of a triangle ``2 Q^2 / 3``, what it multiplies ``2 Q (n + P)``, values ``2 Q P``, three
-        products with the state ``6 n P``.
+        SSD, a token: scores ``2 Q G n``, values ``2 Q H P``, states in and out ``4 n H P``. A delta
+        net, a token and head: scores of keys with keys and of queries with keys ``4 Q n``, the
+        inverse of a triangle ``2 Q^2 / 3``, what it multiplies ``2 Q (n + P)``, values ``2 Q P``,
+        three products with the state ``6 n P``.
         """
         q, n, p, h = chunk, self.state, self.head_dim, self.heads
         if self.kind == "mamba2":

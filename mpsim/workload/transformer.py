@@ -148,7 +148,7 @@ class Transformer:
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Name of the kind of every layer; `expand_layer` and `parameters` know each by this name."""
+        """Name of the kind of every layer, by which `expand_layer` and `parameters` know it."""
         return _names_of(self)
 
     def kind(self, name: str) -> LayerKind:
@@ -296,30 +296,55 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
     if unknown := "".join(sorted(set(model.layer_pattern) - PATTERN.keys())):
         yield f"layer_pattern has {unknown!r}; needed letters of {' '.join(PATTERN)}"
     elif bool(set(model.layer_pattern) & {"S", "M"}) != (model.state is not None):
-        yield "layer_pattern has S or M exactly where state says what they are; give both or neither"
+        yield (
+            "layer_pattern has S or M exactly where state says what they are; give both or neither"
+        )
     if model.layer_pattern and (model.full_every or model.encoder_layers or model.parallel_block):
-        yield "layer_pattern stands for one stack of serial layers; leave out full_every, encoder_layers and parallel_block"
+        yield (
+            "layer_pattern stands for one stack of serial layers; leave out full_every,"
+            " encoder_layers and parallel_block"
+        )
     if model.scalar_head and (model.tied_embeddings or model.mtp_layers):
-        yield "scalar_head has no vocabulary to share or to predict further; set tied_embeddings to false and mtp_layers to 0"
+        yield (
+            "scalar_head has no vocabulary to share or to predict further; set tied_embeddings to"
+            " false and mtp_layers to 0"
+        )
     if model.attention_gate and (model.mla or model.parallel_block):
         yield "attention_gate stands beside plain attention; leave out mla and parallel_block"
 
 
 def _check_stacks(model: Transformer) -> Iterator[str]:
     if model.full_every and model.attention != "sliding":
-        yield f"full_every is {model.full_every} but attention is {model.attention!r}; set it to 'sliding'"
+        yield (
+            f"full_every is {model.full_every} but attention is {model.attention!r}; set it to"
+            " 'sliding'"
+        )
     if model.encoder_layers >= model.layers:
-        yield f"encoder_layers is {model.encoder_layers} of {model.layers} layers; leave some to the decoder"
+        yield (
+            f"encoder_layers is {model.encoder_layers} of {model.layers} layers; leave some to the"
+            " decoder"
+        )
     if model.mtp_layers >= model.layers:
-        yield f"mtp_layers is {model.mtp_layers} of {model.layers} layers; leave some to predict the next token"
+        yield (
+            f"mtp_layers is {model.mtp_layers} of {model.layers} layers; leave some to predict the"
+            " next token"
+        )
     if bool(model.encoder_layers) != bool(model.decoder_length):
         yield "encoder_layers and decoder_length come together; give both or neither"
     if model.encoder_layers and (model.window or model.mla or model.parallel_block):
-        yield "an encoder and a decoder have plain serial layers; leave out window, mla and parallel_block"
+        yield (
+            "an encoder and a decoder have plain serial layers; leave out window, mla and"
+            " parallel_block"
+        )
     if model.parallel_block and (model.moe or model.mla or model.post_norm):
-        yield "a parallel block has a plain MLP and plain attention; leave out moe, mla and post_norm"
+        yield (
+            "a parallel block has a plain MLP and plain attention; leave out moe, mla and post_norm"
+        )
     if model.mla and (model.qk_norm or model.kv_heads != model.heads):
-        yield "latent attention has norms and key-value heads of its own; leave out qk_norm, set kv_heads to heads"
+        yield (
+            "latent attention has norms and key-value heads of its own; leave out qk_norm, set"
+            " kv_heads to heads"
+        )
 
 
 def _probability(value: object) -> bool:
@@ -330,7 +355,7 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and value > 0
 
 
-# --- kinds of layer --------------------------------------------------------------------------------------------------------------
+# --- kinds of layer -------------------------------------------------------------------------------
 
 
 @remembered(256)
@@ -370,7 +395,7 @@ def _single_stack(model: Transformer, layer: int) -> LayerKind:
 
 
 def _patterned(model: Transformer, letter: str, experts: bool) -> LayerKind:
-    """A layer by its letter: mixers with an MLP are called by both, those alone and MLPs alone by themselves."""
+    """A layer by its letter: mixers with an MLP have both names, others their own."""
     mixer, mlp = PATTERN[letter]
     experts = experts and mlp
     beside = {"attention": "", "state": "-state", "none": "-alone"}
@@ -381,7 +406,7 @@ def _patterned(model: Transformer, letter: str, experts: bool) -> LayerKind:
     )
 
 
-# --- parameters ------------------------------------------------------------------------------------------------------------------
+# --- parameters -----------------------------------------------------------------------------------
 
 
 @remembered(64)
@@ -407,13 +432,13 @@ def _head(model: Transformer, table: int) -> Count:
 
 
 def _positions(model: Transformer, stacks: int) -> int:
-    """Learned positions are added to the embedding; a table of relative ones serves all layers of a stack."""
+    """Learned positions join the embedding; a table of relative ones serves a stack."""
     width = {"learned": model.hidden, "relative": stacks * model.heads}
     return model.max_positions * width.get(model.positions, 0)
 
 
 def _joining(model: Transformer, norm: int) -> int:
-    """A module of multi-token prediction: two norms before a projection from twice the width, one after its layer."""
+    """A module of multi-token prediction: two norms, a projection from twice the width, a norm."""
     return 2 * model.hidden**2 + 3 * norm
 
 
@@ -446,7 +471,7 @@ def _mixer(model: Transformer, kind: LayerKind) -> Count:
 
 
 def _attention(model: Transformer) -> Count:
-    """Projections of queries, keys, values and context; the bias of the last is counted with the row GEMMs."""
+    """Projections of queries, keys, values, context; row GEMMs count the last one's bias."""
     matrices = model.hidden * (model.qkv_features + model.query_features)
     head_norms = 2 * model.head_dim * _norm_tensors(model) if model.qk_norm else 0
     return Count(matrices + (model.qkv_features if model.has_qkv_bias else 0), head_norms)

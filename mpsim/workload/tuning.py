@@ -1,7 +1,8 @@
-"""Tuning: which parameters of a model train, and what adapters and narrow frozen weights add to its operators.
+"""Tuning: which parameters train, and what adapters and narrow frozen weights add.
 
-`Tuning.applied` is the one place that asks whether a weight trains: kernels, kept activations, messages, states and the optimizer all
-follow from the weight gradients that are left in an expansion (`trained_weights`).
+`Tuning.applied` is the one place that asks whether a weight trains: kernels, kept activations,
+messages, states and the optimizer all follow from the weight gradients that are left in an
+expansion (`trained_weights`).
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ FROZEN: Final = MappingProxyType(
 BASES: Final = MappingProxyType(
     {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5159, "nf4-single": 0.5625}
 )
-"""Bytes of a frozen weight: fp8 as products read it (Transformer Engine's fp8_params), int8 without its row scales; NF4 in blocks of 64, their scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA, 2023, section 3), or in float32
-where they are quantised only once (bitsandbytes, `bnb.nf4` of litgpt)."""
+"""Bytes of a frozen weight: fp8 as products read it (Transformer Engine's fp8_params), int8 without
+its row scales; NF4 in blocks of 64, scales in 8 bits by blocks of 256 (Dettmers et al., QLoRA,
+2023, section 3), or in float32 if quantised once (bitsandbytes, litgpt's `bnb.nf4`)."""
 ADAPTERS: Final = frozenset(
     {Role.ADAPTER_DROPOUT, Role.ADAPTER_DOWN, Role.ADAPTER_UP, Role.ADAPTER_SUM}
 )
@@ -93,7 +95,7 @@ class Tuning:
     def applied(
         self, part: str, expansion: Expansion, lowering: Lowering, model: Transformer
     ) -> Expansion:
-        """Operators of a part as it trains: a frozen weight has no gradient, and keeps no input for it."""
+        """Operators of a part as it trains: frozen weights have no gradient, and keep no input."""
         if self.trains_all:
             return expansion
         steps: list[Step] = []
@@ -178,7 +180,7 @@ class Tuning:
         return any(operator.role in PROJECTIONS[word] for word in self.modules)
 
     def _beside(self, product: Operator, model: Transformer) -> _Beside:
-        """Weights of a product that have adapters, and their width: of joined queries, keys and values perhaps some."""
+        """Weights of a product that have adapters, and their width, perhaps some of joined ones."""
         widths = (model.query_features, model.kv_features, model.kv_features)
         chosen = [
             width for word, width in zip(_JOINED, widths, strict=True) if word in self.modules
@@ -188,7 +190,7 @@ class Tuning:
         return _Beside(len(chosen), sum(chosen))
 
     def _widened(self, product: Operator, lowering: Lowering, *, keeps: bool) -> Step:
-        """Read narrow weights and write them in 16 bits, before the product and again before its input gradient.
+        """Read narrow weights, write them in 16 bits, before the product and its input gradient.
 
         `keeps`: whether the product's input is kept anyway.
         """
@@ -207,7 +209,7 @@ class Tuning:
         )
 
     def _adapter(self, product: Operator, lowering: Lowering, beside: _Beside) -> Iterator[Step]:
-        """Two narrow products for each weight that has an adapter, and the sum with what it returns."""
+        """Two narrow products for each weight with an adapter, and the sum with its result."""
         tokens, features, name = product.m, product.k, f"{product.name} adapter"
         out, inner = beside.features, self.rank * beside.weights
         element = lowering.adapter_bytes or lowering.activation_bytes
@@ -270,7 +272,7 @@ def trained_weights(operators: Iterable[Operator]) -> Count:
 
 
 def _steps(expansion: Expansion) -> list[Step]:
-    """The steps that an expansion was made of: gradients stand in reverse, each beside others of its place."""
+    """The steps of an expansion: gradients in reverse, each beside others of its place."""
     left, steps = list(expansion.backward), list[Step]()
     for forward in reversed(expansion.forward):
         count = 0
@@ -291,7 +293,7 @@ def _without_weight_gradient(step: Step, *, keeps: bool) -> Step:
 
 
 def _without_normed(step: Step, lowering: Lowering) -> Step:
-    """A norm of several kernels whose weight is frozen: of what it keeps its input in float32 is left."""
+    """A norm of several kernels with a frozen weight keeps its input in float32 only."""
     share = STATISTIC_BYTES / (STATISTIC_BYTES + lowering.activation_bytes)
     return Step(dataclasses.replace(step.forward, saved=share * step.forward.saved), step.backward)
 

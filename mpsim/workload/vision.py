@@ -1,4 +1,6 @@
-"""Vision towers: a transformer over the patches of images, whose outputs stand in the language model's sequence in place of tokens."""
+"""Vision towers: a transformer over the patches of images, whose outputs stand in the language
+model's sequence in place of tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ _CHANNELS = 3  # of a pixel
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VisionTower:
-    """Encoder of images beside a language model, on the ranks of its first stage and divided as that is.
+    """Encoder of images beside a language model, on its first stage and divided as that is.
 
     References
     ----------
-    Dosovitskiy et al., An Image is Worth 16x16 Words (2021); Wang et al., Qwen2-VL (2024), section 2.1 for the merger of 2 x 2 patches.
+    Dosovitskiy et al., An Image is Worth 16x16 Words (2021); Wang et al., Qwen2-VL (2024), section
+    2.1 for the merger of 2 x 2 patches.
     """
 
     # layers, hidden, heads, ffn_hidden: Of its transformer, which has biases, layer norms, and
@@ -46,7 +49,7 @@ class VisionTower:
         return self.merge * self.hidden
 
     def count(self, out: int) -> Count:
-        """Parameters: layers, the first projection, and a merger of two products to the width `out`."""
+        """Parameters: layers, first projection, a merger of two products to the width `out`."""
         width, inner = self.hidden, self.ffn_hidden
         matrices = 4 * width * width + 2 * width * inner + 3 * width + inner
         merger = self.joined * self.joined + self.joined * out + self.joined
@@ -61,6 +64,8 @@ class VisionTower:
         if not wrong and self.hidden % self.heads:
             yield f"vision.hidden ({self.hidden}) does not divide among vision.heads ({self.heads})"
         if not wrong and self.patches % self.merge:
-            yield f"vision.patches ({self.patches}) is not a multiple of vision.merge ({self.merge})"
+            yield (
+                f"vision.patches ({self.patches}) is not a multiple of vision.merge ({self.merge})"
+            )
         if not self.images > 0:
             yield f"vision.images is {self.images!r}; needed a number above 0"

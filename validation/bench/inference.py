@@ -19,7 +19,8 @@ from mpsim.formats.words import gpu
 from mpsim.hardware import Cluster, build_cluster
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
-from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.scenario.fields import LengthChoice
+from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.confidence import setting_of
 from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_for
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan

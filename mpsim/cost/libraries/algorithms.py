@@ -1,14 +1,15 @@
 """Algorithms of collectives as alpha-beta-gamma formulas over two kinds of links.
 
-With n ranks, m in each of d domains, alpha per message, beta per byte, gamma per byte summed, S as `mpsim.cost.collectives` defines it. Ranks
-are numbered domain by domain, so the short distances of a doubling pattern stay inside. Every time is linear in S with coefficients of 0 or
-more. On one kind of link they are the textbook forms: recursive doubling ``log2(n) (alpha + S (beta + gamma))``, Rabenseifner
-``2 log2(n) alpha + (n-1)/n S (2 beta + gamma)``, ring ``2 (n-1) alpha`` and the same bytes, pairwise ``(n-1) (alpha + S beta / n)``, Bruck
-``log2(n) (alpha + S beta / 2)``, binomial ``log2(n) (alpha + S beta)``.
+With n ranks, m in each of d domains, alpha per message, beta per byte, gamma per byte summed, S as
+in `mpsim.cost.collectives`. Ranks are numbered by domain, so short distances of a doubling stay
+inside. Times are linear in S with coefficients of 0 or more. On one kind of link they are the
+textbook forms: recursive doubling ``log2(n) (alpha + S (beta + gamma))``, Rabenseifner ``2 log2(n)
+alpha + (n-1)/n S (2 beta + gamma)``, ring ``2 (n-1) alpha`` and its bytes, pairwise ``(n-1) (alpha
++ S beta / n)``, Bruck ``log2(n) (alpha + S beta / 2)``, binomial ``log2(n) (alpha + S beta)``.
 
 References
 ----------
-R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA 19(1), 2005.
+R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collectives in MPICH, IJHPCA 19(1), 2005.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _shrinking(s: Floats, w: Wires, *, far_first: bool, gamma: float = 0.0) -> F
 
 
 def _fold(s: Floats, w: Wires, gamma: float, *, back: bool) -> Floats:
-    """Ranks beyond a power of two hand their data to a neighbour before (and fetch the result after)."""
+    """Ranks beyond a power of two hand their data to a neighbour before, and fetch it after."""
     if w.ranks & (w.ranks - 1) == 0:
         return np.zeros_like(s)
     hop = w.nearest
@@ -77,7 +78,7 @@ def _exchanges(block: Floats, w: Wires, gamma: float = 0.0) -> Floats:
 
 
 def _posted(block: Floats, w: Wires, *, root: bool = False, gamma: float = 0.0) -> Floats:
-    """Messages with every other rank, all posted at once: both kinds of links work at the same time."""
+    """Messages with every other rank, all posted at once: both kinds of links work together."""
     inside, outside = w.per_domain - 1, w.ranks - w.per_domain
     latency = w.far.alpha if outside else w.near.alpha
     beta = w.alone if root else w.far.beta
@@ -88,7 +89,7 @@ def _posted(block: Floats, w: Wires, *, root: bool = False, gamma: float = 0.0) 
 
 
 def _tree(s: Floats, w: Wires, gamma: float = 0.0, *, fan: int = 1, radix: int = 2) -> Floats:
-    """Levels of a tree whose nodes serve `fan` children at once; between domains a rank sends alone."""
+    """Levels of a tree whose nodes serve `fan` children at once; alone between domains."""
     depth = math.ceil(math.log(w.ranks, radix) - 1e-9)
     near = min(depth, math.ceil(math.log(w.per_domain, radix) - 1e-9))
     far = max(depth - near, 1 if w.domains > 1 else 0)

@@ -47,7 +47,9 @@ _NAMES = {
 }
 _STEPS = {"all_reduce": 2, "barrier": 2}
 _ROOTED = ("broadcast", "reduce")
-_CHAINED = "broadcast"  # from one rank to the next, chunk by chunk; a reduce too, but several owners' reduces follow each other closely
+# from one rank to the next, chunk by chunk; a reduce too, but several owners' reduces follow each
+# other closely
+_CHAINED = "broadcast"
 
 
 class FittedLibrary:
@@ -111,7 +113,7 @@ class FittedLibrary:
         return _NAMES[min(times, key=lambda name: float(times[name]))]
 
     def _priced_within(self, kind: str, size: Floats, members: int) -> tuple[str, str]:
-        """The regime of the domain's curve; the low-latency protocols (LL, LL128) were fitted as one, which is called LL."""
+        """The regime of the domain's curve; low-latency protocols were fitted as one, called LL."""
         if self._curve.is_quick(kind, size, members):
             return "P2P" if kind == "all_to_all" else "Ring", "LL"
         if kind == "all_to_all":
@@ -128,7 +130,7 @@ class FittedLibrary:
         return "" if kind in _STEPS else "across domains as fitted on all-reduces"
 
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
-        """Bytes a rank sends; where switches sum an all-reduce, what it puts on the scale-up link then."""
+        """Bytes a rank sends; where switches sum an all-reduce, those it puts on scale-up links."""
         if kind == "all_to_all":
             return self._routed(kind, size, group)
         sums = self._sums_in_switch(group.per_domain)
@@ -136,18 +138,18 @@ class FittedLibrary:
 
     @property
     def forwards(self) -> bool:
-        """Whether a message leaves its domain by the NIC of its destination's rail, handed over inside (PXN)."""
+        """Whether a message leaves its domain by the NIC of its destination's rail (PXN)."""
         return False
 
     def _routed(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
-        """Bytes a rank sends inside and outside; what is handed over to the right rail counts inside too."""
+        """Bytes a rank sends inside and outside; handing over to the right rail counts inside."""
         inside, outside = sent_bytes(kind, size, group)
         if kind == "all_to_all" and self.forwards:
             inside = inside + outside * (group.per_domain - 1) / group.per_domain
         return inside, outside
 
     def _span(self, kind: str, group: GroupShape) -> int:
-        """Nodes that messages count as spanning: an all-to-all without forwarding leaves the rails."""
+        """Nodes that messages span: an all-to-all without forwarding leaves the rails."""
         span = nodes_spanned(self.cluster, group.domains)
         strays = kind == "all_to_all" and group.per_domain > 1 and not self.forwards
         return cross_rail_span(self.cluster, span) if strays else span
@@ -188,7 +190,7 @@ class FittedLibrary:
         }
 
     def _filling(self, size: Floats, domains: int) -> Floats:
-        """Time the pipeline of chunks takes to fill: by all of a small S, at most by `root_limit`."""
+        """Time to fill the pipeline of chunks: by all of a small S, at most by `root_limit`."""
         root = self._use(self.network, "root")
         root += self._use(self.network, "root_doubling") * math.log2(domains)
         filled = size / (1.0 + size / self._use(self.network, "root_limit"))
@@ -196,7 +198,7 @@ class FittedLibrary:
         return result
 
     def _chain(self, kind: str, size: Floats, group: GroupShape) -> Floats | float:
-        """Time until the last rank of a broadcast's chain has its first chunk; no hop takes longer than all of S."""
+        """Time until the last of a broadcast's chain has its first chunk; a hop is at most S."""
         if kind != _CHAINED:
             return 0.0
         hop = self._use(constant_groups("collectives")["chain.rules"], "hop")
@@ -204,14 +206,14 @@ class FittedLibrary:
         return result
 
     def _inside_part(self, kind: str, size: Floats, sent: Floats, group: GroupShape) -> Floats:
-        """Time of the scale-up part: a ring through all ranks runs at the domain's bus bandwidth, a mesh at that of its links."""
+        """Time of the scale-up part, at the domain's bus bandwidth in a ring, else the links'."""
         bus = self._bus(kind, group.per_domain)
         if kind == "all_to_all" or self.cluster.node.scale_up.shape is LinkShape.MESH:
             return sent / bus
         return ring_passes(kind, group.ranks) * size / bus
 
     def _nic_rate(self, kind: str, group: GroupShape, span: int) -> float:
-        """Rate at which one NIC share carries a collective: its efficiency, less congestion that grows with the domains.
+        """Rate of a collective on a NIC share: its efficiency less congestion, as domains grow.
 
         An all-to-all between whole domains reaches less than a ring: its messages meet at the NICs.
         """
@@ -230,7 +232,7 @@ class FittedLibrary:
         return raw * share
 
     def _crowding(self, kind: str, group: GroupShape) -> float:
-        """Times its share that a NIC carries where an all-reduce leaves a domain by fewer NICs than it has members."""
+        """Times its share that a NIC carries where an all-reduce leaves by fewer NICs."""
         if kind != "all_reduce" or not self._sums_in_switch(group.per_domain):
             return 1.0
         return max(
@@ -285,9 +287,10 @@ class TorusLibrary(FittedLibrary):
 
     Notes
     -----
-    ``t = base + diameter hop + passes S / (links b)``: an axis that the group fills is a ring that sends both ways (two links of b), part of
-    an axis is a line (one); axes work at the same time. An all-reduce is a reduce-scatter and an all-gather, so it takes twice the hops.
-    An all-to-all is also bound by the middle of its longest axis.
+    ``t = base + diameter hop + passes S / (links b)``: an axis that the group fills is a ring that
+    sends both ways (two links of b), part of an axis is a line (one); axes work at the same time.
+    An all-reduce is a reduce-scatter and an all-gather, so it takes twice the hops. An all-to-all
+    is also bound by the middle of its longest axis.
     """
 
     def _priced_within(self, kind: str, size: Floats, members: int) -> tuple[str, str]:

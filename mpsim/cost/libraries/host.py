@@ -1,7 +1,8 @@
 """Libraries that talk through the host: Open MPI, MPICH, and gloo as torch uses it.
 
-A decision table says which algorithm runs (`decision_table`), a formula how long it takes (`algorithms`), and a handful of
-constants what a message costs (``mpsim/cost/data/libraries.yaml``). Tensors are taken to lie in host memory.
+A decision table says which algorithm runs (`decision_table`), a formula how long it takes
+(`algorithms`), and a handful of constants what a message costs
+(``mpsim/cost/data/libraries.yaml``). Tensors are taken to lie in host memory.
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ class HostLibrary:
 
     Notes
     -----
-    At a size where the table changes to an algorithm that is faster there, a larger collective would be faster than a smaller one. Such
-    a step down is not followed: the time stays until the new algorithm has caught up. Steps up are.
+    At a size where the table changes to an algorithm that is faster there, a larger collective
+    would be faster than a smaller one. Such a step down is not followed: the time stays until the
+    new algorithm has caught up. Steps up are.
     """
 
     def __init__(self, name: str, cluster: Cluster, ledger: Ledger) -> None:
@@ -114,7 +116,7 @@ class HostLibrary:
         return False
 
     def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
-        """Time of one collective [s]: the algorithm of each size's regime, never less than a smaller size took."""
+        """Time of a collective [s] by each size's algorithm, never below that of a smaller size."""
         wires = self._wires(_of_kind(kind, group))
         regimes = self._table.regimes(kind, group.ranks)
         self._note_table(kind, len(regimes))
@@ -150,7 +152,9 @@ class HostLibrary:
         return self._table.algorithm(kind, size, group.ranks), "none"
 
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
-        """Bytes a rank sends; twice a reduce-scatter's where an all-reduce is a ring (or a reduce-scatter such an all-reduce)."""
+        """Bytes a rank sends; twice a reduce-scatter's where an all-reduce is a ring (or a
+        reduce-scatter such an all-reduce).
+        """
         if {kind, *self._algorithms(kind)} in _RINGS:
             inside, outside = sent_bytes("reduce_scatter", size, group)
             return 2 * inside, 2 * outside

@@ -38,7 +38,7 @@ class Library(Protocol):
     def send(
         self, size: Floats, *, crosses: bool, share: int, slowdown: float | None = None
     ) -> Floats:
-        """Time of one message while `share` of them use the link, `slowdown` times longer on its way through the fabric [s]."""
+        """Time of a message while `share` of them use the link, `slowdown` times longer [s]."""
 
     def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
         """Algorithm and protocol that `seconds` times."""
@@ -53,7 +53,9 @@ def library_names() -> tuple[str, ...]:
 
 
 def default_library(cluster: Cluster) -> str:
-    """The library that the accelerators' vendor ships, by the first rule that fits (``mpsim/cost/data/libraries.yaml``)."""
+    """The library that the accelerators' vendor ships, by the first rule that fits
+    (``mpsim/cost/data/libraries.yaml``).
+    """
     facts = _facts(cluster)
     if cluster.calibration is not None and cluster.calibration.library in library_names():
         return cluster.calibration.library
@@ -75,8 +77,8 @@ def check_runs_on(name: str, cluster: Cluster, *, key: str = "") -> None:
             other for other in names if other == default_library(cluster) or _fits(other, cluster)
         ]
         raise HardwareError(
-            f"{key}{name} does not run on {cluster.accelerator.name} over {cluster.node.scale_up.name}; "
-            f"these do: {', '.join(able)}"
+            f"{key}{name} does not run on {cluster.accelerator.name} over"
+            f" {cluster.node.scale_up.name}; these do: {', '.join(able)}"
         )
 
 

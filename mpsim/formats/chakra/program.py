@@ -1,12 +1,15 @@
-"""Execution traces of all ranks as a Program: the nodes of a collective or a message are one row on the ranks that take part.
+"""Execution traces of all ranks as a Program: a collective or message is one row of its ranks.
 
-Nodes are matched as ASTRA-sim matches them: the k-th collective of a group on each of its ranks is one collective, the k-th send of a pair of ranks with a tag meets the k-th receive. Rows
-stand in an order in which each follows what it waits for, by the earliest time at which it could start and then by the number of its node, and queues run in that order; so a program that can
-run never waits for itself. Computations of a rank follow each other; collectives over one axis do, and so do messages to one side.
+Nodes are matched as ASTRA-sim matches them: the k-th collective of a group on each of its ranks is
+one collective, the k-th send of a pair of ranks with a tag meets the k-th receive. Rows stand in an
+order in which each follows what it waits for, by the earliest time at which it could start and then
+by the number of its node, and queues run in that order; so a program that can run never waits for
+itself. Computations of a rank follow each other; collectives over one axis do, and so do messages
+to one side.
 
 References
 ----------
-astra-sim/astra-sim 518bd51, ``Workload.cc``, ``system/collective/Ring.cc`` (an all-gather's size is that of one rank's shard).
+astra-sim/astra-sim 518bd51, ``Workload.cc``, ``collective/Ring.cc`` (all-gathers count a shard).
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ class _Row:
 
     @property
     def size(self) -> float:
-        """Bytes as our cost models count them; the format counts one rank's shard of an all-gather."""
+        """Bytes as our cost models count them; the format counts a rank's part of a gather."""
         if not self.collective:
             return 0.0
         shards = len(self.members) if self.collective == "all_gather" else 1
@@ -138,7 +141,8 @@ def _merged(trace: Trace) -> list[_Row]:
         least = min(members, key=called.__getitem__)
         if called[most] != called[least]:  # they would wait forever
             raise FormatError(
-                f"{trace.files[least]}: rank {least} calls {called[least]} collectives of group {name[:40]!r} and rank {most} {called[most]}; the trace is cut"
+                f"{trace.files[least]}: rank {least} calls {called[least]} collectives of group"
+                f" {name[:40]!r} and rank {most} {called[most]}; the trace is cut"
             )
     return rows
 
@@ -149,7 +153,8 @@ def _identified(trace: Trace, rank: int, node: Node) -> tuple[_Row, tuple[object
         members = trace.members(node)
         if rank not in members:
             raise FormatError(
-                f"{trace.files[rank]}: rank {rank} calls {node.name[:60]!r} of group {str(node.attributes.get('pg_name'))[:40]!r}, in which it is not"
+                f"{trace.files[rank]}: rank {rank} calls {node.name[:60]!r} of group"
+                f" {str(node.attributes.get('pg_name'))[:40]!r}, in which it is not"
             )
         name = node.collective if node.collective in COLLECTIVES else "broadcast"
         return _Row(name, members, []), ("collective", node.text("pg_name"), members)
@@ -159,7 +164,8 @@ def _identified(trace: Trace, rank: int, node: Node) -> tuple[_Row, tuple[object
     other = node.attributes.get("comm_dst" if sends else "comm_src")
     if not isinstance(other, int) or not 0 <= other < len(trace.ranks):
         raise FormatError(
-            f"{trace.files[rank]}: {node.name[:60]!r} names rank {other!r}; the trace has ranks 0 to {len(trace.ranks) - 1}"
+            f"{trace.files[rank]}: {node.name[:60]!r} names rank {other!r}; the trace has ranks 0"
+            f" to {len(trace.ranks) - 1}"
         )
     ends = (rank, other) if sends else (other, rank)
     itself = "self" if rank == other else ""
@@ -167,7 +173,7 @@ def _identified(trace: Trace, rank: int, node: Node) -> tuple[_Row, tuple[object
 
 
 def _connect(nodes: Sequence[Node], rows: list[_Row], here: dict[int, int]) -> None:
-    """Let rows wait for those that their nodes wait for; through metadata, for what that waits for."""
+    """Let rows wait for those that their nodes wait for, metadata passed through."""
     through = {node.id: node.before for node in nodes if node.id not in here}
     for node in nodes:
         if node.id not in here:
@@ -185,7 +191,7 @@ def _connect(nodes: Sequence[Node], rows: list[_Row], here: dict[int, int]) -> N
 
 
 def _name_axes(rows: list[_Row], ranks: int) -> tuple[str, ...]:
-    """Give every communication its axis: the queue's where mpsim wrote the trace, else what its group shows."""
+    """Give every communication its axis: the queue's of mpsim's traces, else by its group."""
     communicating = [row for row in rows if row.collective]
     groups = {row.members for row in communicating if not row.is_message}
     mesh = device_axes([[list(members)] for members in groups], ranks)
@@ -196,7 +202,7 @@ def _name_axes(rows: list[_Row], ranks: int) -> tuple[str, ...]:
 
 
 def _price(rows: list[_Row], cluster: Cluster) -> tuple[Constant, ...]:
-    """Price communication, and computations whose duration is not stated; every constant that this rests on."""
+    """Price communication, and computations without a duration; list the constants used."""
     chip, prices = cluster.accelerator, CommunicationPrices(cluster)
     precision = next((name for name in _PRECISION if name in chip.peak_flops), min(chip.peak_flops))
     kernels = KernelModel(chip, precision)
@@ -245,7 +251,8 @@ def _order(trace: Trace, rows: list[_Row]) -> list[int]:
         stuck = next(rows[number] for number in range(len(rows)) if waiting[number])
         rank, node = stuck.nodes[0]
         raise FormatError(
-            f"{trace.files[rank]}: {len(rows) - len(order)} nodes wait for each other, {node.name[:60]!r} of rank {rank} among them"
+            f"{trace.files[rank]}: {len(rows) - len(order)} nodes wait for each other,"
+            f" {node.name[:60]!r} of rank {rank} among them"
         )
     return order
 
@@ -311,7 +318,8 @@ def _receiving(sends: Stream) -> Stream:
     """Queue on which a message of a sending queue arrives."""
     name = sends.name.removesuffix("_BACK")
     if name not in _ARRIVES:
-        # a step of a ring: every rank sends and receives at once, which one queue would put in a row
+        # a step of a ring: every rank sends and receives at once, which one queue would put in a
+        # row
         return Stream.RECV_PREV_BACK
     return Stream[_ARRIVES[name] + sends.name[len(name) :]]
 

@@ -1,8 +1,9 @@
-"""Chakra's execution traces as messages of protobuf: the schema, whose classes are built when a trace is read or written.
+"""Chakra's execution traces as messages of protobuf, whose classes are built when needed.
 
 References
 ----------
-mlcommons/chakra 21585d8, ``schema/protobuf/et_def.proto``; astra-sim/astra-sim 518bd51, ``Workload.cc`` (types of the attributes).
+mlcommons/chakra 21585d8, ``schema/protobuf/et_def.proto``; astra-sim/astra-sim 518bd51,
+``Workload.cc`` (types of the attributes).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _SCHEMA: Final[Mapping[str, str]] = {
     "start_time_micros uint64 6; duration_micros uint64 7; inputs IOInfo 8; outputs IOInfo 9; "
     "attr AttributeProto 10 *",
 }
-"""Fields of every message: name, type and number; ``*`` is a list, ``?`` a member of the oneof ``value``. An enum is an int32 on the wire."""
+"""Fields of every message: name, type and number; ``*`` is a list, ``?`` a member of the oneof
+``value``. An enum is an int32 on the wire."""
 
 ATTRIBUTES: Final[Mapping[str, str]] = {
     name: kind
@@ -55,7 +57,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     }.items()
     for name in names.split()
 }
-"""Attributes of nodes that are written, by type: readers look for one member of the oneof and read 0 from any other."""
+"""Attributes of nodes by type: readers look for one member of the oneof and read 0 else."""
 
 
 @remembered(1)
@@ -92,7 +94,7 @@ def _classes() -> Mapping[str, Any]:
 
 
 def message(name: str, /, **fields: object) -> Any:
-    """A message of the schema, such as a ``Node``. MissingExtraError if protobuf is not installed."""
+    """A message of the schema, such as a ``Node``. MissingExtraError without protobuf."""
     return _classes()[name](**fields)
 
 

@@ -1,8 +1,9 @@
-"""Chakra execution traces: one file a rank, nodes with their dependencies, and the groups that communicate.
+"""Chakra execution traces: a file a rank, nodes with dependencies, groups that communicate.
 
 References
 ----------
-mlcommons/chakra 21585d8, ``schema/protobuf/et_def.proto``; astra-sim/astra-sim 518bd51, ``Workload.cc`` (names of files, attributes).
+mlcommons/chakra 21585d8, ``schema/protobuf/et_def.proto``; astra-sim/astra-sim 518bd51,
+``Workload.cc`` (names of files, attributes).
 """
 
 from __future__ import annotations
@@ -147,12 +148,14 @@ class Trace:
             return tuple(range(len(self.ranks)))
         if name not in self.groups:
             raise FormatError(
-                f"{self.files[0]}: collective {node.name!r} is of group {name[:40]!r}, which neither the JSON beside the trace nor its metadata lists"
+                f"{self.files[0]}: collective {node.name!r} is of group {name[:40]!r}, which"
+                " neither the JSON beside the trace nor its metadata lists"
             )
         members = self.groups[name]
         if not members or min(members) < 0 or max(members) >= len(self.ranks):
             raise FormatError(
-                f"{self.files[0]}: group {name[:40]!r} has rank {max(members, default=-1)}; the trace has ranks 0 to {len(self.ranks) - 1}"
+                f"{self.files[0]}: group {name[:40]!r} has rank {max(members, default=-1)}; the"
+                f" trace has ranks 0 to {len(self.ranks) - 1}"
             )
         return members
 
@@ -195,7 +198,7 @@ def _are_ranks(ranks: object) -> bool:
 
 
 def _stated_groups(nodes: list[Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Groups that metadata states: as attributes, or as PyTorch lists them among the inputs of ``process_group:init``."""
+    """Groups that metadata states, as attributes or as inputs of ``process_group:init``."""
     for node in nodes:
         if node.kind != "METADATA":
             continue
@@ -209,7 +212,7 @@ def _stated_groups(nodes: list[Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _listed(text: str) -> list[object]:
-    """A list as PyTorch writes it: in JSON, and often as the text of the only item of another list."""
+    """A list as PyTorch writes it: in JSON, or as the only text of another list."""
     try:
         listed = json.loads(text)
         while isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str | list):

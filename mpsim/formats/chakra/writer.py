@@ -1,12 +1,14 @@
-"""Export of a training step to Chakra execution traces, which ASTRA-sim runs: one file a rank, and the members of its groups.
+"""Export of a training step to Chakra execution traces for ASTRA-sim: a file a rank, groups.
 
-Every kernel, collective and message of every rank becomes a node. Dependencies within a rank are data dependencies; the order of its queues, which the format does not know, is written as
-control dependencies. A message is a send on one rank and a receive on another; what a program lets one rank wait for on another without a message cannot be written, since nodes of a
-file wait for each other only.
+Every kernel, collective and message of every rank becomes a node. Dependencies within a rank are
+data dependencies; the order of its queues is written as control dependencies. A message is a send
+on one rank and a receive on another; what lets one rank wait for another without a message cannot
+be written, since nodes of a file wait for each other only.
 
 References
 ----------
-astra-sim/astra-sim 518bd51: ``Workload.cc`` (types of nodes and attributes it reads), ``system/collective/Ring.cc`` (``comm_size`` is what one NPU puts in: the shard of an all-gather).
+astra-sim/astra-sim 518bd51: ``Workload.cc`` (types of nodes and attributes it reads),
+``system/collective/Ring.cc`` (``comm_size`` is what one NPU puts in: the shard of an all-gather).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def export_chakra(scenario: Scenario) -> Exported:
 
 
 def write_chakra(prepared: Prepared, folder: str | Path, *, prefix: str | None = None) -> Exported:
-    """Write the execution trace of every rank of a training step into a folder; see `chakra_files`."""
+    """Write the execution trace of every rank of a step into a folder; see `chakra_files`."""
     exported = chakra_files(prepared, prefix=prefix)
     exported.save(folder)
     return exported
@@ -76,7 +78,8 @@ def chakra_files(prepared: Prepared, *, prefix: str | None = None) -> Exported:
     name = safe_name(prefix or prepared.scenario.name)
     if plan.classes:
         raise ScenarioError(
-            f"{name}: replicas differ from each other (cluster.replicas, variation); an execution trace is written of replicas that are alike"
+            f"{name}: replicas differ from each other (cluster.replicas, variation); an execution"
+            " trace is written of replicas that are alike"
         )
     fine = expand(program)
     writer = _Writer(fine, expanded_flops(program), prepared)
@@ -193,7 +196,8 @@ class _Writer:
             "mpsim_stream": Stream(int(program.stream[row])).name.lower(),
             "mpsim_kind": program.vocabulary.kinds[program.kind[row]],
         }
-        # communication is exposed over the axis of its queue; what only stands for waiting says itself what it counts as
+        # communication is exposed over the axis of its queue; what only stands for waiting says
+        # itself what it counts as
         if program.collective[row] < 0 or not part.startswith("exposed_"):
             ours["mpsim_part"] = part
         for name in ("stage", "chunk", "microbatch"):
@@ -287,7 +291,7 @@ class _Writer:
         return self._known[key]
 
     def _across(self, classes: Sequence[int], span: int) -> Groups:
-        """Groups of a row that several rank classes take part in: over its span, and over the classes."""
+        """Groups of a row of several rank classes: over its span, and over the classes."""
         over = [0]  # of the axes of `mesh.ranks` (pp, dp, cp, tp), those that one group holds
         for position, axis in enumerate(reversed(FOLDED), start=1):
             if span & axis.span & (Span.TP | Span.CP | Span.DP):
@@ -305,11 +309,15 @@ class _Writer:
         told = [
             "durations are whole microseconds",
             "memory, energy and prices have no place in an execution trace",
-            "bytes that kernels move are not known by kernel: tensor_size is 0, so run ASTRA-sim with roofline-enabled 0",
+            (
+                "bytes that kernels move are not known by kernel: tensor_size is 0, so run"
+                " ASTRA-sim with roofline-enabled 0"
+            ),
         ]
         if crossing := int((~self._written).sum()):
             told.append(
-                f"{crossing} waits of one rank for another without a message are left out: nodes of a file wait for each other only"
+                f"{crossing} waits of one rank for another without a message are left out: nodes of"
+                " a file wait for each other only"
             )
         names = {COLLECTIVES[kind] for kind in set(program.collective.tolist()) if kind >= 0}
         told += [

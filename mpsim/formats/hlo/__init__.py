@@ -1,6 +1,7 @@
-"""XLA's HLO text as a format: which files are it, what a module states, and the program that it is on a cluster.
+"""XLA's HLO text: which files are it, what a module states, and its program on a cluster.
 
-A module states the FLOPs of the products of one device with the trips of its loops, and its collectives with their bytes and groups. Parts: `text` takes the text apart, `groups` reads groups,
+A module states the FLOPs of the products of one device with the trips of its loops, and its
+collectives with their bytes and groups. Parts: `text` takes the text apart, `groups` reads groups,
 `work` and `memory` say what an instruction does and what the module keeps, `program` what it costs.
 
 References
@@ -34,7 +35,8 @@ def read_module(path: Path) -> Module:
     text = read_text(path, needed="HLO text", largest=LARGEST)
     if re.search(r"^[ \t]*(module @|func\.func|stablehlo\.)", text[:10_000], re.MULTILINE):
         raise FormatError(
-            f"{path}: is StableHLO or MLIR, from before partitioning; needed compiled.as_text(), or *.after_optimizations.txt of --xla_dump_to"
+            f"{path}: is StableHLO or MLIR, from before partitioning; needed compiled.as_text(), or"
+            " *.after_optimizations.txt of --xla_dump_to"
         )
     start = _BEGINS.search(text)
     return parse_module(text[start.start() :] if start else text, str(path))

@@ -1,4 +1,4 @@
-"""Groups of collectives in XLA's HLO text, in any of the three spellings: lists, iota tiles, and axes of a mesh.
+"""Groups of collectives in XLA's HLO text, in three spellings: lists, iota tiles, mesh axes.
 
 References
 ----------
@@ -21,7 +21,8 @@ _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _LISTS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(
-    r"replica_groups=(?:@?\w*)?mesh\[([^\]]*)\]\s*(?:,?\s*device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?\)?)?\s*,?\s*\{([^}]*)\}"
+    r"replica_groups=(?:@?\w*)?mesh\[([^\]]*)\]"
+    r"\s*(?:,?\s*device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?\)?)?\s*,?\s*\{([^}]*)\}"
 )
 
 
@@ -53,7 +54,8 @@ def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
         return _along_mesh(mesh, file)
     if "replica_groups=" in rest:
         raise FormatError(
-            f"{file}: replica_groups in a spelling that is not known: {rest[rest.find('replica_groups=') :][:60]!r}"
+            f"{file}: replica_groups in a spelling that is not known:"
+            f" {rest[rest.find('replica_groups=') :][:60]!r}"
         )
     return [list(range(devices))]
 
@@ -72,7 +74,7 @@ def _listed(groups: NDArray[np.int64]) -> list[list[int]]:
 
 
 def _tiled(total: int, tile: str, order: str | None, file: str, what: str) -> NDArray[np.int64]:
-    """Numbers from 0 on as an array of the sizes of a tile, its axes in another order, in row-major order."""
+    """Numbers from 0 on as an array of a tile's sizes, its axes in another order, row-major."""
     sizes = _wholes(tile, file)
     axes = _wholes(order, file) if order else list(range(len(sizes)))
     if (
@@ -85,7 +87,7 @@ def _tiled(total: int, tile: str, order: str | None, file: str, what: str) -> ND
 
 
 def named_meshes(rest: str) -> list[list[tuple[str, int]]]:
-    """Meshes that attributes spell out, whose devices lie in their own order: names and sizes of axes, the slowest first.
+    """Meshes that attributes spell out, devices in order: axes' names and sizes, slowest first.
 
     Examples
     --------
@@ -112,7 +114,8 @@ def _along_mesh(mesh: re.Match[str], file: str) -> list[list[int]]:
     wanted = [name.strip("'\" ") for name in mesh[4].split(",") if name.strip()]
     if not 0 < total <= MOST_DEVICES or any(name not in names for name in wanted):
         raise FormatError(
-            f"{file}: replica_groups of mesh [{mesh[1][:60]}] along {mesh[4][:60]}: needed axes of the mesh"
+            f"{file}: replica_groups of mesh [{mesh[1][:60]}] along {mesh[4][:60]}: needed axes of"
+            " the mesh"
         )
     ids = _tiled(total, mesh[2], mesh[3], file, "device_ids ") if mesh[2] else np.arange(total)
     inner = [names.index(name) for name in wanted]

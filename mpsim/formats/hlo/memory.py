@@ -1,11 +1,12 @@
-"""Device memory that a compiled module needs: its arguments, and the most of what it keeps besides at any moment.
+"""Device memory of a compiled module: its arguments, and the most it keeps besides.
 
-Buffers live from the instruction that writes them to the last one that reads them, in the order of the text. Tuples, bitcasts, loops and updates in place are other names of what
-they take. XLA packs buffers into one arena, which loses little; what libraries allocate is not in the text.
+Buffers live from the instruction that writes them to the last one that reads them, in the order of
+the text. Tuples, bitcasts, loops and updates in place are other names of what they take. XLA packs
+buffers into one arena, which loses little; what libraries allocate is not in the text.
 
 References
 ----------
-openxla/xla, ``buffer_assignment.cc``, ``hlo_dataflow_analysis.cc`` (which instructions share a buffer with an operand).
+openxla/xla, ``buffer_assignment.cc``, ``hlo_dataflow_analysis.cc`` (which share a buffer).
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Final
 from mpsim.formats.hlo.text import Instruction, Module, device_bytes
 
 _ALIASES: Final = frozenset(
-    "bitcast tuple get-tuple-element while opt-barrier add-dependency dynamic-update-slice copy-done slice-done "
-    "all-reduce-done all-gather-done collective-permute-done reduce-scatter-done all-to-all-done async-done async-update".split()
+    "bitcast tuple get-tuple-element while opt-barrier add-dependency dynamic-update-slice"
+    " copy-done slice-done all-reduce-done all-gather-done collective-permute-done"
+    " reduce-scatter-done all-to-all-done async-done async-update".split()
 )
 _DEEPEST: Final = 64
 
 
 def device_memory(module: Module) -> dict[str, float]:
-    """Bytes of arguments, results and temporaries of one device at the fullest moment of a module in the order in which it runs.
+    """Bytes of arguments, results and temporaries of one device at a module's fullest moment.
 
     Returns dict of str to float: ``arguments``, ``results`` (those that take no argument's place),
     ``temporaries`` and their ``total`` [B].
@@ -66,7 +68,9 @@ def _peak(module: Module, computation: str, known: dict[str, float], depth: int)
 def _lives(
     module: Module, computation: str, lines: Sequence[Instruction]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
-    """Instructions whose buffers each result lies in, and the last line that reads the buffer of each; what is returned outlives all."""
+    """Instructions whose buffers each result lies in, and the last line that reads the buffer of
+    each; what is returned outlives all.
+    """
     owners: dict[str, tuple[str, ...]] = {}
     last: dict[str, int] = {}
     for number, line in enumerate(lines):
@@ -80,7 +84,7 @@ def _lives(
 
 
 def _own_bytes(module: Module, computation: str, line: Instruction) -> float:
-    """Bytes that a result needs of its own; the type of a start lists what it reads as well, except that of an all-reduce."""
+    """Bytes of a result of its own; a start's type lists what it reads too (not all-reduce's)."""
     size = device_bytes(line.type)
     if line.kind.endswith("-start") and line.kind not in ("all-reduce-start", "async-start"):
         size -= sum(module.device_operands(computation, line))
@@ -100,7 +104,7 @@ def _inside(
 def _owners(
     module: Module, line: Instruction, owners: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Instructions whose buffers the result of one lies in: its own, or those of what it only renames."""
+    """Instructions whose buffers a result lies in: its own, or those of what it renames."""
     taken: list[str] = []
     if line.kind in _ALIASES:
         operands = line.operands if line.kind == "tuple" else line.operands[:1]

@@ -1,4 +1,4 @@
-"""Rows of a compiled computation and what they wait for, put together piece by piece: loops and calls are pieces in pieces."""
+"""Rows of a compiled computation and their waits, in pieces: loops and calls are pieces."""
 
 from __future__ import annotations
 

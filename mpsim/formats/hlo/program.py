@@ -1,15 +1,18 @@
-"""A compiled module of XLA as a Program on a cluster: kernels, loops, collectives and what lies between their starts and ends.
+"""A compiled module of XLA as a Program on a cluster: kernels, loops, collectives in halves.
 
-All devices run the same program at the same time, so one rank class stands for them. Kernels follow each other in the order of the text, which is the order that XLA's scheduler chose; a
-collective starts when the kernel before its start has ended and the collective before it on its queue, and what follows its ``-done`` waits for it. A collective without a pair, or one whose
-backend says that it ``is_sync``, holds up everything.
+All devices run the same program at the same time, so one rank class stands for them. Kernels follow
+each other in the order of the text, which is the order that XLA's scheduler chose; a collective
+starts when the kernel before its start has ended and the collective before it on its queue, and
+what follows its ``-done`` waits for it. A collective without a pair, or one whose backend says that
+it ``is_sync``, holds up everything.
 
-A loop is its body as often as it runs. Where that would be too many rows, the body stands once with all its times multiplied, which gives the same end: times of what starts together and
-waits for itself scale together.
+A loop is its body as often as it runs. Where that were too many rows, the body stands once with its
+times multiplied, with the same end: times that start together scale together.
 
 References
 ----------
-openxla/xla, ``gpu/runtime/nccl_collective_thunk.cc`` (queues of asynchronous collectives), ``latency_hiding_scheduler.cc``.
+openxla/xla, ``gpu/runtime/nccl_collective_thunk.cc`` (queues of asynchronous collectives),
+``latency_hiding_scheduler.cc``.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ _PRECISIONS = {
     "u8": ("int8", "fp8", "bf16"),
     "s4": ("int8", "fp8", "bf16"),
 }
-"""Precisions of products by the type of their operands, the first that an accelerator has: XLA multiplies f32 in tf32 where it can."""
+"""Precisions of products by the type of their operands, the first that an accelerator has: XLA
+multiplies f32 in tf32 where it can."""
 
 Ints = NDArray[np.int64]
 
@@ -122,7 +126,7 @@ class _Place(NamedTuple):
 
 
 class _Wrapped(NamedTuple):
-    """A collective inside a called computation, whether products stand beside it, and which half of it this is."""
+    """A collective inside a called computation, whether products stand beside it, which half."""
 
     collective: Instruction | None = None
     computes: bool = False
@@ -342,7 +346,7 @@ class _Builder:
         return total
 
     def _phase(self, line: Instruction) -> int:
-        """Phase of the step that an instruction belongs to, by the name of the operation it came from."""
+        """Phase of the step of an instruction, by the name of the operation it came from."""
         if line.operation:
             return _phase_of(line.operation)
         for called in self.module.called(line)[:1]:
@@ -463,11 +467,13 @@ class _Builder:
             told.append(f"calls of unknown code count by the bytes they move alone: {names}")
         if self._scaled:
             told.append(
-                f"loops of over {MOST_ROWS:,} operations stand as one pass with all times multiplied"
+                f"loops of over {MOST_ROWS:,} operations stand as one pass with all times"
+                " multiplied"
             )
         if self.device and (self.device == "TPU") != chip.family.startswith("tpu"):
             told.append(
-                f"compiled for a {self.device}, and {chip.title} is another device: kernels are fused as the compiler chose for its own"
+                f"compiled for a {self.device}, and {chip.title} is another device: kernels are"
+                " fused as the compiler chose for its own"
             )
         return told
 
@@ -497,7 +503,7 @@ def _phase_of(name: str) -> int:
 
 
 def _device_of(module: Module) -> str:
-    """Device that a module was compiled for: tiled layouts are TPUs', queues GPUs'; empty where nothing shows it."""
+    """Device of a module: tiled layouts are TPUs', queues GPUs'; empty where nothing shows it."""
     for line in module.computations[module.entry].values():
         if ":T(" in line.type:
             return "TPU"
@@ -507,7 +513,7 @@ def _device_of(module: Module) -> str:
 
 
 def _operators(work: Work, chip: Accelerator) -> list[tuple[str, Operator]]:
-    """A kernel as operators of the cost models: its products, which share its bytes, or its bytes alone."""
+    """A kernel as operators: its products, which share its bytes, or its bytes alone."""
     plain = Operator(
         name="kernel",
         kind=OperatorKind.ELEMENTWISE,

@@ -1,11 +1,11 @@
-"""XLA's HLO text taken apart: instructions, the computations they stand in, and how often each of them runs.
+"""XLA's HLO text taken apart: instructions, computations, and how often each runs.
 
-The text of a compiled module is the program of one device after partitioning; shapes are local. Loops say how often they run on CPUs and GPUs
-(``known_trip_count``); on TPUs the constant of their condition does.
+The text of a compiled module is the program of one device after partitioning; shapes are local.
+Loops say how often they run on CPUs and GPUs (``known_trip_count``), by a constant on TPUs.
 
 References
 ----------
-openxla/xla, ``hlo_parser.cc``; text of jax 0.10.2 for CPU, H100 and TPU v5e, and of tensorflow 2.21.0.
+openxla/xla, ``hlo_parser.cc``; text of jax 0.10.2 (CPU, H100, TPU v5e) and tensorflow 2.21.0.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class Module:
                 yield from self._walk(name, times_inside, depth + 1)
 
     def carries_on(self, computation: str) -> bool:
-        """Whether a fusion only carries on or ends a collective that another began, as TPUs write those that run beside kernels."""
+        """Whether a fusion only carries on or ends a collective that another began, as TPUs write
+        those that run beside kernels.
+        """
         calls = [line.rest for line in self.lines(computation) if line.kind == "custom-call"]
         if any("AsyncCollectiveStart" in rest for rest in calls):
             return False  # whatever else it carries on, this one begins here
@@ -185,7 +187,8 @@ class Module:
 
 
 def device_bytes(text: str) -> int:
-    """Bytes of the arrays of a type that lie in the device's main memory: those in a space of their own, such as ``S(1)``, move elsewhere.
+    """Bytes of the arrays of a type that lie in the device's main memory: those in a space of their
+    own, such as ``S(1)``, move elsewhere.
 
     Examples
     --------

@@ -1,10 +1,12 @@
-"""Work of one HLO instruction: the matrix products in it with their shapes, and the bytes that it moves to and from device memory.
+"""Work of one HLO instruction: the matrix products in it with their shapes, and the bytes that it
+moves to and from device memory.
 
-A fusion reads each of its operands once and writes its result; what it only takes a slice of counts by the slice, and what it updates in place by the update.
+A fusion reads each of its operands once and writes its result; what it only takes a slice of counts
+by the slice, and what it updates in place by the update.
 
 References
 ----------
-openxla/xla, ``hlo_cost_analysis.cc`` (bytes of fusions, slices and updates), ``gpu/cublas_cudnn.h`` (names of library calls).
+openxla/xla, ``hlo_cost_analysis.cc`` (bytes of fusions, slices), ``gpu/cublas_cudnn.h`` (calls).
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from mpsim.formats.hlo.text import Instruction, Module, arrays, device_bytes
 from mpsim.memo import remembered
 
 FREE: Final = frozenset(
-    "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id replica-id opt-barrier "
-    "domain get-dimension-size copy-done slice-done async-update".split()
+    "parameter constant tuple get-tuple-element bitcast after-all add-dependency partition-id"
+    " replica-id opt-barrier domain get-dimension-size copy-done slice-done async-update".split()
 )
 """Opcodes that run nothing on the device."""
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
@@ -29,7 +31,8 @@ _LIBRARIES = re.compile(
     re.IGNORECASE,
 )
 _NOTHING_CALLED = re.compile(
-    r'custom_call_target="(AllocateBuffer|Sharding|SPMD\w+|\w*Bitcast|AssumeGather\w+|\w*AnnotateDevicePlacement|AsyncCollective\w+)'
+    r'custom_call_target="(AllocateBuffer|Sharding|SPMD\w+|\w*Bitcast|'
+    r"AssumeGather\w+|\w*AnnotateDevicePlacement|AsyncCollective\w+)"
 )
 _ATTENTION = re.compile(r'custom_call_target="[^"]*(fmha|flash)', re.IGNORECASE)
 _LARGEST_WINDOW: Final = 4096
@@ -95,7 +98,7 @@ def product_of(module: Module, computation: str, line: Instruction) -> Product |
 def _shaped(
     module: Module, computation: str, line: Instruction, contracting: list[int], batch: list[int]
 ) -> Product | None:
-    """A product by the shapes of its left operand and of its result, and dimensions of the left operand."""
+    """A product by the shapes of its left operand and its result, and the left dimensions."""
     if len(line.operands) < 2:
         return None
     left = arrays(module.operand_type(computation, line.operands[0]))
@@ -112,11 +115,12 @@ def _shaped(
 
 
 def _convolution(module: Module, computation: str, line: Instruction) -> Product | None:
-    """A convolution as the product that it amounts to: outputs by output features, over input features and the window.
+    """A convolution as a product: outputs by output features, over input features and window.
 
     Notes
     -----
-    Only places of the window that meet an input count: TPUs write batched products as convolutions whose padded window meets one input at each output.
+    Only places of the window that meet an input count: TPUs write batched products as convolutions
+    whose padded window meets one input at each output.
     """
     operands = [arrays(module.operand_type(computation, item)) for item in line.operands[:2]]
     types = [*operands, arrays(line.type)]
@@ -270,7 +274,9 @@ def _updates(module: Module, called: str) -> tuple[frozenset[str], float]:
 def _read(
     name: str, used_by: dict[str, list[Instruction]], updates: frozenset[str], whole: int
 ) -> int:
-    """Bytes that a fusion reads of one operand: its slices where it takes nothing else of it, nothing of what it updates in place."""
+    """Bytes that a fusion reads of one operand: its slices where it takes nothing else of it,
+    nothing of what it updates in place.
+    """
     total, pending, seen = 0, [name], set[str]()
     while pending:
         here = pending.pop()
@@ -316,7 +322,7 @@ def _listed_dims(text: str) -> dict[str, list[int]]:
 
 
 def _attention(module: Module, computation: str, line: Instruction, moved: float) -> Work:
-    """Fused attention: queries against keys and the result against values, five products of that size in two backward ones."""
+    """Fused attention: queries against keys, result against values; five products backward."""
     unknown = Work((), moved, known=False)
     first = re.search(r'"bmm1[^"]*dot_dimension_numbers":\s*\{([^{}]*)\}', line.rest)
     if first is None or len(line.operands) < 2:

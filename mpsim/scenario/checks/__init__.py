@@ -55,7 +55,7 @@ def _serving_checks() -> tuple[Check, ...]:
 
 
 def check(scenario: Written) -> list[Problem]:
-    """Run every check; none finds anything in what can be simulated, as far as that shows unplanned."""
+    """Run every check; none finds anything in what can be simulated, if that shows unplanned."""
     problems: list[Problem] = []
     for rule in _serving_checks() if scenario.serves else CHECKS:
         try:

@@ -1,4 +1,6 @@
-"""Checks of what both jobs have: presets that exist, and variants (sweep, overrides) that fit; and the nearest legal values that any check can suggest."""
+"""Checks of what both jobs have: presets that exist, and variants (sweep, overrides) that fit; and
+the nearest legal values that any check can suggest.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ def check_design(scenario: Written) -> Iterator[Problem]:
     yield from _wrong_grid(scenario, design.choices, "design.choices")
     for key in design.choices:
         if key.partition(".")[0] != "cluster":
-            message = "is no key of the cluster; the search finds the layout, so needed a key such as cluster.nodes"
+            message = (
+                "is no key of the cluster; the search finds the layout, so needed a key such as"
+                " cluster.nodes"
+            )
             yield Problem(message, f"design.choices.{key}")
     bought = design.money.basis == "purchase"
     idle: dict[str, object] = {

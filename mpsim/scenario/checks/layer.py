@@ -1,4 +1,4 @@
-"""Checks of what divides a layer: tensor, context and expert parallelism; and of models with two stacks."""
+"""Checks of what divides a layer: tensor, context, expert parallelism; of two stacks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _STACKED = {
 
 
 def check_stacks(scenario: Written) -> Iterator[Problem]:
-    """An encoder and a decoder are not divided by axes that would have to carry one to the other."""
+    """No axis that would carry an encoder's output to its decoder divides them."""
     model = scenario.transformer
     for axis, reason in _STACKED.items() if model.encoder_layers else ():
         if (degree := getattr(scenario.parallelism, axis)) > 1:
             message = (
-                f"got {degree}, but {model.name} has an encoder and a decoder: {reason}, which is not simulated; "
-                f"set {axis} to 1 and take tp, dp or zero instead"
+                f"got {degree}, but {model.name} has an encoder and a decoder: {reason}, which is"
+                f" not simulated; set {axis} to 1 and take tp, dp or zero instead"
             )
             yield Problem(message, f"parallelism.{axis}")
 
@@ -46,7 +46,7 @@ def check_heads(scenario: Written) -> Iterator[Problem]:
 
 
 def check_state(scenario: Written) -> Iterator[Problem]:
-    """Tensor parallelism divides the heads of a state, which passes along a whole sequence on one rank."""
+    """Tensor parallelism divides heads of a state, which a rank passes along a sequence."""
     state, tp = scenario.transformer.state, scenario.parallelism.tp
     if state is not None:
         near = nearest_two((n for n in range(1, tp + 1) if state.heads % n == 0), tp)
@@ -65,7 +65,7 @@ def check_vision(scenario: Written) -> Iterator[Problem]:
 def _whole_sequences(
     scenario: Written, heads: int, of: str, mend: str, whole: str
 ) -> Iterator[Problem]:
-    """Tensor parallelism divides the heads of a part whose sequences no context parallelism divides."""
+    """Tensor parallelism divides the heads of a part; context parallelism no sequences of it."""
     p = scenario.parallelism
     if heads % p.tp:
         message = (
@@ -85,7 +85,7 @@ def check_mlp(scenario: Written) -> Iterator[Problem]:
 
 
 def check_context(scenario: Written) -> Iterator[Problem]:
-    """Sequences divide among context-parallel ranks, into two chunks each where a causal mask has to be balanced."""
+    """Sequences divide among context-parallel ranks, in two chunks each if balanced."""
     cp, length = scenario.parallelism.cp, scenario.training_step.sequence_length
     whole = scenario.software.tensor.context_exchange is ContextExchange.ULYSSES
     chunks = 1 if whole or not scenario.transformer.causal else 2
@@ -115,8 +115,9 @@ def check_tensor_overlap(scenario: Written) -> Iterator[Problem]:
     cut = overlap in (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
     if p.tp > 1 and cut and not p.sequence_parallel:
         message = (
-            f"got {overlap.value}, but tp {p.tp} without sequence_parallel has all-reduces, which are not cut; "
-            f"set parallelism.sequence_parallel to true, or tensor_overlap to {TensorOverlap.WEIGHT_GRADIENT.value}"
+            f"got {overlap.value}, but tp {p.tp} without sequence_parallel has all-reduces, which"
+            " are not cut; set parallelism.sequence_parallel to true, or tensor_overlap to"
+            f" {TensorOverlap.WEIGHT_GRADIENT.value}"
         )
         yield Problem(message, "framework.tensor_overlap")
 
@@ -141,8 +142,9 @@ def _ulysses_problems(scenario: Written) -> Iterator[Problem]:
         return
     legal = [cp for cp in range(1, heads // p.tp + 1) if fits(p.tp * cp)]
     message = (
-        f"got {p.cp}, but ulysses divides {heads} heads ({kv_heads} for keys) among tp {p.tp} x cp {p.cp} = "
-        f"{p.tp * p.cp} ranks; set cp to {nearest_two(legal, p.cp)}, or framework.context_exchange to ring"
+        f"got {p.cp}, but ulysses divides {heads} heads ({kv_heads} for keys) among tp {p.tp} x cp"
+        f" {p.cp} = {p.tp * p.cp} ranks; set cp to {nearest_two(legal, p.cp)}, or"
+        " framework.context_exchange to ring"
     )
     yield Problem(message, "parallelism.cp")
 
@@ -152,14 +154,15 @@ def _ring_problems(scenario: Written) -> Iterator[Problem]:
     exchange = software.tensor.context_exchange.value
     if not software.lowering.fused_attention:
         message = (
-            f"got {exchange}, but it needs fused attention, whose kernel returns the softmax statistics of each block; "
-            "set context_exchange to all-gather, or fused_attention to true"
+            f"got {exchange}, but it needs fused attention, whose kernel returns the softmax"
+            " statistics of each block; set context_exchange to all-gather, or fused_attention to"
+            " true"
         )
         yield Problem(message, "framework.context_exchange")
     elif 0 < model.window < scenario.training_step.sequence_length:
         message = (
-            f"got {exchange}, but {model.name} attends to a window of {model.window} tokens, which no ring skips to; "
-            "set context_exchange to all-gather or ulysses"
+            f"got {exchange}, but {model.name} attends to a window of {model.window} tokens, which"
+            " no ring skips to; set context_exchange to all-gather or ulysses"
         )
         yield Problem(message, "framework.context_exchange")
 
@@ -168,7 +171,10 @@ def check_positions(scenario: Written) -> Iterator[Problem]:
     """A sequence is no longer than the table of learned positions."""
     model, length = scenario.transformer, scenario.training_step.sequence_length
     if model.positions == "learned" and 0 < model.max_positions < length:
-        message = f"got {length}, but {model.name} has learned positions for {model.max_positions} tokens; set model.max_positions to {length}, or take a shorter sequence"
+        message = (
+            f"got {length}, but {model.name} has learned positions for {model.max_positions}"
+            f" tokens; set model.max_positions to {length}, or take a shorter sequence"
+        )
         yield Problem(message, "training.sequence_length")
 
 
@@ -217,8 +223,9 @@ def check_expert_tokens(scenario: Written) -> Iterator[Problem]:
     p = scenario.parallelism
     if scenario.transformer.moe is not None and p.tp > 1 and not p.sequence_parallel:
         message = (
-            f"got false, but with tp {p.tp} a mixture of experts needs it: each rank routes its own 1/{p.tp} of the tokens, "
-            "and without it all would route the same ones; set sequence_parallel to true, or tp to 1"
+            f"got false, but with tp {p.tp} a mixture of experts needs it: each rank routes its own"
+            f" 1/{p.tp} of the tokens, and without it all would route the same ones; set"
+            " sequence_parallel to true, or tp to 1"
         )
         yield Problem(message, "parallelism.sequence_parallel")
 
@@ -240,8 +247,9 @@ def check_expert_overlap(scenario: Written) -> Iterator[Problem]:
     fusing = " or ".join(known.name for known in schedules() if known.fuses)
     alone = " or ".join(known.name for known in schedules() if known.fuses_alone)
     message = (
-        f"got {ExpertOverlap.MICROBATCH.value}, which runs a forward beside a backward, but {' and '.join(faults)}; take "
-        f"schedule {fusing} (or {alone} on pp 1) without full recomputation, or set expert_overlap to none"
+        f"got {ExpertOverlap.MICROBATCH.value}, which runs a forward beside a backward, but"
+        f" {' and '.join(faults)}; take schedule {fusing} (or {alone} on pp 1) without full"
+        " recomputation, or set expert_overlap to none"
     )
     yield Problem(message, "framework.expert_overlap")
 

@@ -1,4 +1,4 @@
-"""Checks of the machine and its software: degrees fit the cluster, what differs inside it is there."""
+"""Checks of machine and software: degrees fit the cluster, differing parts are there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def check_parts(scenario: Written) -> Iterator[Problem]:
     """Parts of a mixed cluster cover every pipeline rank or every replica, once."""
     choice = scenario.cluster
     if choice.stages is not None and choice.replicas is not None:
-        message = "got stages and replicas; needed one: a cluster is mixed along the pipeline or across replicas"
+        message = (
+            "got stages and replicas; needed one: a cluster is mixed along the pipeline or across"
+            " replicas"
+        )
         yield Problem(message, "cluster.replicas")
         return
     needs = (("stages", "pp", scenario.parallelism.pp), ("replicas", "dp", scenario.dp))
@@ -83,12 +86,15 @@ def check_mixture(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "parallelism.offload")
     if scenario.has_uneven_replicas and p.ep > 1:
         message = (
-            f"got {p.ep}, but replicas that differ cannot share experts: their layers would wait for each other; "
-            "set ep to 1, or mix the cluster by stages"
+            f"got {p.ep}, but replicas that differ cannot share experts: their layers would wait"
+            " for each other; set ep to 1, or mix the cluster by stages"
         )
         yield Problem(message, "parallelism.ep")
     if scenario.has_uneven_replicas and scenario.simulation.network == "flow":
-        message = "got flow, but replicas differ, and what they share is not counted; set network to analytic"
+        message = (
+            "got flow, but replicas differ, and what they share is not counted; set network to"
+            " analytic"
+        )
         yield Problem(message, "simulation.network")
 
 
@@ -122,15 +128,24 @@ def check_variation(scenario: Written) -> Iterator[Problem]:
         return
     yield from absent_parts(variation, cluster.nodes, cluster.accelerators)
     if variation.experts and scenario.transformer.moe is None:
-        message = f"got {variation.experts:g}, but the model is dense and has no experts whose load could vary; leave it out"
+        message = (
+            f"got {variation.experts:g}, but the model is dense and has no experts whose load could"
+            " vary; leave it out"
+        )
         yield Problem(message, "variation.experts")
     if scenario.has_uneven_replicas:
-        message = "got a variation where data-parallel replicas differ already; it is drawn for replicas that are alike: leave it out, or give all replicas the same nodes and batch"
+        message = (
+            "got a variation where data-parallel replicas differ already; it is drawn for replicas"
+            " that are alike: leave it out, or give all replicas the same nodes and batch"
+        )
         yield Problem(message, "variation")
 
 
 def check_outages(scenario: Written) -> Iterator[Problem]:
     """Refuse outages in training, which has checkpoints to go back to."""
     if scenario.variation is not None and scenario.variation.outages:
-        message = "got outages, which services have; leave them out, and see 'mpsim goodput' for failures in training"
+        message = (
+            "got outages, which services have; leave them out, and see 'mpsim goodput' for failures"
+            " in training"
+        )
         yield Problem(message, "variation.outages")

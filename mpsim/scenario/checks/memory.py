@@ -24,11 +24,14 @@ _OF_GRANULARITY = {
 
 
 def check_recompute(scenario: Written) -> Iterator[Problem]:
-    """Keys of one granularity stand beside that one only; per-op meets the layers it was written for."""
+    """Keys of a granularity stand beside it only; per-op meets the layers it is for."""
     training = scenario.training_step
     for name, wanted in _OF_GRANULARITY.items():
         if getattr(training, name) is not None and training.recompute != wanted:
-            message = f"got a value, but recompute is {training.recompute} and only {wanted} has it; leave it out, or set recompute to {wanted}"
+            message = (
+                f"got a value, but recompute is {training.recompute} and only {wanted} has it;"
+                f" leave it out, or set recompute to {wanted}"
+            )
             yield Problem(message, f"training.{name}")
     reasons = list(_against_per_op(scenario)) if training.recompute == "per-op" else []
     if reasons:
@@ -37,8 +40,8 @@ def check_recompute(scenario: Written) -> Iterator[Problem]:
         meant = f"per-op (which {preset} calls selective)" if is_own else "per-op"
         instead = "recompute_modules with selective" if is_own else "selective"
         message = (
-            f"got {meant}, which counts the seven products of a Llama layer, but {' and '.join(reasons)}; "
-            f"take {instead}, full or none"
+            f"got {meant}, which counts the seven products of a Llama layer, but"
+            f" {' and '.join(reasons)}; take {instead}, full or none"
         )
         yield Problem(message, "training.recompute")
 
@@ -48,11 +51,17 @@ def check_offload_activations(scenario: Written) -> Iterator[Problem]:
     training = scenario.training_step
     offload, layers = training.offload_activations, training.offload_layers
     if layers is not None and offload is None:
-        message = f"got {layers}, but no activation is offloaded; set offload_activations to all, or leave it out"
+        message = (
+            f"got {layers}, but no activation is offloaded; set offload_activations to all, or"
+            " leave it out"
+        )
         yield Problem(message, "training.offload_layers")
     elif layers is not None and layers > _largest_stage(scenario):
         most = _largest_stage(scenario)
-        message = f"got {layers}; needed 1 to {most}, the layers of the largest (virtual) stage; set it to {most}"
+        message = (
+            f"got {layers}; needed 1 to {most}, the layers of the largest (virtual) stage; set it"
+            f" to {most}"
+        )
         yield Problem(message, "training.offload_layers")
     if offload == "products" and training.recompute == "full":
         message = (
@@ -61,8 +70,9 @@ def check_offload_activations(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "training.offload_activations")
     if offload and training.recompute_method != "block" and (training.recompute_layers or 1) > 1:
         message = (
-            f"got {offload} with chunks of {training.recompute_layers} layers, whose one input would be fetched long before its use, "
-            "which is not simulated; set recompute_layers to 1"
+            f"got {offload} with chunks of {training.recompute_layers} layers, whose one input"
+            " would be fetched long before its use, which is not simulated; set recompute_layers"
+            " to 1"
         )
         yield Problem(message, "training.offload_activations")
 
@@ -92,18 +102,25 @@ def check_recompute_layers(scenario: Written) -> Iterator[Problem]:
     block, layers = training.recompute_method == "block", training.recompute_layers
     least = 0 if block else 1
     if layers is None and block:
-        message = f"missing; with recompute_method block needed how many layers of every stage run again, 0 to {most}"
+        message = (
+            "missing; with recompute_method block needed how many layers of every stage run again,"
+            f" 0 to {most}"
+        )
         yield Problem(message, key)
     elif layers is None:
         return
     elif not least <= layers <= most:
         mend = max(least, min(layers, most))
-        message = f"got {layers}; needed {least} to {most}: the largest (virtual) stage has {most} layers; set it to {mend}"
+        message = (
+            f"got {layers}; needed {least} to {most}: the largest (virtual) stage has {most}"
+            f" layers; set it to {mend}"
+        )
         yield Problem(message, key)
     elif layers > 1 and not block and scenario.parallelism.zero == _SHARDED_PARAMETERS:
         message = (
-            f"got chunks of {layers} with zero 3: layers of a chunk run again long before their gradients, and would be gathered for each, "
-            "which is not simulated; set recompute_layers to 1, or zero to 2 or less"
+            f"got chunks of {layers} with zero 3: layers of a chunk run again long before their"
+            " gradients, and would be gathered for each, which is not simulated; set"
+            " recompute_layers to 1, or zero to 2 or less"
         )
         yield Problem(message, key)
 
@@ -178,14 +195,15 @@ def check_zero(scenario: Written) -> Iterator[Problem]:
     limit, piped = software.data.zero_limit, software.data.pipeline_zero_limit
     if zero > limit:
         message = (
-            f"got {zero}, but {software.name} does not shard {_SHARED[zero]}; set zero to at most {limit}, or take a "
-            "framework that does (see 'mpsim show frameworks')"
+            f"got {zero}, but {software.name} does not shard {_SHARED[zero]}; set zero to at most"
+            f" {limit}, or take a framework that does (see 'mpsim show frameworks')"
         )
         yield Problem(message, "parallelism.zero")
     elif pp > 1 and zero > piped:
         message = (
-            f"got {zero} with pp {pp}, but {software.name} does not shard {_SHARED[zero]} in a pipeline, where every "
-            f"microbatch would move them (framework.pipeline_zero_limit); set zero to at most {piped}, or pp to 1"
+            f"got {zero} with pp {pp}, but {software.name} does not shard {_SHARED[zero]} in a"
+            " pipeline, where every microbatch would move them (framework.pipeline_zero_limit);"
+            f" set zero to at most {piped}, or pp to 1"
         )
         yield Problem(message, "parallelism.zero")
 
@@ -212,30 +230,37 @@ def check_offload(scenario: Written) -> Iterator[Problem]:
     p = scenario.parallelism
     if p.offload == "none":
         if p.offload_to != "host":
-            message = f"got {p.offload_to}, but nothing is offloaded; set offload to optimizer or parameters"
+            message = (
+                f"got {p.offload_to}, but nothing is offloaded; set offload to optimizer or"
+                " parameters"
+            )
             yield Problem(message, "parallelism.offload_to")
         return
     needed = 3 if p.offload == "parameters" else 1
     if p.zero < needed:
         message = (
-            f"got {p.offload} with zero {p.zero}; the host keeps a rank's share, so {p.offload} "
-            f"needs zero {needed}{' or more' if needed == 1 else ''}; set zero to {needed}, or offload to "
-            f"{'none' if p.zero == 0 else 'optimizer'}"
+            f"got {p.offload} with zero {p.zero}; the host keeps a rank's share, so {p.offload}"
+            f" needs zero {needed}{' or more' if needed == 1 else ''}; set zero to {needed}, or"
+            f" offload to {'none' if p.zero == 0 else 'optimizer'}"
         )
         yield Problem(message, "parallelism.offload")
     if p.offload_to == "nvme" and p.zero < 3:
-        message = f"got nvme with zero {p.zero}; states on drives need zero 3; set zero to 3, or offload_to to host"
+        message = (
+            f"got nvme with zero {p.zero}; states on drives need zero 3; set zero to 3, or"
+            " offload_to to host"
+        )
         yield Problem(message, "parallelism.offload_to")
 
 
 def check_steps_in_backward(scenario: Written) -> Iterator[Problem]:
-    """An optimizer that steps inside the backward frees gradients that nothing adds to afterwards."""
+    """An optimizer in the backward frees gradients that nothing adds to afterwards."""
     if not scenario.software.memory.steps_in_backward:
         return
     microbatches, pp = scenario.microbatches, scenario.parallelism.pp
     if microbatches > 1 or pp > 1:
         message = (
-            f"got true with {microbatches} microbatches and pp {pp}; gradients of several microbatches are added up before the optimizer: "
-            "set training.micro_batch so that there is one microbatch a step on one stage, or steps_in_backward to false"
+            f"got true with {microbatches} microbatches and pp {pp}; gradients of several"
+            " microbatches are added up before the optimizer: set training.micro_batch so that"
+            " there is one microbatch a step on one stage, or steps_in_backward to false"
         )
         yield Problem(message, "framework.steps_in_backward")

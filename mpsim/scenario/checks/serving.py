@@ -1,4 +1,4 @@
-"""Checks of a scenario that serves: the layout of an instance, formats that the chip has, what training alone knows."""
+"""Checks of a scenario that serves: an instance's layout, formats, keys of training."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _COMPUTE: Final = {
     "int8": "int8",
 }
 _TRAINING_KEYS: Final = (
-    "dp cp etp zero shard offload offload_to offload_fraction order sequence_parallel layers_per_stage "
-    "embedding_counts_as_layer loss_counts_as_layer"
+    "dp cp etp zero shard offload offload_to offload_fraction order sequence_parallel"
+    " layers_per_stage embedding_counts_as_layer loss_counts_as_layer"
 ).split()
 _DRAWN: Final = ("jitter", "network_jitter", "experts", "links")
 
@@ -43,16 +43,22 @@ def check_server(scenario: Written) -> Iterator[Problem]:
 
 
 def check_service_state(scenario: Written) -> Iterator[Problem]:
-    """Refuse what services do not simulate of layers that carry a state in place of keys and values."""
+    """Refuse what services do not simulate of layers with a state for keys and values."""
     model, serving = scenario.transformer, scenario.service
     if model.state is None:
         return
     if not any(kind.mixer == "attention" for kind in model.kinds):
-        message = f"got {model.name} without attention, whose requests no cache limits; needed a hybrid: some layers with attention"
+        message = (
+            f"got {model.name} without attention, whose requests no cache limits; needed a hybrid:"
+            " some layers with attention"
+        )
         yield Problem(message, "model")
     tp = scenario.parallelism.tp // serving.attention_dp
     if tp and model.state.heads % tp:
-        message = f"got {tp}, which does not divide the {model.state.heads} heads of the state; needed a divisor"
+        message = (
+            f"got {tp}, which does not divide the {model.state.heads} heads of the state; needed a"
+            " divisor"
+        )
         yield Problem(message, "parallelism.tp")
     apart = {
         "serving.disaggregated": serving.disaggregated is not None,
@@ -68,7 +74,10 @@ def check_service_state(scenario: Written) -> Iterator[Problem]:
 def check_service_vision(scenario: Written) -> Iterator[Problem]:
     """Refuse images, which requests of services do not have."""
     if scenario.transformer.vision is not None:
-        message = f"got {scenario.transformer.name} with a vision tower, which services do not simulate; leave model.vision out, and count tokens of images among the prompt's"
+        message = (
+            f"got {scenario.transformer.name} with a vision tower, which services do not simulate;"
+            " leave model.vision out, and count tokens of images among the prompt's"
+        )
         yield Problem(message, "model.vision")
 
 
@@ -77,7 +86,10 @@ def check_training_keys(scenario: Written) -> Iterator[Problem]:
     p = scenario.parallelism
     for key in _TRAINING_KEYS:
         if key in p.model_fields_set:
-            message = f"got {getattr(p, key)!r}, which only training knows; needed tp, pp and ep: leave it out"
+            message = (
+                f"got {getattr(p, key)!r}, which only training knows; needed tp, pp and ep: leave"
+                " it out"
+            )
             mend = ", and give serving.replicas" if key == "dp" else ""
             yield Problem(message + mend, f"parallelism.{key}")
 
@@ -91,7 +103,10 @@ def check_service_parts(scenario: Written) -> Iterator[Problem]:
     """Refuse nodes that differ, which instances of a service are not told apart by."""
     for key in ("stages", "replicas"):
         if getattr(scenario.cluster, key) is not None:
-            message = "got nodes that differ, which is not simulated for services; leave it out, or simulate a service of each kind"
+            message = (
+                "got nodes that differ, which is not simulated for services; leave it out, or"
+                " simulate a service of each kind"
+            )
             yield Problem(message, f"cluster.{key}")
 
 
@@ -102,16 +117,22 @@ def check_service_variation(scenario: Written) -> Iterator[Problem]:
         return
     for key in _DRAWN:
         if getattr(variation, key):
-            message = "is not simulated for services, which have slow ranks, speed and outages; leave it out"
+            message = (
+                "is not simulated for services, which have slow ranks, speed and outages; leave"
+                " it out"
+            )
             yield Problem(message, f"variation.{key}")
     if variation.outages and scenario.service.disaggregated is not None:
-        message = "got outages with serving.disaggregated; they are simulated for one pool: leave one of them out"
+        message = (
+            "got outages with serving.disaggregated; they are simulated for one pool: leave one of"
+            " them out"
+        )
         yield Problem(message, "variation.outages")
     yield from absent_parts(variation, cluster.nodes, cluster.accelerators)
 
 
 def check_pools(scenario: Written) -> Iterator[Problem]:
-    """Refuse a layout beside those of two pools, pools that the cluster has no room for, and caches that do not agree."""
+    """Refuse a layout beside two pools', pools without room, caches that do not agree."""
     serving, pools = scenario.service, scenario.service.disaggregated
     if pools is None:
         return
@@ -120,35 +141,53 @@ def check_pools(scenario: Written) -> Iterator[Problem]:
         *(f"parallelism.{key}" for key in scenario.parallelism.model_fields_set),
         *(f"serving.{key}" for key in own if key in serving.model_fields_set),
     ):
-        message = "got a layout beside serving.disaggregated, whose pools have layouts of their own; leave it out"
+        message = (
+            "got a layout beside serving.disaggregated, whose pools have layouts of their own;"
+            " leave it out"
+        )
         yield Problem(message, key)
     prefill, decode = (pool.accelerators for pool in scenario.pools.values())
     need, world = prefill + decode, scenario.world_size
     if need > world and max(prefill, decode) <= world:
-        message = f"got {prefill} accelerators to prefill and {decode} to decode, {need} of {world}; needed at most {world}: lower replicas or tp, or add nodes"
+        message = (
+            f"got {prefill} accelerators to prefill and {decode} to decode, {need} of {world};"
+            f" needed at most {world}: lower replicas or tp, or add nodes"
+        )
         yield Problem(message, "serving.disaggregated")
     first, second = (pool.kv for pool in scenario.pools.values())
     if first != second:
-        message = f"got {second}, but prompts come with keys and values in {first}; needed the same in both pools"
+        message = (
+            f"got {second}, but prompts come with keys and values in {first}; needed the same in"
+            " both pools"
+        )
         yield Problem(message, "serving.disaggregated.decode.kv")
 
 
 def check_pool_chips(scenario: Written) -> Iterator[Problem]:
-    """Refuse accelerators that nobody knows, prices of none, and pools of two kinds that share a node."""
+    """Refuse unknown accelerators, prices of none, pools of two kinds on one node."""
     pools = scenario.service.disaggregated
     if pools is None:
         return
     for key, pool in scenario.pools.items():
         if pool.accelerator is not None and pool.accelerator not in accelerator_names():
-            message = f"unknown accelerator {pool.accelerator[:60]!r}; {nearest(pool.accelerator, accelerator_names())}"
+            message = (
+                f"unknown accelerator {pool.accelerator[:60]!r};"
+                f" {nearest(pool.accelerator, accelerator_names())}"
+            )
             yield Problem(message, f"{key}.accelerator")
         if pool.price_per_hour is not None and pool.accelerator is None:
-            message = f"is the price of {key}.accelerator, which is left out; give cluster.price_per_hour, or the accelerator"
+            message = (
+                f"is the price of {key}.accelerator, which is left out; give"
+                " cluster.price_per_hour, or the accelerator"
+            )
             yield Problem(message, f"{key}.price_per_hour")
     first = next(iter(scenario.pools.values())).accelerators
     each = scenario.hardware.node.accelerators
     if pools.prefill.accelerator != pools.decode.accelerator and first % each:
-        message = f"got {first} accelerators to prefill on nodes of {each}, and others to decode; needed whole nodes: a multiple of {each}"
+        message = (
+            f"got {first} accelerators to prefill on nodes of {each}, and others to decode; needed"
+            f" whole nodes: a multiple of {each}"
+        )
         yield Problem(message, "serving.disaggregated.prefill")
 
 
@@ -180,7 +219,10 @@ def check_instances(scenario: Written) -> Iterator[Problem]:
             most = world // (pool.tp * pool.pp)
             what = f"set replicas to at most {most}" if most else "lower tp or pp, or add nodes"
             key = f"{section}.replicas" if most else f"{_layout(section)}.tp"
-            message = f"got {pool.replicas} replicas of tp {pool.tp} x pp {pool.pp} on {world} accelerators; {what}"
+            message = (
+                f"got {pool.replicas} replicas of tp {pool.tp} x pp {pool.pp} on {world}"
+                f" accelerators; {what}"
+            )
             yield Problem(message, key)
         if pool.tp % pool.attention_dp:
             message = f"got {pool.attention_dp}, not a divisor of tp {pool.tp}; needed one"
@@ -196,7 +238,10 @@ def check_service_positions(scenario: Written) -> Iterator[Problem]:
     length = load.prompt.tokens + load.output.tokens
     is_learned = model.positions == "learned" and model.max_positions > 0
     if is_learned and load.trace is None and length > model.max_positions:
-        message = f"got {length} tokens of prompt and output, but {model.name} has learned positions for {model.max_positions}; set model.max_positions to {length}, or shorten the requests"
+        message = (
+            f"got {length} tokens of prompt and output, but {model.name} has learned positions for"
+            f" {model.max_positions}; set model.max_positions to {length}, or shorten the requests"
+        )
         yield Problem(message, "serving.workload")
 
 
@@ -236,7 +281,10 @@ def check_service_experts(scenario: Written) -> Iterator[Problem]:
             )
             yield Problem(message, key)
         if pool.tp % pool.ep:
-            message = f"got {pool.ep}, not a divisor of the {pool.tp} ranks of an instance's stage; needed one"
+            message = (
+                f"got {pool.ep}, not a divisor of the {pool.tp} ranks of an instance's stage;"
+                " needed one"
+            )
             yield Problem(message, key)
 
 

@@ -1,4 +1,4 @@
-"""Checks of the step: its batch and precision, the schedule and the stages it works on, how it is simulated."""
+"""Checks of the step: batch and precision, schedule and stages, how it is simulated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def check_batch(scenario: Written) -> Iterator[Problem]:
     if p.dp is None and scenario.world_size % p.replica_ranks:
         return  # how many replicas there are is not known yet
     near = multiples_near(batch, dp * micro)
-    message = f"got {batch}, not a multiple of dp {dp} x micro_batch {micro} = {dp * micro}; set it to {near}"
+    message = (
+        f"got {batch}, not a multiple of dp {dp} x micro_batch {micro} = {dp * micro}; set it to"
+        f" {near}"
+    )
     yield Problem(message, "training.global_batch")
 
 
@@ -45,7 +48,10 @@ def check_network(scenario: Written) -> Iterator[Problem]:
     asks = ["network: flow"] * (simulation.network == "flow")
     asks += ["interference"] * simulation.interference
     if asks and simulation.engine == "replay":
-        message = f"replay cannot change rates while it runs, as {' and '.join(asks)} needs; set engine to auto"
+        message = (
+            f"replay cannot change rates while it runs, as {' and '.join(asks)} needs; set engine"
+            " to auto"
+        )
         yield Problem(message, "simulation.engine")
 
 
@@ -83,7 +89,10 @@ def check_stages(scenario: Written) -> Iterator[Problem]:
     if p.layers_per_stage == "auto":
         if stage_layers(scenario) is None:
             split = scenario.software.pipeline.stage_split
-            message = f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset} splits them (framework.stage_split: {split}); set pp or virtual_stages lower"
+            message = (
+                f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset}"
+                f" splits them (framework.stage_split: {split}); set pp or virtual_stages lower"
+            )
             yield Problem(message, key)
         return
     if p.layers_per_stage is not None:

@@ -3,13 +3,13 @@
 Notation: rank r with stages s, m microbatches, f, b, w the times of F, I and W.
 
 * Path: one microbatch passes all stages both ways, then the weight gradient of stage 0 is left.
-* Work: before the first input gradient can reach a rank, it can only run forwards, and only as many as fit; after its last
-  input gradient, whose result still has to travel to stage 0, it can only run weight gradients, and only as many as fit.
-  Whatever else there is to do lies between.
-* Memory: an activation occupies its room from the start of its F to the end of its I or W, so the room a rank has, times the
-  time from its first action to the end, is at least what all its activations occupy.
+* Work: before the first input gradient can reach a rank, it can only run forwards, and only as many
+  as fit; after its last input gradient, whose result still has to travel to stage 0, it can only
+  run weight gradients, and only as many as fit. Whatever else there is to do lies between.
+* Memory: an activation occupies its room from the start of its F to the end of its I or W, so a
+  rank's room times its time from first action to end is at least what all its activations occupy.
 
-Each bound holds for every rank; the largest is the answer. Splitting B never takes longer, so the bound covers orders with B.
+Each bound holds for every rank; the largest counts. Splitting B never takes longer.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _fits(limit: float, time: Sequence[float], size: Sequence[float], most: int)
     """
     total, left = 0.0, limit * (1 + _ROUNDING)
     kinds = [(t, s) for t, s in zip(time, size, strict=True) if t > 0]
-    # Those that take least room for their time come first: with counts that may be broken this fills the limit best.
+    # Those that take least room for their time come first: with counts that may be broken this
+    # fills the limit best.
     for duration, each in sorted(kinds, key=lambda kind: kind[1] / kind[0]):
         count: float = most
         if each > 0 and left < most * each:
@@ -98,7 +99,8 @@ def _fits(limit: float, time: Sequence[float], size: Sequence[float], most: int)
     return total
 
 
-_ROUNDING = 1e-9  # a limit that is meant to hold a whole number of activations does, whatever its last digit
+# a limit that is meant to hold a whole number of activations does, whatever its last digit
+_ROUNDING = 1e-9
 
 
 def _memory(setting: Setting, room: Room, chain: _Chain, rank: int) -> float:

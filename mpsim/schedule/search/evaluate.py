@@ -2,9 +2,10 @@
 
 Shapes: P ranks, S stages, M microbatches.
 
-The meaning is that of the engine on bare actions (`mpsim.training.from_orders`, fused blocks as ``late-send``), which tests hold it to:
-an action starts when the one before it on its rank has ended and its input is there. Messages of one direction between two
-ranks go one after the other, in the order in which they are produced.
+The meaning is that of the engine on bare actions (`mpsim.training.from_orders`, fused blocks as
+``late-send``), which tests hold it to: an action starts when the one before it on its rank has
+ended and its input is there. Messages of one direction between two ranks go one after the other, in
+the order in which they are produced.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def by_stage(name: str, given: ArrayLike, stages: int) -> NDArray[np.float64]:
     values = np.asarray(given, float)
     if values.shape not in ((), (stages,)) or not (np.isfinite(values) & (values >= 0)).all():
         raise ScheduleError(
-            f"{name}: got {values.tolist()}; needed one finite number of at least 0, or {stages}, one a stage"
+            f"{name}: got {values.tolist()}; needed one finite number of at least 0, or {stages},"
+            " one a stage"
         )
     return np.broadcast_to(values, (stages,)).astype(float)
 
@@ -150,8 +152,9 @@ def evaluate(
     end. DeadlockError if actions wait for each other.
     """
     walk = _Walk(setting, steps, fused)
-    # Each rank is on the list once to begin with, and again whenever it is handed an input; a rank that is visited without a new input
-    # stops where it stopped before, so the order of the visits changes nothing but the work.
+    # Each rank is on the list once to begin with, and again whenever it is handed an input; a rank
+    # that is visited without a new input stops where it stopped before, so the order of the visits
+    # changes nothing but the work.
     todo = list(range(len(steps)))[::-1]
     while todo:
         todo.extend(walk.advance(todo.pop()))
@@ -209,7 +212,7 @@ class _Walk:
         return woken
 
     def deliver(self, step: Step, time: float) -> list[int]:
-        """Hand the output of an F, B or I on; return the rank that gets it, if it is another one."""
+        """Hand the output of an F, B or I on; return the rank that gets it, if another."""
         kind, stage, microbatch = step
         setting = self.setting
         direction = int(kind != _F)

@@ -1,8 +1,9 @@
-"""List scheduling: build an order by letting every rank, whenever it is free, pick what its policy ranks first.
+"""List scheduling: every rank, whenever free, picks what its policy ranks first.
 
-A rank picks among the next forward of each of its chunks, the next input gradient of each, and its oldest weight gradient. It
-takes a forward only where memory has room for it and, afterwards, for the chunks that the microbatches in flight have yet to pass on
-the rank, one after the other, so that the oldest can always go on.
+A rank picks among the next forward of each of its chunks, the next input gradient of each, and its
+oldest weight gradient. It takes a forward only where memory has room for it and, afterwards, for
+the chunks that the microbatches in flight have yet to pass on the rank, one after the other, so
+that the oldest can always go on.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class _Greedy:
         self.size = [a + b for a, b in zip(room.until_input, room.until_weight, strict=True)]
         self.weights: list[deque[tuple[int, int]]] = [deque() for _ in range(pp)]
         self.done = [[0] * stages, [0] * stages]  # forwards and input gradients of each stage
-        # when the inputs of forwards and input gradients are there, by stage, in the order of microbatches
+        # when the inputs of forwards and input gradients are there, by stage, in the order of
+        # microbatches
         self.inbox: list[list[list[float]]] = [[[] for _ in range(stages)] for _ in range(2)]
         self.inbox[0][0] = [0.0] * self.m
         self.events = [(0.0, rank) for rank in range(pp)]
@@ -87,7 +89,7 @@ class _Greedy:
         return kind == _W and not self.admits_any(rank)
 
     def options(self, rank: int, time: float) -> tuple[list[tuple[tuple[int, int], Step]], float]:
-        """Actions that could start now, each with its place in the policy, and when the next input gradient arrives."""
+        """Actions that could start now, by place in the policy, and the next gradient's time."""
         policy = self.policy
         ready: list[tuple[tuple[int, int], Step]] = []
         coming = math.inf
@@ -128,9 +130,9 @@ class _Greedy:
         return len(self.owned[rank]) == 1 or self.safe(rank, stage, microbatch)
 
     def safe(self, rank: int, stage: int, microbatch: int) -> bool:
-        """Whether after this forward every microbatch in flight, the oldest first, could still pass all chunks.
+        """Whether after this forward all in flight, the oldest first, could still pass all chunks.
 
-        The banker's algorithm: each takes the room its remaining chunks need and gives back all it holds.
+        The banker's algorithm: each takes what its remaining chunks need, and gives back all.
         """
         owned, (forwards, gradients) = self.owned[rank], self.done
         held, needed = [], []

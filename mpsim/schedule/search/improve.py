@@ -1,8 +1,9 @@
-"""Local search: change an order where its critical path runs from one action to the next on the same rank.
+"""Local search: change an order where its critical path stays on one rank.
 
-Nothing shortens a step but letting some action of its critical path start earlier. Where such an action waits only for the one
-before it on its rank, the two (and more, if need be) can change places: either the later one moves forward or the earlier one back.
-A change is kept when it respects memory and the order of F, I and W of one microbatch, and does not make the step longer.
+Nothing shortens a step but letting some action of its critical path start earlier. Where such an
+action waits only for the one before it on its rank, the two (and more, if need be) can change
+places: either the later one moves forward or the earlier one back. A change is kept when it
+respects memory and the order of F, I and W of one microbatch, and does not make the step longer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Candidate:
     @property
     def cost(self) -> tuple[float, float]:
         """The makespan, and among equals the sum of the ends of all ranks: smaller is better."""
-        # A move off one of several critical paths leaves the makespan as it is; the sum lets it count as progress.
+        # A move off one of several critical paths leaves the makespan as it is; the sum lets it
+        # count as progress.
         return self.run.makespan, math.fsum(ends[-1] for ends in self.run.end)
 
 
@@ -75,7 +77,7 @@ def improve(
 
 
 def _critical(setting: Setting, candidate: Candidate) -> list[tuple[int, int]]:
-    """(rank, place) of the actions of a critical path that wait for the one before them on their rank."""
+    """(rank, place) of a critical path's actions that wait for those before on their rank."""
     run, steps = candidate.run, candidate.steps
     rank = max(range(len(steps)), key=lambda r: run.end[r][-1])
     place = len(steps[rank]) - 1

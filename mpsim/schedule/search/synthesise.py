@@ -1,8 +1,9 @@
-"""The synthesiser: an order for given times and a given memory that is at least as good as every named one.
+"""The synthesiser: an order for times and a memory, at least as good as every named one.
 
-It starts from all named schedules that are built for this stage map and fit the memory, adds orders by list scheduling under a grid of
-policies and by the search of ZB-1p, and improves the best of them by local search until its budget of evaluations is spent or the
-lower bound is reached. The budget counts evaluations, not seconds, and every choice comes from the seed: the same call gives
+It starts from all named schedules that are built for this stage map and fit the memory, adds orders
+by list scheduling under a grid of policies and by the search of ZB-1p, and improves the best of
+them by local search until its budget of evaluations is spent or the lower bound is reached. The
+budget counts evaluations, not seconds, and every choice comes from the seed: the same call gives
 the same order on every machine.
 """
 
@@ -163,7 +164,8 @@ def _room(
     limits = np.asarray(math.inf if limit is None else limit, float)
     if limits.shape not in ((), (pp,)) or not (limits >= 0).all():
         raise ScheduleError(
-            f"memory_limit: got {limits.tolist()}; needed one number of at least 0, or {pp}, one a rank"
+            f"memory_limit: got {limits.tolist()}; needed one number of at least 0, or {pp}, one a"
+            " rank"
         )
     return Room(
         limit=np.broadcast_to(limits, (pp,)).tolist(),
@@ -297,15 +299,15 @@ class _Search:
             )
         else:
             raise ScheduleError(
-                f"got a memory limit of {self.room.limit} by rank, in which no order was found; needed room "
-                "for at least one microbatch; raise the limit, or recompute more"
+                f"got a memory limit of {self.room.limit} by rank, in which no order was found;"
+                " needed room for at least one microbatch; raise the limit, or recompute more"
             )
         named = None if self.named is None else (self.named[0].schedule, self.named[1])
         return Synthesis(orders, makespan, self.bound, named, self.spent)
 
 
 def _policies(setting: Setting) -> Iterator[Policy]:
-    """Policies to build with: one microbatch at a time, which fits if anything does, then the most promising first."""
+    """Policies to build with: one microbatch at a time, which fits if any, then promising ones."""
     pp, m = setting.pp, setting.microbatches
     yield Policy((1,) * pp)
     depths = {
@@ -339,7 +341,7 @@ def _split(steps: list[list[Step]]) -> list[list[Step]]:
 
 
 def _named(setting: Setting, stage_rank: NDArray[np.int32]) -> Iterator[Orders]:
-    """Every registered schedule that can be built for this stage map, with these times where it takes them."""
+    """Every registered schedule that can be built for this stage map, with these times."""
     from mpsim.schedule import registry  # it imports the searches, this one among them
 
     given: dict[str, float | Sequence[float]] = {

@@ -1,4 +1,4 @@
-"""Times of the three actions and room for activations, as the searches on measured times take them."""
+"""Times of the three actions and room for activations, for searches on measured times."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 from mpsim.errors import ScheduleError
 
 UNTIL_WEIGHT = 0.5
-"""Part of an activation that the searches of the zero-bubble authors' rules take to be held until W.
+"""Part of an activation that the zero-bubble authors' searches take to be held until W.
 
-Their own estimate is 32 of 34 + 5as/h parts (a heads, s sequence, h hidden; their commit 39f2c186, runtime.py), so
-half at as/h = 6.
+Their own estimate is 32 of 34 + 5as/h parts (a heads, s sequence, h hidden; their commit 39f2c186,
+runtime.py), so half at as/h = 6.
 """
 
 _ROUNDING = 1e-9  # of the limit: sums of parts of an activation do not exceed it by rounding alone
@@ -35,7 +35,8 @@ class Memory:
         """
         if not 0 <= until_weight <= 1:
             raise ScheduleError(
-                f"got until_weight = {until_weight}; needed the part of an activation held until W, 0 to 1"
+                f"got until_weight = {until_weight}; needed the part of an activation held until W,"
+                " 0 to 1"
             )
         return cls(activations, (1.0, until_weight - 1.0, -until_weight))
 
@@ -60,7 +61,7 @@ def check_times(schedule: str, times: Sequence[float], send: float) -> Times:
         math.isfinite(time) and time >= 0 for time in given
     ):
         raise ScheduleError(
-            f"{schedule}: got times {tuple(times)} and send {send}; needed the times of F, I and W and of a "
-            "message, finite and not negative"
+            f"{schedule}: got times {tuple(times)} and send {send}; needed the times of F, I and W"
+            " and of a message, finite and not negative"
         )
     return Times(*given)

@@ -1,20 +1,22 @@
 """V-Half and V-Min: a repeated block of six slots on a V, shifted from rank to rank, then squeezed.
 
-Shapes: P ranks, four kinds of slot: forward of chunk a (stage r), forward of chunk b (stage 2p - 1 - r), input gradient of b,
-input gradient of a. Each rank repeats its four slots every six; the two slots between take the weight gradients.
-The offsets from rank to rank decide how long an activation lives, and so how many are held: about half of what 1F1B holds
-for V-Half and a third for V-Min. What a rank holds is a whole number of chunks, so V-Min may have room to spare; its input gradients are
-then put off further than the authors do, which lets more forwards run before the first of them.
+Shapes: P ranks, four kinds of slot: forward of chunk a (stage r), forward of chunk b (stage 2p - 1
+- r), input gradient of b, input gradient of a. Each rank repeats its four slots every six; the two
+slots between take the weight gradients. The offsets from rank to rank decide how long an activation
+lives, and so how many are held: about half of what 1F1B holds for V-Half and a third for V-Min.
+What a rank holds is a whole number of chunks, so V-Min may have room to spare; its input gradients
+are then put off further than the authors do, which lets more forwards run before the first of them.
 
-The repeated blocks leave gaps at both ends of the step. They are closed by moving actions to earlier free slots, in the order
-of their slots and as long as no rank holds more than the fullest did: once with the weight gradients in their slots, then
-once more with weight gradients in whatever slots are free. One slot is one unit, so the order does not depend on measured times.
+The repeated blocks leave gaps at both ends of the step. They are closed by moving actions to
+earlier free slots, in the order of their slots and as long as no rank holds more than the fullest
+did: once with the weight gradients in their slots, then once more with weight gradients in whatever
+slots are free. One slot is one unit, so the order does not depend on measured times.
 
 References
 ----------
-Qi et al., Pipeline Parallelism with Controllable Memory, 2024, section 3 (building blocks and their offsets).
-sail-sg/zero-bubble-pipeline-parallelism, megatron/core/pipeline_parallel/zerobubble/scheduler/zbv_greedy.py, commit 39f2c186 (offsets
-and squeezing).
+Qi et al., Pipeline Parallelism with Controllable Memory, 2024, section 3 (building blocks).
+sail-sg/zero-bubble-pipeline-parallelism, megatron/core/pipeline_parallel/zerobubble/scheduler/
+zbv_greedy.py, commit 39f2c186 (offsets and squeezing).
 """
 
 from __future__ import annotations
@@ -70,11 +72,12 @@ def v_min(
         block = _min_block(pp, delay)
         if not _is_free(block):
             raise ScheduleError(
-                f"v-min: got delay = {delay} with pp = {pp}; needed 0 to {_PERIOD - 1} slots that leave every kind a slot of its "
-                "own; set delay to 0, or leave it out"
+                f"v-min: got delay = {delay} with pp = {pp}; needed 0 to {_PERIOD - 1} slots that"
+                " leave every kind a slot of its own; set delay to 0, or leave it out"
             )
         return _from_block("v-min", block, pp, microbatches, virtual_stages)
-    # The rounding up of what a rank holds can leave room that the authors' block does not use: a later input gradient uses it.
+    # The rounding up of what a rank holds can leave room that the authors' block does not use: a
+    # later input gradient uses it.
     blocks = [_min_block(pp, delay) for delay in range(_PERIOD)]
     orders = [
         _from_block("v-min", block, pp, microbatches, virtual_stages)
@@ -184,8 +187,8 @@ def _by_slot(slots: Slots) -> list[tuple[int, int, int, int]]:
 def _moved(slots: Slots) -> Slots:
     """Move actions to earlier free slots where no rank comes to hold more than the fullest did.
 
-    With weight gradients in their slots both ends of the step are tightened; without, only its end. The middle, from the
-    first input gradient of stage 0 to its last forward, stays.
+    With weight gradients in their slots both ends of the step are tightened; without, only its end.
+    The middle, from the first input gradient of stage 0 to its last forward, stays.
     """
     weights = len(slots[0]) > _W
     grids = [_grid(rank) for rank in slots]
@@ -235,7 +238,7 @@ def _tightened(slots: Slots) -> Slots:
 
 
 def _order(rank: list[list[int]], r: int, pp: int) -> list[Step]:
-    """Order of one rank, with the weight gradients of chunk b before those of chunk a where both could run."""
+    """Order of one rank, weight gradients of chunk b before those of a where both could run."""
     first, second = r, 2 * pp - 1 - r
     place = {
         _FA: (Action.F, first),

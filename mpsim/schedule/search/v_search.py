@@ -1,21 +1,23 @@
-"""ZB-V by search: zero-bubble orders on a V of two chunks a rank, built greedily on measured times within a memory limit.
+"""ZB-V by search: zero-bubble orders on a V of two chunks, greedy on times, within a memory.
 
-Chunk a of rank r is stage r, on the way down; chunk b is stage 2p - 1 - r, on the way up. A build has three parts:
+Chunk a of rank r is stage r, on the way down; chunk b is stage 2p - 1 - r, up. A build's parts:
 
-1. warm-up: forwards of a and b until every rank has run its first forward of b, and no later rank has run fewer forwards
-   than the one before it;
-2. rounds of one input gradient and one forward a rank, of the chunk whose input is there; a W goes where there is no room,
-   where it fits in front of the message that is waited for, or where waiting would make this rank the idlest;
+1. warm-up: forwards of a and b until every rank has run its first forward of b, and no later rank
+   has run fewer forwards than the one before it;
+2. rounds of one input gradient and one forward a rank, of the chunk whose input is there; a W goes
+   where there is no room, where it fits in front of the message that is waited for, or where
+   waiting would make this rank the idlest;
 3. the weight gradients that are left, first in, first out.
 
-A build is repeated with the idle time that its predecessor reached on each rank, as long as that shortens the longest idle time. Two
-switches say whether a W may be run before a forward, and before an input gradient on the way down, that it delays; the best
-of the four settings is kept.
+A build is repeated with the idle time that its predecessor reached on each rank, as long as that
+shortens the longest idle time. Two switches say whether a W may be run before a forward, and before
+an input gradient on the way down, that it delays; the best of the four settings is kept.
 
 References
 ----------
 Qi et al., Pipeline Parallelism with Controllable Memory, 2024 (ZB-V).
-sail-sg/zero-bubble-pipeline-parallelism, megatron/core/pipeline_parallel/zerobubble/scheduler/zbv.py, commit 39f2c186 (the rules).
+sail-sg/zero-bubble-pipeline-parallelism,
+megatron/core/pipeline_parallel/zerobubble/scheduler/zbv.py, commit 39f2c186 (the rules).
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ def zb_v_search(
     needed = 2 * pp
     if memory_limit is not None and memory_limit < needed:
         raise ScheduleError(
-            f"{_NAME}: got memory_limit = {memory_limit} activations; needed at least 2 pp = {needed}; "
-            "raise it, or use v-half or v-min, which hold less"
+            f"{_NAME}: got memory_limit = {memory_limit} activations; needed at least 2 pp ="
+            f" {needed}; raise it, or use v-half or v-min, which hold less"
         )
     memory = Memory.of_count(memory_limit or needed, until_weight=until_weight)
     best: _Build | None = None
@@ -87,7 +89,7 @@ def _refined(
     microbatches: int,
     switches: tuple[bool, bool],
 ) -> _Build:
-    """Build again and again with the idle times of the build before, while the longest gets shorter."""
+    """Build again with the idle times of the build before, while the longest gets shorter."""
     best = _Build(times, send, memory, pp, microbatches, switches, [-1.0] * pp)
     while True:
         again = _Build(times, send, memory, pp, microbatches, switches, best.idle)
@@ -130,7 +132,8 @@ class _Build:
 
     def source(self, kind: int, rank: int, chunk: int) -> tuple[int, int, int, int] | None:
         """The action on another rank whose output the next action of this chunk needs."""
-        # Gradients pass the chunks in reverse: those of the second go down the ranks, those of the first up.
+        # Gradients pass the chunks in reverse: those of the second go down the ranks, those of the
+        # first up.
         other = rank - 1 if (kind == _F) == (chunk == _FIRST) else rank + 1
         if not 0 <= other < self.pp:
             return None
@@ -212,7 +215,7 @@ class _Build:
                 self.put(_F, earlier, _FIRST)
 
     def behind(self, rank: int) -> bool:
-        """Whether a rank has run fewer forwards, or no more of the second chunk, than the rank before it."""
+        """Whether a rank has run fewer forwards, or no more of chunk b, than the one before."""
         own, before = self.count[rank][0], self.count[rank - 1][0]
         return sum(own) < sum(before) or own[_SECOND] <= before[_SECOND] < self.m
 

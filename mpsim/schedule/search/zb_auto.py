@@ -1,23 +1,23 @@
 """ZB-1p and ZB-2p: zero-bubble orders found by a search on measured times, within a memory limit.
 
-The search builds the step once for each of the eight settings of three switches and keeps the build whose longest rank span
-(own first start to own last end) is shortest. One build goes microbatch by microbatch:
+The search builds the step for each of the eight settings of three switches and keeps the build
+whose longest rank span (own first start to own last end) is shortest. One goes by microbatch:
 
-1. every rank runs F0, then as many more forwards as fit in front of the input gradient I0 that comes back, in time and in
-   memory, and fewer than the rank before it;
-2. for each next microbatch every rank runs at most one forward and then one input gradient; a W goes where there is no room
-   for the next activation, where it fits in front of the message that is waited for, or where waiting would make this rank's
-   idle time the longest of all;
+1. every rank runs F0, then as many more forwards as fit in front of the input gradient I0 that
+   comes back, in time and in memory, and fewer than the rank before it;
+2. for each next microbatch every rank runs at most one forward and then one input gradient; a W
+   goes where there is no room for the next activation, where it fits in front of the message that
+   is waited for, or where waiting would make this rank's idle time the longest of all;
 3. the weight gradients that are left.
 
-The switches: whether the warm-up may overrun the arrival of I0; whether a forward is put off when the next rank has two in
-stock; whether a W is also run where it delays the action after it without making this rank the idlest.
+The switches: whether the warm-up may overrun the arrival of I0; whether a forward is put off when
+the next rank has two in stock; whether a W also runs where it delays, if not the idlest rank.
 
 References
 ----------
-Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 3.1 (the heuristic, automatic scheduling).
-sail-sg/zero-bubble-pipeline-parallelism, megatron/core/pipeline_parallel/zerobubble/scheduler/zb.py, commit 39f2c186 (the
-rules in full).
+Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 3.1 (the heuristic, automatic
+scheduling). sail-sg/zero-bubble-pipeline-parallelism,
+megatron/core/pipeline_parallel/zerobubble/scheduler/zb.py, commit 39f2c186 (the rules in full).
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class _Build:
         while not memory.fits(self.held[rank] + memory.change[_PLACE[kind]]):
             if not self.pending(rank):
                 raise ScheduleError(
-                    f"got a memory limit of {memory.limit} on rank {rank}; needed room for one more "
-                    "activation; raise the limit"
+                    f"got a memory limit of {memory.limit} on rank {rank}; needed room for one more"
+                    " activation; raise the limit"
                 )
             self.put(_W, rank)
 
@@ -237,7 +237,8 @@ class _Build:
             self.make_room(_F, rank)
             self.put(_F, rank)
         ahead = self.forwards_before_gradient(overrun=overrun)
-        # A rank with as many forwards as the one before it would wait for the last of them, and hold up its I0.
+        # A rank with as many forwards as the one before it would wait for the last of them, and
+        # hold up its I0.
         for rank in range(1, self.pp):
             while 0 < ahead[rank] < self.m - 1 and ahead[rank] >= ahead[rank - 1]:
                 ahead[rank] -= 1

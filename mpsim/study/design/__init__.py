@@ -1,4 +1,4 @@
-"""Design: which cluster for some work under a budget; a loop over clusters of the search and the plan that mpsim has."""
+"""Design: which cluster for some work under a budget; a loop of search and plan."""
 
 from mpsim.study.design.option import Option
 from mpsim.study.design.outcome import Design

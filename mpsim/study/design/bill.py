@@ -1,4 +1,6 @@
-"""The bill of a cluster: every part that has a price, counted from the built cluster, bought or rented; parts without one are named."""
+"""The bill of a cluster: every part that has a price, counted from the built cluster, bought or
+rented; parts without one are named.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ _COUNTED = (
     *("accelerator.tdp", "accelerator.clock", "accelerator.idle"),
     *("fabric.switch_price", "fabric.cable_price", "fabric.switch_power", "fabric.routing"),
 )
-"""Keys of the cluster whose values need no price of their own: what they make is counted, or they buy nothing."""
+"""Keys of the cluster without a price of their own: what they make is counted, or free."""
 _BUILT = ("nics_per_node", "nic", "fabric")
-"""Keys whose parts are counted where the cluster is bought; what is rented contains them as its owner built them."""
+"""Keys whose parts count in a purchase; what is rented contains them as built."""
 Item = tuple[float, float | None]
 """How many parts, and what one costs [USD, or USD/h of rent]; None where nobody says."""
 
@@ -48,7 +50,7 @@ class Bill:
         return total if self.life_h else None
 
     def hourly(self, power_w: float) -> dict[str, float]:
-        """Cost of an hour by part, electricity for so much power at the meter among them [USD/h]."""
+        """Cost of an hour by part, electricity for the power at the meter too [USD/h]."""
         life, items = self.life_h or 1.0, self.items.items()
         parts = {name: number * (each or 0.0) / life for name, (number, each) in items}
         return parts | ({"electricity": power_w / 1e3 * self.tariff} if self.life_h else {})
@@ -59,8 +61,9 @@ def bill_of(cluster: Cluster, chosen: Mapping[str, object], design: DesignChoice
 
     Notes
     -----
-    Switches and cables are those of the built fabric (`mpsim.hardware.inventory`). The first value of a choice is what the price of an accelerator
-    contains; another one, where no part of the bill says what it costs, needs a price ``key=value``.
+    Switches and cables are those of the built fabric (`mpsim.hardware.inventory`). The first value
+    of a choice is what the price of an accelerator contains; another one, where no part of the bill
+    says what it costs, needs a price ``key=value``.
     """
     money, known = design.money, read_shipped("mpsim.study.data", "purchase.yaml")
     rents = money.basis == "rent"

@@ -1,4 +1,6 @@
-"""Changes of the choice of a design: upgrades of the chosen cluster, prices and times that make another as good, and constants it rests on."""
+"""Changes of the choice of a design: upgrades of the chosen cluster, prices and times that make
+another as good, and constants it rests on.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +38,25 @@ def _changes(machine: Cluster) -> Iterator[tuple[str, str, object]]:
         yield "twice the scale-up domain", "cluster.domain", 2 * node.domain
     for name, key, value, dimension in (
         ("10 % more memory", "memory", 1.1 * chip.memory_bytes, Dimension.BYTES),
-        ("10 % more memory bandwidth", "memory_bandwidth", 1.1 * chip.memory_bandwidth, Dimension.BANDWIDTH),
+        (
+            "10 % more memory bandwidth",
+            "memory_bandwidth",
+            1.1 * chip.memory_bandwidth,
+            Dimension.BANDWIDTH,
+        ),
         ("power cap at 80 %", "tdp", 0.8 * chip.tdp_w, Dimension.POWER),
-    ):  # fmt: skip
+    ):
         yield name, f"cluster.accelerator.{key}", format_exact(value, dimension)
 
 
 def upgrades_of(explorer: Explorer, best: Option) -> tuple[Upgrade, ...]:
-    """Changes to the chosen cluster and what each buys with the best layout of its own, the most throughput per dollar first.
+    """Changes to the chosen cluster, best layouts of their own, most throughput a dollar first.
 
     Notes
     -----
-    Faster is s = t / t' - 1 in days or seconds a request, dearer d = c / c' - 1 in the hourly cost. Where a part has no price, d is of the parts that
-    have one, and what the rest may cost is (1 + s) c - c' over the accelerators.
+    Faster is s = t / t' - 1 in days or seconds a request, dearer d = c / c' - 1 in the hourly cost.
+    Where a part has no price, d is of the parts that have one, and what the rest may cost is (1 +
+    s) c - c' over the accelerators.
     """
     known = []
     for name, key, value in _changes(explorer.machine(best.values)):
@@ -73,11 +81,13 @@ def _bought(name: str, before: Option, after: Option) -> Upgrade:
 
 
 def flips_of(answer: Design) -> tuple[Flip, ...]:
-    """Changes that make another one as good as the chosen one: one price, or the chosen one's time, times so much; of each the nearest.
+    """Changes that make another one as good as the chosen one: one price, or the chosen one's time,
+    times so much; of each the nearest.
 
     Notes
     -----
-    Costs are linear in each price: with the parts c_i of the chosen one and r_i of another, sum c + (f - 1) c_i = sum r + (f - 1) r_i.
+    Costs are linear in each price: with the parts c_i of the chosen one and r_i of another, sum c +
+    (f - 1) c_i = sum r + (f - 1) r_i.
     """
     flips: dict[str, Flip] = {}
     for best, other in itertools.product(answer.rivals[:1], answer.rivals[1:]):
@@ -101,7 +111,9 @@ def _prices(best: Option, other: Option) -> Iterator[Flip]:
 
 
 def rests_on(explorer: Explorer, best: Option) -> tuple[str, ...]:
-    """Constants of the chosen cluster's hardware that are of a datasheet or of another chip, with the share of the step that each moves."""
+    """Constants of the chosen cluster's hardware that are of a datasheet or of another chip, with
+    the share of the step that each moves.
+    """
     name, entry = next(((n, e) for n, e in best.entries.items() if "days" in e), ("", {}))
     if not entry:
         return ()

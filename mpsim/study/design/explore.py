@@ -1,4 +1,6 @@
-"""Points of a design: a cluster by its values, the scenario of each job on it, and what the best layout of each job does there."""
+"""Points of a design: a cluster by its values, the scenario of each job on it, and what the best
+layout of each job does there.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class Explorer:
         return self.scenario.with_values(laid, checked=False).hardware
 
     def on(self, name: str, values: Values, machine: Cluster) -> Scenario:
-        """A job on the cluster of a point, with its share of the nodes; its layout and what parts cost are not looked at."""
+        """A job on a point's cluster, with its share of nodes; layout and prices left alone."""
         share, nodes = self.spec.jobs[name].share, machine.nodes
         own = math.floor(share * nodes + 1e-9)
         if own < 1:
@@ -68,7 +70,9 @@ class Explorer:
         return Assumptions(facility=Facility.of(pue=pue, region=place.region))
 
     def least_days(self, built: Mapping[str, Scenario]) -> float:
-        """Days that trainings take at least: their products of weights as fast as the largest on such accelerators; 0 for services."""
+        """Days that trainings take at least: their products of weights as fast as the largest on
+        such accelerators; 0 for services.
+        """
         least = 0.0
         for name, scenario in built.items():
             model, step, tokens = (
@@ -76,7 +80,8 @@ class Explorer:
                 scenario.training,
                 self.spec.jobs[name].tokens,
             )
-            # with an encoder or a tower not every token meets every weight; what experts drop nobody knows
+            # with an encoder or a tower not every token meets every weight; what experts drop
+            # nobody knows
             if step is None or tokens is None or model.decoder_length or model.vision is not None:
                 continue
             if model.moe is not None and model.moe.capacity_factor:
@@ -90,7 +95,9 @@ class Explorer:
         return least
 
     def group(self, values: Values) -> tuple[object, ...]:
-        """Values that are neither prices nor of the network between nodes, comparable: points that share them share a search."""
+        """Values that are neither prices nor of the network between nodes, comparable: points that
+        share them share a search.
+        """
         return tuple(
             (key, str(value))
             for key, value in values.items()
@@ -98,7 +105,7 @@ class Explorer:
         )
 
     def entries(self, points: Sequence[Values]) -> list[dict[str, Entry]]:
-        """Entry of each job on each point, for its best layout; jobs that cannot run have an ``error``."""
+        """Entry of each job on each point, for its best layout, or with an ``error``."""
         machines = [self.machine(point) for point in points]
         built = {
             (at, job): self.on(job, point, machines[at])
@@ -143,7 +150,7 @@ class Explorer:
 def explore(
     scenarios: Sequence[Scenario], job: Job, assumed: Assumptions, budget: float | None
 ) -> list[Entry]:
-    """The best layout of a job on clusters that differ in their links alone, and what it does there."""
+    """The best layout of a job on clusters that differ in links, and what it does there."""
     serves = scenarios[0].serves
     found = [None] * len(scenarios) if serves else best_layouts(scenarios, budget=budget)
     entries: list[Entry] = []
@@ -182,7 +189,7 @@ def _trained(scenario: Scenario, job: Job, assumed: Assumptions, best: Best) -> 
 
 
 def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | None) -> Entry:
-    """The service with most requests/s within the limits, at the rate that the job has to hold or that of its workload."""
+    """The service with most requests/s within limits, at the job's rate or the workload's."""
     if job.rate is not None:
         scenario = scenario.with_values({"serving.workload.rate": job.rate}, checked=False)
     outcome = search(scenario, top=1, budget=budget)

@@ -35,7 +35,9 @@ class Option:
 
     @property
     def least_cost(self) -> float:
-        """Cost of its trainings at least, power not counted [USD]; of services alone an hour of it [USD/h]."""
+        """Cost of its trainings at least, power not counted [USD]; of services alone an hour of it
+        [USD/h].
+        """
         bought = math.fsum(self.bill.hourly(0.0).values())
         return bought * (self.least_days * _DAY_HOURS if self.least_days else 1.0)
 
@@ -87,7 +89,9 @@ class Option:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Cost by part: of the trainings until the last ends [USD], of services alone an hour of them [USD/h]."""
+        """Cost by part: of the trainings until the last ends [USD], of services alone an hour of
+        them [USD/h].
+        """
         hours = 1.0 if self.days is None else self.days * _DAY_HOURS
         return {name: each * hours for name, each in self.bill.hourly(self.power_w).items()}
 
@@ -142,7 +146,9 @@ class Option:
 
 
 def beats(a: Option, b: Option) -> Ratio | None:
-    """How many times faster b is than a, with its interval; None where nothing is known of their errors."""
+    """How many times faster b is than a, with its interval; None where nothing is known of their
+    errors.
+    """
     if not (a.trained and b.trained):
         return None
     # errors that both share cancel in the time of their own steps; sizes and goodput are as planned

@@ -1,4 +1,4 @@
-"""The outcome of a design: every cluster with what its jobs do and cost, the Pareto front, and the chosen one with its odds."""
+"""The outcome of a design: clusters with what jobs do and cost, front, choice and odds."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ _PLACES = 200  # of the integral over the error of the chosen one
 
 
 class Upgrade(NamedTuple):
-    """One change to the chosen cluster: what it makes faster, and what it costs more, each as a share; None where nobody says what it costs."""
+    """One change to the chosen cluster: what it makes faster, and what it costs more, each as a
+    share; None where nobody says what it costs.
+    """
 
     name: str
     faster: float
     dearer: float | None
     worth_usd: float
-    """Price of an accelerator's part of it up to which a token gets no dearer [USD, or USD/h of rent]."""
+    """Price of an accelerator's part up to which a token gets no dearer [USD, USD/h of rent]."""
 
 
 class Flip(NamedTuple):
-    """Change that would make another cluster as good as the chosen one: a price or a time, times so much."""
+    """Change that makes another cluster as good as the chosen: a price or time, so many times."""
 
     name: str
     times: float
@@ -68,12 +70,14 @@ class Design(Shown, Tabular):
 
     @functools.cached_property
     def front(self) -> tuple[Option, ...]:
-        """Options that no other beats in cost and in days, or in requests/s, at once; the cheapest first."""
+        """Options that no other beats in cost and days (or requests/s) at once, cheapest first."""
         return front_of(self.possible, lambda row: (row.cost, row.slowness))
 
     @property
     def by(self) -> str:
-        """Figure of which the chosen one has least: ``days`` (or seconds a request) where money, power or racks are bounded and no job says what is enough, else ``cost``."""
+        """Figure of which the chosen one has least: ``days`` (or seconds a request) where money,
+        power or racks are bounded and no job says what is enough, else ``cost``.
+        """
         limits = self.spec.bounds.model_dump(exclude_none=True).keys() - {"rack_power"}
         asked = any(job.deadline or job.rate for job in self.spec.jobs.values())
         return "days" if limits and not asked else "cost"
@@ -85,7 +89,7 @@ class Design(Shown, Tabular):
 
     @functools.cached_property
     def rivals(self) -> list[Option]:
-        """Possible options that are not hopeless, the best first: those that are not depend on what was looked at."""
+        """Possible options that are not hopeless, best first: others depend on the looks."""
         ranking, front = self.ranking, self.front
         return [*ranking[:1], *(row for row in ranking[1:] if not row.is_hopeless(front))]
 
@@ -119,12 +123,13 @@ class Design(Shown, Tabular):
 
     @property
     def odds(self) -> float | None:
-        """Odds that the chosen one is the best of its rivals; None where those over another are not known.
+        """Odds that the chosen one is the best of its rivals, or None.
 
         Notes
         -----
-        Errors of differences to the chosen one share its own error, half of their variance: P = E over z of prod_j Phi((d_j - z) sqrt 2), where d_j
-        is the lead over j in halves of its sigma; the mean is over equally likely z.
+        Errors of differences to the chosen one share its own error, half of their variance: P = E
+        over z of prod_j Phi((d_j - z) sqrt 2), where d_j is the lead over j in halves of its sigma;
+        the mean is over equally likely z.
         """
         ranking, normal, half = self.rivals, NormalDist(), math.sqrt(0.5)
         known = [lead for row in ranking[1:] if (lead := self.lead(ranking[0], row)) is not None]

@@ -1,4 +1,6 @@
-"""A design study: clusters beyond a bound, or beaten even at the best rate of their accelerators, are ruled out, the others get the best layout of each job."""
+"""A design study: clusters beyond a bound, or beaten even at the best rate of their accelerators,
+are ruled out, the others get the best layout of each job.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,11 @@ def design(
     jobs, executor, cluster, resume
         As `mpsim.sweep` has them.
     search : float, optional
-        Seconds that the search for a layout may take on one kind of cluster; left out, as long as it takes.
+        Seconds of the search for a layout on one kind of cluster; left out, as it takes.
     upgrades : bool
         Whether to look at changes to the chosen cluster.
     prune : bool
-        Whether clusters are ruled out that are beaten even by what they cost and take at least; the answer is the same without.
+        Whether clusters beaten by what they cost and take at least are ruled out; same answer else.
     progress : callable, optional
         Called with (clusters done, clusters in all).
 
@@ -61,13 +63,16 @@ def design(
     Raises
     ------
     ScenarioError
-        With every mistake: jobs that lack something, parts without a price, bounds that no cluster keeps.
+        With every mistake: jobs that lack something, parts without a price, impossible bounds.
     KeyboardInterrupt
         If nothing was looked at until then.
     """
     spec = scenario.design
     if spec is None:
-        message = "missing; needed jobs and choices, such as 'design: {jobs: {train: {tokens: 1T}}, choices: {cluster.nodes: [8, 16]}}'"
+        message = (
+            "missing; needed jobs and choices, such as 'design: {jobs: {train: {tokens: 1T}},"
+            " choices: {cluster.nodes: [8, 16]}}'"
+        )
         raise ScenarioError(scenario.locate([Problem(message, key="design")]))
     journal = Journal(resume, what="a cluster of a design")
     points = list(combinations(spec.choices))
@@ -106,7 +111,10 @@ def design(
     cut = sum(not row.proved for row in answer.possible)
     remarks = journal.remarks
     if cut:
-        told = f"the search was cut short on {cut} of {len(answer.possible)} clusters, whose best layouts may be faster than these: give --search a longer time, or leave it out"
+        told = (
+            f"the search was cut short on {cut} of {len(answer.possible)} clusters, whose best"
+            " layouts may be faster than these: give --search a longer time, or leave it out"
+        )
         remarks = (*remarks, told)
     return dataclasses.replace(answer, flips=flips_of(answer), remarks=remarks)
 
@@ -165,7 +173,9 @@ def _over(option: Option, spec: DesignChoice) -> dict[str, float]:
 
 
 def _refuse(scenario: Scenario, spec: DesignChoice, options: Sequence[Option]) -> None:
-    """Refuse parts without a price, each by the key that mends it, and bounds that no cluster keeps, with the one that comes nearest."""
+    """Refuse parts without a price, each by the key that mends it, and bounds that no cluster
+    keeps, with the one that comes nearest.
+    """
     built = [row for row in options if not row.reason]
     unit = "USD/h" if spec.money.basis == "rent" else "USD"
     wrong = {
@@ -175,14 +185,16 @@ def _refuse(scenario: Scenario, spec: DesignChoice, options: Sequence[Option]) -
     }
     if spec.bounds.racks is not None and any(row.racks is None for row in built):
         wrong["design.bounds.rack_power"] = (
-            "missing, so racks cannot be counted; needed the power of one, such as '40 kW', and cluster.node_power"
+            "missing, so racks cannot be counted; needed the power of one, such as '40 kW', and"
+            " cluster.node_power"
         )
     if not built:
         wrong["design.choices"] = f"no cluster can be built; {options[0].name}: {options[0].reason}"
     elif all(row.over for row in built):
         near = min(built, key=lambda row: max(row.over.values()))
         wrong["design.bounds"] = (
-            f"no cluster keeps them; the nearest, {near.name}, misses {near.misses}: raise them, or add smaller choices"
+            f"no cluster keeps them; the nearest, {near.name}, misses {near.misses}: raise them, or"
+            " add smaller choices"
         )
     if wrong:
         problems = [Problem(text, key=key) for key, text in wrong.items()]
@@ -190,7 +202,7 @@ def _refuse(scenario: Scenario, spec: DesignChoice, options: Sequence[Option]) -
 
 
 def _looked(explorer: Explorer, answer: Design, *, prune: bool) -> Iterator[Design]:
-    """The answer after each wave of clusters, the most promising by what they cost at least first."""
+    """The answer after each wave of clusters, in the order of what they cost at least."""
     options = list(answer.options)
     waiting = [place for place, row in enumerate(options) if not row.reason and not row.over]
     waiting.sort(key=lambda place: (options[place].least_cost, place))
@@ -216,7 +228,7 @@ def _looked(explorer: Explorer, answer: Design, *, prune: bool) -> Iterator[Desi
 
 
 def _late(days: float, spec: DesignChoice) -> dict[str, float]:
-    """The deadline that a training which takes at least so many days misses, and how many times over."""
+    """The deadline that a training of at least so many days misses, and how many times over."""
     (name, job), *others = spec.jobs.items()
     late = days * _DAY / job.deadline if job.deadline is not None and not others else 0.0
     return {f"deadline of {name}": late} if late > 1.0 else {}

@@ -1,4 +1,4 @@
-"""Search: the best layouts of a model on a cluster, to train it or to serve it; one branch and bound over two spaces."""
+"""Search: the best layouts to train or serve a model; one branch and bound, two spaces."""
 
 from __future__ import annotations
 
@@ -45,36 +45,40 @@ def search(
     Parameters
     ----------
     scenario : Scenario
-        Its model, cluster, batch or workload, and software; its own layout is only a place to start from.
+        Its model, cluster, batch or workload, and software; its own layout is a start.
     over : mapping of str to sequence, optional
-        Values of single axes (``parallelism.tp``: [4, 8]) instead of all; other keys of a scenario (``cluster.nodes``) are searched as well.
+        Values of single axes (``parallelism.tp``: [4, 8]) instead of all; other keys of a scenario
+        (``cluster.nodes``) are searched as well.
     also : sequence of str
         Words of `FURTHER`: what is searched beside the layout's usual axes, or ``all`` (training).
     objective : str, optional
-        Of a training ``time``: seconds a token, or ``cost``: dollars a token, for which the accelerators need a price. Of a service one of
-        `SERVICE_OBJECTIVES`; ``gpus`` of a rate with limits, ``goodput`` of other limits, else ``throughput``.
+        Of a training ``time``: seconds a token, or ``cost``: dollars a token, for which the
+        accelerators need a price. Of a service one of `SERVICE_OBJECTIVES`; ``gpus`` of a rate with
+        limits, ``goodput`` of other limits, else ``throughput``.
     top : int, optional
         How many layouts to rank, 10 by default.
     front : bool
-        Whether to simulate what no other layout beats in step time and memory at once, too (training).
+        Whether to simulate what no other beats in step time and memory at once, too (training).
     explain : bool
-        Whether to find the best layout without each decision of the best one, too: `Search.decisions` (training).
+        Whether to find the best layout without each decision of the best one, too:
+        `Search.decisions` (training).
     pools : bool
         Whether to look at prefill and decode on pools of their own, too (services).
     prune : bool
         Whether bounds rule services out; the ranking is the same without.
     max_memory : float, optional
-        Of the fullest rank, at most that of the accelerator; of a service its weights, activations and reserve [B].
+        Of the fullest rank, or the accelerator's; of a service weights, activations, reserve [B].
     max_price : float, optional
         Of all accelerators; of a service of those that a layout uses [USD/h].
     max_power : float, optional
         Of all nodes by their nameplate; of a service its share [W].
     odds : float, optional
-        Of fitting that a layout needs, by the interval of its predicted memory; left out, a predicted peak that fits is enough (training).
+        Of fitting that a layout needs, by the interval of its predicted memory; left out, a
+        predicted peak that fits is enough (training).
     budget : float, optional
         Wall-clock time after which what was found counts [s].
     resume : path, optional
-        JSON-lines file of what was simulated: that is not simulated again, and the rest is appended.
+        JSON-lines file of what was simulated: that is not simulated again, the rest appended.
     progress : callable, optional
         Called with (what is done, how many are done, how many there are).
 

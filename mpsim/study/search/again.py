@@ -1,7 +1,9 @@
-"""One search for clusters that differ in their links alone: the layouts of the search on the best links of all are timed again on each of them.
+"""One search for clusters that differ in their links alone: the layouts of the search on the best
+links of all are timed again on each of them.
 
-No step is shorter on thinner links: what a layout takes, or is bounded by, on the best of all links bounds it on every other. So layouts are bounded anew and
-timed in the order of those bounds until none that is left can beat the best, as in the search itself, and the answer is that of a search on each cluster.
+No step is shorter on thinner links: a layout's time, or bound, on the best of all links bounds it
+on every other. So layouts are bounded anew and timed in that order until none that is left can beat
+the best, and the answer is that of a search on each cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Best(NamedTuple):
 def best_layouts(
     scenarios: Sequence[Scenario], *, budget: float | None = None
 ) -> list[Best | MpsimError]:
-    """The best layout of each scenario, in which only the network between nodes differs; what is wrong where there is none.
+    """The best layout of each scenario, whose networks alone differ; errors where none.
 
     Raises KeyboardInterrupt: if the search was interrupted.
     """
@@ -65,7 +67,7 @@ class _Fastest(Trainings):
 
 
 class _Known(NamedTuple):
-    """Layouts that fit by the seconds at least that they are ranked by, whether these are all, and words for none."""
+    """Layouts that fit by their least ranked seconds, whether these are all, words for none."""
 
     layouts: list[tuple[float, Candidate]]
     whole: bool
@@ -95,7 +97,8 @@ def _timed(scenario: Scenario, known: _Known) -> Best:
     whole = None if has_parts(scenario) else scenario.hardware
     bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario), whole)
     timer, best, step = Timer(bounder, scenario), (math.inf, math.inf, ""), math.inf
-    # what is known holds for any links: bounded on these before it is timed, the most promising first
+    # what is known holds for any links: bounded on these before it is timed, the most promising
+    # first
     waiting = [(least, place, False) for place, (least, _) in enumerate(known.layouts)]
     while waiting and waiting[0][0] <= best[0]:
         least, place, is_bounded = heapq.heappop(waiting)
@@ -119,7 +122,9 @@ def _timed(scenario: Scenario, known: _Known) -> Best:
 
 
 def _envelope(scenarios: Sequence[Scenario]) -> Scenario:
-    """A scenario whose network is at least as good as that of each: the fastest NICs, and one switch without latency that joins all nodes."""
+    """A scenario whose network is at least as good as that of each: the fastest NICs, and one
+    switch without latency that joins all nodes.
+    """
     machines = [scenario.hardware for scenario in scenarios]
     fastest = max(machines, key=lambda machine: machine.node.nic_bandwidth)
     place = machines.index(fastest)

@@ -1,13 +1,16 @@
 """Belief: how fast each layout will be and whether it fits, before anything ran and after each run.
 
-ln(measured / predicted) of the time of layout i is the sum of errors that layouts share: a level that all have, a slope for each doubling of tp, of pp and of the microbatches (the host's share),
-an error of each other choice, and what remains. All are normal; the level's spread is that of the setting's residuals, the others are half-widths h of differences over 1.2816 sqrt 2
-(`mpsim.result.residuals.Residuals.pairs`). Of memory there is a level and a remainder. A measured run conditions the draws of both (Matheron's rule); one that ran out of memory, or ran, weights
-them by how likely that was. Shapes: D draws, L layouts, O observed.
+ln(measured / predicted) of the time of layout i is the sum of errors that layouts share: a level
+that all have, a slope for each doubling of tp, of pp and of the microbatches (the host's share), an
+error of each other choice, and what remains. All are normal; the level's spread is that of the
+setting's residuals, the others are half-widths h of differences over 1.2816 sqrt 2
+(`mpsim.result.residuals.Residuals.pairs`). Of memory there is a level and a remainder. A measured
+run conditions the draws of both (Matheron's rule); one that ran out of memory, or ran, weights them
+by how likely that was. Shapes: D draws, L layouts, O observed.
 
 References
 ----------
-J. Wilson et al., "Pathwise Conditioning of Gaussian Processes", JMLR 22, 2021, equation 8 (Matheron's rule).
+J. Wilson et al., "Pathwise Conditioning of Gaussian Processes", JMLR 22, 2021, equation 8.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ SLOPES: Mapping[str, tuple[str, float]] = {
 """Errors that grow with each doubling of a choice: its kind, and the sign of its logarithm."""
 _DRAWS = 4000
 _HALF = HALF_WIDTH * math.sqrt(2.0)  # of a difference, over the sigma of one
-_OWN = 0.3  # share of the spread of memory that a layout has to itself, as those of one stack err alike
+# share of the spread of memory that a layout has to itself, as those of one stack err alike
+_OWN = 0.3
 _FIRST, _NEXT = 2.0, 1.25  # times the shortest step that a launch which dies counts as
 _FEWEST = 50.0  # effective draws: fewer say that the prior had no room for what was measured
 
@@ -86,7 +90,7 @@ class Belief:
 
     @functools.cached_property
     def _drawn(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Coefficients [D, F], ln of times [D, L], ln of memory over its prediction [D, L], weights [D]."""
+        """Coefficients [D, F], ln of times and of relative memory [D, L], weights [D]."""
         _, sigma, rows = self._features
         draw, own = np.random.default_rng(0), self._noise
         many = len(self.settings)
@@ -176,12 +180,15 @@ class Belief:
         )
 
     def choose(self, count: int, taken: Sequence[int] = ()) -> list[int]:
-        """Layouts that together promise most, of different tp x pp: each is the one that most shortens the best step of all chosen.
+        """Layouts that together promise most, of different tp x pp: each is the one that most
+        shortens the best step of all chosen.
 
         Notes
         -----
-        Greedy minimisation of E[min over chosen of (time if it fits, else the penalty)], which is submodular, so that greedy is within 1 - 1/e of the best set (Nemhauser et al., 1978).
-        The first has to run, or nothing is learnt of the level: its penalty is `_FIRST` times the shortest prediction; of the others a death costs no more than a slow run (`_NEXT`).
+        Greedy minimisation of E[min over chosen of (time if it fits, else the penalty)], which is
+        submodular, so that greedy is within 1 - 1/e of the best set (Nemhauser et al., 1978). The
+        first has to run, or nothing is learnt of the level: its penalty is `_FIRST` times the
+        shortest prediction; of the others a death costs no more than a slow run (`_NEXT`).
         """
         shortest = float(self.expected.min())
         chosen: list[int] = []
@@ -196,7 +203,8 @@ class Belief:
             times = np.where(self.runs, np.minimum(self.times, penalty), penalty)
             value = self.weights @ np.minimum(times, least[:, None])
             value[[*taken, *chosen]] = np.inf
-            # a second launch of a family says less of the others; where no family is left, any layout may be next
+            # a second launch of a family says less of the others; where no family is left, any
+            # layout may be next
             same = [families[n] in {families[c] for c in chosen} for n in range(len(value))]
             value = np.where(same, value + penalty, value)
             chosen.append(int(value.argmin()))
@@ -204,7 +212,7 @@ class Belief:
         return chosen
 
     def gain(self, place: int) -> float:
-        """Share by which launching one more layout is expected to shorten the best step measured."""
+        """Share by which one more launch is expected to shorten the best measured step."""
         known = min((each.seconds for each in self.ran if each.seconds), default=math.inf)
         if math.isinf(known):
             return 1.0
@@ -212,7 +220,9 @@ class Belief:
         return 1.0 - float(self.weights @ np.minimum(times, known)) / known
 
     def learnt(self) -> dict[str, tuple[float, float, float]]:
-        """Factors on the time by name: mean, spread (both of its logarithm), and the spread before anything ran; ``memory`` is that on the memory."""
+        """Factors on the time by name: mean, spread (both of its logarithm), and the spread before
+        anything ran; ``memory`` is that on the memory.
+        """
         names, sigma, _ = self._features
         drawn = self._drawn[0]
         found = {
@@ -232,5 +242,5 @@ def _count(text: str) -> float:
 
 
 def _normal(sigmas: Floats) -> Floats:
-    """Normal distribution function; scipy's without scipy: math.erfc element by element is fast enough for the draws."""
+    """Normal distribution function by math.erfc per element: fast enough for the draws."""
     return np.array([0.5 * math.erfc(-each / math.sqrt(2.0)) for each in sigmas])

@@ -2,13 +2,15 @@
 
 Shapes: K layouts, S stages, P pipeline ranks, A parts of the model.
 
-Rank r cannot start its first action before a microbatch has come through the stages before; then it has all its own actions to run; and after
-its last one gradients have to go back to the first stage. So, with ``n`` microbatches a stage,
+Rank r cannot start its first action before a microbatch has come through the stages before; then it
+has all its own actions to run; and after its last one gradients have to go back to the first stage.
+So, with ``n`` microbatches a stage,
 
     head_r + sum over its stages of n (F + B) + tail_r + what follows once gradients are there
 
-bounds the step from below, for any order of actions. Reductions of gradients count where they may not run beside the pipeline, and what a
-step does once (norm, optimizer, gathers) is replayed. Of a layout without exposed extras the bound is the step time itself.
+bounds the step from below, for any order of actions. Reductions of gradients count where they may
+not run beside the pipeline, and what a step does once (norm, optimizer, gathers) is replayed. Of a
+layout without exposed extras the bound is the step time itself.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ Floats = NDArray[np.float64]
 class Order:
     """The order of actions that ranks follow, and what is known of it without writing it out.
 
-    Orders of 1F1B and its interleaved form repeat themselves in the middle, so a few rounds of microbatches show every moment of many.
+    Orders of 1F1B and its interleaved form repeat themselves in the middle, so a few rounds of
+    microbatches show every moment of many.
     """
 
     schedule: str
@@ -63,7 +66,7 @@ class Order:
 
     @property
     def _repeats(self) -> bool:
-        """Whether the order repeats itself in the middle, so that few rounds of microbatches show all its moments."""
+        """Whether the order repeats in the middle: few rounds show all its moments."""
         return schedule(self.schedule).rounds is not None and self.microbatches % self.pp == 0
 
     def of(self, microbatches: int) -> Order:
@@ -226,7 +229,9 @@ class Bounder:
         )
     )
     def step(self, plan: Plan, costs: PlanCosts) -> tuple[Floats, float]:
-        """Ticks after which each rank is done once all gradients are reduced, float64[P], and host time before the first action."""
+        """Ticks after which each rank is done once all gradients are reduced, float64[P], and host
+        time before the first action.
+        """
         rows, pp = Rows(TRAINING), plan.layout.mesh.pp
         end = StepEnd(plan, costs, replica_groups(plan, costs), lambda: np.zeros(pp))
         add_ending(rows, end.ending, pp, np.zeros(0, dtype=np.int64))
@@ -271,7 +276,8 @@ class _Around:
         ]
         costs = bounder.shapes(plan).costs(plan)
         keys = [content(plan, costs, stage) for stage in plan.layout.stages]
-        # stages of equal content are costed once; reversed, so that the first of equals stands for them
+        # stages of equal content are costed once; reversed, so that the first of equals stands for
+        # them
         self._distinct = dict(zip(reversed(keys), reversed(plan.layout.stages), strict=True))
         places = {key: place for place, key in enumerate(self._distinct)}
         self._which = np.array([places[key] for key in keys])
@@ -293,9 +299,11 @@ class _Around:
     def price(
         self, layouts: Sequence[Layout], order: Order, room: Floats, usable: float
     ) -> tuple[Floats, Floats, Floats]:
-        """Memory [B], bound [s] and share of `room`, float64[P], of layouts that differ in habits only, float64[K] each; of what fills more than `usable` of it no bound.
+        """Memory [B], bound [s] and share of `room`, float64[P], of layouts that differ in habits
+        only, float64[K] each; of what fills more than `usable` of it no bound.
 
-        What does not fit is found out as early as can be: model states alone come before activations, and both before any time.
+        What does not fit is found out as early as can be: model states alone come before
+        activations, and both before any time.
         """
         count = len(layouts)
         memory, bound = np.empty(count), np.full(count, np.inf)
@@ -341,7 +349,7 @@ class _Around:
 
     @asked_once(lambda layout: layout.division)
     def _divided(self, layout: Layout) -> Plan:
-        """The plan with the microbatch and the habits of a layout that decide the time of its actions."""
+        """The plan with a layout's microbatch and habits, which decide its actions' time."""
         return varied(
             self._plan,
             micro_batch=layout.micro_batch,
@@ -363,7 +371,9 @@ class _Around:
         return shapes.ticks(plan, self._distinct, self._actions), shapes.sends(plan)
 
     def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh], lists: Floats) -> Floats:
-        """Activations, gradients that come in a backward, `fresh` ones among them, or `lists` of the optimizer, and overhead of each rank, float64[K, P] [B]."""
+        """Activations, gradients that come in a backward, `fresh` ones among them, or `lists` of
+        the optimizer, and overhead of each rank, float64[K, P] [B].
+        """
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
         peaks, apart, others = order.flight().peaks(by_stage, fresh)
         others = others + np.minimum(lists, peaks)
@@ -402,7 +412,8 @@ class _Around:
         )
         began = overhead[:, None] + first + busy + each * beside
         ends = (began + reduces).max(axis=1)
-        # where weight gradients are split off, the last action of a rank need not be on the way back
+        # where weight gradients are split off, the last action of a rank need not be on the way
+        # back
         if not self._splits:
             ends = np.maximum(ends, (began + last).max(axis=1) + self._least_at_start(reduces))
         ends = np.maximum(ends, overhead + each * queued.max(axis=1))
@@ -427,7 +438,7 @@ class _Around:
         return least
 
     def _messages(self, sends: Floats) -> tuple[Floats, Floats]:
-        """Ticks from each stage to the next, and to the one before, float64[K, S] each; 0 at the ends of a chain."""
+        """Ticks from stages to the next and the one before, float64[K, S]; 0 at the ends."""
         pp, stages = self._plan.layout.mesh.pp, len(self._rank)
         onward, back = np.zeros((2, len(sends), stages))
         for stage in range(stages - 1):
@@ -460,7 +471,7 @@ class _Around:
 
     @asked_once(lambda sharing: sharing)
     def _of_sharing(self, sharing: tuple[int, str | None]) -> tuple[Plan, Floats, Floats]:
-        """The plan with that sharing, model states of each rank and scratch of its optimizer, float64[P] each [B]."""
+        """The plan with that sharing, model states of ranks and the optimizer's scratch [B]."""
         zero, offload = sharing
         kept = self._plan.offload if offload is None else offload
         plan = dataclasses.replace(self._plan, zero=zero, offload=kept)

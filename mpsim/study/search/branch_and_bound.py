@@ -1,10 +1,10 @@
 """Branch and bound: enumerate, rule out, bound, then simulate the most promising of what is left.
 
 One machine for both jobs. A `Space` says what there is (layouts of a training step, or of a
-service), what each cannot beat, and what it takes; here is what they share: the order of looking and
-of simulating, the budget of time, the journal, and what may be left out. Nothing is ruled out by a
-guess: candidates are simulated in the order of their bounds until no bound is better than the last
-of the best, so these are the best of all.
+service), what each cannot beat, and what it takes; here is what they share: the order of looking
+and of simulating, the budget of time, the journal, and what may be left out. Nothing is ruled out
+by a guess: candidates are simulated in the order of their bounds until no bound is better than the
+last of the best, so these are the best of all.
 
 Scores are such that less is better, and no candidate's score is below its own bound.
 """
@@ -100,7 +100,7 @@ class Space(ABC, Generic[C]):
         raise NotImplementedError
 
     def labellings(self) -> Iterator[Labels[C]]:
-        """Further questions: the best of each label is wanted, however far behind the best of all."""
+        """Further questions: the best of each label is wanted, however far behind."""
         return iter(())
 
     def may_lead(self, candidate: C) -> bool:

@@ -1,4 +1,4 @@
-"""Decisions: what each choice of the best layout is worth, by the best layout that chooses otherwise."""
+"""Decisions: what each choice of the best layout is worth, against the best without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts that a search simulated: their names, values and figures, and those that cannot be told apart folded into lines."""
+"""Layouts that a search simulated: names, values, figures, and lines of alike ones."""
 
 from __future__ import annotations
 
@@ -70,12 +70,14 @@ class Found:
 
     @property
     def ranked_by_s(self) -> float:
-        """Seconds that it is ranked by, launches that die counted: see `mpsim.study.search.given.ranked_by`."""
+        """Seconds that it is ranked by, launches that die counted: see
+        `mpsim.study.search.given.ranked_by`.
+        """
         return ranked_by(self.step_time_s, self.fits_probability)
 
     @property
     def interval(self) -> Mapping[str, object] | None:
-        """Ranges of step time, tokens a second and accelerator, and memory; None where nothing is known of the setting."""
+        """Ranges of step time, tokens/s and accelerator, memory; None for unknown settings."""
         if self.setting is None:
             return None
         step = residuals_of(self.setting).interval(self.step_time_s, self.setting)
@@ -177,7 +179,9 @@ class Line:
 
 
 def folded(rows: Sequence[Found]) -> tuple[Line, ...]:
-    """Rows in their order, twins folded into the line of the first: the same degrees, and times that cannot be told apart."""
+    """Rows in their order, twins folded into the line of the first: the same degrees, and times
+    that cannot be told apart.
+    """
     lines: list[list[tuple[int, Found]]] = []
     for rank, row in enumerate(rows, start=1):
         line = next((line for line in lines if _twin(line[0][1], row)), None)
@@ -197,7 +201,9 @@ def tie(best: Found, row: Found) -> bool:
 
 
 def expected(best: Found, tied: Sequence[Found], objective: str) -> float:
-    """Step time to expect of the best layout once it was chosen among those that tie with it [s]: see `mpsim.study.ties.selection`."""
+    """Step time to expect of the best layout once it was chosen among those that tie with it [s]:
+    see `mpsim.study.ties.selection`.
+    """
     rivals = [row for row in (best, *tied) if row.setting is not None]
     if len(rivals) < 2:
         return best.step_time_s

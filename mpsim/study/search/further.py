@@ -1,4 +1,6 @@
-"""Further keys of a search: what is varied beside the usual axes when asked for, by words; and pipelines over nodes that differ."""
+"""Further keys of a search: what is varied beside the usual axes when asked for, by words; and
+pipelines over nodes that differ.
+"""
 
 from __future__ import annotations
 
@@ -78,10 +80,11 @@ def _places(scenario: Scenario, value: object) -> bool:
 def pipelines(
     scenario: Scenario, given: Mapping[str, Sequence[Any]]
 ) -> Iterator[tuple[dict[str, object], Mapping[str, Sequence[Any]]]]:
-    """Parts of a mixed cluster for every length of the pipeline that has the same shares of each, and the axes with that length alone.
+    """Parts of a mixed cluster for every length of the pipeline that has the same shares of each,
+    and the axes with that length alone.
 
-    Nodes that are alike have no parts, and all lengths at once. A part of n of the scenario's pp ranks is one of ``n pp' / pp`` ranks of
-    a pipeline of pp'; where that is no whole number, the nodes cannot be used so.
+    Nodes that are alike have no parts, and all lengths at once. A part of n of the scenario's pp
+    ranks is one of ``n pp' / pp`` ranks of a pipeline of pp', if that is a whole number.
     """
     stages = scenario.cluster.stages
     if stages is None:

@@ -30,8 +30,9 @@ def ranked_by(seconds: float, odds: float | None) -> float:
 
     Notes
     -----
-    Launches until one fits are geometric, so that (1 - P) / P of them die on average. One that dies costs a share c of the training (`lost_launch`), and tries in the
-    order of t (1 + c (1 - P) / P) take least: so a layout of low odds leads only where it is faster by more than what its failures cost.
+    Launches until one fits are geometric, so (1 - P) / P of them die on average. One that dies
+    costs a share c of the training (`lost_launch`), and tries in the order of t (1 + c (1 - P) / P)
+    take least: a layout of low odds leads only where it is faster by more than its failures cost.
     """
     if odds is None:
         return seconds
@@ -82,7 +83,8 @@ class Limits:
         if self.max_price is not None:
             if price is None:
                 raise ScenarioError(
-                    f"{scenario.hardware.accelerator.name} has no price; give cluster.price_per_hour, or leave max_price out"
+                    f"{scenario.hardware.accelerator.name} has no price; give"
+                    " cluster.price_per_hour, or leave max_price out"
                 )
             if price > self.max_price:
                 return "price"
@@ -108,7 +110,7 @@ class Clock:
 
 
 def price_of(scenario: Scenario) -> float | None:
-    """Price of all accelerators, those of other nodes along the pipeline included [USD/h]; None where one has none."""
+    """Price of all accelerators, other nodes' along the pipeline too [USD/h], or None."""
     total, clusters = 0.0, _clusters(scenario)
     for cluster in clusters:
         if cluster.accelerator.price_per_hour is None:

@@ -1,7 +1,7 @@
-"""Layouts of a training step: which values each axis takes, and which combinations the checks of a scenario accept.
+"""Layouts of a step: values of each axis, and combinations that a scenario's checks accept.
 
-The checks themselves say what is legal. Each depends on few axes, so it is asked once for every combination of those, and a combination that
-fails takes everything that extends it with it.
+The checks themselves say what is legal. Each depends on few axes, so it is asked once for every
+combination of those, and a combination that fails takes everything that extends it with it.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ class Layouts:
         )
         self.choices = {axis: self._choose(axis) for axis in AXES}
         self._rules = {name: DEPENDS.get(name, tuple(AXES)) for name in _CHECKS}
-        # frames share what depends on few of their axes; those are a handful, of thousands of frames
+        # frames share what depends on few of their axes; those are a handful, of thousands of
+        # frames
         self._batch_rules = self._within((*_FRAME, "micro_batch"), _FRAME)
         self._habit_rules = self._within((*_FRAME, *_HABITS), _FRAME)
         self._batch_axes = self._seen(self._batch_rules, *_MESH)
@@ -197,9 +198,10 @@ class Layouts:
         self._batches: dict[tuple[object, ...], list[int]] = {}
         self._habits: dict[tuple[object, ...], list[_Habit]] = {}
         self.undivided = 0
-        """Layouts that fell away since their layers do not divide, as far as frames were asked for."""
+        """Layouts that fell away since layers do not divide, as far as frames were asked for."""
         self.unbatched = 0
-        """Layouts that fell away since the batch does not divide among their replicas, as far as their frames were asked for layouts."""
+        """Layouts that fell away since the batch does not divide among their replicas, as far as
+        their frames were asked for layouts."""
 
     def frames(self) -> Iterator[Frame]:
         """Frames that break no rule, by axis in the order of `AXES`."""
@@ -260,7 +262,9 @@ class Layouts:
         return self._habits[key]
 
     def _means_one_thing(self, habit: _Habit) -> bool:
-        """Whether modules stand beside selective recomputation alone, and that has some where its framework would call per-op so."""
+        """Whether modules stand beside selective recomputation alone, and that has some where its
+        framework would call per-op so.
+        """
         if habit.recompute != _SELECTIVE:
             return habit.modules is None
         own = self._base.training_step.recompute_modules
@@ -272,7 +276,7 @@ class Layouts:
         return selective is SelectiveRecompute.PER_OP
 
     def _meant(self, words: Sequence[Any]) -> tuple[Any, ...]:
-        """Recomputations to try: selective as the framework means it, and as it stands where modules are named."""
+        """Recomputations to try: selective in the framework's meaning, and as it stands."""
         if not self._is_per_op or _SELECTIVE not in words:
             return tuple(words)
         per_op = SelectiveRecompute.PER_OP.value
@@ -281,7 +285,7 @@ class Layouts:
         return tuple(dict.fromkeys((*meant, *([_SELECTIVE] if any(named) else ()))))
 
     def _cleared(self, recompute: str) -> tuple[str, ...]:
-        """Keys of the scenario that stand beside its own recomputation, and have no place beside another."""
+        """Keys that stand beside the scenario's own recomputation, and no other."""
         own = self._base.training_step
         if recompute == own.recompute:
             return ()
@@ -328,7 +332,7 @@ class Layouts:
                 yield from self._grow(grown, rules)
 
     def _orders(self, values: Values, rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
-        """Orders of axes that lay the ranks in different ways: axes of one rank may stand anywhere."""
+        """Orders of axes that lay ranks in different ways: axes of one rank stand anywhere."""
         degrees = {**values, "dp": self._replicas(values)}
         known: set[tuple[str, ...]] = set()
         for order in self.choices["order"]:
@@ -339,7 +343,9 @@ class Layouts:
                 yield from self._grow({**values, "order": order}, rules)
 
     def _splits(self, values: Values) -> list[tuple[int, ...] | None]:
-        """Splits of layers among stages that are legal and worth a look: even, or as given, and balanced where that is better."""
+        """Splits of layers among stages that are legal and worth a look: even, or as given, and
+        balanced where that is better.
+        """
         asked = {**values, _FRAME[-1]: None}
         rules = self._within(_FRAME, _FRAME[:-1])
         splits: list[tuple[int, ...] | None] = [None] if self._obeys(asked, rules) else []
@@ -369,7 +375,7 @@ class Layouts:
         return self._base.world_size // ranks
 
     def _frame_choices(self, axis: str, values: Values) -> Sequence[Any]:
-        """Choices that differ: without a pipeline all schedules are the same, and few have a free number of chunks."""
+        """Choices that differ: without a pipeline all schedules are one, few have free chunks."""
         if axis == "schedule" and values["pp"] == 1:
             plain = [name for name in self.choices[axis] if not schedule(name).interleaves]
             return (plain or self.choices[axis])[:1]
@@ -454,7 +460,7 @@ class Layouts:
 
 
 class _Habit(NamedTuple):
-    """Habits: all that a layout has beside its frame and its microbatch, in the order of `_HABITS`."""
+    """Habits: all of a layout beside its frame and microbatch, in the order of `_HABITS`."""
 
     sequence_parallel: bool
     zero: int

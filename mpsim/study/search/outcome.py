@@ -1,4 +1,6 @@
-"""The outcome of a search: what was simulated, ranked, and what became of the rest; of a training step with its front, its ties and its decisions."""
+"""The outcome of a search: what was simulated, ranked, and what became of the rest; of a training
+step with its front, its ties and its decisions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
 OBJECTIVES = ("time", "cost")
-"""What the best layout has least of: seconds, or US dollars, a token, launches that die counted (`ranked_by`)."""
+"""What the best layout has least of: seconds or USD a token, dead launches counted."""
 
 REASONS: Mapping[str, str] = {
     "simulated": "simulated",
@@ -91,7 +93,10 @@ class Outcome(Shown, Tabular, Generic[R]):
     def why_nothing(self) -> str:
         """Why there is no row: nothing is within the limits, or nobody looked."""
         if {"unseen", "unsimulated"} & self.counts.keys():
-            return "nothing was simulated: the search ended before the first layout was; give it longer"
+            return (
+                "nothing was simulated: the search ended before the first layout was; give it"
+                " longer"
+            )
         return "nothing was simulated: no layout is within the limits"
 
     def counted(self, reasons: Mapping[str, str]) -> str:
@@ -124,28 +129,28 @@ class Search(Outcome[Found]):
     Parameters
     ----------
     front_complete : bool
-        Whether everything was simulated or ruled out that no other may beat in time and memory at once.
+        Whether everything was simulated or ruled out that may lead in time and memory at once.
     floor : float or None
-        Least objective that a layout which fits and was not simulated may have; None where there is none, or where layouts were not
-        looked at, of which nothing is known.
+        Least objective that a layout which fits and was not simulated may have; None where there is
+        none, or where layouts were not looked at, of which nothing is known.
     undivided : int
-        Layouts that are not legal for one reason alone: their layers do not divide among the stages, and the framework runs no split
-        that holds them.
+        Layouts that are not legal for one reason alone: their layers do not divide among the
+        stages, and the framework runs no split that holds them.
     unbatched : int
         Layouts that fell away since the batch does not divide among their replicas.
     decisions : tuple of Decision
-        Choices of the best layout with the best layout without each, those that nothing fits without first, then the dearest; empty
-        unless asked for.
+        Choices of the best layout with the best layout without each, those that nothing fits
+        without first, then the dearest; empty unless asked for.
     keys : tuple of str
         Keys of a scenario that were searched beside the layout, such as ``cluster.nodes``.
     own : Own
         What the layout of the scenario itself does.
     may_tie : int
-        Layouts that fit and were not simulated, whose bounds do not exclude that they tie with the best.
+        Layouts that fit and were not simulated, and may tie with the best by their bounds.
     switches : Switches
         What switches of the stack that were not searched would give.
     usable_bytes : float
-        Memory of an accelerator that a layout may fill [B]; infinite where they differ along the pipeline.
+        Memory of an accelerator that a layout may fill [B]; infinite where they differ.
     """
 
     front_complete: bool = True
@@ -188,7 +193,7 @@ class Search(Outcome[Found]):
 
     @property
     def gap(self) -> float | None:
-        """Share by which a layout that was not simulated may at most be better than the best; None where nobody can say.
+        """Share by which a layout that was not simulated may at most be better, or None.
 
         0 once the search is complete.
         """
@@ -205,14 +210,14 @@ class Search(Outcome[Found]):
 
     @property
     def front(self) -> tuple[Found, ...]:
-        """Layouts that no other beats in step time, memory and price at once, the shortest step first."""
+        """Layouts that no other beats in step time, memory and price, the shortest step first."""
         return front_of(
             self.rows, lambda row: (row.step_time_s, row.memory_bytes, row.price_per_hour or 0.0)
         )
 
     @functools.cached_property
     def tied(self) -> tuple[Found, ...]:
-        """Everything simulated that cannot be told from the best: the interval of the difference holds zero."""
+        """Everything simulated that cannot be told from the best: differences may be zero."""
         return tuple(row for row in self.rows[1:] if tie(self.rows[0], row))
 
     @property
@@ -222,12 +227,14 @@ class Search(Outcome[Found]):
 
     @property
     def expected_step_time_s(self) -> float | None:
-        """Step time to expect of the best, which was chosen among predictions that err [s]; None where nothing was simulated."""
+        """Step time to expect of the best, which was chosen among predictions that err [s]; None
+        where nothing was simulated.
+        """
         return expected(self.rows[0], self.tied, self.objective) if self.rows else None
 
     @property
     def simplest(self) -> Found | None:
-        """The simplest of the best and its ties: fewest axes and switches in use, of equals the faster."""
+        """The simplest of the best and its ties: fewest axes and switches, then the fastest."""
         return min(self._undecided, key=lambda row: row.complexity, default=None)
 
     @property
@@ -241,7 +248,7 @@ class Search(Outcome[Found]):
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The leaders, twins folded into the line of the first: the same degrees, and times that cannot be told apart."""
+        """The leaders, twins folded in: the same degrees, times that cannot be told apart."""
         return folded(self.leaders)
 
     @property
@@ -255,7 +262,9 @@ class Search(Outcome[Found]):
 
     @property
     def runner_up(self) -> dict[str, float]:
-        """Parts of the step by what the second layout takes longer than the best [s], the most first; empty where there are no two."""
+        """Parts of the step by what the second layout takes longer than the best [s], the most
+        first; empty where there are no two.
+        """
         parts = [(row.summary or {}).get("breakdown_s") for row in self.rows[:2]]
         known = [part for part in parts if isinstance(part, Mapping)]
         if not known[1:]:
@@ -405,14 +414,14 @@ def _by_value(search: Search, *, priced: bool) -> Iterator[Section]:
 
 
 def _energies(row: Found) -> tuple[str, ...]:
-    """Energy a token of the accelerators and at the meter; unknown where only the step was simulated."""
+    """Energy a token, of accelerators and at the meter; unknown if the step alone was run."""
     flat = row.flat()
     known = (flat[f"{name}energy_j_per_token"] for name in ("", "meter_"))
     return tuple(f"{each:.3g}" if isinstance(each, float) else "-" for each in known)
 
 
 def shown(front: tuple[P, ...], figure: Callable[[P], float]) -> tuple[P, ...]:
-    """At most eight points of a front, in even ratios of a figure that falls along it, both ends among them."""
+    """At most eight points of a front, in even ratios of a falling figure, both ends among them."""
     if len(front) <= _SHOWN:
         return front
     figures = [figure(point) for point in front]
@@ -451,7 +460,10 @@ def _answer(search: Search) -> Iterator[str]:
     if best := search.best:
         step, rate = format_quantity(best.step_time_s, Dimension.TIME), _rate(best)
         yield f"best: {best.name}"
-        yield f"  {step} a step (80 %: {_range(best, 'step_time_s', 1.0)} s){rate}; {_memory(search, best)}{_record(best)}"
+        yield (
+            f"  {step} a step (80 %: {_range(best, 'step_time_s', 1.0)} s){rate};"
+            f" {_memory(search, best)}{_record(best)}"
+        )
         yield from _beside(search)
     yield f"{plural(search.looked_at, 'legal layout')}: {search.counted(REASONS)}; {_proof(search)}"
     if not search.rows:
@@ -470,7 +482,10 @@ def _record(row: Found) -> str:
     rate = (row.summary or {}).get("model_tflops_per_accelerator")
     if known is None or not isinstance(rate, int | float) or 1e12 * rate <= known:
         return ""
-    return f"; faster than any measured run like it ({rate:.0f} model TFLOP/s, {known / 1e12:.0f} measured)"
+    return (
+        f"; faster than any measured run like it ({rate:.0f} model TFLOP/s, {known / 1e12:.0f}"
+        " measured)"
+    )
 
 
 def _memory(search: Search, row: Found) -> str:
@@ -524,13 +539,17 @@ def _switches(search: Search) -> Iterator[str]:
     step = format_quantity(together.step_time_s, Dimension.TIME)
     layout = name_of_layout({k: v for k, v in together.values.items() if k not in together.turned})
     where = "" if search.best is None or layout == search.best.name else f" as {layout}"
-    yield f"not searched: {alone}; together {step} ({percent(-together.gain, signed=True)}){where}: try {_overs(together)}"
+    yield (
+        f"not searched: {alone}; together {step} ({percent(-together.gain, signed=True)}){where}:"
+        f" try {_overs(together)}"
+    )
 
 
 def _turned(switched: Switched) -> str:
     values = {key: value for key, value in switched.turned.items() if key != AXES["recompute"]}
     return ", ".join(
-        f"{key.rpartition('.')[2].replace('_', ' ')} {' '.join(value) if isinstance(value, tuple) else value}"
+        f"{key.rpartition('.')[2].replace('_', ' ')}"
+        f" {' '.join(value) if isinstance(value, tuple) else value}"
         for key, value in (values or switched.turned).items()
     )
 
@@ -553,7 +572,10 @@ def _ties(search: Search) -> Iterator[str]:
     more = f", and up to {search.may_tie:,} of those ruled out" if search.may_tie else ""
     step = format_quantity(search.expected_step_time_s or best.step_time_s, Dimension.TIME)
     yield f"  expect {step}: the best of many predictions is one that erred towards fast"
-    yield f"no clear winner: {search.ties:,} of {len(search.rows):,} simulated tie with the best{more} (80 % interval of the difference)"
+    yield (
+        f"no clear winner: {search.ties:,} of {len(search.rows):,} simulated tie with the"
+        f" best{more} (80 % interval of the difference)"
+    )
     for name, row in (("simplest", search.simplest), ("least memory", search.safest)):
         if row is not None and row is not best:
             slower = percent(
@@ -571,11 +593,13 @@ def _left(search: Search) -> tuple[str, ...]:
     lines = []
     if search.undivided:
         lines.append(
-            f"{plural(search.undivided, 'layout')} more: skipped, as their layers do not divide into stages as this framework needs"
+            f"{plural(search.undivided, 'layout')} more: skipped, as their layers do not divide"
+            " into stages as this framework needs"
         )
     if search.unbatched:
         lines.append(
-            f"{plural(search.unbatched, 'layout')} more: skipped, as the batch does not divide among their replicas"
+            f"{plural(search.unbatched, 'layout')} more: skipped, as the batch does not divide"
+            " among their replicas"
         )
     if not search.rows:
         lean = "; '--also recompute-modules,offload' has layouts that hold less"
@@ -591,7 +615,10 @@ def proof(*, complete: bool, gap: float | None, space: str = "") -> str:
         return "not all were looked at, so a better one may be among the others"
     if gap <= 0.0:
         return "not all were simulated, but none can be better than the best"
-    return f"not all were simulated, and by its bound one of the others may be up to {percent(gap)} better"
+    return (
+        f"not all were simulated, and by its bound one of the others may be up to {percent(gap)}"
+        " better"
+    )
 
 
 def _proof(search: Search) -> str:

@@ -1,9 +1,9 @@
-"""The queue of a search: which layouts are looked at next, so that one that is cut short has looked where the best are.
+"""The queue of a search: which layouts come next, so that one cut short has seen the best.
 
-Families of layouts are their degrees (tp, cp, pp, ep) on one machine. Those scattered over the whole
-space are looked at first; from what they show, a score is foreseen for every other family, as a
-product of one factor for each degree. Then the most promising of all goes first, foreseen or looked
-at. The forecast decides only which layouts are tried first: a search that runs to its end has looked at everything.
+Families of layouts are their degrees (tp, cp, pp, ep) on one machine. Some scattered over the whole
+space come first; from these a score is foreseen for every other, as a product of one factor for
+each degree. Then the most promising goes first, foreseen or looked at. The forecast decides only
+the order: a search that runs to its end has looked at everything.
 
 Shapes: F families that were looked at, E effects.
 """
@@ -38,7 +38,7 @@ class Waiting:
         self._parts: list[Sequence[Any]] = list(reversed(parts))
 
     def look(self, look: Look) -> float | None:
-        """Look at the next part; the least that `look` said of it, or None where there is none left."""
+        """Look at the next part; the least that `look` said of it, or None where none is left."""
         return look(self, self._parts.pop()) if self._parts else None
 
 
@@ -75,7 +75,7 @@ class Queue:
         return heapq.heappop(self._known)[2] if self._known else None
 
     def back(self, frame: Waiting, score: float | None) -> None:
-        """Take back a frame and the least that its layouts may have; it goes again unless there was nothing left (None)."""
+        """Take back a frame and the least of its layouts; it goes again unless that is None."""
         if score is None:
             return
         if frame.family not in self._scores:
@@ -94,7 +94,7 @@ class Queue:
 
         Notes
         -----
-        log(score) is a sum of one effect for each value of each part of the family's key, by ridge regression.
+        log(score) is a sum of effects of the values of the family's key, by ridge regression.
         """
         fits = [score for score in self._scores.values() if score < math.inf]
         if not fits:
@@ -127,7 +127,7 @@ class Queue:
 
 
 def _scattered(families: Sequence[Family]) -> Iterator[Family]:
-    """Families so that any first few of them lie all over the space: by the reversed bits of their number."""
+    """Families so that any first few lie all over the space: by reversed bits of numbers."""
     width = max(1, (len(families) - 1).bit_length())
     for place in sorted(range(len(families)), key=lambda n: int(f"{n:0{width}b}"[::-1], 2)):
         yield families[place]

@@ -1,7 +1,10 @@
-"""Rates that a service sustains: the largest rate at which it keeps its limits, or the fewest instances that keep them at a stated rate.
+"""Rates that a service sustains: the largest rate at which it keeps its limits, or the fewest
+instances that keep them at a stated rate.
 
-Every rate is judged by the same requests, their gaps stretched, without those that fill the service and those that see it drain. Short streams bound what a service can do: a rate that
-misses the limits there, by all that the interval of the share holds, is out. Long ones confirm the answer, as a short stream ends before an overload shows.
+Every rate is judged by the same requests, their gaps stretched, without those that fill the service
+and those that see it drain. Short streams bound what a service can do: a rate that misses the
+limits there, by all that the interval of the share holds, is out. Long ones confirm the answer, as
+a short stream ends before an overload shows.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _BELOW = 0.7  # of what a service can serve at most, where the search begins
 _LEAST = 1.0 / 4096  # of that, below which nothing is tried
 _FILLING = 3.0  # times in the service that a stream takes to fill it
 _DRAINING = 1.0  # such times before its end
-_DOUBT = 1.64  # half-widths of an 80 % interval to that of a 95 % one: Student's with nine degrees of freedom
+# half-widths of an 80 % interval to that of a 95 % one: Student's with nine degrees of freedom
+_DOUBT = 1.64
 _TRIES = 6  # to find how long requests stay
 _DRAWN = 1 << 15  # requests that are drawn at once
 _WIDEST = 1.04  # interval of a confirmed rate, highest over lowest
@@ -58,16 +62,18 @@ def require_stream(workload: Workload, slo: ServiceLevel) -> None:
     """Refuse a workload without a rate, or without limits that could break: a ScenarioError."""
     if workload.arrival not in _OPEN:
         raise ScenarioError(
-            f"got arrival: {workload.arrival}, which has no rate; needed poisson, gamma or trace to search for a rate, or for the fewest gpus"
+            f"got arrival: {workload.arrival}, which has no rate; needed poisson, gamma or trace to"
+            " search for a rate, or for the fewest gpus"
         )
     if slo.ttft is None and slo.tpot is None:
         raise ScenarioError(
-            "got no limits; needed serving.slo with ttft or tpot to search for a rate, or for the fewest gpus"
+            "got no limits; needed serving.slo with ttft or tpot to search for a rate, or for the"
+            " fewest gpus"
         )
 
 
 class Streams:
-    """The requests of a plan's workload at any rate, as many as are asked for: the same ones, their gaps stretched.
+    """The requests of a plan's workload at any rate: the same ones, their gaps stretched.
 
     A trace is repeated as a whole until it is long enough, each time with prefixes of its own.
     """
@@ -102,7 +108,9 @@ class Streams:
 
 
 def saturation(plan: ServicePlan, streams: Streams) -> float:
-    """Requests a second that no service can exceed for long, by its closed form: requests over the least time that they keep it busy."""
+    """Requests a second that no service can exceed for long, by its closed form: requests over the
+    least time that they keep it busy.
+    """
     return len(streams.sample) / bound_service(plan, streams.sample).busy
 
 
@@ -122,7 +130,7 @@ class Judge:
         self._final = float(usual["rate_final"])
 
     def judged(self, rate: float, times: float = 1.0) -> Figures:
-        """The summary at a rate, filling and draining left out, of a stream so many times as long as a short one.
+        """The summary at a rate without filling and draining, of a longer stream.
 
         The stream is drawn anew, longer, where requests stay longer than it was made for.
         """
@@ -151,9 +159,10 @@ class Judge:
         return dataclasses.replace(result, plan=plan, until=until), stay
 
     def confirmed(self, rate: float, *, final: bool = False) -> Figures | None:
-        """The summary of a long stream; None unless it keeps the limits in a steady state, by all that the interval of the share holds.
+        """The summary of a long stream; None unless it keeps the limits in a steady state, by all
+        that the interval of the share holds.
 
-        Bursts that make a crowd near saturation are rare: the final answer has a stream that is longer still.
+        Bursts near saturation are rare: the final answer has a longer stream still.
         """
         for times in (self._final,) if final else (self._longer, self._final):
             summary = self.judged(rate, times)
@@ -241,7 +250,9 @@ def confirmed_rate(judge: Judge, bound: Rate, most: float, at_least: float = 0.0
 
 
 def fewest(counts: Sequence[int], misses: Callable[[int], bool]) -> int | None:
-    """The smallest of ascending `counts` of instances that does not miss the limits, looked for upwards; None where all do."""
+    """The smallest of ascending `counts` of instances that does not miss the limits, looked for
+    upwards; None where all do.
+    """
     low, high, step = -1, 0, 1
     while high < len(counts) and misses(counts[high]):
         if high == len(counts) - 1:

@@ -130,7 +130,7 @@ class ServiceLayouts:
         )
 
     def _budgets(self) -> Sequence[int]:
-        """Token budgets: the engine's own and the usual ones; its own alone where prompts are not cut."""
+        """Token budgets: the engine's own and usual ones; its own where prompts are not cut."""
         if "max_tokens" in self._given:
             return self._given["max_tokens"]
         choice = self._base.service.engine

@@ -73,7 +73,7 @@ class FoundService:
 
     @property
     def kind(self) -> str:
-        """Way to divide an instance: ``pools``, ``attention DP``, ``EP``, ``PP`` or ``TP`` alone."""
+        """Way to divide an instance: ``pools``, ``attention DP``, ``EP``, ``PP`` or ``TP``."""
         if any(key.startswith("serving.disaggregated") for key in self.values):
             return "pools"
         kinds = {"serving.attention_dp": "attention DP", "parallelism.ep": "EP"} | {
@@ -158,7 +158,7 @@ class ServiceSearch(Outcome[FoundService]):
     own: Own = dataclasses.field(default_factory=lambda: Own(None, ""))
 
     def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
-        """The best in ten lines and a short `front`, or the ranking with `long`, as ``mpsim search`` prints them."""
+        """The best in ten lines and a `front`, or with `long` the ranking, of ``search``."""
         points = self.front if long else shown(self.front, lambda row: row.per_user)
         leading = (self._front_section(points),) if front and len(points) > 1 else ()
         if not long:
@@ -186,7 +186,10 @@ class ServiceSearch(Outcome[FoundService]):
             tuple((str(n), *row.figures, row.name) for n, row in enumerate(points, start=1)),
             ("#", "tokens/s/user", "tokens/s/acc.", "layout"),
             (0, 1, 2),
-            title=f"Pareto front: no other simulated one is better for users and for accelerators{some}",
+            title=(
+                "Pareto front: no other simulated one is better for users and for"
+                f" accelerators{some}"
+            ),
         )
 
     @property
@@ -196,7 +199,8 @@ class ServiceSearch(Outcome[FoundService]):
 
     @property
     def front(self) -> tuple[FoundService, ...]:
-        """Simulated services that no other beats in tokens/s of a user and of an accelerator at once, the fastest for users first.
+        """Simulated services that no other beats in tokens/s of a user and of an accelerator at
+        once, the fastest for users first.
 
         A rate at which a service misses its limits is no point of it.
         """
@@ -260,7 +264,10 @@ def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
             search.objective, best.objective
         )
         of = " of what was searched" if ahead else ""
-        yield f"the file's own layout: {_figure(own)} {_UNITS[search.objective]}{limits}, {against} against the best{of}"
+        yield (
+            f"the file's own layout: {_figure(own)} {_UNITS[search.objective]}{limits}, {against}"
+            f" against the best{of}"
+        )
     elif search.own.reason:
         yield f"the file's own layout: {search.own.reason}"
     others = [row for row in search.rows if row is not best]
@@ -280,7 +287,10 @@ def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
         fewest = min(near, key=lambda row: row.accelerators)
         lean = f"; {fewest.name} on {fewest.accelerators}"
         lean *= fewest.accelerators < best.accelerators
-        yield f"no clear winner: {len(near)} of {len(search.rows)} simulated are within {percent(_NEAR)} of the best{lean}"
+        yield (
+            f"no clear winner: {len(near)} of {len(search.rows)} simulated are within"
+            f" {percent(_NEAR)} of the best{lean}"
+        )
 
 
 def _gap(value: float, reference: float) -> str:

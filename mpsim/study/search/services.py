@@ -117,7 +117,7 @@ class Services(Space[_Candidate]):
 
     @property
     def ranking(self) -> tuple[FoundService, ...]:
-        """Rank by the limits kept first, of equal ones what is confirmed, the fewest accelerators, the fastest."""
+        """Rank by limits kept, what is confirmed, fewest accelerators, the fastest."""
         return tuple(sorted(self._rows.values(), key=self._rank))
 
     def _rank(self, row: FoundService) -> tuple[bool, float, bool, int, float]:
@@ -174,12 +174,14 @@ class Services(Space[_Candidate]):
         return Streams(layout.plan) if self._lasts(layout.scenario) else _stream(layout)
 
     def _lasts(self, scenario: Scenario) -> bool:
-        """Whether the limits have to be kept for as long as anybody looks, not by the stream of the file alone."""
+        """Whether the limits have to last, beyond the stream of the file."""
         service = scenario.service
         return self.objective in ("rate", *FEWEST) and has_stream(service.workload, service.slo)
 
     def _counts(self, layout: ServiceLayout, streams: Streams) -> Sequence[int]:
-        """Numbers of instances that may serve the rate of the workload, the fewest first: none serves more than one alone, times their number."""
+        """Numbers of instances that may serve the rate of the workload, the fewest first: none
+        serves more than one alone, times their number.
+        """
         plan, most = layout.plan, layout.plan.replicas
         free = "replicas" not in self._given and plan.prefill is None
         least = 1
@@ -225,7 +227,8 @@ class Services(Space[_Candidate]):
         if limits.max_price is not None or self.objective == "cost":
             if each is None:
                 raise ScenarioError(
-                    f"{cluster.accelerator.name} has no price; give cluster.price_per_hour, or leave price and cost out"
+                    f"{cluster.accelerator.name} has no price; give cluster.price_per_hour, or"
+                    " leave price and cost out"
                 )
             if limits.max_price is not None:
                 most = min(most, int(limits.max_price / each))
@@ -270,7 +273,7 @@ class Services(Space[_Candidate]):
         )
 
     def _own(self) -> Own:
-        """The layout that the scenario itself has; of what has to last, as short streams judge it."""
+        """The layout that the scenario has; of what has to last, as short streams judge it."""
         try:
             plan = make_service(self.scenario)
             layout = ServiceLayout({}, self.scenario, plan)
@@ -312,7 +315,7 @@ class Services(Space[_Candidate]):
         return {"objective": summary[_FIGURES[self.objective]], "summary": summary}
 
     def _fewest(self, candidate: _Candidate, counts: Sequence[int], worst: float) -> Entry:
-        """The fewest instances that short streams do not rule out, as long as they are no dearer than `worst`."""
+        """The fewest instances that short streams leave, unless dearer than `worst`."""
         streams = candidate.requests
         assert isinstance(streams, Streams)
         judged: dict[int, Mapping[str, object]] = {}
@@ -368,7 +371,7 @@ class Services(Space[_Candidate]):
         return Judge(scenario, plan, streams)
 
     def score(self, candidate: _Candidate, entry: Entry, worst: float) -> float | None:
-        """The objective, or its bound while long streams have not confirmed it; infinite for what misses the limits."""
+        """The objective, or its bound until long streams confirm it; infinite for what misses."""
         objective, summary = entry["objective"], entry["summary"]
         if summary is None:
             self.counts["requests"] += 1
@@ -396,7 +399,7 @@ class Services(Space[_Candidate]):
 
 
 def _of_rate(found: Rate) -> Entry:
-    """A rate as a journal has it: the objective is the rate, or its bound while that is not confirmed."""
+    """A rate as a journal has it: the objective, or its bound until it is confirmed."""
     kept = bool(found.rate) if found.confirmed else None
     shown = found.rate if found.confirmed else found.above
     return {

@@ -1,8 +1,9 @@
-"""Shapes: what a stage keeps and takes of one microbatch, for every distinct content and way to divide it.
+"""Shapes: what a stage keeps and takes of a microbatch, by content and division.
 
-Layouts with the same microbatch, the same division of a layer and the same recomputation share these, whatever their pipeline is.
+Layouts with the same microbatch, the same division of a layer and the same recomputation share
+these, whatever their pipeline is.
 
-Exchanges of data parallelism are of all stages of a frame; a bound counts those that are exposed, or that wait in a queue.
+Exchanges of data parallelism are of all stages; a bound counts exposed or queued ones.
 
 Shapes: D distinct stages, S stages, P pipeline ranks, A parts of the model.
 """
@@ -46,7 +47,9 @@ def part_names(plan: Plan) -> tuple[str, ...]:
 
 
 def content(plan: Plan, costs: PlanCosts, stage: Stage) -> tuple[object, ...]:
-    """Content of a stage, which decides its shape beside its division: its layers, its ends, and where its communicators sit."""
+    """Content of a stage, which decides its shape beside its division: its layers, its ends, and
+    where its communicators sit.
+    """
     rank = stage.rank
     shared = plan.layout.shares_embedding(stage) if stage.head else False
     return (
@@ -90,7 +93,8 @@ class Shapes:
     def ticks(
         self, plan: Plan, stages: Mapping[tuple[object, ...], Stage], actions: tuple[Action, ...]
     ) -> Floats:
-        """Time of each `Action` of stages, float64[D, 4] [ticks]; where a block hides actions in each other, that of its kernels only.
+        """Time of each `Action` of stages, float64[D, 4] [ticks]; where a block hides actions in
+        each other, that of its kernels only.
 
         `stages`: distinct stages of the plan by `content`. `actions`: those that occur; others take
         no time.
@@ -114,7 +118,7 @@ class Shapes:
 
     @asked_once(lambda plan: (plan.layout.mesh, plan.micro_batch, plan.layout.sequence_parallel))
     def sends(self, plan: Plan) -> Floats:
-        """Ticks of a message from every pipeline rank to the next and to the one before, float64[2, P]."""
+        """Ticks of a message from pipeline ranks to the next and the one before, float64[2, P]."""
         pp = plan.layout.mesh.pp
         if pp == 1:
             return np.zeros((2, 1))
@@ -128,7 +132,7 @@ class Shapes:
 
 
 def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:
-    """Division of a part, which decides its operators on one rank, with or without what runs again."""
+    """Division of a part, which decides its operators on a rank, and what runs again."""
     mesh = plan.layout.mesh
     return (
         *mesh.of_layers,
@@ -148,7 +152,7 @@ def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
 def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:
     """`plan` with another microbatch, sharing or recomputation."""
     layout = dataclasses.replace(plan.layout, sequence_parallel=sequence_parallel)
-    return dataclasses.replace(plan, layout=layout, **changes)  # type: ignore[arg-type] # names are those of fields
+    return dataclasses.replace(plan, layout=layout, **changes)  # type: ignore[arg-type]
 
 
 class Exposed(NamedTuple):
@@ -192,7 +196,7 @@ class StageParts:
         )
 
     def _collective(self, plan: Plan, costs: PlanCosts, kind: str, element: float) -> Floats:
-        """Ticks of one collective over the layers of every stage of a rank, float64[P]; unit by unit where those are cut."""
+        """Ticks of one collective over a rank's stages, float64[P]; by units where they are cut."""
         peers = dense_group(plan, costs)
         inside = [peers.inside(int(rank)) for rank in self.rank]
         if not plan.gathers_units:
@@ -213,13 +217,13 @@ class StageParts:
         return sums
 
     def _each(self, plan: Plan) -> Floats:
-        """Parameters of a layer of each kind that every replica holds, on one tensor-parallel rank."""
+        """Parameters of a layer by kind that every replica holds, on one tp rank."""
         tp, layers = plan.layout.mesh.tp, plan.layout.layer_parameters
         names = part_names(plan)[:-2]
         return np.array([layers[name].sharded / tp + layers[name].replicated for name in names])
 
     def _dense(self, plan: Plan) -> Floats:
-        """Parameters of each stage that every replica holds, on one tensor-parallel rank, float64[S]."""
+        """Parameters of each stage that every replica holds, on one tp rank, float64[S]."""
         tp = plan.layout.mesh.tp
         dense: Floats = self.count[:, :-2] @ self._each(plan)
         for place in np.flatnonzero(self.count[:, -2:].any(axis=1)).tolist():

@@ -1,4 +1,6 @@
-"""A shortlist: a few layouts to launch for twenty steps each, written as short runs; `mpsim.study.search.tried` reads their logs."""
+"""A shortlist: a few layouts to launch for twenty steps each, written as short runs;
+`mpsim.study.search.tried` reads their logs.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,42 @@ _POOL = 400  # layouts that are ranked again
 SHORTLIST = "shortlist.json"
 """File of a shortlist's folder that says what was launched, and of which layouts."""
 _LAUNCHES: Final[Mapping[str, tuple[str, str, str]]] = {
-    "megatron-bridge": ("megatron-bridge", "overrides.yaml", "torchrun {world} pretrain.py --config-file overrides.yaml train.train_iters={steps} logger.log_interval=1"),
-    "nemo-2": ("nemo", "nemo.yaml", "torchrun {world} pretrain.py --yaml nemo.yaml trainer.max_steps={steps} trainer.log_every_n_steps=1"),
+    "megatron-bridge": (
+        "megatron-bridge",
+        "overrides.yaml",
+        (
+            "torchrun {world} pretrain.py --config-file overrides.yaml train.train_iters={steps}"
+            " logger.log_interval=1"
+        ),
+    ),
+    "nemo-2": (
+        "nemo",
+        "nemo.yaml",
+        (
+            "torchrun {world} pretrain.py --yaml nemo.yaml trainer.max_steps={steps}"
+            " trainer.log_every_n_steps=1"
+        ),
+    ),
     "nvidia": ("megatron", "launch.sh", "bash launch.sh"),
-    "pytorch": ("torchtitan", "config.toml", "torchrun {world} -m torchtitan.train --job.config_file config.toml --training.steps {steps} --metrics.log_freq 1"),
-    "deepspeed": ("deepspeed", "ds_config.json", "torchrun {world} train.py --deepspeed --deepspeed_config ds_config.json"),
-}  # fmt: skip
+    "pytorch": (
+        "torchtitan",
+        "config.toml",
+        (
+            "torchrun {world} -m torchtitan.train --job.config_file config.toml --training.steps"
+            " {steps} --metrics.log_freq 1"
+        ),
+    ),
+    "deepspeed": (
+        "deepspeed",
+        "ds_config.json",
+        "torchrun {world} train.py --deepspeed --deepspeed_config ds_config.json",
+    ),
+}
 """Format, file and command by a line of software, the most special first."""
-_WORLD = "--nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500"
+_WORLD = (
+    "--nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint"
+    " $MASTER_ADDR:29500"
+)
 _RUN = """#!/bin/bash
 # {title}
 #SBATCH --nodes={nodes}
@@ -93,7 +123,8 @@ class Shortlist(Shown):
             names.append(safe_name(f"{number}-{degrees}"))
             step, memory = _figures(item.row)
             lines.append(
-                f"| `{names[-1]}` | {item.row.name} | {step} | {memory} | {percent(item.odds)} | {item.shows} |\n"
+                f"| `{names[-1]}` | {item.row.name} | {step} | {memory} | {percent(item.odds)} |"
+                f" {item.shows} |\n"
             )
             chosen = self.scenario.with_values(item.row.values)
             exported = export(chosen, _launch(chosen)[0])
@@ -108,7 +139,12 @@ class Shortlist(Shown):
         ]
         pool = [_plain(row) for row in self.pool]
         places = [self.pool.index(item.row) for item in self.candidates]
-        data = {"digest": self.scenario.digest, "room": self.room, "pool": pool, "launched": dict(zip(names, places, strict=True))}  # fmt: skip
+        data = {
+            "digest": self.scenario.digest,
+            "room": self.room,
+            "pool": pool,
+            "launched": dict(zip(names, places, strict=True)),
+        }
         for file, text in (("README.md", "".join(lines)), (SHORTLIST, json.dumps(data))):
             write_whole(folder / file, text)
             written.append(folder / file)
@@ -133,15 +169,18 @@ def _launch(scenario: Scenario) -> tuple[str, str, str]:
     found = next((_LAUNCHES[name] for name in names if name in _LAUNCHES), None)
     if found is None:
         raise ScenarioError(
-            f"framework.preset: no launch of {names[0]} is written; needed software of the lines {', '.join(_LAUNCHES)}"
+            f"framework.preset: no launch of {names[0]} is written; needed software of the lines"
+            f" {', '.join(_LAUNCHES)}"
         )
     return found
 
 
 _README = """# Short runs of {name}
 
-Each folder is one layout: `run.sh` is a Slurm job of {steps} steps (`cd` into the folder, `sbatch run.sh`); without Slurm start its last command on every node with MASTER_ADDR set, and keep
-what it prints in `run.log`. Data and the learning rate are yours. A run that runs out of memory says something too: leave its log. Then
+Each folder is one layout: `run.sh` is a Slurm job of {steps} steps (`cd` into the folder,
+`sbatch run.sh`); without Slurm start its last command on every node with MASTER_ADDR set, and keep
+what it prints in `run.log`. Data and the learning rate are yours. A run that runs out of memory
+says something too: leave its log. Then
 
     mpsim search SCENARIO --with-runs THIS-FOLDER
 
@@ -173,7 +212,10 @@ def shortlist(scenario: Scenario, search: Search, count: int) -> Shortlist:
         chosen[0]: "the level of time and memory: it is sure to run",
         max(chosen, key=lambda n: odds[n]): "the level of time and memory: it is sure to run",
     }
-    words = {max(chosen, key=lambda n: best[n]): "whether the likeliest winner fits and is as fast", **words}  # fmt: skip
+    words = {
+        max(chosen, key=lambda n: best[n]): "whether the likeliest winner fits and is as fast",
+        **words,
+    }
     usual = "what its tp x pp costs here"
     candidates = [Candidate(pool[n], words.get(n, usual), float(odds[n])) for n in chosen]
     return Shortlist(scenario, tuple(candidates), pool, search.usable_bytes)
@@ -190,7 +232,11 @@ def belief_of(pool: Sequence[Found], room: float) -> Belief:
 def _plain(row: Found) -> dict[str, object]:
     setting = None if row.setting is None else row.setting.to_json()
     own = ("step_time_s", "memory_bytes", "accelerators", "tokens")
-    return {"values": dict(row.values), "setting": setting, **{name: getattr(row, name) for name in own}}  # fmt: skip
+    return {
+        "values": dict(row.values),
+        "setting": setting,
+        **{name: getattr(row, name) for name in own},
+    }
 
 
 def shown_step(seconds: float) -> str:

@@ -1,4 +1,6 @@
-"""Switches of a stack that a search leaves as the file has them: what each, and all that help together, would give the best layout and its ties."""
+"""Switches of a stack that a search leaves as the file has them: what each, and all that help
+together, would give the best layout and its ties.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Switched:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Switches:
-    """Gains of what turning switches would give: each alone on the best layout, the largest gain first, and those that help together on the best or one of its ties."""
+    """Gains of what turning switches would give: each alone on the best layout, the largest gain
+    first, and those that help together on the best or one of its ties.
+    """
 
     alone: tuple[Switched, ...] = ()
     together: Switched | None = None
@@ -88,7 +92,7 @@ def _together(
     elsewhere: Sequence[Mapping[str, object]],
     switched: Callable[[Found, Mapping[str, object]], Switched | None],
 ) -> Switched | None:
-    """The switches that help together: on the best layout by turns, then on its ties, with what only those can have."""
+    """The switches that help together: on the best layout by turns, then on its ties."""
     tried = [*alone[:1]]
     for each in alone[1:]:
         if not {*each.turned} & {*tried[0].turned}:

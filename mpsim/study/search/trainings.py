@@ -1,4 +1,6 @@
-"""The space of training steps: every legal layout, on its machine, gets its memory and a bound of its step time; some are simulated."""
+"""The space of training steps: every legal layout, on its machine, gets its memory and a bound of
+its step time; some are simulated.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,7 @@ class Candidate:
 
 
 class WaitingFrame(Waiting):
-    """Layouts of one frame that wait to be bounded, the leanest of each recomputation ahead as a sample.
+    """Layouts of one frame that wait to be bounded, the leanest of each recomputation first.
 
     `place`: number of the combination of keys that are no axes. `machine`: gives the machine of any
     of the layouts; None where a limit refuses it.
@@ -205,7 +207,7 @@ def _leanness(layout: Layout) -> tuple[int, bool, bool, int]:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Trainings(Space[Candidate]):
-    """Legal layouts of a training step, on every machine that is searched; as `mpsim.search` has them."""
+    """Legal layouts of a training step on every machine of a search; as `mpsim.search` has them."""
 
     what = "a layout of a search"
 
@@ -227,8 +229,9 @@ class Trainings(Space[Candidate]):
         scenario = self.scenario
         if scenario.has_uneven_replicas or scenario.training_step.batch_per_replica is not None:
             raise ScenarioError(
-                f"{scenario.name}: got replicas that differ or uneven batches, which belong to one layout; "
-                "search with nodes that are alike, or that differ along the pipeline (cluster.stages)"
+                f"{scenario.name}: got replicas that differ or uneven batches, which belong to one"
+                " layout; search with nodes that are alike, or that differ along the pipeline"
+                " (cluster.stages)"
             )
         if scenario.variation is not None:
             raise ScenarioError(
@@ -238,8 +241,9 @@ class Trainings(Space[Candidate]):
         training = scenario.training_step
         if training.lengths is not None and not training.packing:
             raise ScenarioError(
-                f"{scenario.name}: got samples padded to the longest of their microbatch, whose length depends on the micro batch that is searched; "
-                "set training.packing to true, or training.sequence_length to the length computed without lengths"
+                f"{scenario.name}: got samples padded to the longest of their microbatch, whose"
+                " length depends on the micro batch that is searched; set training.packing to"
+                " true, or training.sequence_length to the length computed without lengths"
             )
         usual = defaults("search")
         if self.odds is not None and not 0.0 < self.odds < 1.0:
@@ -264,7 +268,8 @@ class Trainings(Space[Candidate]):
         """Every frame that has layouts, with what makes its machine."""
         if "parallelism.dp" in self.over:
             raise ScenarioError(
-                "parallelism.dp follows from the cluster and the other degrees; give values of tp, pp or cp"
+                "parallelism.dp follows from the cluster and the other degrees; give values of tp,"
+                " pp or cp"
             )
         own, other = split_axes({**further(self.scenario, self.also), **self.over}, AXES)
         self.keys = tuple(key for key in other if key in self.over)
@@ -310,7 +315,8 @@ class Trainings(Space[Candidate]):
         price = price_of(base)
         if self.objective == "cost" and price is None:
             raise ScenarioError(
-                f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or search for time"
+                f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or"
+                " search for time"
             )
         first = base.with_values(layout.values())
         plan = resolve(first)
@@ -379,7 +385,9 @@ class Trainings(Space[Candidate]):
         return self._score(self.timed[-1])
 
     def labellings(self) -> Iterator[Labels[Candidate]]:
-        """The best for each value of the keys beside the layout, of simpler layouts that may tie with the best, and without each decision."""
+        """The best for each value of the keys beside the layout, of simpler layouts that may tie
+        with the best, and without each decision.
+        """
         if self.keys:
             yield lambda candidate: [self._beside(candidate)]
         if self.timed:
@@ -479,7 +487,7 @@ class Trainings(Space[Candidate]):
         )
 
     def _odds(self, plan: Plan) -> float | None:
-        """Odds that a plan fits; None where it is predicted not to, or with lower odds than are asked for."""
+        """Odds that a plan fits; None where predicted not to, or with less than is asked for."""
         most = self.limits.max_memory or math.inf
         peaks = residuals("memory").interval(1.0, setting_of(plan))
         room = [
@@ -518,7 +526,7 @@ class Trainings(Space[Candidate]):
         return 1.0 if self.odds is None else min(1.0, 1.0 / peaks.limit(self.odds))
 
     def _room(self) -> float:
-        """Memory of an accelerator of the best layout [B]; of clusters that are mixed nobody knows which."""
+        """Memory of the best layout's accelerator [B]; on mixed clusters unknown."""
         scenario = min(self.timed, key=self._score)[0].machine.scenario if self.timed else None
         if scenario is None or scenario.stage_clusters:
             return math.inf
@@ -537,7 +545,7 @@ class Trainings(Space[Candidate]):
             rows[place] = dataclasses.replace(rows[place], summary=summary)
 
     def _own(self, rows: Sequence[Found]) -> Own:
-        """Step of the layout that the scenario itself has, and the best layout of the same machine."""
+        """Step of the scenario's own layout, and the best layout of the same machine."""
         try:
             result = simulate_step(self.scenario.with_values({}))
         except MpsimError as error:
@@ -565,9 +573,10 @@ def seconds_of(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
 
 
 def _check_schedules(names: Sequence[object]) -> None:
-    """Refuse schedules that search their own order: what they hold is not known before they have."""
+    """Refuse schedules that search their own order: what they hold is not known before."""
     for name in names:
         if "times" in schedule(str(name)).options:
             raise ScenarioError(
-                f"schedule {name} makes an order of its own for every layout; search over the others, then try it on the best"
+                f"schedule {name} makes an order of its own for every layout; search over the"
+                " others, then try it on the best"
             )

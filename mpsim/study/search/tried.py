@@ -1,4 +1,4 @@
-"""Logs of the launches of a shortlist, and the ranking of all its layouts that follows from them."""
+"""Logs of a shortlist's launches, and the ranking of all its layouts that follows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tried(Shown):
 
     @property
     def order(self) -> list[int]:
-        """Layouts by their odds of being the fastest that fits, of equal ones the one expected to be faster."""
+        """Layouts by odds of being the fastest that fits, then by expected time."""
         best, expected = self.belief.best, self.belief.expected
         return sorted(
             range(len(self.pool)), key=lambda n: (-round(float(best[n]), 3), float(expected[n]))
@@ -46,7 +46,7 @@ class Tried(Shown):
 
     @property
     def following(self) -> tuple[Found, float]:
-        """The layout to launch next, and the share by which that is expected to shorten the best step measured."""
+        """The layout to launch next, and the share it is expected to save of the best step."""
         place = self.belief.choose(1, [ran.place for ran in self.launched.values()])
         return self.pool[place[0]], self.belief.gain(place[0]) if place else 0.0
 
@@ -57,7 +57,13 @@ class Tried(Shown):
         return {
             "scenario": self.scenario,
             "runs": [
-                {"folder": name, "layout": dict(self.pool[ran.place].values), "measured_s": ran.seconds, "memory_bytes": ran.memory, "predicted_s": self.pool[ran.place].step_time_s}
+                {
+                    "folder": name,
+                    "layout": dict(self.pool[ran.place].values),
+                    "measured_s": ran.seconds,
+                    "memory_bytes": ran.memory,
+                    "predicted_s": self.pool[ran.place].step_time_s,
+                }
                 for name, ran in self.launched.items()
             ],
             "learnt": {
@@ -65,20 +71,31 @@ class Tried(Shown):
                 for name, (mean, spread, before) in self.belief.learnt().items()
             },
             "rows": [
-                {"layout": dict(self.pool[n].values), "expected_s": float(expected[n]) if expected[n] < 1e9 else None, "p_best": float(best[n]), "p_fits": float(fits[n])}
+                {
+                    "layout": dict(self.pool[n].values),
+                    "expected_s": float(expected[n]) if expected[n] < 1e9 else None,
+                    "p_best": float(best[n]),
+                    "p_fits": float(fits[n]),
+                }
                 for n in self.order[:20]
             ],
             "next": {"layout": dict(row.values), "gain": gain, "pays": gain > _PAYS},
-        }  # fmt: skip
+        }
 
     def sheet(self) -> Sheet:
         """The ranking, what was learnt, and whether another run would pay."""
         best, fits, expected = self.belief.best, self.belief.fits, self.belief.expected
         ran = {each.place: each for each in self.launched.values()}
         rows = tuple(
-            (shown_step(expected[n]), percent(best[n]), percent(fits[n]), _told(ran.get(n)), self.pool[n].name)
+            (
+                shown_step(expected[n]),
+                percent(best[n]),
+                percent(fits[n]),
+                _told(ran.get(n)),
+                self.pool[n].name,
+            )
             for n in self.order[:8]
-        )  # fmt: skip
+        )
         ranking = Section(rows, ("step", "P(best)", "P(fits)", "ran", "layout"), (0, 1, 2))
         learnt = tuple(
             (name, f"x{np.exp(mean):.3f}", f"+-{percent(spread)}", f"+-{percent(before)}")
@@ -104,7 +121,8 @@ def read_runs(scenario: Scenario, folder: Path) -> Tried:
     data = _stored(folder / SHORTLIST)
     if data["digest"] != scenario.digest:
         raise FormatError(
-            f"{folder / SHORTLIST}: is of another scenario than {scenario.name}; needed the file as it was when --shortlist wrote the folder"
+            f"{folder / SHORTLIST}: is of another scenario than {scenario.name}; needed the file as"
+            " it was when --shortlist wrote the folder"
         )
     pool = tuple(_found(item) for item in data["pool"])
     launched: dict[str, Ran] = {}
@@ -114,7 +132,8 @@ def read_runs(scenario: Scenario, folder: Path) -> Tried:
             launched[name] = _ran(scenario, pool[place], place, logs)
     if not launched:
         raise FormatError(
-            f"{folder}: none of {', '.join(data['launched'])} has a log; needed run.log in the folder of each layout that ran"
+            f"{folder}: none of {', '.join(data['launched'])} has a log; needed run.log in the"
+            " folder of each layout that ran"
         )
     belief = belief_of(pool, data["room"]).after(*launched.values())
     return Tried(scenario.name, pool, belief, launched)
@@ -148,7 +167,7 @@ def _stored(file: Path) -> Mapping[str, Any]:
         places = [data["pool"][place] for place in data["launched"].values() if place >= 0]
         if not {"digest", "room"} <= data.keys() or len(places) != len(data["launched"]):
             raise ValueError(sorted(data))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise FormatError(f"{file}: is damaged; needed {needed}") from error
     return data  # type: ignore[no-any-return]
 
@@ -156,7 +175,16 @@ def _stored(file: Path) -> Mapping[str, Any]:
 def _found(data: Mapping[str, Any]) -> Found:
     setting = Setting.from_json(data["setting"])
     step = float(data["step_time_s"])
-    return Found(data["values"], step, step, float(data["memory_bytes"]), int(data["accelerators"]), int(data["tokens"]), None, setting=setting)  # fmt: skip
+    return Found(
+        data["values"],
+        step,
+        step,
+        float(data["memory_bytes"]),
+        int(data["accelerators"]),
+        int(data["tokens"]),
+        None,
+        setting=setting,
+    )
 
 
 def _told(ran: Ran | None) -> str:

@@ -36,13 +36,14 @@ COMPONENTS = (
 
 
 def account_memory(plan: Plan) -> Memory:
-    """Add up model states, activations in flight, buffers and overhead of every pipeline rank (of every class of replicas).
+    """Add up states, activations in flight, buffers and overhead of pipeline ranks by class.
 
     Notes
     -----
-    Activations follow the action order: a forward adds what its stage keeps, an input gradient frees what only it needed, a
-    weight gradient (or full backward) the rest; while a layer is differentiated, what is recomputed of it and the gradients of its
-    largest product are alive too. The peak is exact for the order; the bytes are those of the operator list.
+    Activations follow the action order: a forward adds what its stage keeps, an input gradient
+    frees what only it needed, a weight gradient (or full backward) the rest; while a layer is
+    differentiated, what is recomputed of it and the gradients of its largest product are alive too.
+    The peak is exact for the order; the bytes are those of the operator list.
     """
     if plan.classes:
         return join_memory([account_memory(part) for part in plan.parts])
@@ -72,7 +73,9 @@ def _accounted(plan: Plan) -> Memory:
 
 
 def at_the_peak(plan: Plan, memory: Memory) -> list[str]:
-    """Say what lies on the fullest rank at its fullest moment: each component with its bytes, the largest first, and what layers keep of a microbatch."""
+    """Say what lies on the fullest rank at its fullest moment: each component with its bytes, the
+    largest first, and what layers keep of a microbatch.
+    """
     rank = memory.fullest
     part, number = plan.parts[rank // plan.layout.mesh.pp], rank % plan.layout.mesh.pp
     sizes = {name: float(sizes[rank]) for name, sizes in memory.components.items()}
@@ -124,7 +127,8 @@ def overhead(
 
     `plan`: whose software loses some. `peaks` and `apart` (float64[..., P]): most of each rank
     beside what stands all the time, and the part of it that is no activation: gradients of one
-    microbatch, units [B]. `others` (float64[..., P]): what other moments need (`Held.elsewhere`) [B].
+    microbatch, units [B]. `others` (float64[..., P]): what other moments need (`Held.elsewhere`)
+    [B].
     """
     outside = outside_allocator(plan)
     if plan.layout.framework.memory.places_buffers:
@@ -146,6 +150,8 @@ def outside_allocator(plan: Plan) -> float:
 
 
 def memory_constants() -> Mapping[str, float]:
-    """``context``, ``communicator``: what the driver and one communicator take [B]; ``fragmentation``, ``reshaped``: shares that `overhead` takes."""
+    """``context``, ``communicator``: what the driver and one communicator take [B];
+    ``fragmentation``, ``reshaped``: shares that `overhead` takes.
+    """
     data = dict(load_catalog("mpsim.training.data"))["memory"]
     return {name: float(entry["value"]) for name, entry in data["constants"].items()}

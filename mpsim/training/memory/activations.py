@@ -77,7 +77,7 @@ class Held:
     logits : float64[N]
         Part of `most` that is logits, and the loss's own tensors [B].
     collected, passing : float64[N]
-        Part of `most` that is gradients of this microbatch alone, and units that are gathered or reduced [B].
+        Part of `most` that is this microbatch's gradients, and gathered or reduced units [B].
     elsewhere : float64[N]
         What other moments of the rank need for themselves, much of which fits no hole [B].
     """
@@ -126,13 +126,13 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
 
 
 def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
-    """Embedding, layers (or chunks of them that run again together) and head of each stage by name."""
+    """Embedding, layers (or chunks that run again together) and head of each stage."""
     pieces = _Pieces(plan)
     return [pieces.of(stage) for stage in plan.layout.stages]
 
 
 def offloaded(plan: Plan, kind: str, recompute: Recompute) -> float:
-    """Bytes of one microbatch that a layer of this kind has in host memory from its forward to its backward."""
+    """Bytes of a microbatch that a layer of this kind has on the host between its passes."""
     if recompute.offload == "none":
         return 0.0
     return _layer(_expansions(plan)[kind], _sharding(plan), recompute).on_host
@@ -141,7 +141,8 @@ def offloaded(plan: Plan, kind: str, recompute: Recompute) -> float:
 def _ends(plan: Plan, parts: Mapping[str, Expansion]) -> dict[str, Kept]:
     """Bytes that embedding and head keep of a microbatch."""
     sharding, software = _sharding(plan), plan.layout.framework
-    # the sum of chunks before and the next one's, unless the sum is among gradients kept from step to step
+    # the sum of chunks before and the next one's, unless the sum is among gradients kept from step
+    # to step
     copies = 0 if software.memory.steps_in_backward else 2 if fresh_gradients(plan).total else 1
     peak = software.lowering.loss_peak_bytes
     return {
@@ -266,7 +267,7 @@ class _Pieces:
         ]
 
     def _layers(self, kinds: Sequence[str]) -> Iterator[tuple[int, Kept]]:
-        """First layer and bytes of each piece of a stage: chunks that run again together, and the other layers one by one."""
+        """First layer and bytes of each piece of a stage: chunks run again, layers one by one."""
         chunks = {chunk[0]: chunk for chunk in self._recompute.chunks(len(kinds)) if len(chunk) > 1}
         layer = 0
         while layer < len(kinds):
@@ -290,7 +291,7 @@ class _Pieces:
 
 
 def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:
-    """Layers that run again from the input of the first: all of them are whole while the last is differentiated."""
+    """Layers that run again from the first's input: all whole while the last goes back."""
     inputs = layers[0].input_bytes / sharding.divisor(layers[0].input_split)
     whole = [_all(layer, sharding) for layer in layers]
     again = sum(layer.for_input + layer.for_weight for layer in whole) - inputs
@@ -313,7 +314,7 @@ def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Ke
 
 
 def _on_host(kept: Kept, share: float) -> Kept:
-    """A layer with a share of what it keeps in host memory, and back on the device while it is differentiated."""
+    """A layer with a share of what it keeps on the host, back while it is differentiated."""
     whole = kept.for_input + kept.for_weight
     away = share * whole
     return dataclasses.replace(
@@ -327,7 +328,7 @@ def _on_host(kept: Kept, share: float) -> Kept:
 
 
 def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float:
-    """Most of what was not kept that is alive at once: of one half of the layer, unless all runs again together [B]."""
+    """Most of what was not kept alive at once: a half layer's, unless all runs again [B]."""
     halves = [0.0, 0.0]
     half = 0
     for operator in expansion.forward:
@@ -342,7 +343,9 @@ def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float
 
 
 def _head(expansion: Expansion, sharding: Sharding, peak: float, copies: int) -> Kept:
-    """The output head; its loss has `peak` bytes per logit alive at a time in its backward, and in chunks so many `copies` of its weight's gradient."""
+    """The output head; its loss has `peak` bytes per logit alive at a time in its backward, and in
+    chunks so many `copies` of its weight's gradient.
+    """
     kept = _all(expansion, sharding)
     projection = next(operator for operator in expansion.forward if operator.role is Role.LOGITS)
     loss = next(each for each in expansion.forward if each.kind is OperatorKind.LOSS)
@@ -353,7 +356,8 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float, copies: int) ->
         pair -= (sharding.activation_bytes - peak) * logits
     in_head = max(in_loss, pair)
     if 0 < in_loss < sharding.activation_bytes * logits:
-        # a loss in chunks hands the projection one chunk's gradients at a time, and its weight's gradient is there from the first
+        # a loss in chunks hands the projection one chunk's gradients at a time, and its weight's
+        # gradient is there from the first
         weight = sum(each.m * each.n for each in expansion.backward if _is_weight_gradient(each))
         element = sharding.activation_bytes / sharding.divisor(Split.TENSOR)
         in_loss = in_head = in_loss + copies * element * weight
@@ -380,13 +384,15 @@ def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None
 
 
 def _divisor(operator: Operator, sharding: Sharding) -> int:
-    """By how much tensor parallelism divides what is kept until the input gradient: not logits that were gathered for a loss."""
+    """How tensor parallelism divides what is kept to the input gradient, logits unless gathered."""
     whole = operator.kind is OperatorKind.LOSS and not sharding.tensor.loss_reductions
     return 1 if whole else sharding.divisor(operator.saved_split)
 
 
 def _weight_divisor(operator: Operator, sharding: Sharding) -> int:
-    """By how much tensor parallelism divides what is kept for a weight gradient: not what was gathered for it and stays."""
+    """By how much tensor parallelism divides what is kept for a weight gradient: not what was
+    gathered for it and stays.
+    """
     norm = operator.kind is OperatorKind.NORM or operator.role is Role.NORM  # or a chain of kernels
     stays = sharding.tensor.keeps_gathered and norm
     return 1 if stays else sharding.divisor(operator.saved_split)

@@ -1,8 +1,9 @@
-"""Torch's caching allocator on the device: which block an allocation gets, what a segment costs, and what is lost between.
+"""Torch's caching allocator: which block an allocation gets, and what is lost between.
 
-Source: pytorch c10/cuda/CUDACachingAllocator.cpp and its headers (2.13): sizes are rounded up to 512 B; up to 1 MiB come from segments of 2 MiB,
-up to 10 MiB from segments of 20 MiB, larger ones from segments of their own in steps of 2 MiB. A free block of the same stream and pool is taken that fits best,
-and split if enough is left. An expandable segment is one range of addresses a stream and pool, mapped page by page.
+Source: pytorch c10/cuda/CUDACachingAllocator.cpp and headers (2.13): sizes are rounded up to 512 B;
+up to 1 MiB come from segments of 2 MiB, up to 10 MiB from 20 MiB, larger ones from segments of
+their own in steps of 2 MiB. The best fitting free block of the same stream and pool is taken, and
+split if enough is left. An expandable segment is one range a stream and pool, mapped by page.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Block:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Segment:
-    """Memory that the driver handed out, cut into blocks that follow each other; `size` is what of it is mapped [B]."""
+    """Memory that the driver handed out, cut into blocks in a row; `size` is mapped [B]."""
 
     address: int
     size: int

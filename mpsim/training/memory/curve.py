@@ -25,8 +25,9 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
 
     Notes
     -----
-    While an action runs its fullest moment counts; between actions what it has left. Logits are those of the action that runs, or of the forward
-    that ran last: those that wait longer for their backward are activations like the rest, as in `mpsim.training.memory.account`.
+    While an action runs its fullest moment counts; between actions what it has left. Logits are
+    those of the action that runs, or of the forward that ran last: those that wait longer for their
+    backward are activations like the rest, as in `mpsim.training.memory.account`.
     """
     start, end = action_times(timeline, rank)
     start, end = np.append(start, end[-1:]), np.append(end, timeline.makespan)  # and the optimizer
@@ -57,7 +58,7 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
 
 
 def _over_time(during: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Levels from the start of the step on: nothing, each action and what follows it, and the last again at the end."""
+    """Levels from the step's start: nothing, each action and what follows, the last again."""
     levels = np.stack([during, after], axis=1).ravel()
     last = levels[-1:] if len(levels) else np.zeros(1)
     return np.concatenate([[0.0], levels, last])

@@ -1,9 +1,10 @@
-"""Flights: how many microbatches a rank holds when, for an order of actions, whatever a microbatch weighs.
+"""Flights: how many microbatches a rank holds when, by the order of actions alone.
 
-Shapes: U distinct moments over all ranks, P pipeline ranks, C chunks of a rank, S stages, N actions, K layouts.
+Shapes: U distinct moments, P pipeline ranks, C chunks, S stages, N actions, K layouts.
 
-What a rank holds at its fullest is the largest of a few sums over its chunks, which are the same for all layouts with the same order. Orders of
-1F1B and its interleaved form repeat themselves in the middle, so a few rounds of microbatches show every moment of many.
+What a rank holds at its fullest is the largest of a few sums over its chunks, which are the same
+for all layouts with the same order. Orders of 1F1B and its interleaved form repeat themselves in
+the middle, so a few rounds of microbatches show every moment of many.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Flight:
     def peaks(
         self, kept: Mapping[str, Floats], fresh: Sequence[Fresh] = ()
     ) -> tuple[Floats, Floats, Floats]:
-        """Most that each rank holds at once, the part of it that is no activation, and what other moments need.
+        """Most that each rank holds at once, the part of it that is no activation, and what other
+        moments need.
 
         `kept` (mapping of str to float64[K, S]): fields of `Kept` of each
         stage [B]. `fresh`: what the backward of each layout makes for itself; nothing by default.

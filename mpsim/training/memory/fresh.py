@@ -1,4 +1,6 @@
-"""Fresh tensors: what the backward of a model that is whole along the pipeline makes or gathers for itself, beside activations; and its fullest moment."""
+"""Fresh tensors: what the backward of a model that is whole along the pipeline makes or gathers for
+itself, beside activations; and its fullest moment.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fresh:
-    """Gradients of one rank that its backward makes, and units that it has gathered or is reducing."""
+    """Gradients of a rank that its backward makes, and units gathered or being reduced."""
 
     # gradients that are not there before the backward; 0 where they are there all the time [B]
     total: float = 0.0
@@ -44,8 +46,9 @@ class Fresh:
 
 
 class Fullest(NamedTuple):
-    """Fullest moment of actions: bytes alive; those of gradients of this backward, and of units; those that other moments need beside it, head and layers
-    the smaller of both; whether it is in the head.
+    """Fullest moment of actions: bytes alive; those of gradients of this backward, and of units;
+    those that other moments need beside it, head and layers the smaller of both; whether it is in
+    the head.
     """
 
     most: Floats
@@ -61,11 +64,13 @@ class Fullest(NamedTuple):
 
 
 def blocks_as_one(before: NDArray[Any], after: NDArray[Any], fused: NDArray[np.bool_]) -> None:
-    """Give both halves of each fused block its levels, [N, ...]: they go through their layers in turns, so that one frees what the other keeps.
+    """Give both halves of each fused block its levels, [N, ...]: they go through their layers in
+    turns, so that one frees what the other keeps.
 
     References
     ----------
-    NVIDIA/Megatron-LM core/pipeline_parallel/combined_1f1b.py, core/models/common/model_chunk_schedule_plan.py: a layer forwards, a layer backwards.
+    NVIDIA/Megatron-LM core/pipeline_parallel/combined_1f1b.py,
+    core/models/common/model_chunk_schedule_plan.py: a layer forwards, a layer backwards.
     """
     head = np.flatnonzero(fused)
     before[head + 1], after[head] = before[head], after[head + 1]
@@ -88,8 +93,9 @@ def fullest(
 
     Notes
     -----
-    A backward is fullest in the output head; in its first layer, when logits are gone; in its second, when the first has freed what it kept and its gradients are
-    on their way; in its last, when all gradients but that one's are there; or when those of the embedding have followed.
+    A backward is fullest in the output head; in its first layer, when logits are gone; in its
+    second, when the first has freed what it kept and its gradients are on their way; in its last,
+    when all gradients but that one's are there; or when those of the embedding have followed.
     """
     in_layers, layer = kept["in_layers"], np.where(whole, kept["layer"], 0.0)
     early = before - kept["logits"] + in_layers
@@ -157,7 +163,7 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
 
 
 def _with_weights(plan: Plan, gradients: Fresh) -> Fresh:
-    """Gathered weights, and gradients of weights under way, of stacks that free each after its product."""
+    """Gathered weights, and gradients under way, of stacks that free each after its product."""
     sizes, data = plan.layout.framework.optimizer, plan.layout.framework.data
     element = _gathered(plan) if data.reshard_after_forward else 0.0
     reduced = _trained(plan) * (data.reduced_bytes or sizes.gradient_bytes)
@@ -173,8 +179,9 @@ def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fres
 
     References
     ----------
-    torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py: before a backward its unit is whole and the next one's gather has its buffer; after it the unit
-    is freed, the reduction of the one before is waited for and its buffer freed, and gradients are copied into another.
+    torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py: before a backward its unit is
+    whole and the next one's gather has its buffer; after it the unit is freed, the reduction of the
+    one before is waited for and its buffer freed, and gradients are copied into another.
     """
     software, unit = plan.layout.framework, largest_unit(plan)
     data, gradient = software.data, float(software.lowering.weight_grad_bytes)
@@ -186,7 +193,8 @@ def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fres
     gradient, copied = (each * _trained(plan) for each in (gradient, copied))
     gathered += gradient * largest_weight(plan)
     root = table + head if data.root_unit else 0.0
-    # autograd puts the gradient of a flat parameter together while that is whole; others are freed before their gradients are copied
+    # autograd puts the gradient of a flat parameter together while that is whole; others are freed
+    # before their gradients are copied
     flat = not data.gather_copy_traffic
     whole = (gradient + copied) * (root or table) - (0.0 if flat else element * root)
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""A played trace as the snapshot that torch's memory_viz opens: ``torch.cuda.memory._snapshot()`` of one device."""
+"""A played trace as torch's memory_viz opens it: ``_snapshot()`` of one device."""
 
 from __future__ import annotations
 

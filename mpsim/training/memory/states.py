@@ -1,4 +1,4 @@
-"""Model states and buffers: parameters, gradients, optimizer, and what communication and kernels set aside.
+"""Model states and buffers: parameters, gradients, optimizer, what kernels set aside.
 
 Shapes: P pipeline ranks.
 """
@@ -28,9 +28,11 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
 
     Notes
     -----
-    What `parallelism.zero` shares is divided among ranks that hold the same parameters: data- and context-parallel peers, or a group of
-    them (`parallelism.shard`), for most, only those that hold the same experts for experts. What the host keeps is not on the device. Weights of layers
-    that are narrow themselves (``gathered_bytes`` 1 in an 8-bit format) take a byte, and another for the transposed copy where products need one.
+    What `parallelism.zero` shares is divided among ranks that hold the same parameters: data- and
+    context-parallel peers, or a group of them (`parallelism.shard`), for most, only those that hold
+    the same experts for experts. What the host keeps is not on the device. Weights of layers that
+    are narrow themselves (``gathered_bytes`` 1 in an 8-bit format) take a byte, and another for the
+    transposed copy where products need one.
     """
     sizes, held = plan.layout.framework.optimizer, residency(plan)
     gradients = held.gradients
@@ -48,13 +50,13 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
 
 
 def _reference(plan: Plan, held: Residency) -> NDArray[np.float64]:
-    """Weights of a reference model, float64[P] [B]; with adapters it is the model itself without them."""
+    """Weights of a reference model [B], float64[P]; with adapters it is the model itself."""
     copied = plan.reference and not plan.layout.tuning.rank
     return held.parameters * copied * plan.layout.framework.lowering.activation_bytes
 
 
 def _other_states(plan: Plan, held: Residency) -> NDArray[np.float64]:
-    """Further state of what is no matrix of a layer, where an optimizer tells them apart, float64[P] [B]."""
+    """Further state of what is no matrix, where an optimizer differs, float64[P] [B]."""
     each = plan.layout.framework.optimizer.other_states
     if not each:
         return np.zeros_like(held.owned)
@@ -63,7 +65,7 @@ def _other_states(plan: Plan, held: Residency) -> NDArray[np.float64]:
 
 
 def step_scratch(plan: Plan) -> NDArray[np.float64]:
-    """Alive on the device only while the optimizer steps, when activations are gone and gradients whole, float64[P] [B]."""
+    """On the device only while the optimizer steps, without activations, float64[P] [B]."""
     sizes, held = plan.layout.framework.optimizer, residency(plan)
     lists = sizes.step_scratch * held.optimizer
     if not sizes.tensor_scratch:
@@ -73,12 +75,14 @@ def step_scratch(plan: Plan) -> NDArray[np.float64]:
 
 
 def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
-    """Difference that narrow weights of layers make, float64[P] [B]: less than wide ones where they are all that is kept, copies of them beside wide ones
-    where the first microbatch casts for all; 0 without either.
+    """Difference that narrow weights of layers make, float64[P] [B]: less than wide ones where they
+    are all that is kept, copies of them beside wide ones where the first microbatch casts for all;
+    0 without either.
 
     References
     ----------
-    NVIDIA/Megatron-LM core_v0.6.0 to HEAD, core/extensions/transformer_engine.py: is_first_microbatch, unless disable_parameter_transpose_cache.
+    NVIDIA/Megatron-LM core_v0.6.0 to HEAD, core/extensions/transformer_engine.py:
+    is_first_microbatch, unless disable_parameter_transpose_cache.
     """
     layout, software = plan.layout, plan.layout.framework
     held, alone = np.zeros(layout.mesh.pp), software.data.gathered_bytes == 1
@@ -124,7 +128,7 @@ def _units(plan: Plan) -> NDArray[np.float64]:
 
 
 def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
-    """One buffer for each distinct shape of a layer's weights, where the stack has them, float64[P] [B]."""
+    """A buffer for each distinct shape of a layer's weights, if any, float64[P] [B]."""
     element = plan.layout.framework.optimizer.gradient_scratch
     if not element:
         return np.zeros(plan.layout.mesh.pp)

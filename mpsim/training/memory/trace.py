@@ -1,4 +1,6 @@
-"""Allocations of one rank over a step: every tensor that the account of memory counts, in the order in which it comes and goes."""
+"""Allocations of one rank over a step: every tensor that the account of memory counts, in the order
+in which it comes and goes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _MICROSECONDS = 1e6
 
 
 class Change(NamedTuple):
-    """An allocation (`size` above 0) or the end of one of the same name (0): a tensor, its bytes, and when [us]."""
+    """An allocation (`size` above 0) or the end of one of its name (0): bytes and time [us]."""
 
     time_us: float
     name: str
@@ -49,8 +51,9 @@ def allocation_trace(timeline: Timeline, plan: Plan, memory: Memory, rank: int) 
 
     Notes
     -----
-    Model states and buffers come first and stay. A forward adds what each layer keeps; a backward goes through the layers in reverse, each with what it has
-    beside that at a time, and its gradients, where they are the first of the step. The sum of sizes is at most the total of `memory` less its overhead.
+    Model states and buffers come first and stay. A forward adds what each layer keeps; a backward
+    goes through layers in reverse, each with what it has besides, and its gradients, if the step's
+    first. The sum of sizes is at most the total of `memory` less its overhead.
     """
     part = plan.parts[rank // plan.layout.mesh.pp]
     number = rank % plan.layout.mesh.pp

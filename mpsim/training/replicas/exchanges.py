@@ -1,4 +1,5 @@
-"""Exchanges as rows: gathers of parameters and reductions of gradients, what they wait for and what waits for them.
+"""Exchanges as rows: gathers of parameters and reductions of gradients, what they wait for and what
+waits for them.
 
 Shapes: E exchanges, R ranks.
 """
@@ -187,7 +188,9 @@ class _Adder:
             self._rows.depend(ids[gathers], start[exchanges.rank[gathers]])
 
     def _cycles(self) -> Ints:
-        """Rows in which reductions wait for the next look at what is ready, half a cycle on average; -1 for none [E]."""
+        """Rows in which reductions wait for the next look at what is ready, half a cycle on
+        average; -1 for none [E].
+        """
         exchanges = self._all
         ids = np.full(len(exchanges), -1, dtype=np.int64)
         reduces = np.flatnonzero(~exchanges.is_gather)
@@ -217,7 +220,8 @@ class _Adder:
             same = exchanges.rank[later] == exchanges.rank[earlier]
             later, earlier = later[same], earlier[same]
             run = exchanges.run[later]
-            # where gradients are copied first, the copy waits for the reduction before; else whatever computes next
+            # where gradients are copied first, the copy waits for the reduction before; else
+            # whatever computes next
             copied = (runs.ready[run] > runs.row[run]) & (
                 runs.ready[run] > exchanges.after[earlier]
             )
@@ -225,14 +229,17 @@ class _Adder:
             self._resume(waiting, exchanges.rank[later], ids[earlier])
 
     def _resume(self, rows: Ints, rank: Ints, before: Ints) -> None:
-        """Let compute rows wait, where they still belong to the pipeline's actions of their rank."""
+        """Let compute rows wait, where they still belong to the pipeline's actions of their
+        rank.
+        """
         inside = rows <= self._final[rank]
         self._rows.depend(rows[inside], before[inside])
 
     def _between(self, ids: Ints, reduces: Ints, name: str) -> Ints:
         """Sum what each holder of a share has; the rows after which gradients are final.
 
-        Where reductions, or these sums, may not run beside a backward they stand behind the last one.
+        Where reductions, or these sums, may not run beside a backward they stand behind the last
+        one.
         """
         kinds = np.full(len(ids), "all_reduce")
         of = f"{name} between copies"

@@ -1,4 +1,6 @@
-"""Groups of ranks that share parameters: over which communicators they exchange them, and how long that takes."""
+"""Groups of ranks that share parameters: over which communicators they exchange them, and how long
+that takes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ GATHERS: Mapping[ParameterGather, str] = MappingProxyType(
 )
 """Collective of each way to hand out parameters, as `collective_columns` names it."""
 STREAMS: Mapping[str, Stream] = MappingProxyType({"": Stream.DP, " of experts": Stream.EDP})
-"""Queue of the communicator inside a group of sharers, by the group's name; gathers and reductions share it."""
+"""Queue of the communicator inside a group of sharers, by the group's name; gathers and reductions
+share it."""
 _LABELS = {
     "all_gather": "gather parameters",
     "broadcast": "broadcast parameters",
@@ -80,7 +83,9 @@ class ReplicaGroup:
 
 
 def dense_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
-    """Data- and context-parallel ranks: those of one context-parallel group hold the same parameters."""
+    """Data- and context-parallel ranks: those of one context-parallel group hold the same
+    parameters.
+    """
     sharers = plan.sharers if plan.zero else plan.replicas
     tensors, layers = plan.layout.framework.data.owned_tensors, plan.layout.model.layers
     owners = tensors * -(-layers // plan.layout.mesh.pp)
@@ -92,7 +97,8 @@ def replica_groups(plan: Plan, costs: PlanCosts) -> tuple[ReplicaGroup, ReplicaG
 
     Notes
     -----
-    A group of sharers of experts spans as many copies as that of the dense parameters does, as far as there are experts' peers for it.
+    A group of sharers of experts spans as many copies as that of the dense parameters does, as far
+    as there are experts' peers for it.
     """
     peers = plan.layout.mesh.edp
     copies = plan.replicas // plan.sharers if plan.zero else 1
@@ -139,7 +145,9 @@ def rooted_kind(kind: str) -> str:
 
 
 class CollectiveColumns(NamedTuple):
-    """Seconds of collectives, and bytes one rank sends over scale-up and scale-out links, float64[n] each."""
+    """Seconds of collectives, and bytes one rank sends over scale-up and scale-out links,
+    float64[n] each.
+    """
 
     seconds: Floats
     up: Floats

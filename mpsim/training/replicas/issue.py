@@ -1,12 +1,15 @@
 """The order in which each rank issues gathers and reductions, and the rows they hang on.
 
-The communicator of a group of sharers is one queue. The gather for a segment is issued when the segment ``units_in_flight - 1`` before it
-begins, a reduction when the segment it belongs to has ended. In a backward pass that is gather (n - 1), reduce (n),
-gather (n - 2), reduce (n - 1), ...: the order of torch's FSDP.
+The communicator of a group of sharers is one queue. The gather for a segment is issued when the
+segment ``units_in_flight - 1`` before it begins, a reduction when the segment it belongs to has
+ended. In a backward pass that is gather (n - 1), reduce (n), gather (n - 2), reduce (n - 1), ...:
+the order of torch's FSDP.
 
-Shapes: N actions, V runs of segments (each time a rank runs one), E exchanges (a gather or a reduction each).
+Shapes: N actions, V runs of segments (each time a rank runs one), E exchanges (a gather or a
+reduction each).
 
-Nothing here knows how much travels: buckets are numbered, gathers of all variants of an action first.
+Nothing here knows how much travels: buckets are numbered, gathers of all variants of an action
+first.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ class SegmentRuns:
     def of(
         cls, cuts: Sequence[CutRows], chosen: Ints, placed: PipelineRows, orders: Orders
     ) -> SegmentRuns:
-        """Lay out the segments of all actions. `chosen` (int64[N]): which of `cuts` each action is."""
+        """Lay out the segments of all actions. `chosen` (int64[N]): which of `cuts` each action
+        is.
+        """
         count = np.array([len(cut.row) for cut in cuts])
         action, source = _tiled(count, chosen)
         base = np.cumsum(count[chosen]) - count[chosen]
@@ -84,7 +89,9 @@ class SegmentRuns:
 
 
 def _tiled(count: Ints, chosen: Ints) -> tuple[Ints, Ints]:
-    """For every element of every chosen list: which of `chosen`, and the element counted over all lists."""
+    """For every element of every chosen list: which of `chosen`, and the element counted over all
+    lists.
+    """
     # repeat without a loop: within every list, positions count up from 0
     begin = np.cumsum(count) - count
     some = np.flatnonzero(count[chosen])
@@ -103,10 +110,13 @@ def _buckets(counts: Sequence[tuple[int, ...]], chosen: Ints, base: Ints) -> Buc
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanging:
-    """How a plan exchanges parameters and gradients: all that decides the order of exchanges and what they wait for."""
+    """How a plan exchanges parameters and gradients: all that decides the order of exchanges and
+    what they wait for.
+    """
 
     data: DataBehaviour
-    # kinds of collectives that gather and that reduce, as `mpsim.training.replicas.groups` names them
+    # kinds of collectives that gather and that reduce, as `mpsim.training.replicas.groups` names
+    # them
     gathers: str
     reduces: str
     between: tuple[bool, bool]  # whether dense parameters and experts are summed between copies too
@@ -175,8 +185,9 @@ def _reduce_places(
 ) -> tuple[Ints, Ints]:
     """For every reduction: at which run it is queued, and the row after which it may start.
 
-    A pipeline over sharded parameters reduces unit by unit once a stage's last backward has ended. What may not run beside a
-    backward and is reduced once a step waits for the last action of its rank.
+    A pipeline over sharded parameters reduces unit by unit once a stage's last backward has ended.
+    What may not run beside a backward and is reduced once a step waits for the last action of its
+    rank.
     """
     run = runs.reduces.run
     if how.keeps_gathered:
@@ -188,7 +199,9 @@ def _reduce_places(
 
 
 def _gather_places(how: Exchanging, orders: Orders, runs: SegmentRuns) -> tuple[Ints, Ints]:
-    """For every gather: at which run it is queued, and whether before or behind that run's reduction."""
+    """For every gather: at which run it is queued, and whether before or behind that run's
+    reduction.
+    """
     run = runs.gathers.run
     if not how.gathers_units:  # from the start of the step
         return np.full_like(run, -1), np.zeros_like(run)

@@ -1,7 +1,9 @@
-"""Offload: model states that the host keeps, the copies between it and the device, and the optimizer that runs there.
+"""Offload: model states that the host keeps, the copies between it and the device, and the
+optimizer that runs there.
 
-An accelerator's copies in both directions are one queue (`Stream.COPY`); the host's own work is another (`Stream.HOST`), in which the
-accelerators of a node have equal shares of its memory and drives.
+An accelerator's copies in both directions are one queue (`Stream.COPY`); the host's own work is
+another (`Stream.HOST`), in which the accelerators of a node have equal shares of its memory and
+drives.
 
 Shapes: E exchanges, R ranks.
 """
@@ -94,8 +96,9 @@ def host_optimizer(plan: Plan, share: Floats) -> list[tuple[Link, Prices]]:
 
     Notes
     -----
-    The host moves ``host_optimizer_traffic`` bytes a parameter through its memory, which the ranks of a node share, and each no faster than its
-    ``host_threads`` cores do. States on drives are read before and written after, one after the other (DeepSpeed's default).
+    The host moves ``host_optimizer_traffic`` bytes a parameter through its memory, which the ranks
+    of a node share, and each no faster than its ``host_threads`` cores do. States on drives are
+    read before and written after, one after the other (DeepSpeed's default).
     """
     host = host_of(plan.layout.cluster)
     near = min(plan.layout.cluster.node.accelerators, plan.layout.mesh.world)

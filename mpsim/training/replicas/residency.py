@@ -41,9 +41,11 @@ def residency(plan: Plan) -> Residency:
 
     Notes
     -----
-    Sharded parameters: a rank keeps its share, and gathers ``units_in_flight`` units beside the root; all of them where units are
-    kept after the forward. One unit's whole gradients exist while the one before is being reduced. A stack that frees each weight after its product has weights
-    in place of units; that of the head and its gradient are there when no layer's is. What the host keeps, the device does not.
+    Sharded parameters: a rank keeps its share, and gathers ``units_in_flight`` units beside the
+    root; all of them where units are kept after the forward. One unit's whole gradients exist while
+    the one before is being reduced. A stack that frees each weight after its product has weights in
+    place of units; that of the head and its gradient are there when no layer's is. What the host
+    keeps, the device does not.
     """
     dense, experts = plan.layout.parameter_kinds
     owned = dense + experts
@@ -84,7 +86,9 @@ def residency(plan: Plan) -> Residency:
 
 
 def _weights(plan: Plan, units: Floats) -> tuple[Floats, Floats]:
-    """Weights that a rank has whole at a time, and gradients of weights: a few of a layer, or those of the head, whichever are more."""
+    """Weights that a rank has whole at a time, and gradients of weights: a few of a layer, or those
+    of the head, whichever are more.
+    """
     head = np.zeros_like(units)
     for stage in plan.layout.stages:
         head[stage.rank] += stage.head * max(weight_sizes(plan, ["head"]))
@@ -105,7 +109,9 @@ def largest_unit(plan: Plan) -> float:
 
 
 def weight_sizes(plan: Plan, parts: Iterable[str]) -> list[int]:
-    """Elements of every weight of some parts of a model on one rank, those of all its experts together one weight."""
+    """Elements of every weight of some parts of a model on one rank, those of all its experts
+    together one weight.
+    """
     whole = weights_of(plan, (plan.weights[part] for part in parts))
     return [_elements(operator) // operator.weights for operator in whole]
 
@@ -134,7 +140,9 @@ def _elements(gradient: Operator) -> int:
 
 
 def _units(plan: Plan) -> tuple[Floats, Floats]:
-    """Largest unit of each rank, and its root (0 where embedding and head are units of their own)."""
+    """Largest unit of each rank, and its root (0 where embedding and head are units of their
+    own).
+    """
     largest, root = np.zeros((2, plan.layout.mesh.pp))
     for stage in plan.layout.stages:
         rank = stage.rank

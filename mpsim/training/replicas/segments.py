@@ -1,8 +1,10 @@
-"""Segments of an action: consecutive blocks that share a gather of parameters or a reduction of gradients.
+"""Segments of an action: consecutive blocks that share a gather of parameters or a reduction of
+gradients.
 
-Where parameters are sharded (ZeRO 3, FSDP) every action is cut into *units*, each gathered before it runs. Otherwise the last
-backward of a stage is cut into *buckets* of gradients where the framework reduces them beside it, and the first forward likewise
-where parameters are gathered beside it.
+Where parameters are sharded (ZeRO 3, FSDP) every action is cut into *units*, each gathered before
+it runs. Otherwise the last backward of a stage is cut into *buckets* of gradients where the
+framework reduces them beside it, and the first forward likewise where parameters are gathered
+beside it.
 
 Shapes: N actions, S stages.
 """
@@ -33,7 +35,7 @@ _DIVISIONS = 64  # of layers among stages that stay known
 
 
 class Bucket(NamedTuple):
-    """Parameters on one rank that travel in one exchange; those of routed experts apart, as other ranks share them."""
+    """Parameters of a rank in one exchange; routed experts' apart, shared by other ranks."""
 
     dense: float
     experts: float
@@ -61,7 +63,7 @@ class CutRows(NamedTuple):
 
 
 class CutAction(NamedTuple):
-    """An action with the segments it consists of, at least one; `fused` is its template where it runs beside another."""
+    """An action with its segments; `fused` is its template where it runs beside another."""
 
     action: Action
     stage: Stage
@@ -84,7 +86,9 @@ class Cuts(NamedTuple):
 
 
 class _Around(NamedTuple):
-    """Actions around which parameters travel: those of some kinds, or of these the first or last of each stage."""
+    """Actions around which parameters travel: those of some kinds, or of these the first or last of
+    each stage.
+    """
 
     kinds: tuple[Action, ...] = ()
     which: str = "all"
@@ -106,7 +110,9 @@ class _Around(NamedTuple):
 
 
 def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
-    """Cut the actions of a step where parameters or gradients travel; those of equal kind, content and exchanges are cut once."""
+    """Cut the actions of a step where parameters or gradients travel; those of equal kind, content
+    and exchanges are cut once.
+    """
     sits = tuple((costs.stage(rank).key, rank) for rank in costs.alike.tolist())
     first = _first_alike(plan.layout.stages, plan.layout.model.layer_kinds, sits)
     needs, chosen = _distinct(plan.orders, first, _gathering(plan), _reducing(plan))
@@ -127,11 +133,14 @@ def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
 def _distinct(
     orders: Orders, first: tuple[int, ...], gathering: _Around, reducing: _Around
 ) -> tuple[list[tuple[Action, int, bool, bool]], NDArray[np.int64]]:
-    """Distinct actions by kind, stage and what travels around them, and which of them each action is [N]."""
+    """Distinct actions by kind, stage and what travels around them, and which of them each action
+    is [N].
+    """
     shape, alike = (len(Action), orders.stages, 2, 2), np.array(first)[orders.stage]
     around = (gathering.of(orders).astype(int), reducing.of(orders).astype(int))
     key = np.ravel_multi_index((orders.kind, alike, *around), shape)
-    # a step has thousands of actions and a handful of distinct ones, which a table of counts finds without sorting
+    # a step has thousands of actions and a handful of distinct ones, which a table of counts finds
+    # without sorting
     distinct = np.flatnonzero(np.bincount(key))
     needs = zip(*(axis.tolist() for axis in np.unravel_index(distinct, shape)), strict=True)
     table = np.zeros(int(np.prod(shape)), dtype=np.int64)
@@ -142,7 +151,7 @@ def _distinct(
 
 
 def _fuse(plan: Plan, blocks: Blocks, cuts: Cuts) -> None:
-    """Put both actions of a block into the first one, where neither is cut; nothing is left of the second."""
+    """Put both actions of an uncut block into the first; nothing is left of the second."""
     orders, stages = plan.orders, plan.layout.stages
     number: dict[Template, int] = {}
 
@@ -189,9 +198,10 @@ def _gathering(plan: Plan) -> _Around:
 
     Notes
     -----
-    Sharded parameters: every forward, and every backward too where they are given up after the forward; with a pipeline that keeps
-    them gathered, the first forward of each stage. Recomputation runs on what was gathered for the backward. Otherwise: the
-    first forward, where the framework gathers beside it what the optimizer updated.
+    Sharded parameters: every forward, and every backward too where they are given up after the
+    forward; with a pipeline that keeps them gathered, the first forward of each stage.
+    Recomputation runs on what was gathered for the backward. Otherwise: the first forward, where
+    the framework gathers beside it what the optimizer updated.
     """
     if plan.gathers_units and not plan.keeps_gathered:
         again = plan.layout.framework.data.reshard_after_forward
@@ -210,7 +220,7 @@ def _reducing(plan: Plan) -> _Around:
 def _split(
     plan: Plan, stage: Stage, action: Action, blocks: Sequence[Block], *, gather: bool, reduce: bool
 ) -> list[Segment]:
-    """Cut an action that needs parameters gathered (`gather`) or completes gradients that are reduced (`reduce`)."""
+    """Cut an action that needs parameters (`gather`) or completes gradients (`reduce`)."""
     if plan.gathers_units:
         return _units(plan, action, blocks, gather=gather, reduce=reduce)
     if not (gather or reduce):
@@ -261,10 +271,10 @@ def _grouped(plan: Plan, stage: Stage, blocks: Sequence[Block]) -> list[list[Blo
 def _units(
     plan: Plan, action: Action, blocks: Sequence[Block], *, gather: bool, reduce: bool
 ) -> list[Segment]:
-    """Units of sharded parameters: some layers each; embedding and head one together (the root) or one each.
+    """Units of sharded parameters: some layers each; embedding and head are the root, or one each.
 
-    The root is gathered with the first unit of a forward and kept until its gradients are reduced after the last unit of the
-    backward. A head of its own is kept too: its backward follows its forward.
+    The root is gathered with a forward's first unit and kept until its gradients are reduced after
+    the backward's last. A head of its own is kept too: its backward follows its forward.
     """
     data = plan.layout.framework.data
     groups = _unit_groups(blocks, data.unit_layers)
