@@ -97,7 +97,7 @@ def test_a_stored_result_of_another_mpsim_is_told(mpsim_cli, tmp_path, monkeypat
     """Among the warnings of the comparison, by the side that it is of."""
     result = mpsim.simulate(mpsim.load(STEP))
     with monkeypatch.context() as patched:
-        patched.setattr("mpsim.archive.stamp", lambda: "0.0.1+0")
+        patched.setattr("mpsim.stamp.stamp", lambda: "0.0.1+0")
         result.save(tmp_path / "old.mpsim")
     told = json.loads(mpsim_cli("compare", tmp_path / "old.mpsim", STEP, "--json").out)["warnings"]
     assert any("was saved by mpsim 0.0.1+0" in text for text in told)
