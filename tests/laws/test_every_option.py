@@ -133,7 +133,7 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
         "max_memory": "--max-memory '3 GB'",
         "max_price": "--max-price '20 USD/h'",
         "max_power": "--max-power '20 kW'",
-        "odds": "--odds 0.999999999999",
+        "odds": ("small.yaml --set 'cluster.accelerator.memory=9 GB'", "--odds 0.9999"),
         "budget": "--budget '1 ms'",
         "front": "--no-front",
         "explain": "--explain",

@@ -99,28 +99,23 @@ def test_an_estimate_every_tenth_step_takes_a_tenth_of_the_passes() -> None:
 
 
 def test_what_an_optimizer_has_alive_counts_where_that_is_the_fullest_moment() -> None:
-    """With nothing kept of activations a list of all parameters is; with many activations it is not."""
-    few = {"global_batch": 1, "sequence_length": 64}
+    """Without activations a list of all parameters counts whole; what many activations left holds a quarter of its 4 B each."""
     alone = {"cluster": {"preset": "dgx-h100", "nodes": 1, "accelerators_per_node": 1}}
-    for lengths, grows in (
-        (few, True),
-        ({"global_batch": 16, "micro_batch": 16, "sequence_length": 1024}, False),
+    own = {**BASE, **alone, "model": "gpt2-xl", "framework": "torch-ddp"}
+    gains = []
+    for lengths in (
+        {"global_batch": 1, "sequence_length": 64},
+        {"global_batch": 16, "micro_batch": 16, "sequence_length": 1024},
     ):
-        peaks = [
+        fused, each = (
             mpsim.simulate(
-                Scenario.model_validate(
-                    {
-                        **BASE,
-                        **alone,
-                        "model": "gpt2-xl",
-                        "framework": "torch-ddp",
-                        "training": {**lengths, "optimizer": name},
-                    }
-                )
-            ).summary["peak_memory_bytes"]
+                Scenario.model_validate({**own, "training": {**lengths, "optimizer": name}})
+            ).summary
             for name in ("adamw-fused", "adamw-foreach")
-        ]
-        assert (peaks[1] > peaks[0]) == grows
+        )
+        gains.append(each["peak_memory_bytes"] - fused["peak_memory_bytes"])
+    assert gains[0] >= 4 * each["parameters"]["total"]
+    assert gains[1] == pytest.approx(0.75 * 4 * each["parameters"]["total"], rel=1e-3)
 
 
 def test_a_share_of_the_state_on_the_host_takes_a_share_of_the_time_and_of_the_memory() -> None:

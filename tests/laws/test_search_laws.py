@@ -354,7 +354,7 @@ def test_search_plan_and_design_choose_alike():
     data = {
         **{key: DENSE[key] for key in ("schema", "training", "framework")},
         "model": {"preset": "llama2-7b", "layers": 16},
-        "cluster": {"preset": "dgx-h100", "nodes": 1, "accelerator": {"preset": "h100-sxm", "memory": "25 GB"}},
+        "cluster": {"preset": "dgx-h100", "nodes": 1, "accelerator": {"preset": "h100-sxm", "memory": "24 GB"}},
         "parallelism": {},
         "design": {"jobs": {"train": {"tokens": "1B"}}, "choices": {"cluster.nodes": [1]}, "money": {"basis": "rent"}},
     }  # fmt: skip
