@@ -30,13 +30,19 @@ _MOST = 1e9  # kg of carbon a kWh, or PUE: more is a slip
 class Rate:
     """Price of one accelerator for an hour."""
 
-    usd_per_hour: float  # median of the offers
+    usd_per_hour: float  # level of the chip on demand, median of other offers
     low: float  # low, high: range of the offers
     high: float
     offer: str  # one of `OFFERS`, or ``scenario`` or ``file`` where a user says it
     source: str  # providers and dates, or the file
     # words on what was asked for or stated and does not count; empty where nothing was
     beside: str = ""
+
+    @property
+    def doubt(self) -> float:
+        """Standard deviation of ln(price) of an offer; 0 where a user says it."""
+        own = self.offer in ("scenario", "file")
+        return 0.0 if own else float(read_shipped(_PACKAGE, "prices.yaml")["spread"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +125,7 @@ def rate_of(
         if stated is not None:
             beside = f"{lacks}cluster.price_per_hour counts" if lacks else ""
             return Rate(own, own, own, "scenario", "cluster.price_per_hour", beside)
-        # the catalog's own figure is an on-demand price of one provider
+        # the catalog's own figure is on demand: a level over providers, or a system's own price
         source, beside = _told(offers) or "the catalog", lacks and f"{lacks}on-demand counts"
         return Rate(own, min([own, *listed]), max([own, *listed]), "on-demand", source, beside)
     if not listed:

@@ -102,13 +102,13 @@ class Option:
 
     def doubt(self, other: Option) -> float:
         """Standard deviation of ln(cost over the other's) by prices: a part errs in both alike."""
-        mine, theirs = self.parts, other.parts
-        sizes = {**self.bill.doubts, **other.bill.doubts}
-        shares = {
-            name: mine.get(name, 0.0) / self.cost - theirs.get(name, 0.0) / other.cost
-            for name in sizes
-        }
-        return math.hypot(*(shares[name] * size for name, size in sizes.items()))
+        mine, theirs, items = self.parts, other.parts, {**self.bill.items, **other.bill.items}
+        return math.hypot(
+            *(
+                item.doubt * (mine.get(n, 0.0) / self.cost - theirs.get(n, 0.0) / other.cost)
+                for n, item in items.items()
+            )
+        )
 
     @property
     def hourly(self) -> float:

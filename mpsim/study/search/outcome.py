@@ -1,5 +1,6 @@
 """The outcome of a search: what was simulated, ranked, and what became of the rest; of a training
-step with its front, its ties and its decisions.
+step with its front, its ties and its decisions. Above 600 lines, as figures of one answer and the
+words that print them stand together.
 """
 
 from __future__ import annotations
