@@ -30,6 +30,7 @@ from mpsim.training.result import TrainingResult
 from mpsim.training.timed_orders import with_timed_orders
 
 if TYPE_CHECKING:
+    from mpsim.engine.lanes import Lane
     from mpsim.program.devices import Devices
     from mpsim.serving import ServicePlan, ServiceResult
 
@@ -137,8 +138,8 @@ class Prepared:
         costs = PlanCosts(usual, like=self.costs)
         return devices_of(self.program, self.plan, build_program(usual, costs))
 
-    def result(self, timeline: Timeline) -> TrainingResult:
-        """The result of a run of this step."""
+    def result(self, timeline: Timeline, lane: Lane | None = None) -> TrainingResult:
+        """The result of a run of this step. `lane`: where it was simulated with others."""
         devices: tuple[Constant, ...] = ()
         if self.plan.interference:
             from mpsim.program.devices import interference_constants
@@ -150,12 +151,12 @@ class Prepared:
             constants=Constants((*self.costs.provenance(), *devices)),
             program=self.program,
             plan=self.plan,
+            lane=lane,
         )
 
     def at(self, costs: PlanCosts) -> Prepared:
         """The same actions in the same order at other costs."""
-        plan = costs.plan
-        return Prepared(self.scenario, plan, costs, build_program(plan, costs))
+        return Prepared(self.scenario, costs.plan, costs, build_program(costs.plan, costs))
 
     @property
     def replays(self) -> bool:
@@ -166,10 +167,7 @@ class Prepared:
 def prepare(scenario: Scenario) -> Prepared:
     """Resolve a scenario, cost it and build its program.
 
-    Raises
-    ------
-    ScenarioError
-        With every problem of the scenario.
+    Raises ScenarioError: with every problem of the scenario.
     """
     plan = resolve(scenario)
     try:

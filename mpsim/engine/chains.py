@@ -22,7 +22,6 @@ node that it waits for.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +32,6 @@ from mpsim.program.program import Program, Stream
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-
-class NodeSequence(NamedTuple):
-    """Nodes in an order, as an array and as Python's numbers (faster in loops), and gates."""
-
-    nodes: Ints
-    numbers: list[int]
-    gates: list[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -114,17 +105,6 @@ class Chains:
         size = (self.last - self.first + 1)[order]
         offset = np.cumsum(size) - size
         return np.repeat(self.first[order] - offset, size) + np.arange(int(size.sum()))
-
-    def walk(self, sequence: NodeSequence, duration: Floats) -> Floats:
-        """Like `run`, in an order that is known. `sequence`: nodes after all they wait for.
-        `duration` (float64[N]): of each row, not negative.
-        """
-        takes = self.spread(duration)[sequence.nodes].tolist()
-        end = [-1.0] * len(self.gate) + [0.0, -1.0]
-        for node, gate, took in zip(sequence.numbers, sequence.gates, takes, strict=True):
-            before, opened = end[node - 1], end[gate]
-            end[node] = (opened if opened > before else before) + took  # noqa: FURB136
-        return np.array(end[:-2])
 
 
 def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:

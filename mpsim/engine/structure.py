@@ -3,16 +3,14 @@
 Shapes: K duration vectors, N rows, C classes of rows of equal duration, L levels, D most waits of a
 row of a level.
 
-Many vectors, or a wide program, are evaluated level by level, all vectors at once: in the *layout*
-of `Levels` rows are sorted by level and K vectors lie side by side, and the place after the last
-row stands for what has always ended. One vector of a narrow program is walked node by node: an
-array operation costs as much as some tens of steps of Python.
+Vectors are evaluated level by level, all at once: in the *layout* of `Levels` rows are sorted by
+level and K vectors lie side by side, and the place after the last row stands for what has always
+ended.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.engine.chains import Chains, NodeSequence, deadlock, precedence
+from mpsim.engine.chains import Chains, deadlock, precedence
 from mpsim.engine.steady import ends_of
 from mpsim.engine.timeline import Timeline
 from mpsim.program.csr import Lists, stable_order
@@ -32,30 +30,25 @@ Floats = NDArray[np.float64]
 
 _LANES = 128  # vectors evaluated together: a level of all lanes stays in the processor's cache
 _VALUES = 2**22  # most values evaluated together: such arrays are reused, not mapped anew
-_WIDE = 16  # from so many values a level arrays beat a loop (measured)
 
 
 class Structure:
-    """The part of a program that stays when durations change: its graph, ordered. `chains`: the
-    same graph for walking; without it everything goes by levels.
-    """
+    """The part of a program that stays when durations change: its graph, ordered."""
 
-    def __init__(self, levels: Levels, chains: Chains | None = None) -> None:
+    def __init__(self, levels: Levels) -> None:
         self._levels = levels
-        self._chains = chains
 
     @classmethod
     def of(cls, program: Program) -> Structure:
         """Order a program. DeadlockError if operations wait for each other."""
-        chains, waits = Chains.of(program), precedence(program)
-        level = _level(program, chains, waits)
-        return cls(Levels.of(level, waits), chains)
+        waits = precedence(program)
+        return cls(Levels.of(_level(program, waits), waits))
 
     @classmethod
     def unfolded(cls, program: Program, unfolding: Unfolding) -> Structure:
         """Order ``unfolding.program()`` from the folded `program`: copies have the row's level."""
         waits = precedence(program)
-        level = _level(program, Chains.of(program), waits)
+        level = _level(program, waits)
         folded = stable_order(level)
         count = unfolding.count[folded]
         base = np.cumsum(unfolding.count) - unfolding.count
@@ -72,11 +65,6 @@ class Structure:
     def __len__(self) -> int:
         return len(self._levels.order)
 
-    @property
-    def _width(self) -> float:
-        """Rows a level."""
-        return len(self) / max(len(self._levels), 1)
-
     def replay(self, durations: Floats) -> tuple[Floats, Floats]:
         """When every row starts and ends, for each duration vector. `durations` (float64[N] or
         float64[K, N]): not negative.
@@ -84,7 +72,8 @@ class Structure:
         Returns float64[N]: equal, bit for bit, to what the simpy engine gives for each vector.
         """
         if durations.ndim == 1:
-            return self._single(durations)
+            start, end = self.replay(durations[None])
+            return start[0], end[0]
         start, end = np.empty_like(durations), np.empty_like(durations)
         for lanes in self._blocks(len(durations)):
             took = durations[lanes].T[self._levels.order]
@@ -115,31 +104,15 @@ class Structure:
             program = dataclasses.replace(program, duration=durations)
         return Timeline(program=program, start=start, end=end, engine="replay")
 
-    def _single(self, duration: Floats) -> tuple[Floats, Floats]:
-        if self._chains is not None and self._width < _WIDE:
-            ends = self._chains.walk(self._sequence, duration)
-            return self._chains.starts(ends), ends[self._chains.last]
-        order = self._levels.order
-        began, ended = self._levels.sweep(duration[order])
-        start, end = np.empty_like(began), np.empty_like(ended)
-        start[order], end[order] = began, ended
-        return start, end
-
     def _blocks(self, count: int) -> Iterator[slice]:
         """Vectors evaluated together."""
         lanes = max(1, min(_LANES, _VALUES // max(len(self), 1)))
         return (slice(begin, begin + lanes) for begin in range(0, count, lanes))
 
-    @functools.cached_property
-    def _sequence(self) -> NodeSequence:
-        """Nodes of the chains by level."""
-        assert self._chains is not None
-        nodes = self._chains.nodes(self._levels.order)
-        return NodeSequence(nodes, nodes.tolist(), self._chains.gate[nodes].tolist())
 
-
-def _level(program: Program, chains: Chains, waits: Lists) -> Ints:
+def _level(program: Program, waits: Lists) -> Ints:
     """How many rows, at most, come before each row: when it starts if every row takes one tick."""
+    chains = Chains.of(program)
     ends = ends_of(program, chains, np.ones(len(program)))
     finished = ends[chains.last] >= 0
     if not finished.all():

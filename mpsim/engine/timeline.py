@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.archive import Saved
 from mpsim.engine.traffic import Traffic
+from mpsim.hardware import Cluster
 from mpsim.program.program import TICK, Program, Stream
 
 if TYPE_CHECKING:
@@ -38,6 +40,20 @@ class Timeline(Saved):
     def last(self) -> float:
         """End of the last operation [ticks]."""
         return float(self.end.max(initial=0.0))
+
+    @property
+    def each(self) -> tuple[Timeline, ...]:
+        """Timelines that lie side by side in this one."""
+        return (self,)
+
+    @property
+    def lane(self) -> NDArray[np.int64]:
+        """Which of `each` every rank class belongs to [R]."""
+        return np.repeat(np.arange(len(self.each)), [each.program.ranks for each in self.each])
+
+    def per_rank(self, figure: Callable[[Timeline], float]) -> NDArray[np.float64]:
+        """A figure of the timeline that each rank class belongs to [R]."""
+        return np.array([figure(each) for each in self.each], dtype=np.float64)[self.lane]
 
     @property
     def step_time_s(self) -> float:
@@ -70,3 +86,11 @@ class Timeline(Saved):
                 "end_s": self.end[row] * TICK,
             }
         )
+
+
+class Step(NamedTuple):
+    """A program that ran, and the cluster as each of its rank classes has it."""
+
+    timeline: Timeline
+    program: Program
+    clusters: tuple[Cluster, ...]

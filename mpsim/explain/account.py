@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
 from mpsim.formats.recorded_step import clock_offsets
 from mpsim.formats.spans import Span, Spans
-from mpsim.result.intervals import Cover
 
 Floats = NDArray[np.float64]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
 from mpsim.explain.account import account
 from mpsim.explain.causes import Cause, causes_of
@@ -18,7 +19,6 @@ from mpsim.formats.recorded_step import RecordedStep, read_recordings, recorded_
 from mpsim.formats.spans import Spans
 from mpsim.formats.training_log import read_log
 from mpsim.result import Result
-from mpsim.result.intervals import Cover
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity, percent
 

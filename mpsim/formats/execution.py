@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from mpsim import accessors
 from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run
+from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError, nearest
 from mpsim.hardware import Cluster, system, system_names
 from mpsim.parallel.axes import COMMUNICATION, Stream
 from mpsim.parallel.crossing import message_slowdown, placed
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.result.figures import calibration
-from mpsim.result.intervals import Cover, Gaps, idle_gaps, waits_before
+from mpsim.result.intervals import Gaps, idle_gaps, waits_before
 from mpsim.training.vocabulary import PARTS
 
 PHASES = ("forward", "backward", "weight_gradient", "recompute", "optimizer", "compute")
@@ -153,8 +154,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     """
     program = timeline.program
     bubble = program.vocabulary.part("bubble")
-    result = timeline.program.busy_parts.copy()
-    gaps = idle_gaps(timeline)
+    result, gaps = program.busy_parts.copy(), idle_gaps(timeline)
     waits_before(timeline, gaps.where(gaps.row >= 0), bubble).add_to(result)
     # after its last kernel a rank may still communicate; what nothing of its own covers is waiting
     # for the others

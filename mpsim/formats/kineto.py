@@ -56,7 +56,7 @@ from mpsim.record import MOST
 from mpsim.workload import gemm_flops
 
 if TYPE_CHECKING:
-    from mpsim.result.intervals import Cover
+    from mpsim.engine.cover import Cover
 
 _CHUNK = 1 << 20
 _LONGEST_HEAD = 1 << 26
@@ -644,7 +644,7 @@ class _Trace:
         """Intervals that explain a step: a device's kernels, else host operators [s]."""
         import numpy as np
 
-        from mpsim.result.intervals import Cover
+        from mpsim.engine.cover import Cover
 
         pairs = {
             kind: np.frombuffer(times).reshape(-1, 2) * _MICRO

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Timeline
+from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded
 from mpsim.formats.registry import read
@@ -28,7 +29,6 @@ from mpsim.formats.spans import Array, Dense, Span, Spans
 from mpsim.parallel.axes import AXES, Stream
 from mpsim.program import COLLECTIVE, SEND, TICK, Vocabulary
 from mpsim.program.rows import Rows
-from mpsim.result.intervals import Cover
 from mpsim.training.vocabulary import PARTS, TRAINING
 
 RECORDED: Final = Vocabulary(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from mpsim.result.intervals import Cover
+    from mpsim.engine.cover import Cover
 
 Array: TypeAlias = "npt.NDArray[np.float64]"
 ACTIONS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
@@ -159,7 +159,7 @@ class Busy:
     def _cover(self, *kinds: str) -> Cover:
         import numpy as np
 
-        from mpsim.result.intervals import Cover
+        from mpsim.engine.cover import Cover
 
         found = [np.frombuffer(self.times[kind]) for kind in kinds if kind in self.times]
         pairs = np.concatenate([np.zeros(0), *found]).reshape(-1, 2)

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Timeline as Times
+from mpsim.engine.cover import Cover
 from mpsim.parallel import AXES
 from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.plot.chart import Chart, Panels, readable
 from mpsim.plot.palette import EVENTS, event_of_part
 from mpsim.program import COLLECTIVE, TICK, Program, Stream
 from mpsim.result import Result
-from mpsim.result.intervals import Cover
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -44,24 +44,12 @@ def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
     A transfer counts as at most the time it has: a measured rate above what the link's figures say
     counts as a full link, as it does under ``network: flow``.
     """
-    clusters = deployment.class_clusters
-    ports = [_port_floor(program, clusters, far=far) for far in (False, True)]
-    busy, names = _fabric_ticks(program, deployment)
+    busy_ports = port_ticks(program, deployment.class_clusters)
+    ports = [_port_floor(program, busy_ports[:, int(far)].T, far=far) for far in (False, True)]
+    busy, names = fabric_ticks(program, deployment)
     most = int(busy.argmax()) if len(busy) else -1
     fabric = Floor("fabric", float(busy[most]), names[most]) if len(busy) else Floor("fabric", 0.0)
     return (*ports, fabric)
-
-
-def link_ticks(program: Program, deployment: Deployment) -> dict[str, Floats]:
-    """How long each link of a kind is busy: ports of scale-up domains and NICs [D x R], and links
-    of the fabric [E], by the name of their `Floor` [ticks].
-    """
-    clusters = deployment.class_clusters
-    return {
-        "scale_up": _port_ticks(program, clusters, far=False).ravel(),
-        "nic": _port_ticks(program, clusters, far=True).ravel(),
-        "fabric": _fabric_ticks(program, deployment)[0],
-    }
 
 
 def held_to_links(program: Program, deployment: Deployment) -> Program:
@@ -102,10 +90,9 @@ def _rates(clusters: tuple[Cluster, ...], *, far: bool) -> Floats:
     )
 
 
-def _port_floor(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -> Floor:
-    """The busiest port of any rank class, towards NICs (`far`) or the scale-up domain."""
+def _port_floor(program: Program, busy: Floats, *, far: bool) -> Floor:
+    """The busiest port of any rank class [D, R], towards NICs (`far`) or the scale-up domain."""
     name = "nic" if far else "scale_up"
-    busy = _port_ticks(program, clusters, far=far)
     if not busy.any():
         return Floor(name, 0.0)
     direction, most = divmod(int(busy.argmax()), program.ranks)
@@ -116,6 +103,14 @@ def _port_floor(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
         f"{program.rank_name[most]} {label} {('out', 'in')[direction]}",
         most,
     )
+
+
+def port_ticks(program: Program, clusters: tuple[Cluster, ...]) -> Floats:
+    """How long ports of each rank class are busy, those of scale-up domains and NICs, in each
+    direction [R, 2, D].
+    """
+    ports = [_port_ticks(program, clusters, far=far) for far in (False, True)]
+    return np.stack(ports).transpose(2, 0, 1)
 
 
 def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -> Floats:
@@ -129,12 +124,16 @@ def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
     home, template = program.rank[rows], program.template[rows]
     took = np.minimum(sent[rows] / rate[home], program.duration[rows])
     if program.templates:
-        tiled, inside = template >= 0, np.zeros((len(program.templates), program.ranks))
-        for each in set(rate.tolist()) - {0.0}:
-            inside[:, rate == each] = [
-                [_inside(template, each, far=far)] for template in program.templates
-            ]
-        took[tiled] = inside[template[tiled], home[tiled]]
+        tiled = np.flatnonzero(template >= 0)
+        rates = list(dict.fromkeys(rate.tolist()))
+        number = np.array([*map(rates.index, rate.tolist())])
+        place = template[tiled] * len(rates) + number[home[tiled]]
+        inside = np.zeros(len(program.templates) * len(rates))
+        # each template at the rate of ports of ranks that have it
+        for pair in np.flatnonzero(np.bincount(place)).tolist():
+            which, at = divmod(pair, len(rates))
+            inside[pair] = _inside(program.templates[which], rates[at], far=far)
+        took[tiled] = inside[place]
     sends = program.kind[rows] == SEND
     # few collectives are of several classes: they count for the others too, each in its turn
     several = np.zeros(len(program), dtype=bool)
@@ -187,7 +186,7 @@ def _most_of(program: Program, floor: Floor) -> int:
     return int(parts.argmax())
 
 
-def _fabric_ticks(program: Program, deployment: Deployment) -> tuple[Floats, tuple[str, ...]]:
+def fabric_ticks(program: Program, deployment: Deployment) -> tuple[Floats, tuple[str, ...]]:
     """How long each link of a fabric that could be too thin is busy [E], and its name."""
     nothing = np.zeros(0), ()
     if not routes_of(deployment.layout.cluster).names:

@@ -15,6 +15,7 @@ C classes of replicas, J joint rows.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from mpsim.memo import asked_once
 from mpsim.parallel.axes import FOLDED
-from mpsim.program.csr import Column, Columns, Lists, compress, owners
+from mpsim.program.csr import Columns, Lists, compress, owners
 from mpsim.program.program import COLUMNS, Program, Span, Stream
 
 Ints = NDArray[np.int64]
@@ -224,6 +225,55 @@ class UnequalCollectivesError(ValueError):
         self.counts = counts
 
 
+def beside(programs: Sequence[Program]) -> Program:
+    """Lay programs side by side: rank classes and rows of each follow those of the one before it,
+    and nothing of one waits for another.
+
+    Returns Program: with equal templates once; what links hold up (`Program.least`) is each one's
+    own, and left out.
+    """
+    if len(programs) == 1:
+        return programs[0]
+    templates = dict.fromkeys(itertools.chain(*(program.templates for program in programs)))
+    labels = dict.fromkeys(itertools.chain(*(program.labels for program in programs)))
+    rows = np.array([len(program) for program in programs])
+    ranks = np.array([program.ranks for program in programs])
+    first_row, first_rank = np.cumsum(rows) - rows, np.cumsum(ranks) - ranks
+    each: Columns = {
+        name: np.concatenate([getattr(program, name) for program in programs])
+        for name in (*COLUMNS, "class_size")
+    }
+    home = np.repeat(first_rank.astype(np.int32), rows)
+    each["rank"] += home
+    each["peer"] += np.where(each["peer"] < 0, np.int32(0), home)
+    for name, known in (("template", templates), ("label", labels)):
+        number = dict(zip(known, range(len(known)), strict=True))
+        each[name] = np.concatenate(
+            [
+                # the last is of rows that have none
+                np.array([*map(number.get, getattr(program, f"{name}s")), -1], each[name].dtype)[
+                    getattr(program, name)
+                ]
+                for program in programs
+            ]
+        )
+    for name, shift in (("dep", first_row), ("slot", first_rank * len(Stream))):
+        values = [getattr(program, name) for program in programs]
+        count = np.array([*map(len, values)])
+        each[name] = np.concatenate(values) + np.repeat(shift.astype(np.int32), count)
+        pointers = [getattr(program, f"{name}_ptr")[:-1] for program in programs]
+        each[f"{name}_ptr"] = np.append(
+            np.concatenate(pointers) + np.repeat(np.cumsum(count) - count, rows), count.sum()
+        )
+    return Program(
+        vocabulary=programs[0].vocabulary,
+        labels=tuple(labels),
+        rank_name=tuple(itertools.chain(*(program.rank_name for program in programs))),
+        templates=tuple(templates),
+        **each,
+    )
+
+
 def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]) -> Program:
     """Let the programs of several classes of replicas run beside each other.
 
@@ -234,41 +284,31 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
 
     Returns Program: rank classes of the first program first.
     """
-    joint = _joint(programs)
+    joint, laid = _joint(programs), beside(programs)
     number, order = _numbers(programs, joint)
-    count = len(order)
-    each: Columns = {
-        name: np.concatenate([_column(programs, i, name) for i in range(len(programs))])[order]
-        for name in COLUMNS
-    }
+    count, place = len(order), np.concatenate(number)
+    each: Columns = {name: getattr(laid, name)[order] for name in COLUMNS}
     for name in ("duration", "up_bytes", "out_bytes", "size"):
         slowest = np.max(
             [getattr(program, name)[rows] for program, rows in zip(programs, joint, strict=True)],
             axis=0,
         )
         each[name][number[0][joint[0]]] = slowest
-    dependencies = compress(*_pairs(programs, number, "dep"), count)
-    slots = compress(*_pairs(programs, number, "slot"), count)
-    ranks, total = programs[0].ranks, sum(sizes)
-    return Program(
-        vocabulary=programs[0].vocabulary,
-        labels=tuple(dict.fromkeys(itertools.chain(*(program.labels for program in programs)))),
-        class_size=np.concatenate(
-            [
-                program.class_size * size // total
-                for program, size in zip(programs, sizes, strict=True)
-            ]
-        ),
+    dependencies = compress(place[owners(laid.dep_ptr)], place[laid.dep], count)
+    slots = compress(place[owners(laid.slot_ptr)], laid.slot.astype(np.int64), count)
+    ranks, total = [program.ranks for program in programs], sum(sizes)
+    return dataclasses.replace(
+        laid,
+        class_size=laid.class_size * np.repeat(sizes, ranks) // total,
         rank_name=tuple(
             f"{rank} {name}"
             for program, name in zip(programs, names, strict=True)
-            for rank in program.rank_name[:ranks]
+            for rank in program.rank_name
         ),
         dep_ptr=dependencies.ptr,
         dep=dependencies.value,
         slot_ptr=slots.ptr,
         slot=slots.value,
-        templates=tuple(itertools.chain(*(program.templates for program in programs))),
         **each,
     )
 
@@ -321,34 +361,3 @@ def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[I
     for begin, rows in zip(base[1:-1], joint[1:], strict=True):
         place[begin + rows] = place[joint[0]]
     return [place[begin:end] for begin, end in itertools.pairwise(base)], order
-
-
-def _column(programs: Sequence[Program], which: int, name: str) -> Column:
-    """A column of one program as the joined one counts."""
-    program = programs[which]
-    own: Column = getattr(program, name)
-    before = programs[:which]
-    shifts = {
-        "rank": sum(other.ranks for other in before),
-        "peer": sum(other.ranks for other in before),
-        "template": sum(len(other.templates) for other in before),
-    }
-    if name in shifts:
-        own = own.copy()
-        own[own >= 0] += shifts[name]
-    if name == "label":
-        known = tuple(dict.fromkeys(itertools.chain(*(other.labels for other in programs))))
-        own = np.array([known.index(text) for text in program.labels], dtype=own.dtype)[own]
-    return own
-
-
-def _pairs(programs: Sequence[Program], number: Sequence[Ints], name: str) -> tuple[Ints, Ints]:
-    """Row and value of every entry of a list column."""
-    rows, values = [], []
-    shift = 0
-    for program, mine in zip(programs, number, strict=True):
-        rows.append(mine[owners(getattr(program, f"{name}_ptr"))])
-        own = getattr(program, name).astype(np.int64)
-        values.append(mine[own] if name == "dep" else own + shift * len(Stream))
-        shift += program.ranks
-    return np.concatenate(rows), np.concatenate(values)

@@ -10,30 +10,41 @@ Shapes: R rank classes, A axes, Q kernels of a template, W windows of time, B sp
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
 from mpsim.parallel.axes import AXIS_NAMES, AXIS_OF_STREAM
 from mpsim.program import COLLECTIVE, Stream, Template
 from mpsim.program.csr import stable_order
-from mpsim.result.intervals import Cover
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+_EXACT = 2.0**53  # up to here whole ticks are exact
+_TOGETHER = 1 << 12  # transfers that are looked at together
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CommunicationTime:
     """Time in which ranks communicate."""
 
-    # hidden, exposed: float64[R, A], ticks of each rank class, by `mpsim.parallel.axes.AXIS_NAMES`;
-    # their sum is the time that transfers run
-    hidden: Floats
-    exposed: Floats
+    # float64[R, 2, A], ticks of each rank class, hidden and exposed, by
+    # `mpsim.parallel.axes.AXIS_NAMES`; their sum is the time that transfers run
+    both: Floats
+
+    @property
+    def hidden(self) -> Floats:
+        """Ticks beside kernels [R, A]."""
+        return self.both[:, 0]
+
+    @property
+    def exposed(self) -> Floats:
+        """All other ticks [R, A]."""
+        return self.both[:, 1]
 
 
 def communication_time(timeline: Timeline) -> CommunicationTime:
@@ -49,21 +60,25 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         count = np.bincount(place, minlength=size).reshape(-1, kinds).astype(float)
         total += count @ busy.inside.total
         hidden += count @ busy.inside.hidden
-    # rows with transfers of their own, by rank
+    # rows with transfers of their own, by rank and stream, on which moments ascend: looking them up
+    # is faster
     row, axis = program.slots.row, AXIS_OF_STREAM[program.slots.stream]
     moves = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
-    rank = program.slots.rank[moves]
-    moves = moves[stable_order(rank)]
-    bounds = np.cumsum(np.bincount(rank, minlength=program.ranks)).tolist()
-    # one rank after the other: arrays of all at once leave the caches of a processor
-    for number, (first, last) in enumerate(itertools.pairwise([0, *bounds])):
-        mine, along = row[moves[first:last]], axis[moves[first:last]]
-        start, end = timeline.start[mine], timeline.end[mine]
-        before = busy.until(number, np.concatenate([start, end]))
-        took = end - start, before[len(start) :] - before[: len(start)]
-        for sums, ticks in zip((total, hidden), took, strict=True):
-            sums[number] += np.bincount(along, weights=ticks, minlength=len(AXIS_NAMES))
-    return CommunicationTime(hidden, total - hidden)
+    moves = moves[stable_order(program.slot[moves])]
+    bounds = np.searchsorted(program.slots.rank[moves], np.arange(program.ranks + 1)).tolist()
+    # some ranks at a time: arrays of all at once leave the caches of a processor
+    step = max(1, min(busy.most, _TOGETHER * program.ranks // (len(moves) + 1)))
+    for begin in range(0, program.ranks, step):
+        ranks = slice(begin, min(begin + step, program.ranks))
+        mine = moves[bounds[ranks.start] : bounds[ranks.stop]]
+        rank = program.slots.rank[mine]
+        start, end = timeline.start[row[mine]], timeline.end[row[mine]]
+        before = busy.until(ranks, np.tile(rank, 2), np.concatenate([start, end]))
+        took = end - start, before[len(mine) :] - before[: len(mine)]
+        place = (rank - begin) * len(AXIS_NAMES) + axis[mine]
+        for sums, ticks in zip((total[ranks], hidden[ranks]), took, strict=True):
+            sums += np.bincount(place, weights=ticks, minlength=sums.size).reshape(sums.shape)
+    return CommunicationTime(np.stack([hidden, total - hidden], axis=1))
 
 
 def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
@@ -73,7 +88,10 @@ def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
     Returns float64[R, B]: in [0, 1].
     """
     busy = _Busy(timeline)
-    ran = [np.diff(busy.until(rank, edges)) for rank in range(timeline.program.ranks)]
+    ran = [
+        np.diff(busy.until(slice(rank, rank + 1), np.full(len(edges), rank), edges))
+        for rank in range(timeline.program.ranks)
+    ]
     return np.clip(np.stack(ran) / np.diff(edges), 0.0, 1.0)
 
 
@@ -136,12 +154,16 @@ class _Busy:
     ----------
     inside : _Inside, optional
         Of templates, where the program has some.
+    most : int
+        Ranks that are looked at together.
     """
 
     def __init__(self, timeline: Timeline) -> None:
         program = timeline.program
-        rank, row = program.compute_rows
-        self._first = np.searchsorted(rank, np.arange(program.ranks + 1))
+        self._rank, row = program.compute_rows
+        self._first = np.searchsorted(self._rank, np.arange(program.ranks + 1))
+        self._span = timeline.makespan + 1.0
+        self.most = int(_EXACT / self._span)
         self._start, self._end, self._template = (
             column[row] for column in (timeline.start, timeline.end, program.template)
         )
@@ -155,22 +177,33 @@ class _Busy:
             took += np.where(self._template >= 0, self.inside.whole[self._template], 0.0)
         self._took = took
         # whole ticks of all ranks together may be more than a float counts
-        self._before = np.concatenate([[0], np.cumsum(took, dtype=np.int64)])
+        after = np.cumsum(took, dtype=np.int64)
+        before = np.append(0, after)[self._first[self._rank]]
+        self._after = (after - before).astype(np.float64)
 
-    def until(self, rank: int, time: Floats) -> Floats:
-        """Time in which kernels of a rank have run before each of `time` [W]."""
-        first, last = self._first[rank : rank + 2].tolist()
-        begun = np.searchsorted(self._start[first:last], time, side="right")
-        before = (self._before[first : last + 1] - self._before[first]).astype(np.float64)
-        result: Floats = before[begun]
+    def until(self, ranks: slice, rank: Ints, time: Floats) -> Floats:
+        """Time in which kernels of a rank have run before a moment of the step. `ranks`: at most
+        `most`. `rank` (int64[W]): among these. `time` (float64[W]): moment of each.
+        """
+        first, last = self._first[ranks.start], self._first[ranks.stop]
+        # ranks stand one after the other on one axis of time; ticks are whole, so nothing is
+        # rounded
+        at, axis, own = time, self._start[first:last], first
+        if ranks.stop > ranks.start + 1:
+            at = time + (rank - ranks.start) * self._span
+            axis = axis + (self._rank[first:last] - ranks.start) * self._span
+            own = self._first[rank]
+        row = np.searchsorted(axis, at, side="right") + (first - 1)
+        # what has begun of another rank only stands before it
+        result: Floats = np.where(row >= own, self._after[row], 0.0)
         # most transfers begin and end with a row, where there is nothing to look up inside it
-        ends = np.concatenate([[-np.inf], self._end[first:last]])
-        amid = np.flatnonzero(time < ends[begun])
-        row = first - 1 + begun[amid]
+        amid = np.flatnonzero((result > 0) & (time < self._end[row]))
+        row = row[amid]
         since = time[amid] - self._start[row]
         ran = np.where(self._plain[row], since, 0.0)
         if self.inside:
-            tiled = np.flatnonzero(self._template[row] >= 0)
-            ran[tiled] = self.inside.until(self._template[row[tiled]], since[tiled])
+            template = self._template[row]
+            tiled = np.flatnonzero(template >= 0)
+            ran[tiled] = self.inside.until(template[tiled], since[tiled])
         result[amid] += ran - self._took[row]
         return result

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from mpsim import accessors, archive
 from mpsim.cost import Constant, Constants, unheld_caps
-from mpsim.engine import Timeline
+from mpsim.engine.timeline import Step, Timeline
 from mpsim.hardware import Cluster
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 from mpsim.result.communication import CommunicationTime, communication_time
 from mpsim.result.intervals import Waits
 from mpsim.result.memory import Memory, MemoryCurve
-from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilisation
+from mpsim.result.utilisation import Utilisation, kernel_seconds, measure_utilisation, used_of
 from mpsim.result.words import Figures, summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.scenario.unused import unused
@@ -30,6 +30,7 @@ from mpsim.sheet import Sheet, Shown
 
 if TYPE_CHECKING:  # imported by those who ask for it
     from mpsim.engine.kernels import KernelTimes
+    from mpsim.engine.lanes import Lane, Measure
     from mpsim.result.links import LinkUse
     from mpsim.result.slices import CommunicationSlices
 
@@ -159,6 +160,13 @@ class Result(JobResult):
     timeline: Timeline
     constants: tuple[Constant, ...]
     program: Program
+    lane: Lane | None = dataclasses.field(default=None, kw_only=True)  # among steps beside it
+
+    def measured(self, name: str, measure: Measure) -> NDArray[np.float64]:
+        """A figure of its rank classes, measured together with that of steps beside it."""
+        if self.lane is not None:
+            return self.lane.measured(name, measure)
+        return measure(Step(self.timeline, self.program, self.class_clusters))
 
     @property
     @abc.abstractmethod
@@ -191,7 +199,8 @@ class Result(JobResult):
     @functools.cached_property
     def communication(self) -> CommunicationTime:
         """Time in which ranks communicate over each axis, hidden beside kernels and exposed."""
-        return communication_time(self.timeline)
+        both = self.measured("communication", lambda step: communication_time(step.timeline).both)
+        return CommunicationTime(both)
 
     def communication_slices(self, ranks: Sequence[int] | None = None) -> CommunicationSlices:
         """Cut what ranks communicate into slices of time, inside actions too, exposed or hidden.
@@ -208,14 +217,15 @@ class Result(JobResult):
     @functools.cached_property
     def utilisation(self) -> Utilisation:
         """Utilisation of compute and links."""
-        return measure_utilisation(self.timeline, self.class_clusters)
+        used = self.measured("used", lambda step: used_of(step.timeline))
+        return measure_utilisation(self.timeline, self.class_clusters, used)
 
     @functools.cached_property
     def kernel_seconds(self) -> NDArray[np.float64]:
         """Time alone of the kernels of each rank class, by what they draw power for
         (`mpsim.cost.KERNELS`) [s].
         """
-        return kernel_seconds(self.program)
+        return self.measured("kernels", lambda step: kernel_seconds(step.program))
 
     @functools.cached_property
     def links(self) -> LinkUse:

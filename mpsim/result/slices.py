@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
 from mpsim.parallel.axes import AXES, AXIS_NAMES, AXIS_OF_STREAM
 from mpsim.program import Program, Stream, Template, Vocabulary
-from mpsim.result.intervals import Cover, Waits
+from mpsim.result.intervals import Waits
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -72,21 +72,27 @@ class Utilisation(Shown):
 
 
 def measure_utilisation(
-    timeline: Timeline, clusters: Sequence[Cluster], *, bins: int = 200
+    timeline: Timeline,
+    clusters: Sequence[Cluster],
+    used: NDArray[np.float64] | None = None,
+    *,
+    bins: int = 200,
 ) -> Utilisation:
     """Measure a finished step. `clusters`: as each rank class has it: the bandwidths per
-    accelerator and direction.
+    accelerator and direction. `used`: what `used_of` says of it, where that is known.
     """
     step, nodes = timeline.makespan, [cluster.node for cluster in clusters]
     speeds = {
         "scale_up": np.array([node.scale_up.bandwidth for node in nodes]) * TICK,
         "scale_out": np.array([node.nic_bandwidth_per_accelerator for node in nodes]) * TICK,
     }
-    sent = _per_rank(timeline)
+    busy, *sent = (used_of(timeline) if used is None else used).T
     return Utilisation(
-        compute=busy_ticks(timeline) / step,
-        scale_up=_share(sent["scale_up"], speeds["scale_up"] * step),
-        scale_out=_share(sent["scale_out"], speeds["scale_out"] * step),
+        compute=busy / step,
+        **{
+            name: _share(amount, speeds[name] * step)
+            for name, amount in zip(speeds, sent, strict=True)
+        },
         timeline=timeline,
         speeds=speeds,
         bins=bins,
@@ -127,18 +133,19 @@ def _share(amount: NDArray[np.float64], could: NDArray[np.float64]) -> NDArray[n
     return np.divide(amount, could, out=np.zeros_like(amount), where=could > 0)
 
 
-def _per_rank(timeline: Timeline) -> Mapping[str, NDArray[np.float64]]:
-    """Bytes that each rank sends by class of link: all members of a collective do, and the sender
-    of a message.
+def used_of(timeline: Timeline) -> NDArray[np.float64]:
+    """Ticks of kernels on each rank, and bytes that it sends by class of link [R, 3]: all members
+    of a collective do, and the sender of a message.
     """
     program, amounts = timeline.program, _amounts(timeline)
     row, rank, _ = program.slots
     counts = (program.kind[row] != SEND) | (rank == program.rank[row])
     row, rank = row[counts], rank[counts]
-    return {
-        name: np.bincount(rank, weights=amount[row], minlength=program.ranks).astype(np.float64)
-        for name, amount in amounts.items()
-    }
+    sent = [
+        np.bincount(rank, weights=amount[row], minlength=program.ranks)
+        for amount in amounts.values()
+    ]
+    return np.stack([busy_ticks(timeline), *sent], axis=1)
 
 
 def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:

@@ -16,7 +16,9 @@ from typing import TypeVar
 import numpy as np
 
 from mpsim.engine import Timeline, run
+from mpsim.engine.lanes import lanes_of
 from mpsim.engine.structure import Structure
+from mpsim.engine.timeline import Step
 from mpsim.errors import MpsimError
 from mpsim.limits import unlimited
 from mpsim.memo import Memo
@@ -51,31 +53,11 @@ class Graphs:
 
     def makespans(self, programs: Sequence[Program]) -> list[float]:
         """End of the last row of each program [ticks]."""
-
-        def alone(program: Program) -> float:
-            return run(program, "replay").makespan
-
-        def together(structure: Structure, same: Sequence[Program]) -> list[float]:
-            spans = structure.makespans(_durations(same))
-            held: list[float] = np.maximum(spans, [program.least for program in same]).tolist()
-            return held
-
-        return self._each(programs, alone, together)
+        return self._each(programs, lambda program: run(program, "replay").makespan, _makespans)
 
     def timelines(self, programs: Sequence[Program]) -> list[Timeline]:
         """The timeline of each program."""
-
-        def alone(program: Program) -> Timeline:
-            return run(program, "replay")
-
-        def together(structure: Structure, same: Sequence[Program]) -> list[Timeline]:
-            starts, ends = structure.replay(_durations(same))
-            return [
-                Timeline(program=program, start=start, end=end, engine="replay")
-                for program, start, end in zip(same, starts, ends, strict=True)
-            ]
-
-        return self._each(programs, alone, together)
+        return self._each(programs, lambda program: run(program, "replay"), _timelines)
 
     def _each(
         self,
@@ -156,7 +138,7 @@ class Together:
         Notes
         -----
         The same figures, bit for bit: programs of one structure share its order, and are replayed
-        at once.
+        at once; all are measured side by side.
         """
         outcomes: dict[int, Result | MpsimError] = {}
         ready: dict[int, Prepared] = {}
@@ -177,8 +159,12 @@ class Together:
         except MpsimError:  # one of them cannot run: find out which
             each = enumerate(scenarios)
             return [outcomes[i] if i in outcomes else _outcome(simulate_step, s) for i, s in each]
-        for (place, prepared), timeline in zip(ready.items(), timelines, strict=True):
-            outcomes[place] = prepared.result(timeline)
+        clusters = (prepared.plan.class_clusters for prepared in ready.values())
+        steps = [Step(t, t.program, each) for t, each in zip(timelines, clusters, strict=True)]
+        for (place, prepared), step, lane in zip(
+            ready.items(), steps, lanes_of(steps), strict=True
+        ):
+            outcomes[place] = prepared.result(step.timeline, lane)
         return [outcomes[place] for place in range(len(scenarios))]
 
 
@@ -201,6 +187,17 @@ def _outcome(run: Callable[[Scenario], T], scenario: Scenario) -> T | MpsimError
         return run(scenario)
     except MpsimError as error:
         return error
+
+
+def _makespans(structure: Structure, programs: Sequence[Program]) -> list[float]:
+    spans = structure.makespans(_durations(programs))
+    held: list[float] = np.maximum(spans, [program.least for program in programs]).tolist()
+    return held
+
+
+def _timelines(structure: Structure, programs: Sequence[Program]) -> list[Timeline]:
+    times = zip(*structure.replay(_durations(programs)), strict=True)
+    return [Timeline(p, *when, engine="replay") for p, when in zip(programs, times, strict=True)]
 
 
 def _durations(programs: Sequence[Program]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

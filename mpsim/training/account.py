@@ -26,9 +26,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
-from mpsim.result.intervals import Cover, Gaps, Waits, idle_gaps, waits_before, waits_of
+from mpsim.result.intervals import Gaps, Waits, idle_gaps, waits_before, waits_of
 from mpsim.training.vocabulary import PARTS, Kind
 
 Floats = NDArray[np.float64]
@@ -60,15 +61,20 @@ def idle_waits(timeline: Timeline) -> Waits:
     is_pipeline = timeline.program.vocabulary.is_action(timeline.program.kind)
     before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
     before = waits_before(timeline, gaps.where(before_action), _BUBBLE)
-    flush = float(timeline.end[is_pipeline].max(initial=0.0))
-    return Waits.join([before, *_waits_at_end(timeline, gaps.where(~before_action), flush)])
+    return Waits.join([before, *_waits_at_end(timeline, gaps.where(~before_action))])
 
 
-def _waits_at_end(timeline: Timeline, gaps: Gaps, flush: float) -> Iterator[Waits]:
-    """Charge idle time after the last action of a rank; the last of all ends at `flush`."""
-    held = timeline.last  # what lies behind the last row waits for links to have carried all
-    end = np.minimum(gaps.end, held)
-    split = np.clip(flush, gaps.start, end)
+def _flush(timeline: Timeline) -> float:
+    """When the last action of all ends [ticks]."""
+    is_pipeline = timeline.program.vocabulary.is_action(timeline.program.kind)
+    return float(timeline.end[is_pipeline].max(initial=0.0))
+
+
+def _waits_at_end(timeline: Timeline, gaps: Gaps) -> Iterator[Waits]:
+    """Charge idle time after the last action of a rank."""
+    # what lies behind the last row of all waits for links to have carried all
+    end = np.minimum(gaps.end, timeline.per_rank(lambda each: each.last)[gaps.rank])
+    split = np.clip(timeline.per_rank(_flush)[gaps.rank], gaps.start, end)
     behind, before, after = (
         dataclasses.replace(gaps, start=since, end=until).where(until > since)
         for since, until in (
@@ -77,10 +83,11 @@ def _waits_at_end(timeline: Timeline, gaps: Gaps, flush: float) -> Iterator[Wait
             (split, end),
         )
     )
-    yield waits_of(behind, timeline.program.least_part, np.full(len(behind.rank), -1))
-    states = _states(timeline, float(gaps.start.min(initial=held)))
+    held_by = timeline.per_rank(lambda each: each.program.least_part).astype(np.int64)
+    yield waits_of(behind, held_by[behind.rank], np.full(len(behind.rank), -1))
+    states = _states(timeline, float(gaps.start.min(initial=timeline.last)))
     yield _labelled(before, states, _BUBBLE)
-    yield _labelled(after, [spans.of_anybody(after.rank) for spans in states], _OTHER)
+    yield _labelled(after, [each.of_anybody(after.rank, timeline.lane) for each in states], _OTHER)
 
 
 class _Spans(NamedTuple):
@@ -90,11 +97,21 @@ class _Spans(NamedTuple):
     start: Floats
     end: Floats
 
-    def of_anybody(self, ranks: Ints) -> _Spans:
-        """Intervals of all, for each of `ranks`."""
-        ranks, cover = np.flatnonzero(np.bincount(ranks)), Cover(self.start, self.end)
-        columns = (np.tile(edge, len(ranks)) for edge in (cover.start, cover.end))
-        return _Spans(np.repeat(ranks, len(cover.start)), *columns)
+    def of_anybody(self, ranks: Ints, lane: Ints) -> _Spans:
+        """Intervals of all in the lane of each of `ranks`. `lane` (int64[R]): of each rank."""
+        ranks = np.flatnonzero(np.bincount(ranks))
+        # lanes stand one after the other on one axis, on which moments have whole numbers
+        moments = np.sort(np.concatenate([self.start, self.end]))
+        width = len(moments) + 1
+        base: Floats = lane[self.rank] * np.float64(width)
+        start, end = (np.searchsorted(moments, edge) for edge in (self.start, self.end))
+        cover = Cover(base + start, base + end)
+        own = cover.start // width
+        first, last = (np.searchsorted(own, lane[ranks], side) for side in ("left", "right"))
+        count = last - first
+        piece = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
+        places = ((edge[piece] % width).astype(np.int64) for edge in (cover.start, cover.end))
+        return _Spans(np.repeat(ranks, count), *(moments[place] for place in places))
 
 
 def _states(timeline: Timeline, since: float) -> list[_Spans]:

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
-from mpsim.result.communication import CommunicationTime
-from mpsim.result.utilisation import Utilisation
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import extent_of
@@ -30,14 +28,14 @@ from mpsim.schedule import schedule
 from mpsim.training.result import TrainingResult
 from mpsim.training.summary import Needs, Work
 
+if TYPE_CHECKING:
+    from mpsim.engine.lanes import Measure
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _WORTH = 2**18  # rows from which two short steps cost less than the whole
-_SHORT = (
-    8,
-    32,
-)
+_SHORT = (8, 32)
 """Periods of the shorter step, to fill, become steady and run out: as many as do, then more."""
 _LEAST = 32  # microbatches of it
 _TIMES = 4  # so many times as long is the whole at least
@@ -172,40 +170,9 @@ class _Counted(TrainingResult):
         """A figure of the whole step from those of the two short ones."""
         return after + self._further * (after - before)
 
-    @functools.cached_property
-    def parts(self) -> Floats:
-        """Time of each rank class by part of the step [ticks]."""
-        return self._along(self._short.parts, self._longer.parts)
-
-    @functools.cached_property
-    def communication(self) -> CommunicationTime:
-        """Time in which ranks communicate."""
-        before, after = self._short.communication, self._longer.communication
-        return CommunicationTime(
-            self._along(before.hidden, after.hidden), self._along(before.exposed, after.exposed)
-        )
-
-    @functools.cached_property
-    def utilisation(self) -> Utilisation:
-        """Shares of the step; nothing of them over time."""
-        runs = self._short, self._longer
-
-        def share(name: str) -> Floats:
-            busy = (getattr(run.utilisation, name) * run.timeline.makespan for run in runs)
-            return self._along(*busy) / self.timeline.makespan
-
-        return dataclasses.replace(
-            self._longer.utilisation,
-            compute=share("compute"),
-            scale_up=share("scale_up"),
-            scale_out=share("scale_out"),
-            timeline=self.timeline,
-        )
-
-    @functools.cached_property
-    def kernel_seconds(self) -> Floats:
-        """Time alone of kernels [s]."""
-        return self._along(self._short.kernel_seconds, self._longer.kernel_seconds)
+    def measured(self, name: str, measure: Measure) -> Floats:
+        """A figure of the rank classes of the whole step."""
+        return self._along(*(run.measured(name, measure) for run in (self._short, self._longer)))
 
     @functools.cached_property
     def work(self) -> Work:

@@ -21,7 +21,7 @@ from mpsim.scenario import Scenario
 from mpsim.training.account import attribute, idle_waits
 from mpsim.training.memory.account import account_memory
 from mpsim.training.plan import Plan
-from mpsim.training.summary import Needs, Work, headline, needs_of, summarise, work_of
+from mpsim.training.summary import Needs, Work, headline, least_of, needs_of, summarise, work_of
 
 if TYPE_CHECKING:
     from mpsim.training.memory.trace import Played
@@ -42,7 +42,7 @@ class TrainingResult(Result):
     @functools.cached_property
     def parts(self) -> NDArray[np.float64]:
         """Time of each rank class by part of the step [ticks]."""
-        return attribute(self.timeline)
+        return self.measured("parts", lambda step: attribute(step.timeline))
 
     @functools.cached_property
     def idle(self) -> Waits:
@@ -89,7 +89,7 @@ class TrainingResult(Result):
     @functools.cached_property
     def needs(self) -> Needs:
         """Least time of each rank class and link by what is needed [s]."""
-        return needs_of(self.program, self.plan)
+        return needs_of(self.program, self.plan, self.measured("least", least_of))
 
     @functools.cached_property
     def headline(self) -> Figures:

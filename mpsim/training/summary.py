@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import run
+from mpsim.engine.timeline import Step
 from mpsim.hardware.routes import routes_of
 from mpsim.parallel import best_domain, straddling
 from mpsim.program import TICK, Program
-from mpsim.program.floors import link_floors, link_ticks
+from mpsim.program.floors import fabric_ticks, link_floors, port_ticks
 from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
 from mpsim.result.words import Figures
@@ -41,7 +42,8 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         breakdown = {part: s * min(1.0, step / undisturbed) for part, s in breakdown.items()}
         breakdown["variation"] = max(0.0, step - undisturbed)
     each = head["accelerators"] * step
-    setting, floors = told(head), _floors(needs)
+    setting = told(head)
+    floors = {name: float(seconds.max(initial=0.0)) for name, seconds in needs.items()}
     energy = measure_energy(result, step)
     straddles = straddling_words(plan, result.program)
     model = head["model_flops_per_step"]
@@ -180,9 +182,25 @@ Needs: TypeAlias = Mapping[str, NDArray[np.float64]]
 """Seconds that work needs at least, by what is needed: one figure a rank class or link."""
 
 
-def needs_of(program: Program, plan: Plan) -> Needs:
+def least_of(step: Step) -> NDArray[np.float64]:
+    """Seconds that each rank class computes, seconds that its memory moves what kernels of layers
+    read and write, and ticks that its ports are busy, by kind and direction [R, 6].
+    """
+    program = step.program
+    chosen = program.template >= 0
+    rank, template = program.rank[chosen], program.template[chosen]
+    inside = np.array([(t.peak_seconds, t.memory_seconds) for t in program.templates])
+    kernels = [
+        np.bincount(rank, weights=seconds[template], minlength=program.ranks)
+        for seconds in inside.reshape(-1, 2).T
+    ]
+    ports = port_ticks(program, step.clusters).reshape(program.ranks, -1)
+    return np.concatenate([np.stack(kernels, axis=1), ports], axis=1)
+
+
+def needs_of(program: Program, plan: Plan, least: NDArray[np.float64]) -> Needs:
     """Least time of each rank class and link by what is needed [s]: ``compute``, ``memory``,
-    ``scale_up``, ``nic``, ``fabric``.
+    ``scale_up``, ``nic``, ``fabric``. `least` (float64[R, 6]): what `least_of` says.
 
     Notes
     -----
@@ -190,20 +208,14 @@ def needs_of(program: Program, plan: Plan) -> Needs:
     read and write over its bandwidth; links are ports of ranks, and links of a fabric that could be
     too thin, at their usable rates (`mpsim.program.floors`).
     """
-    chosen = program.template >= 0
-    rank, template = program.rank[chosen], program.template[chosen]
-    inside = np.array([(t.peak_seconds, t.memory_seconds) for t in program.templates])
-    compute, memory = (
-        np.bincount(rank, weights=seconds[template], minlength=program.ranks).astype(float)
-        for seconds in inside.reshape(-1, 2).T
-    )
-    links = {name: ticks * TICK for name, ticks in link_ticks(program, plan).items()}
-    return {"compute": compute, "memory": memory, **links}
-
-
-def _floors(needs: Needs) -> dict[str, float]:
-    """Least time of the step by what is needed: that of the rank class or link with most [s]."""
-    return {name: float(seconds.max(initial=0.0)) for name, seconds in needs.items()}
+    compute, memory, *ports = least.T
+    return {
+        "compute": compute,
+        "memory": memory,
+        "scale_up": np.concatenate(ports[:2]) * TICK,
+        "nic": np.concatenate(ports[2:]) * TICK,
+        "fabric": fabric_ticks(program, plan)[0] * TICK,
+    }
 
 
 def _floor_warnings(result: Result, plan: Plan, floors: dict[str, float]) -> list[str]:

@@ -47,16 +47,14 @@ def _program(seed: int, *, rows: int, forward_only: bool = True, whole: bool = T
 
 
 def _assert_same(program: Program) -> None:
-    """simpy, the replay, and a structure by either way agree on every start and end."""
+    """simpy, the replay, and a structure agree on every start and end."""
     simpy, replay = run(program, "simpy"), run(program, "replay")
     structure = Structure.of(program)
     batch = structure.replay(np.stack([program.duration] * 2))
-    by_levels = Structure(structure._levels).replay(program.duration)
     for start, end in (
         (replay.start, replay.end),
         structure.replay(program.duration),
         (batch[0][1], batch[1][1]),
-        by_levels,
     ):
         assert np.array_equal(start, simpy.start)
         assert np.array_equal(end, simpy.end)

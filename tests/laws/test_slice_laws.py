@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpsim.engine.cover import Cover
 from mpsim.parallel.axes import AXES
 from mpsim.program import TICK
 from mpsim.result import Result
-from mpsim.result.intervals import Cover
 from mpsim.result.slices import CommunicationSlices
 from mpsim.scenario.scenario import load
 from mpsim.simulate import simulate_step

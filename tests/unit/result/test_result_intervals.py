@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsim.result.intervals import Cover
+from mpsim.engine.cover import Cover
 
 interval = st.tuples(st.integers(0, 40), st.integers(0, 10)).map(
     lambda one: (one[0], one[0] + one[1])

@@ -1,0 +1,73 @@
+"""Lanes: steps that were simulated together are measured together, side by side.
+
+Figures of a step are sums over the rows of each rank class. To measure them of one step takes some
+array operations, and as many of sixty small ones laid end to end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine.timeline import Step, Timeline
+from mpsim.program.unfold import beside
+
+Floats = NDArray[np.float64]
+_TOGETHER = 1 << 15  # rows: arrays of more leave the caches of a processor
+
+
+class SideBySide(Timeline):
+    """Timelines of several programs, whose rank classes follow those of the one before."""
+
+    __slots__ = ("_each",)
+    _each: tuple[Timeline, ...]
+
+    def __init__(self, each: Sequence[Timeline]) -> None:
+        object.__setattr__(self, "_each", tuple(each))
+        super().__init__(
+            beside([timeline.program for timeline in each]),
+            np.concatenate([timeline.start for timeline in each]),
+            np.concatenate([timeline.end for timeline in each]),
+            each[0].engine,
+        )
+
+    @property
+    def each(self) -> tuple[Timeline, ...]:
+        """The timelines."""
+        return self._each
+
+
+Measure: TypeAlias = Callable[[Step], Floats]
+"""Figures of the rank classes of a step [R, ...]."""
+
+
+class Lane(NamedTuple):
+    """One of several steps side by side: its rank classes, and what is known of those of all."""
+
+    together: Step
+    ranks: slice
+    known: dict[str, Floats]
+
+    def measured(self, name: str, measure: Measure) -> Floats:
+        """A figure of its rank classes, which is measured of all when the first of them asks."""
+        if name not in self.known:
+            self.known[name] = measure(self.together)
+        return self.known[name][self.ranks]
+
+
+def lanes_of(steps: Sequence[Step]) -> list[Lane]:
+    """Lay steps side by side, some thousands of rows together."""
+    lanes: list[Lane] = []
+    while few := steps[len(lanes) :]:
+        ends = itertools.accumulate(len(step.program) for step in few)
+        few = few[: max(1, sum(end <= _TOGETHER for end in ends))]
+        timeline, known = SideBySide([step.timeline for step in few]), dict[str, Floats]()
+        clusters = tuple(itertools.chain(*(step.clusters for step in few)))
+        together = Step(timeline, timeline.program, clusters)
+        ranks = itertools.accumulate((step.program.ranks for step in few), initial=0)
+        lanes += [Lane(together, slice(*bounds), known) for bounds in itertools.pairwise(ranks)]
+    return lanes
