@@ -216,6 +216,11 @@ class Layout:
         """Kind of every layer of a stage."""
         return self.model.layer_kinds[stage.first_layer : stage.first_layer + stage.layers]
 
+    def content(self, stage: Stage) -> tuple[tuple[str, ...], bool, bool, bool]:
+        """What a stage consists of: its layers, its ends, and whether the head shares a table."""
+        shares = stage.head and self.shares_embedding(stage)
+        return self.layer_kinds(stage), stage.embedding, stage.head, shares
+
     def stage_parameters(self, stage: Stage) -> dict[str, Count]:
         """Parameters of a stage by part (``embedding``, ``layers``, ``head``).
 

@@ -267,6 +267,30 @@ def test_few_rounds_show_every_moment_of_many(schedule, chunks, pp):
 
 
 @pytest.mark.parametrize(
+    ("schedule", "chunks", "most"),
+    [("1f1b", None, 8), ("interleaved-1f1b", 3, 56), ("zb-h1", None, 16)],
+)
+def test_moments_that_are_dropped_hold_no_more_than_one_that_stays(
+    schedule, chunks, most, monkeypatch
+):
+    """Of the same action on the same stage; 1F1B has two moments a stage, its forward and its backward."""
+    orders = make_orders(schedule, pp=4, microbatches=16, virtual_stages=chunks)
+    few = _moments(Flight.of(orders))
+    monkeypatch.setattr("mpsim.training.memory.flight._fullest_moments", lambda moments: moments)
+    every = _moments(Flight.of(orders))
+    alike = (every[:, None, :3] == few[None, :, :3]).all(axis=2)
+    assert (alike & (every[:, None, 3:] <= few[None, :, 3:]).all(axis=2)).any(axis=1).all()
+    assert len(few) <= most < len(every)
+
+
+def _moments(flight):
+    """Rank, stage, what is differentiated, and what is held of each chunk."""
+    rank = np.searchsorted(flight.first, np.arange(len(flight.stage)), side="right")
+    place = [rank, flight.stage, flight.differentiates]
+    return np.column_stack([*place, flight.for_input, flight.for_weight])
+
+
+@pytest.mark.parametrize(
     "simulation", [{"network": "flow"}, {"interference": True}], ids=["flow", "interference"]
 )
 def test_a_search_times_layouts_as_they_run(simulation):

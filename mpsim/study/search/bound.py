@@ -38,7 +38,13 @@ from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.account import overhead
 from mpsim.training.memory.flight import Flight
 from mpsim.training.memory.fresh import Fresh, fresh_gradients
-from mpsim.training.memory.states import buffers, gradient_scratch, model_states, step_scratch
+from mpsim.training.memory.states import (
+    gradient_scratch,
+    message_buffers,
+    model_states,
+    sharing_buffers,
+    step_scratch,
+)
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, place_layers, runs_beside, step_orders
 from mpsim.training.recompute import Recompute
@@ -330,22 +336,23 @@ class _Around:
     def _standing(self, layout: Layout, microbatches: int) -> Floats:
         """Memory of each rank that does not depend on the order of actions, float64[P] [B]."""
         held = self._of_sharing(layout.sharing)[1] - self._fresh(layout.sharing, microbatches).total
-        return held + self._room(layout)
+        return held + self._messages_held(layout)
 
     @asked_once(lambda sharing, microbatches: (sharing, microbatches))
     def _fresh(self, sharing: tuple[int, str | None], microbatches: int) -> Fresh:
         """Gradients that are not there before the backward of the only microbatch of a step."""
         return fresh_gradients(self._shared(sharing), microbatches)
 
-    @asked_once(lambda layout: (layout.micro_batch, layout.sequence_parallel, layout.sharing))
-    def _room(self, layout: Layout) -> Floats:
-        """Buffers and scratch of each rank, float64[P] [B]."""
-        plan = varied(
-            self._shared(layout.sharing),
-            micro_batch=layout.micro_batch,
-            sequence_parallel=layout.sequence_parallel,
+    @asked_once(lambda layout: (layout.micro_batch, layout.sequence_parallel))
+    def _messages_held(self, layout: Layout) -> float:
+        """Buffers of messages between stages [B]."""
+        return message_buffers(
+            varied(
+                self._plan,
+                micro_batch=layout.micro_batch,
+                sequence_parallel=layout.sequence_parallel,
+            )
         )
-        return buffers(plan) + self._scratch
 
     @asked_once(lambda layout: layout.division)
     def _divided(self, layout: Layout) -> Plan:
@@ -471,8 +478,11 @@ class _Around:
 
     @asked_once(lambda sharing: sharing)
     def _of_sharing(self, sharing: tuple[int, str | None]) -> tuple[Plan, Floats, Floats]:
-        """The plan with that sharing, model states of ranks and the optimizer's scratch [B]."""
+        """The plan with that sharing, what ranks hold whatever a microbatch is, and the optimizer's
+        scratch [B].
+        """
         zero, offload = sharing
         kept = self._plan.offload if offload is None else offload
         plan = dataclasses.replace(self._plan, zero=zero, offload=kept)
-        return plan, self._bounder.standing(plan), step_scratch(plan)
+        standing = self._bounder.standing(plan) + sharing_buffers(plan) + self._scratch
+        return plan, standing, step_scratch(plan)

@@ -25,7 +25,7 @@ from mpsim.program.template import ticks
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
-from mpsim.training.memory.activations import Kept, kept_by_stage
+from mpsim.training.memory.activations import Kept, Pieces
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (
     collective_columns,
@@ -36,6 +36,7 @@ from mpsim.training.replicas.groups import (
 from mpsim.training.vocabulary import TRAINING
 
 _TEMPLATES = 4096
+_DIVISIONS = 1024  # whose pieces stay ready
 Floats = NDArray[np.float64]
 
 KEPT = tuple(field.name for field in dataclasses.fields(Kept))  # columns of what stages keep
@@ -50,12 +51,7 @@ def content(plan: Plan, costs: PlanCosts, stage: Stage) -> tuple[object, ...]:
     """Content of a stage, which decides its shape beside its division: its layers, its ends, and
     where its communicators sit.
     """
-    rank = stage.rank
-    shared = plan.layout.shares_embedding(stage) if stage.head else False
-    return (
-        *(plan.layout.layer_kinds(stage), stage.embedding, stage.head, shared),
-        costs.stage(rank).key,
-    )
+    return (*plan.layout.content(stage), costs.stage(stage.rank).key)
 
 
 class Shapes:
@@ -68,7 +64,7 @@ class Shapes:
         self._models = PlanCosts(plan)
         # templates of all plans; see `Blocks`
         self.templates = Memo[tuple[object, ...], Template](_TEMPLATES)
-        self._kept: dict[tuple[object, ...], Floats] = {}
+        self._pieces = Memo[tuple[bool, object], Pieces](_DIVISIONS)
         self._ticks: dict[tuple[object, ...], float] = {}
 
     def costs(self, plan: Plan) -> PlanCosts:
@@ -80,15 +76,11 @@ class Shapes:
 
         `stages`: distinct stages of the plan by `content`.
         """
-        division = _division(plan)
-        missing = [key for key in stages if (*division, *key) not in self._kept]
-        if missing:
-            few = plan.on(
-                dataclasses.replace(plan.layout, stages=tuple(stages[key] for key in missing))
-            )
-            for key, kept in zip(missing, kept_by_stage(few), strict=True):
-                self._kept[(*division, *key)] = np.array([getattr(kept, field) for field in KEPT])
-        return np.stack([self._kept[(*division, *key)] for key in stages])
+        # what a head needs beside its logits is another where one stage is the whole model
+        key = (len(plan.layout.stages) == 1, _division(plan))
+        pieces = self._pieces.get_or(key, lambda: Pieces(plan))
+        kept = [pieces.kept(plan, stage) for stage in stages.values()]
+        return np.array([[getattr(each, field) for field in KEPT] for each in kept])
 
     def ticks(
         self, plan: Plan, stages: Mapping[tuple[object, ...], Stage], actions: tuple[Action, ...]

@@ -250,6 +250,8 @@ class Trainings(Space[Candidate]):
             raise ScenarioError(f"odds are {self.odds!r}; needed a number between 0 and 1")
         self.a_turn, self.a_batch = int(usual["bounded_a_turn"]), int(usual["batch"])
         self.timed: list[tuple[Candidate, float]] = []
+        self._leader: tuple[Candidate, float] | None = None  # the best of them, and its score
+        self._least = math.inf
         self._legal: dict[str, set[str]] = {}
         self._explained = self._hides_nothing_too = False
         self._undivided = self._unbatched = self._machines = 0
@@ -382,7 +384,10 @@ class Trainings(Space[Candidate]):
             self.counts["deadlock"] += 1
             return None
         self.timed.append((candidate, float(seconds)))
-        return self._score(self.timed[-1])
+        score = self._score(self.timed[-1])
+        if score < self._least:
+            self._leader, self._least = self.timed[-1], score
+        return score
 
     def labellings(self) -> Iterator[Labels[Candidate]]:
         """The best for each value of the keys beside the layout, of simpler layouts that may tie
@@ -398,9 +403,9 @@ class Trainings(Space[Candidate]):
 
     def _simpler(self, candidate: Candidate) -> Iterable[object]:
         """Axes and switches of a layout that has fewer than the best and may tie with it."""
-        best, took = min(self.timed, key=self._score)
-        if candidate.least > _TIES_WITHIN * self._score((best, took)):
+        if self._leader is None or candidate.least > _TIES_WITHIN * self._least:
             return ()
+        best, took = self._leader
         leader, row = best.found(took), candidate.found(candidate.bound)
         simpler = row.complexity < leader.complexity and tie(leader, row)
         return (row.complexity,) if simpler else ()
@@ -409,8 +414,8 @@ class Trainings(Space[Candidate]):
         """Decisions of the best layout, until they stay."""
         # a search that was cut short may find a better one on the way
         chosen: dict[str, str] = {}
-        while self.timed and not self.clock.spent():
-            best = min(self.timed, key=self._score)[0]
+        while self._leader and not self.clock.spent():
+            best = self._leader[0]
             if choices(best.values()) == chosen:
                 return
             chosen, beside = choices(best.values()), self._beside(best)
@@ -527,8 +532,10 @@ class Trainings(Space[Candidate]):
 
     def _room(self) -> float:
         """Memory of the best layout's accelerator [B]; on mixed clusters unknown."""
-        scenario = min(self.timed, key=self._score)[0].machine.scenario if self.timed else None
-        if scenario is None or scenario.stage_clusters:
+        if self._leader is None:
+            return math.inf
+        scenario = self._leader[0].machine.scenario
+        if scenario.stage_clusters:
             return math.inf
         return min(self.limits.max_memory or math.inf, scenario.hardware.accelerator.memory_bytes)
 

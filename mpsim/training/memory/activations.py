@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost.quantise import FORMATS, format_bytes
+from mpsim.memo import asked_once
 from mpsim.parallel import Sharding, Stage, shard
 from mpsim.schedule import Action
 from mpsim.training.memory.fresh import blocks_as_one, fresh_gradients, fullest
@@ -113,21 +114,13 @@ SIGNS = {
 
 def kept_by_stage(plan: Plan) -> list[Kept]:
     """Bytes that each stage keeps of a microbatch, and needs beside that while it runs backward."""
-    known, result = dict[object, Kept](), []
-    layout, pieces = plan.layout, _Pieces(plan)
-    for stage in layout.stages:
-        alone = stage.head and not layout.shares_embedding(stage)
-        content = layout.layer_kinds(stage), stage.embedding, stage.head, alone
-        if content not in known:
-            kept = sum((kept for _, kept in pieces.of(stage)), Kept())
-            known[content] = dataclasses.replace(kept, collected=_collected(plan, stage))
-        result.append(known[content])
-    return result
+    pieces = Pieces(plan)
+    return [pieces.kept(plan, stage) for stage in plan.layout.stages]
 
 
 def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
     """Embedding, layers (or chunks that run again together) and head of each stage."""
-    pieces = _Pieces(plan)
+    pieces = Pieces(plan)
     return [pieces.of(stage) for stage in plan.layout.stages]
 
 
@@ -247,8 +240,8 @@ def _collected(plan: Plan, stage: Stage) -> float:
     return float(element * held)
 
 
-class _Pieces:
-    """Pieces of the stages of one plan, each kind worked out once."""
+class Pieces:
+    """Pieces of the stages of plans of one division and recomputation, each worked out once."""
 
     def __init__(self, plan: Plan) -> None:
         self._layout, self._recompute = plan.layout, plan.recompute
@@ -256,6 +249,12 @@ class _Pieces:
         self._ends = _ends(plan, self._parts)
         self._chunks: dict[tuple[str, ...], Kept] = {}
         self._alone: dict[tuple[str, Recompute], Kept] = {}
+
+    @asked_once(lambda plan, stage: plan.layout.content(stage))
+    def kept(self, plan: Plan, stage: Stage) -> Kept:
+        """Bytes that a stage of `plan` keeps of a microbatch, all pieces together."""
+        kept = sum((kept for _, kept in self.of(stage)), Kept())
+        return dataclasses.replace(kept, collected=_collected(plan, stage))
 
     def of(self, stage: Stage) -> list[tuple[str, Kept]]:
         """Embedding, layers (or chunks of them that run again together) and head by name."""
@@ -269,12 +268,12 @@ class _Pieces:
     def _layers(self, kinds: Sequence[str]) -> Iterator[tuple[int, Kept]]:
         """First layer and bytes of each piece of a stage: chunks run again, layers one by one."""
         chunks = {chunk[0]: chunk for chunk in self._recompute.chunks(len(kinds)) if len(chunk) > 1}
-        layer = 0
+        layer, alone = 0, self._recompute.alone(len(kinds))
         while layer < len(kinds):
             if chunk := chunks.get(layer):
                 yield layer, self._chunk(tuple(kinds[each] for each in chunk))
             else:
-                yield layer, self._layer(kinds[layer], self._recompute.of_layer(layer, len(kinds)))
+                yield layer, self._layer(kinds[layer], alone[layer])
             layer += len(chunk or (layer,))
 
     def _chunk(self, content: tuple[str, ...]) -> Kept:

@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """Distinct moments of an order."""
+    """Distinct moments of an order, without those that hold no more than another."""
 
     first: Ints  # int64[P], first moment of each rank; moments are sorted by rank
     stage: Ints  # int64[U], stage whose action runs
@@ -40,7 +40,7 @@ class Flight:
 
     @classmethod
     def of(cls, orders: Orders, *, beside: bool = False) -> Flight:
-        """Moments of an order, each once; `beside` tells whether its fused blocks run as one."""
+        """Moments of an order that can be the fullest; `beside`: its fused blocks run as one."""
         rank, chunk = orders.rank, orders.stage_chunk[orders.stage]
         chunks = int(orders.stage_chunk.max()) + 1
         change = np.array([SIGNS[action][:2] for action in Action])[orders.kind]
@@ -55,7 +55,7 @@ class Flight:
         moments = np.column_stack(
             [rank, orders.stage * (differentiates > 0), differentiates, *held]
         )
-        moments = np.unique(moments, axis=0)
+        moments = _fullest_moments(np.unique(moments, axis=0))
         stages = np.argsort(orders.stage_rank, kind="stable").reshape(orders.pp, chunks)
         return cls(
             first=np.searchsorted(moments[:, 0], np.arange(orders.pp)),
@@ -67,18 +67,14 @@ class Flight:
         )
 
     def peaks(
-        self, kept: Mapping[str, Floats], fresh: Sequence[Fresh] = ()
+        self, kept: Mapping[str, Floats], fresh: Sequence[Fresh]
     ) -> tuple[Floats, Floats, Floats]:
         """Most that each rank holds at once, the part of it that is no activation, and what other
         moments need.
 
-        `kept` (mapping of str to float64[K, S]): fields of `Kept` of each
-        stage [B]. `fresh`: what the backward of each layout makes for itself; nothing by default.
-
-        Returns
-        -------
-        float64[K, P], float64[K, P], float64[K, P]
-            As `mpsim.training.memory.activations.held_by_rank` has it.
+        `kept` (mapping of str to float64[K, S]): fields of `Kept` of each stage [B]. `fresh`: what
+        the backward of each layout makes for itself. Returns three float64[K, P], as
+        `mpsim.training.memory.activations.held_by_rank` has them.
         """
         for_input = kept["for_input"] + kept["logits"]
         backward, whole = self.differentiates > 0, self.differentiates > 1
@@ -91,9 +87,8 @@ class Flight:
         after = before - np.where(backward, for_input[:, self.stage], 0.0)
         after -= np.where(whole, columns["for_weight"], 0.0)
         most, apart, elsewhere = np.zeros((3, *before.shape))
-        every = list(fresh) or [Fresh()] * len(before)
-        for each in dict.fromkeys(every):  # few: one for each way to share states
-            rows = np.array([each == rank_fresh for rank_fresh in every])
+        for each in dict.fromkeys(fresh):  # few: one for each way to share states
+            rows = np.array([each == layout_fresh for layout_fresh in fresh])
             own = {name: column[rows] for name, column in columns.items()}
             moment = fullest(before[rows], after[rows], own, backward, whole, each)
             most[rows], apart[rows] = moment.most, moment.apart
@@ -102,12 +97,14 @@ class Flight:
 
     def _fullest(self, most: Floats, own: Floats) -> tuple[Floats, Floats]:
         """The largest of each rank's moments, and what belongs to it."""
-        ends = [*self.first[1:].tolist(), most.shape[1]]
-        fullest = np.stack(
-            [
-                begin + most[:, begin:end].argmax(axis=1)
-                for begin, end in zip(self.first.tolist(), ends, strict=True)
-            ],
-            axis=1,
-        )
+        ranks = np.split(np.arange(most.shape[1]), self.first[1:])
+        fullest = np.stack([rank[0] + most[:, rank].argmax(axis=1) for rank in ranks], axis=1)
         return np.take_along_axis(most, fullest, axis=1), np.take_along_axis(own, fullest, axis=1)
+
+
+def _fullest_moments(moments: Ints) -> Ints:
+    """Moments, int64[U, 3 + 2 C] in order, without those outdone by the next one of their stage."""
+    alike = (moments[:-1, :3] == moments[1:, :3]).all(axis=1)
+    outdone = alike & (moments[:-1, 3:] <= moments[1:, 3:]).all(axis=1)
+    left: Ints = moments[~np.append(outdone, False)]
+    return left

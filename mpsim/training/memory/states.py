@@ -5,6 +5,7 @@ Shapes: P pipeline ranks.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -93,7 +94,8 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
         casts = casting(layout.precision, layout.cluster_of(rank).accelerator)
         if casts is None:
             continue
-        layers = [layout.held(layout.layer_parameters[kind]) for kind in _kinds(plan, rank)]
+        kinds = itertools.chain.from_iterable(map(layout.layer_kinds, layout.rank_stages(rank)))
+        layers = [layout.held(layout.layer_parameters[kind]) for kind in kinds]
         copies = casts.copies if software.memory.transposed_weights else 1.0
         element = casts.element_bytes * copies
         if alone:
@@ -104,10 +106,21 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
 
 def buffers(plan: Plan) -> NDArray[np.float64]:
     """Messages of both directions, buckets of gradients, gathered units, float64[P] [B]."""
+    return message_buffers(plan) + sharing_buffers(plan)
+
+
+def message_buffers(plan: Plan) -> float:
+    """Messages of both directions between stages [B]."""
+    if plan.layout.mesh.pp == 1:
+        return 0.0
     divided = plan.layout.mesh.tp if plan.layout.sequence_parallel else 1
     longer = plan.longest / plan.sequence_length if plan.longest else 1.0
-    messages = _MESSAGES * longer * plan.message_bytes / divided if plan.layout.mesh.pp > 1 else 0.0
-    return messages + _buckets(plan) + _units(plan)
+    return _MESSAGES * longer * plan.message_bytes / divided
+
+
+def sharing_buffers(plan: Plan) -> NDArray[np.float64]:
+    """Buckets of gradients and gathered units, whatever a microbatch is, float64[P] [B]."""
+    return _buckets(plan) + _units(plan)
 
 
 def _buckets(plan: Plan) -> NDArray[np.float64]:
@@ -141,8 +154,3 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
     for stage in plan.layout.stages:
         held[stage.rank].update(*(shapes[kind] for kind in set(plan.layout.layer_kinds(stage))))
     return np.array([float(element * sum(m * n for m, n in held_rank)) for held_rank in held])
-
-
-def _kinds(plan: Plan, rank: int) -> list[str]:
-    layout = plan.layout
-    return [kind for stage in layout.rank_stages(rank) for kind in layout.layer_kinds(stage)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -243,11 +243,7 @@ def _trained(blocks: Sequence[Block]) -> tuple[Bucket, ...]:
 
 def _bucket(blocks: Sequence[Block]) -> Bucket:
     experts = math.fsum(block.experts for block in blocks)
-    return Bucket(_parameters(blocks) - experts, experts)
-
-
-def _parameters(blocks: Iterable[Block]) -> float:
-    return math.fsum(block.parameters for block in blocks)
+    return Bucket(math.fsum(block.parameters for block in blocks) - experts, experts)
 
 
 def _grouped(plan: Plan, stage: Stage, blocks: Sequence[Block]) -> list[list[Block]]:
