@@ -119,10 +119,9 @@ def asked_once(
             own: dict[str, Any] = self.__dict__
             if (known := own.get(place)) is None:
                 known = own[place] = Memo[object, R](_OF_METHOD)
-            name = key(*args, **kwargs)
-            if (answer := known.get(name, _NOTHING)) is _NOTHING:
-                answer = known[name] = method(self, *args, **kwargs)
-            return cast(R, answer)
+            return cast(
+                R, known.get_or(key(*args, **kwargs), lambda: method(self, *args, **kwargs))
+            )
 
         return cast(Callable[Concatenate[S, P], R], ask)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mpsim.engine import run
 from mpsim.explain.account import CLASSES, PARTS, Account
 from mpsim.measured.records import ELEMENT_BYTES
+from mpsim.parallel import EXPOSED
 from mpsim.program import COLLECTIVE, SEND, TICK, Program
 from mpsim.result import Result
 from mpsim.shipped import read_shipped
@@ -80,8 +81,8 @@ class Expected:
         """Figures of a simulated step."""
         program, parts = result.timeline.program, result.breakdown
         names = program.vocabulary.parts
-        computing = [n for n, name in enumerate(names) if not name.startswith("exposed_")]
-        computing = [n for n in computing if names[n] not in ("bubble", "recompute")]
+        others = ("bubble", "recompute", *EXPOSED)
+        computing = [n for n, name in enumerate(names) if name not in others]
         compute = result.timeline.program.busy_parts[:, computing].sum(axis=1) * TICK
         bare = (program.kind == COLLECTIVE) & (program.template < 0) & (program.size > 0)
         wire = float(program.duration[bare].sum()) * TICK / program.ranks
@@ -94,7 +95,7 @@ class Expected:
             step=step,
             compute=compute,
             recompute=parts.get("recompute", 0.0),
-            exposed=sum(seconds for name, seconds in parts.items() if name.startswith("exposed_")),
+            exposed=sum(parts.get(name, 0.0) for name in EXPOSED),
             bubble=bubble,
             host=parts.get("host", 0.0),
             wire=wire,
@@ -430,13 +431,14 @@ def _slow(
     if loader > late / 2:
         yield _cause("data_stall", loader, rank, f"{words}, which loads data {_ms(loader)} longer")
         late -= loader
-    longer = max(("busy", "long", "small"), key=lambda part: means[part][behind] - common[part])
-    what = {"busy": "computes", "long": "pauses", "small": "launches"}[longer]  # fmt: skip
+    verbs = {"busy": "computes", "long": "pauses", "small": "launches"}
+    longer = max(verbs, key=lambda part: means[part][behind] - common[part])
     yield _cause(
         "slow_rank",
         late,
         rank,
-        f"{words}, which {what} {_ms(float(means[longer][behind]) - common[longer])} longer",
+        f"{words}, which {verbs[longer]}"
+        f" {_ms(float(means[longer][behind]) - common[longer])} longer",
     )
 
 
@@ -561,17 +563,10 @@ def _kernels(
         return
     kind = _likeliest(measured, simulated, spread, more / known)
     # a class of which nothing ran under its name ran unfused, as other kernels
-    gone = [each for each in spread if each in _NAMED and not measured[each]]
-    if gone or kind:
-        yield _cause(
-            "slow_kernel",
-            seconds,
-            account.ranks,
-            told,
-            kind=(gone or [kind.replace("other", "small")])[0],
-        )
-    else:
-        yield _cause("clock_drop", seconds, account.ranks, told)
+    gone = (each for each in spread if each in _NAMED and not measured[each])
+    slow = next(gone, "small" if kind == "other" else kind)
+    name = "slow_kernel" if slow else "clock_drop"
+    yield _cause(name, seconds, account.ranks, told, kind=slow)
 
 
 def _likeliest(

@@ -1,6 +1,6 @@
 """Who holds what: the mesh on the cluster, layers on stages, operators on ranks."""
 
-from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Stream
+from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, EXPOSED, FOLDED, REPLICATING, Stream
 from mpsim.parallel.blocks import block_backward, block_forward, fused_blocks
 from mpsim.parallel.crossing import GroupShape, placed, spread
 from mpsim.parallel.experts import rank_load
@@ -23,6 +23,7 @@ __all__ = [
     "AXES",
     "AXIS_NAMES",
     "EXPERT_AXES",
+    "EXPOSED",
     "FOLDED",
     "REPLICATING",
     "Communication",

@@ -146,6 +146,8 @@ AXIS_NAMES = tuple(axis.name for axis in AXES)  # names of the axes
 
 ACCOUNTED = tuple(sorted(AXES, key=lambda axis: axis.accounted))  # axes in the order of the account
 
+EXPOSED = tuple(axis.part for axis in ACCOUNTED)  # parts of the account that communication takes
+
 FOLDED = tuple(axis for axis in AXES if axis.multiplies and axis.span)
 """Axes whose ranks a rank class stands for: those of one stage, fastest first."""
 

@@ -32,11 +32,12 @@ _PLACES = 256  # settings whose nearest runs are kept
 _REST = ("micro batch", "sharding", "schedule", "recompute")  # parts of the label `rest`
 _PAIRED = {"format": "format", "framework": "release"}  # attributes that pairs were measured with
 _NARROW = ("fp8", "fp4", "int8", "int4")
+_STEPS = ("step", "step-experts")  # figures whose parts are those of the account of a step
 MOST_GUESSED = 4  # guessed settings from which one more widens an interval no further
 LEVEL = 0.8  # share of measured values that lie in their interval
 HALF_WIDTH = 1.2816  # half-width of such an interval of a normal distribution over its sigma
 FIGURES = (
-    *("step", "step-experts", "memory", "collective", "kernel"),
+    *(*_STEPS, "memory", "collective", "kernel"),
     *("ttft", "tpot", "e2e", "throughput"),
 )
 """Figures whose residuals are known: one file each."""
@@ -141,7 +142,7 @@ class Setting:
 
     def parts(self, figure: str) -> Mapping[str, float]:
         """Shares of the parts of a figure; none of a step that was not accounted."""
-        if figure.startswith("step"):
+        if figure in _STEPS:
             return self.shares
         return {next(iter(self.labels.get(KIND_OF.get(figure, ""), ())), ""): 1.0}
 
@@ -236,8 +237,10 @@ class Residuals:
 
     def knows(self, setting: Setting) -> bool:
         """Whether the software of a setting was measured, or does not differ."""
-        alike = (setting.level("framework", run.labels["framework"]) == 0 for run in self.runs)
-        return "framework" not in self.attributes or any(alike)
+        run = self.nearest(setting)  # software is the first attribute: they share it if any do
+        return "framework" not in self.attributes or (
+            run is not None and setting.level("framework", run.labels["framework"]) == 0
+        )
 
     @staticmethod
     def _name(setting: Setting, attribute: str) -> str:
@@ -371,6 +374,7 @@ def residuals(figure: str) -> Residuals:
     """Residuals of a figure of `FIGURES`, written by ``python validation/intervals.py``."""
     data: Figures = read_shipped(_PACKAGE, f"{figure}.yaml")
     names = tuple(data["attributes"])
+    low, high = map(float, data["quantiles"])
     apart = read_shipped(_PACKAGE, "differences.yaml")["rows"]
     return Residuals(
         figure=figure,
@@ -380,7 +384,7 @@ def residuals(figure: str) -> Residuals:
         doubling=float(data["doubling"]),
         most_doublings=float(data["most_doublings"]),
         guess=float(data["guess"]),
-        quantiles=_pair(data["quantiles"]),
+        quantiles=(low, high),
         several=frozenset(map(str, data["several"])),
         single=float(data["single"]),
         pairs={str(row[1]): float(row[2]) for row in apart if row[0] == figure},
@@ -388,10 +392,6 @@ def residuals(figure: str) -> Residuals:
         families=int(data["families"]),
         runs=tuple(_runs(entry, names) for entry in data["runs"]),
     )
-
-
-def _pair(ends: Sequence[float]) -> tuple[float, float]:
-    return float(ends[0]), float(ends[1])
 
 
 def fastest_measured(setting: Setting) -> float | None:

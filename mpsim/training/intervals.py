@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from mpsim.framework import framework_line
-from mpsim.parallel import AXIS_NAMES
+from mpsim.parallel import AXIS_NAMES, EXPOSED
 from mpsim.result.memory import Memory
 from mpsim.result.residuals import (
     LEVEL,
@@ -59,7 +59,7 @@ def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:
     """Shares of `mpsim.result.residuals.PARTS` in the parts of an account."""
     whole = math.fsum(seconds.values())
     kernels = math.fsum(seconds.get(name, 0.0) for name in _KERNELS)
-    exposed = math.fsum(each for name, each in seconds.items() if name.startswith("exposed"))
+    exposed = math.fsum(seconds.get(name, 0.0) for name in EXPOSED)
     parts = (kernels, exposed, whole - kernels - exposed)
     return {name: each / whole for name, each in zip(PARTS, parts, strict=True)} if whole else {}
 

@@ -6,7 +6,7 @@ import enum
 from typing import NamedTuple
 
 from mpsim.parallel import Compute
-from mpsim.parallel.axes import ACCOUNTED, Span, Stream
+from mpsim.parallel.axes import EXPOSED, Span, Stream
 from mpsim.program.program import COLLECTIVE, SEND, Vocabulary
 from mpsim.workload import Phase
 
@@ -31,7 +31,7 @@ PARTS = (
     "backward",
     "weight_gradient",
     "recompute",
-    *(axis.part for axis in ACCOUNTED),
+    *EXPOSED,
     "bubble",
     "straggling",
     "optimizer",

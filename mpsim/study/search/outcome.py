@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from mpsim.frame import Tabular, aligned, named
+from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.search.decisions import Decision
@@ -311,12 +312,8 @@ def _ranking(search: Search, *, varied: bool, priced: bool) -> Section:
 def _line(search: Search, line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
     row = line.row
     flat, odds = row.flat(), row.fits_probability
-    exposed = math.fsum(
-        float(value)
-        for key, value in flat.items()
-        if key.startswith("exposed_") and isinstance(value, int | float)
-    )
     known = row.summary is not None
+    exposed = math.fsum(float(str(flat[part])) for part in EXPOSED) if known else 0.0
     figures = (
         str(line.rank),
         f"{row.step_time_s:.4g}",

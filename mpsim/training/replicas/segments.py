@@ -101,11 +101,11 @@ class _Around(NamedTuple):
         if self.which == "all" or not self.kinds:
             return mine
         ordered = np.flatnonzero(mine)[:: 1 if self.which == "last" else -1]
-        extreme = np.full(orders.stages, -1, dtype=np.int64)
         # numpy assigns in order, so of several actions of a stage the last one stays
+        extreme = np.full(orders.stages, -1, dtype=np.int64)
         extreme[orders.stage[ordered]] = ordered
         chosen = np.zeros(len(orders), dtype=bool)
-        chosen[extreme] = True
+        chosen[extreme[extreme >= 0]] = True
         return chosen
 
 
