@@ -26,7 +26,7 @@ from mpsim.hardware.routes import routes_of
 from mpsim.memo import Memo, remembered
 from mpsim.parallel import AXES, EXPERT_AXES, Communication, GroupShape, Layout, Mesh
 from mpsim.parallel.axes import Communicator
-from mpsim.parallel.crossing import message_slowdown, placed
+from mpsim.parallel.crossing import message_slowdown, placed, spread
 from mpsim.workload import Operator
 
 _OF_EXPERTS = frozenset(
@@ -372,6 +372,12 @@ class Places:
     ) -> GroupShape:
         """Where communicators with these members sit, which are always called by that name."""
         return self._once(("sits", *name), lambda: placed(self._cluster, members()))
+
+    def spread(self, mesh: Mesh, name: str, members: Callable[[], NDArray[np.int64]]) -> GroupShape:
+        """Shape of communicators with these members, called by that name, on a free fabric."""
+        return self._once(
+            ("spread", mesh, name), lambda: spread(self._cluster.domain_of(members()))
+        )
 
     def alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> NDArray[np.int64]:
         """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every

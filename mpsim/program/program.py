@@ -97,7 +97,7 @@ class Vocabulary:
         return [self.part(name) for name in self.computing]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Template:
     """The inside of a row: kernels and collectives with their place in it.
 
@@ -152,6 +152,12 @@ class Template:
 
     def __repr__(self) -> str:
         return f"Template({self.name!r}, {len(self.stream)} kernels, {self.parts.sum():.0f} ticks)"
+
+    def but(self, **columns: object) -> Template:
+        """The same with other columns: without asking for each, as a step makes some dozens."""
+        made = object.__new__(Template)
+        made.__dict__.update(self.__dict__, **columns)
+        return made
 
     @property
     def entries(self) -> NDArray[np.int64]:

@@ -8,7 +8,6 @@ equal layers need to be evaluated only once.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -308,8 +307,7 @@ def evaluate_block(
     if queue is not None:
         block = place(block.now - block.host)
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
-    template = dataclasses.replace(
-        _as_template(name, block),
+    template = _as_template(name, block).but(
         load_seconds=_by_load(kernels, alone),
         **costs.work(kernels)._asdict(),
     )
@@ -352,7 +350,7 @@ def total(templates: Sequence[Template]) -> Template:
     It has nothing of their kernels but times and bytes.
     """
     columns = "part duration up_bytes out_bytes exposed".split()
-    return dataclasses.replace(templates[0], **_joined(templates, columns))
+    return templates[0].but(**_joined(templates, columns))
 
 
 def _joined(templates: Sequence[Template], columns: Iterable[str]) -> Columns:
@@ -384,7 +382,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
     templates = [block for _, block in blocks]
     if len(blocks) == 1:
         ((layer, only),) = blocks
-        return dataclasses.replace(only, name=name, layer=np.full_like(only.layer, layer))
+        return only.but(name=name, layer=np.full_like(only.layer, layer))
     names = tuple(dict.fromkeys(name for block in templates for name in block.names))
     index = {operation: i for i, operation in enumerate(names)}
     renamed = {
@@ -422,8 +420,7 @@ def stretched(template: Template, factor: float) -> Template:
     parts = np.rint(template.parts * factor)
     largest = int(np.argmax(parts))
     parts[largest] += np.rint(template.parts.sum() * factor) - parts.sum()
-    return dataclasses.replace(
-        template,
+    return template.but(
         start=start,
         duration=end - start,
         parts=parts,
@@ -435,10 +432,13 @@ def _stretched_waits(
     template: Template, end: NDArray[np.float64], factor: float, parts: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Waits of a stretched template up to new ends; each part's longest takes the rounding."""
+    waited = template.exposed > 0
+    if not waited.any():
+        return template.exposed
     since = np.rint((template.start + template.duration - template.exposed) * factor)
-    exposed = np.where(template.exposed > 0, end - since, 0.0)
-    for part in set(template.part[template.exposed > 0].tolist()):
-        mine = np.flatnonzero((template.part == part) & (template.exposed > 0))
+    exposed = np.where(waited, end - since, 0.0)
+    for part in set(template.part[waited].tolist()):
+        mine = np.flatnonzero(waited & (template.part == part))
         exposed[mine[np.argmax(exposed[mine])]] += parts[part] - exposed[mine].sum()
     return exposed
 

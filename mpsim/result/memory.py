@@ -6,6 +6,7 @@ Shapes: P ranks, E moments.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,7 @@ from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Memory(Shown):
     """Bytes of every pipeline rank (of every class of replicas, where these differ) at its fullest
     moment.
@@ -27,13 +28,13 @@ class Memory(Shown):
     capacities: NDArray[np.float64]  # float64[P], of an accelerator of each rank [B]
     when: tuple[str, ...] = ()  # the moment at which each rank is fullest, in the words of its job
 
-    @property
+    @functools.cached_property
     def total(self) -> NDArray[np.float64]:
         """All components of each rank [B]."""
         total: NDArray[np.float64] = np.sum([*self.components.values()], axis=0)
         return total
 
-    @property
+    @functools.cached_property
     def fullest(self) -> int:
         """The rank that needs most, of what it has where ranks have different capacities."""
         alike = bool((self.capacities == self.capacities[0]).all())

@@ -25,7 +25,7 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.shipped import read_shipped
 from mpsim.study.executors import computed, executor_for
-from mpsim.study.journal import Journal, name_of
+from mpsim.study.journal import Journal
 from mpsim.study.rows import Lazy, StoredRows, Sweep, reason_of
 from mpsim.study.together import compute_rows, points_of
 
@@ -103,8 +103,9 @@ class Points:
         values: Sequence[Mapping[str, object]],
         shard: tuple[int, int] | None,
         known: Mapping[str, str],
+        journal: Journal,
     ) -> Points:
-        """Name and order the points.
+        """Name and order the points of a `journal`.
 
         `shard`: which part of how many is asked for. `known`: names that are known already, see
         `named`.
@@ -124,10 +125,10 @@ class Points:
             try:
                 point = together.named(scenario, assignment)
                 refuse_large_scenario(point)
-                name, likeness = name_of(point.digest), _likeness(point)
+                name, likeness = journal.name_of(point.digest), _likeness(point)
             except MpsimError as error:
                 wrong[place] = reason_of(error)
-                name = name_of("wrong", base, list(assignment.items()))
+                name = journal.name_of("wrong", base, list(assignment.items()))
             names.append(name)
             first.setdefault(name, (likeness, place))
         order = [place for _, place in sorted(first.values())]
@@ -248,8 +249,9 @@ def sweep(
     report = progress or (lambda done, total: None)
     combined = combinations(values)
     report(0, len(combined))
-    journal, base = Journal(resume), name_of("base", scenario.digest)[:_SHORT]
-    points = Points.of(scenario, combined, shard, {} if shard else named(journal, base))
+    journal = Journal(resume)
+    base = journal.name_of("base", scenario.digest)[:_SHORT]
+    points = Points.of(scenario, combined, shard, {} if shard else named(journal, base), journal)
     missing = [place for place in points.order if points.names[place] not in journal]
     total = len(points.order)
     report(total - len(missing), total)

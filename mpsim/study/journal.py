@@ -30,7 +30,11 @@ _LARGEST = 1 << 31  # bytes, which memory holds
 
 def name_of(*parts: object) -> str:
     """Name of an entry that changes with any of `parts`, and mpsim's code and constants."""
-    text = json.dumps([stamp(), *parts], sort_keys=True, default=str)
+    return _name(stamp(), *parts)
+
+
+def _name(*parts: object) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -108,12 +112,17 @@ class Journal:
             finally:
                 self.flush()
 
+    def name_of(self, *parts: object) -> str:
+        """Name of an entry; what stays in memory meets no other mpsim."""
+        return _name(*parts) if self._path is None else name_of(*parts)
+
     def add(self, name: str, entry: Mapping[str, object]) -> None:
         """Keep an entry; it is on disk once a chunk is full, or after `flush`."""
+        if self._path is None:
+            self._lines[name] = json.dumps(entry).encode()
+            return
         body = {_DIGEST: name, _STAMP: stamp(), **entry}
         self._lines[name] = json.dumps({**body, _CHECKSUM: _checksum(body)}).encode()
-        if self._path is None:
-            return
         self._fresh.append(self._lines[name])
         if len(self._fresh) >= self._chunk:
             self.flush()

@@ -39,9 +39,7 @@ _PRICE = "cluster.price_per_hour"
 T = TypeVar("T")
 
 _MET = 4096  # graphs whose programs are counted
-_TOGETHER = (
-    3  # from so many vectors ordering a structure pays: it costs about two replays (measured)
-)
+_TOGETHER = 3  # vectors from which ordering a structure pays: it costs two replays (measured)
 
 
 class Graphs:
@@ -79,11 +77,9 @@ class Graphs:
     def _structure(self, graph: str, programs: Sequence[Program]) -> Structure | None:
         """The structure of a graph, None while ordering it would not pay."""
         self._met[graph] = self._met.get(graph, 0) + len(programs)
-        if graph not in self._structures:
-            if self._met[graph] < _TOGETHER:
-                return None
+        if graph not in self._structures and self._met[graph] >= _TOGETHER:
             self._structures[graph] = Structure.of(programs[0])
-        return self._structures[graph]
+        return self._structures.get(graph)
 
 
 class Together:
@@ -190,18 +186,14 @@ def _outcome(run: Callable[[Scenario], T], scenario: Scenario) -> T | MpsimError
 
 
 def _makespans(structure: Structure, programs: Sequence[Program]) -> list[float]:
-    spans = structure.makespans(_durations(programs))
+    spans = structure.makespans(np.stack([program.duration for program in programs]))
     held: list[float] = np.maximum(spans, [program.least for program in programs]).tolist()
     return held
 
 
 def _timelines(structure: Structure, programs: Sequence[Program]) -> list[Timeline]:
-    times = zip(*structure.replay(_durations(programs)), strict=True)
+    times = zip(*structure.replay(np.stack([p.duration for p in programs])), strict=True)
     return [Timeline(p, *when, engine="replay") for p, when in zip(programs, times, strict=True)]
-
-
-def _durations(programs: Sequence[Program]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    return np.stack([program.duration for program in programs])
 
 
 def _digest(program: Program) -> str:
@@ -229,8 +221,7 @@ def compute_rows(
         chosen = [values for values, wrong in points if wrong is None]
         together = points_of(scenario)
         scenarios = [together.point(scenario, values) for values in chosen]
-        serves = any(point.serves for point in scenarios)
-        if serves:
+        if any(point.serves for point in scenarios):
             outcomes: Iterator[JobResult | Entry | MpsimError] = (
                 _outcome(simulate, point) for point in scenarios
             )

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from mpsim.cost import COLLECTIVES, update_seconds
 from mpsim.hardware import host_of
-from mpsim.parallel import spread
 from mpsim.program.program import TICK, Span, Stream
 from mpsim.program.rows import Prices, Rows
 from mpsim.program.template import ticks
@@ -251,12 +250,15 @@ class StepEnd:
         alone = mesh.pp == mesh.tp == 1 and not plan.shares_gradients
         if alone or not plan.layout.framework.optimizer.gradient_norm:
             return None
-        groups = mesh.ranks.reshape(1, -1) if plan.shares_gradients else mesh.model_groups()
-        shape = spread(plan.layout.cluster.domain_of(groups))
+        everyone, places = plan.shares_gradients, self._costs.places
+        groups = "everyone" if everyone else "each replica"
+        shape = places.spread(
+            mesh, groups, lambda: mesh.ranks.reshape(1, -1) if everyone else mesh.model_groups()
+        )
         models = self._costs.models(range(mesh.pp))
         seconds = max(model.seconds("all_reduce", _NORM_BYTES, shape) for model in models)
         self.prices[_NORM] = Prices(np.atleast_1d(ticks(seconds)), size=_NORM_BYTES)
-        return Span.TP | (Span.DP | Span.CP if plan.shares_gradients else Span.NONE)
+        return Span.TP | (Span.DP | Span.CP if everyone else Span.NONE)
 
     def _stragglers(self) -> Priced:
         """Wait of every rank for accelerators and links that are slower than the others; nothing
