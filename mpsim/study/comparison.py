@@ -95,37 +95,22 @@ def most_of(parts: Iterable[Difference], change: float) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Shown, Tabular):
-    """Result b against result a.
+    """Result b against result a."""
 
-    Parameters
-    ----------
-    a, b : str
-        Names of the scenarios.
-    figures : tuple of Difference
-        Headline figures, in the order of `FIGURES` or `SERVICE_FIGURES`.
-    parts : tuple of Difference
-        Parts of the step time, or of the accelerator's time that an output token takes [s], the
-        largest difference first; their differences sum to that of the whole.
-    ratio : Ratio or None
-        Step time of b over that of a with its interval, in which common errors have cancelled; None
-        where a result has no interval.
-    whole : str
-        The figure that the parts sum to.
-    changes : mapping of str to tuple
-        What both scenarios say of each dotted key that differs; None where one says nothing.
-    peaks : str
-        Which peaks MFU is a share of, where not both are those of 16 bits.
-    """
-
-    a: str
+    a: str  # a, b: names of the scenarios
     b: str
-    figures: tuple[Difference, ...]
+    figures: tuple[Difference, ...]  # in the order of `FIGURES` or `SERVICE_FIGURES`
+    # of the step time, or of the accelerator's time that an output token takes [s], the largest
+    # difference first; their differences sum to that of the whole
     parts: tuple[Difference, ...]
+    # step time of b over that of a, in which common errors have cancelled; None where a result has
+    # no interval
     ratio: Ratio | None = None
-    whole: str = "step_time_s"
+    whole: str = "step_time_s"  # figure that the parts sum to
+    # what both scenarios say of each dotted key that differs; None where one says nothing
     changes: Mapping[str, tuple[object, object]] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    peaks: str = ""
+    peaks: str = ""  # which peaks MFU is a share of, where not both are those of 16 bits
 
     @property
     def tie(self) -> bool:

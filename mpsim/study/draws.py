@@ -75,16 +75,11 @@ class Steps:
     `prepared`: it shares links or devices (`Prepared.replays` is false). `replicas`: how many
     data-parallel copies of each rank class there are. `touched`: copies that differ from the
     others, which stay together; all by default.
-
-    Attributes
-    ----------
-    program : Program
-        Unfolded, every kernel a row where kernels meet anything.
-    row : int64[X]
-        Row of the folded program (`Prepared.program`) that each row stems from.
-    coarse : int64[X]
-        The same, counted in rows of the unfolded program with actions as rows.
     """
+
+    program: Program  # unfolded, every kernel a row where kernels meet anything
+    row: Ints  # int64[X], row of the folded program (`Prepared.program`) that each stems from
+    coarse: Ints  # the same, counted in rows of the unfolded program with actions as rows
 
     def __init__(
         self, prepared: Prepared, replicas: int, touched: Iterable[int] | None = None

@@ -17,27 +17,13 @@ _HARDWARE = ("accelerator", "nic", "link", "host")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """Rates of failures, and the times it takes to go on.
+    """Rates of failures, and the times it takes to go on."""
 
-    Parameters
-    ----------
-    hardware_rate : float
-        Failures of any component, after which a node is replaced [1/s].
-    job_rate : float
-        Interruptions that need no node [1/s].
-    restart : float
-        From an interruption to the first new step, with a node at hand [s].
-    repair : float
-        Until a failed node is back among the spares [s].
-    spares : int
-        Nodes that stand by.
-    """
-
-    hardware_rate: float
-    job_rate: float
-    restart: float
-    repair: float
-    spares: int
+    hardware_rate: float  # failures of any component, after which a node is replaced [1/s]
+    job_rate: float  # interruptions that need no node [1/s]
+    restart: float  # from an interruption to the first new step, with a node at hand [s]
+    repair: float  # until a failed node is back among the spares [s]
+    spares: int  # nodes that stand by
 
     def __post_init__(self) -> None:
         _check_finite(self)
@@ -66,15 +52,9 @@ class Reliability:
     ) -> Reliability:
         """Rates of a cluster from those of its components.
 
-        Parameters
-        ----------
-        scale : float
-            Multiplier on the published rates of failures, of components and of software (a young
-            cluster has several times those of a mature one); 0 for none.
-        restart, repair : float, optional
-            As of the class [s]; assumed when left out.
-        spares : int, optional
-            Nodes that stand by; a share of the cluster when left out.
+        `scale`: multiplier on the published rates of failures, of components and of software (a
+        young cluster has several times those of a mature one); 0 for none. `restart`, `repair` and
+        `spares` as of the class; assumed when left out.
         """
         known = constants()
         nics = cluster.nodes * cluster.node.nics
@@ -96,20 +76,11 @@ class Reliability:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Checkpoints: their size, and the time they take.
+    """Checkpoints: their size, and the time they take."""
 
-    Parameters
-    ----------
-    size : float
-        Of one checkpoint of the whole job [B].
-    blocking : float
-        Time that training stands still for one [s].
-    lag : float
-        From then until it is safely stored, beside training [s]; 0 when it blocks until it is.
-    """
-
-    size: float
-    blocking: float
+    size: float  # of one of the whole job [B]
+    blocking: float  # time that training stands still for one [s]
+    # from then until it is safely stored, beside training [s]; 0 when it blocks until it is
     lag: float = 0.0
 
     def __post_init__(self) -> None:
@@ -121,14 +92,9 @@ class Checkpoint:
     ) -> Checkpoint:
         """Times of a checkpoint from its size and where it goes.
 
-        Parameters
-        ----------
-        size : float
-            Of the whole job [B].
-        storage : float, optional
-            Bandwidth of the storage for the job [B/s]; left out, what a published system gave.
-        in_background : bool
-            Copied to host memory while training stands still, and written from there beside it.
+        `storage`: bandwidth for the job [B/s]; left out, what a published system gave.
+        `in_background`: copied to host memory while training stands still, and written from there
+        beside it.
         """
         known = constants()
         bandwidth = known["storage_per_accelerator"] * accelerators if storage is None else storage

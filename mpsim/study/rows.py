@@ -118,25 +118,13 @@ def column_of(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Sweep(Shown, Tabular):
-    """The results of a sweep, one row a combination.
+    """The results of a sweep, one row a combination."""
 
-    Parameters
-    ----------
-    scenario : str
-        Name of the scenario that was varied.
-    keys : tuple of str
-        Dotted keys, in the order they were given; the last varies fastest.
-    remarks : tuple of str
-        Rows of a resumed file that were computed again, and why.
-    interrupted : bool
-        Whether a KeyboardInterrupt left rows out.
-    """
-
-    scenario: str
-    keys: tuple[str, ...]
+    scenario: str  # name of the one that was varied
+    keys: tuple[str, ...]  # dotted, in the order they were given; the last varies fastest
     rows: Sequence[Row]
-    remarks: tuple[str, ...] = ()
-    interrupted: bool = False
+    remarks: tuple[str, ...] = ()  # rows of a resumed file that were computed again, and why
+    interrupted: bool = False  # whether a KeyboardInterrupt left rows out
 
     def __len__(self) -> int:
         return len(self.rows)

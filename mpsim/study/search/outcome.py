@@ -126,45 +126,27 @@ class Own:
 
 @dataclasses.dataclass(frozen=True, repr=False)  # no slots: `tied` is kept
 class Search(Outcome[Found]):
-    """Outcome of a search of training steps.
+    """Outcome of a search of training steps."""
 
-    Parameters
-    ----------
-    front_complete : bool
-        Whether everything was simulated or ruled out that may lead in time and memory at once.
-    floor : float or None
-        Least objective that a layout which fits and was not simulated may have; None where there is
-        none, or where layouts were not looked at, of which nothing is known.
-    undivided : int
-        Layouts that are not legal for one reason alone: their layers do not divide among the
-        stages, and the framework runs no split that holds them.
-    unbatched : int
-        Layouts that fell away since the batch does not divide among their replicas.
-    decisions : tuple of Decision
-        Choices of the best layout with the best layout without each, those that nothing fits
-        without first, then the dearest; empty unless asked for.
-    keys : tuple of str
-        Keys of a scenario that were searched beside the layout, such as ``cluster.nodes``.
-    own : Own
-        What the layout of the scenario itself does.
-    may_tie : int
-        Layouts that fit and were not simulated, and may tie with the best by their bounds.
-    switches : Switches
-        What switches of the stack that were not searched would give.
-    usable_bytes : float
-        Memory of an accelerator that a layout may fill [B]; infinite where they differ.
-    """
-
+    # whether everything was simulated or ruled out that may lead in time and memory at once
     front_complete: bool = True
+    # least objective that a layout which fits and was not simulated may have; None where there is
+    # none, or where layouts were not looked at, of which nothing is known
     floor: float | None = None
+    # layouts that are not legal for one reason alone: their layers do not divide among the stages,
+    # and the framework runs no split that holds them
     undivided: int = 0
-    unbatched: int = 0
+    unbatched: int = 0  # layouts whose replicas the batch does not divide among
+    # choices of the best layout with the best layout without each, those that nothing fits without
+    # first, then the dearest; empty unless asked for
     decisions: tuple[Decision, ...] = ()
-    keys: tuple[str, ...] = ()
-    own: Own = Own()
+    keys: tuple[str, ...] = ()  # of a scenario that were searched beside the layout
+    own: Own = Own()  # what the layout of the scenario itself does
+    # layouts that fit and were not simulated, and may tie with the best by their bounds
     may_tie: int = 0
+    # what switches of the stack that were not searched would give
     switches: Switches = dataclasses.field(default_factory=Switches)
-    usable_bytes: float = math.inf
+    usable_bytes: float = math.inf  # of an accelerator; infinite where they differ
 
     def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
         """The best in ten lines and a short `front`, or `long`, as ``mpsim search`` prints them."""
