@@ -27,6 +27,7 @@ EXPERT_AXES = tuple(axis.of_experts for axis in AXES if axis.of_experts)
 _OF_EXPERTS = {axis.name: axis.of_experts for axis in AXES if axis.of_experts}
 _OF_STAGE = tuple(axis.name for axis in reversed(FOLDED))  # slowest first
 _GRID = ("pp", *_OF_STAGE)
+_KEPT = 4096  # answers about meshes that stay known: a search meets each many times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Mesh:
         moved: NDArray[np.int64] = grid.transpose(places).reshape(-1, members)
         return moved
 
-    def shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:
+    @remembered(_KEPT)
+    def shape(self, axes: tuple[str, ...], stage: int, cluster: Cluster) -> GroupShape:
         """Where the members of a communicator of `groups` sit; a bound where groups differ."""
         return placed(cluster, self.groups(axes, stage))
 
@@ -134,7 +136,6 @@ class Mesh:
 
 Ints = NDArray[np.int64]
 
-_KEPT = 4096  # meshes whose domain stays known: a search meets each many times
 _ORDERED = ("tp", "ep", "etp", "cp")  # what suffers most from a NIC comes first
 
 

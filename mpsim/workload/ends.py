@@ -60,13 +60,11 @@ def expand_head(
     """Expand final norm, output projection and loss for one microbatch on one rank.
 
     `sequences`, `sequence_length`, `context`: as in `expand_layer`. `padded_vocab`: logits per
-    token, at least the vocabulary, which is the default.
-
-    Returns: the loss saves the logits in the activation type and their float32 softmax, or what the
-    lowering says. Every module of multi-token prediction joins states and embeddings of the next
-    token before its layer, and goes through norm, projection and loss once more. Raises
-    WorkloadError: if the padded vocabulary is smaller than the vocabulary, or the sequence does not
-    divide.
+    token, at least the vocabulary, which is the default. Returns: the loss saves the logits in the
+    activation type and their float32 softmax, or what the lowering says. Every module of
+    multi-token prediction joins states and embeddings of the next token before its layer, and goes
+    through norm, projection and loss once more. Raises WorkloadError: if the padded vocabulary is
+    smaller than the vocabulary, or the sequence does not divide.
     """
     tokens = Tokens.of(sequences, model.decoder_length or sequence_length, context)
     vocab = model.vocab if padded_vocab is None else padded_vocab

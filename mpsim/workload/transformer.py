@@ -141,6 +141,10 @@ class Transformer:
         described = describe_fields(self)
         return dataclasses.replace(described, figures=(*described.figures, *follows))
 
+    def __hash__(self) -> int:
+        # every cache asks; models that share these are told apart by their other fields
+        return hash((self.name, self.layers, self.hidden, self.vocab))
+
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """Kind of every layer, first to last."""
@@ -203,9 +207,7 @@ class Transformer:
         """Vocabulary rounded up to a multiple, as Megatron pads it to 128 x tp.
 
         `multiple`: what the result is divisible by (``make_vocab_size_divisible_by * tp``), at
-        least 1.
-
-        Returns: the smallest multiple that holds the vocabulary [tokens].
+        least 1. Returns the smallest that holds the vocabulary [tokens].
 
         References
         ----------
@@ -227,8 +229,7 @@ class Transformer:
         """Count the parameters part by part.
 
         `padded_vocab`: rows of the embedding and of the head; the vocabulary itself by default.
-
-        Returns: embedding, one layer, final norm and output head, each split into what tensor
+        Returns embedding, one layer, final norm and output head, each split into what tensor
         parallelism shards and what it replicates.
         """
         return _count_parameters(self, self.vocab if padded_vocab is None else padded_vocab)

@@ -191,6 +191,7 @@ class Bounder:
         """Shapes of all layouts that fill as much of a scale-up domain as `plan`."""
         return Shapes(plan)
 
+    @asked_once(lambda layout: layout.again)
     def recompute(self, layout: Layout) -> Recompute:
         """Recomputation of a layout."""
         known = self._recompute.at(layout.recompute)

@@ -143,7 +143,9 @@ def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
 
 def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:
     """`plan` with another microbatch, sharing or recomputation."""
-    layout = dataclasses.replace(plan.layout, sequence_parallel=sequence_parallel)
+    layout = plan.layout
+    if layout.sequence_parallel != sequence_parallel:
+        layout = dataclasses.replace(layout, sequence_parallel=sequence_parallel)
     return dataclasses.replace(plan, layout=layout, **changes)  # type: ignore[arg-type]
 
 

@@ -254,7 +254,8 @@ class Pieces:
     def kept(self, plan: Plan, stage: Stage) -> Kept:
         """Bytes that a stage of `plan` keeps of a microbatch, all pieces together."""
         kept = sum((kept for _, kept in self.of(stage)), Kept())
-        return dataclasses.replace(kept, collected=_collected(plan, stage))
+        collected = _collected(plan, stage)
+        return dataclasses.replace(kept, collected=collected) if collected else kept
 
     def of(self, stage: Stage) -> list[tuple[str, Kept]]:
         """Embedding, layers (or chunks of them that run again together) and head by name."""
