@@ -232,6 +232,7 @@ def test_words_of_a_schedule_mean_its_order(words: str, chunks: str, name: str) 
         ("FP8-MX", "mxfp8"),
         ("MXFP8", "mxfp8"),
         ("mx-fp8", "mxfp8"),
+        ("FP8 (finer-grain/MX recipe)", "mxfp8"),
         ("FP8 block-wise (1x128)", "fp8_block"),
         ("FP8-SC", "fp8_block"),
         ("NVFP4", "nvfp4"),
