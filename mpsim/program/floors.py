@@ -54,17 +54,25 @@ def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
 
 def held_to_links(program: Program, deployment: Deployment) -> Program:
     """The same program, which ends no sooner than its links can carry what it sends."""
-    busy = np.where(program.stream == Stream.COMPUTE, program.duration, 0.0)
-    # no program is shorter than what a rank does one after the other
-    shortest = float(np.bincount(program.rank, weights=busy, minlength=1).max())
-    ports = _most_of_ports(program, deployment.class_clusters)
-    if ports <= shortest and not routes_of(deployment.layout.cluster).names:
+    if not may_be_held(program, deployment):
         return program
     floor = max(link_floors(program, deployment), key=lambda each: each.ticks)
-    if floor.ticks <= shortest:
+    if floor.ticks <= _shortest(program):
         return program
     least = float(np.ceil(floor.ticks))
     return dataclasses.replace(program, least=least, least_part=_most_of(program, floor))
+
+
+def may_be_held(program: Program, deployment: Deployment) -> bool:
+    """Whether `held_to_links` has to look closer; a quick bound spares most programs that."""
+    ports = _most_of_ports(program, deployment.class_clusters)
+    return ports > _shortest(program) or bool(routes_of(deployment.layout.cluster).names)
+
+
+def _shortest(program: Program) -> float:
+    """Ticks that no program is shorter than: what a rank does one after the other."""
+    busy = np.where(program.stream == Stream.COMPUTE, program.duration, 0.0)
+    return float(np.bincount(program.rank, weights=busy, minlength=1).max())
 
 
 def _most_of_ports(program: Program, clusters: tuple[Cluster, ...]) -> float:

@@ -344,15 +344,6 @@ def _as_template(name: str, block: _Block) -> Template:
     )
 
 
-def total(templates: Sequence[Template]) -> Template:
-    """A template that takes and sends as much as several, one after the other.
-
-    It has nothing of their kernels but times and bytes.
-    """
-    columns = "part duration up_bytes out_bytes exposed".split()
-    return templates[0].but(**_joined(templates, columns))
-
-
 def _joined(templates: Sequence[Template], columns: Iterable[str]) -> Columns:
     """Columns of templates end to end, with where each kernel starts and the parts of all."""
     # layers repeat: each distinct one is looked at once, and taken as often as it stands there

@@ -54,10 +54,8 @@ class ActionVariants:
         self._plan = plan
         self._blocks = blocks
         self._gathers_units = plan.gathers_units
-        self._passes = _MemoryPasses(plan)
-        # templates compare by identity: equal ones are made once
-        self._number: dict[Template, int] = {}
-        self._rows: list[int] = []  # templates of the rows of all variants
+        self._data = plan.layout.framework.data
+        self._rows: list[ActionRow] = []  # of all variants
         self.cuts: list[CutRows] = []  # rows of every variant
         # what is gathered before the segments of all variants, and reduced after them
         self.gathers: list[Bucket] = []
@@ -65,16 +63,18 @@ class ActionVariants:
         for cut, queued in zip(cuts.distinct, beside, strict=True):
             self._append(cut, queued)
 
-    @property
+    @functools.cached_property
     def templates(self) -> tuple[Template, ...]:
-        """Every template, in the order `variants` numbers them."""
-        return tuple(self._number)
+        """Every template once; they compare by identity, as equal ones are made once."""
+        return tuple(dict.fromkeys(row.template for row in self._rows if row.template))
 
     @functools.cached_property
     def prices(self) -> Prices:
         """Prices of the rows of all variants, one variant after the other."""
-        duration, up, out = np.array([*map(_sums, self._number)])[self._rows].T
-        return Prices(duration, up, out, template=self._rows)
+        number = {template: place for place, template in enumerate(self.templates)}
+        duration, up, out = np.array([row[:3] for row in self._rows]).T
+        numbers = [number[row.template] if row.template else -1 for row in self._rows]
+        return Prices(duration, up, out, template=numbers)
 
     def busy(self, orders: Orders, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
         """Time that the actions of each rank take, float64[R] [ticks]. `chosen` (int64[N]): which
@@ -90,18 +90,18 @@ class ActionVariants:
         and one for copies of its gradients.
         """
         action, rank = cut.action, cut.stage.rank
-        alone = [cut.fused] if cut.fused else self._alone(cut)
+        alone = [_row(cut.fused)] if cut.fused else self._alone(cut)
         factors = _slowdowns(alone, queued)
-        rows: list[int] = []
+        rows: list[ActionRow] = []
         own, ready = [], []
         # a reference model's units are gathered beside the model's own
         times = 1.0 + (self._gathers_units and self._plan.reference and action is Action.F)
-        for segment, template, factor in zip(cut.segments, alone, factors, strict=True):
+        for segment, row, factor in zip(cut.segments, alone, factors, strict=True):
             own.append(len(rows))
-            longer = template if factor == 1.0 else stretched(template, factor)
-            rows.append(self._register(longer))
-            if copies := self._passes.to_reduce(_parameters(segment.reduces), rank):
-                rows.append(self._register(self._blocks.join(action, copies)))
+            rows.append(row if factor == 1.0 else row.longer(factor))
+            reduced = _parameters(segment.reduces) * self._data.reduce_copy_traffic
+            if copies := self._pass("copy gradients", "exposed_dp", reduced, rank):
+                rows.append(self._joined(action, copies))
             ready.append(len(rows) - 1)
             self.gathers += [Bucket(*(times * each for each in all_)) for all_ in segment.gathers]
             self.reduces += segment.reduces
@@ -110,52 +110,88 @@ class ActionVariants:
         gathers, reduces = zip(*travels, strict=True)
         self.cuts.append(CutRows(len(rows), tuple(own), tuple(ready), gathers, reduces))
 
-    def _alone(self, cut: CutAction) -> list[Template]:
-        """Templates of segments beside which nothing runs."""
+    def _alone(self, cut: CutAction) -> list[ActionRow]:
+        """Rows of segments beside which nothing runs."""
         return [
-            self._blocks.join(cut.action, self._computed(cut.action, segment, cut.stage.rank))
+            self._joined(cut.action, self._computed(cut.action, segment, cut.stage.rank))
             for segment in cut.segments
         ]
+
+    def _joined(self, action: Action, blocks: Sequence[Block]) -> ActionRow:
+        if self._blocks.sums:
+            return _added(*[block.template for block in blocks])
+        return _row(self._blocks.join(action, blocks))
 
     def _computed(self, action: Action, segment: Segment, rank: int) -> list[Block]:
         """Blocks of a segment with the passes over memory around them."""
         gathered = _parameters(segment.gathers) if self._gathers_units else 0.0
-        before = self._passes.gathered(gathered, rank)
+        gathered *= self._data.gather_copy_traffic
+        before = self._pass("copy gathered parameters", "exposed_dp", gathered, rank)
         added = math.fsum([each.trained for each in segment.blocks]) if action in _GRADIENT else 0.0
-        return [*before, *segment.blocks, *self._passes.added(added, rank)]
+        added *= self._data.accumulation_traffic
+        after = self._pass("accumulate gradients", "other", added, rank, update_seconds)
+        return [*before, *segment.blocks, *after]
 
-    def _register(self, template: Template) -> int:
-        return self._number.setdefault(template, len(self._number))
+    def _pass(
+        self, name: str, part: str, moved: float, rank: int, time: _Seconds = copy_seconds
+    ) -> list[Block]:
+        """A pass over memory on the compute stream: a block of one kernel that moves so many bytes,
+        or none. Copies that only sharding needs count as ``exposed_dp``; what is added in place
+        moves as fast as the optimizer does it.
+        """
+        if not moved:
+            return []
+        chip = self._plan.layout.cluster_of(rank).accelerator
+        seconds = time(moved, chip.memory_bandwidth, chip.calibration)
+        return [Block(-1, _kernel(name, part, float(ticks(seconds))), 0.0)]
 
 
-class _Sums(NamedTuple):
-    """Time of a template [ticks], and what one rank sends in it [B]."""
+class ActionRow(NamedTuple):
+    """A row of an action."""
 
-    duration: float
-    up_bytes: float
+    duration: float  # [ticks]
+    up_bytes: float  # up_bytes, out_bytes: that one rank sends in it [B]
     out_bytes: float
+    host: float  # for which the device waits for its host [ticks]
+    template: Template | None = None  # kernels inside, where they are asked for
+
+    def longer(self, factor: float) -> ActionRow:
+        """The same with every kernel longer by a factor."""
+        template = stretched(self.template, factor) if self.template else None
+        # to whole ticks, as the template's parts add up to
+        return self._replace(duration=float(round(self.duration * factor)), template=template)
 
 
 @remembered(_KEPT)
-def _sums(template: Template) -> _Sums:
+def _row(template: Template) -> ActionRow:
+    """The row of a template."""
     columns = (template.parts, template.up_bytes, template.out_bytes)
-    return _Sums(*(float(column.sum()) for column in columns))
+    duration, up, out = (float(column.sum()) for column in columns)
+    return ActionRow(duration, up, out, float(template.parts[_HOST]), template)
+
+
+@remembered(_KEPT)
+def _added(*templates: Template) -> ActionRow:
+    """A row of templates end to end, without their kernels."""
+    columns = zip(*(_row(each)[:4] for each in templates), strict=True)
+    duration, up, out, host = map(math.fsum, columns)
+    return ActionRow(duration, up, out, host)
 
 
 def _parameters(buckets: tuple[Bucket, ...]) -> float:
     return sum([bucket.dense + bucket.experts for bucket in buckets])
 
 
-def _slowdowns(templates: Sequence[Template], queued: Sequence[Load]) -> list[float]:
+def _slowdowns(rows: Sequence[ActionRow], queued: Sequence[Load]) -> list[float]:
     """How many times longer than alone each segment takes, beside what is queued at its start.
 
     A segment that waits for the host is longer only by what does not fit into the waiting.
     """
     factors, left, lost = [], 0.0, 0.0
-    for template, joining in zip(templates, queued, strict=True):
+    for row, joining in zip(rows, queued, strict=True):
         left, lost = left + joining.seconds, lost + joining.lost
-        alone = _sums(template).duration * TICK
-        busy = alone - float(template.parts[_HOST]) * TICK
+        alone = row.duration * TICK
+        busy = alone - row.host * TICK
         share = lost / left if left else 0.0
         # either all that is queued ends beside this segment, or collectives run all the time that
         # it does
@@ -166,49 +202,8 @@ def _slowdowns(templates: Sequence[Template], queued: Sequence[Load]) -> list[fl
     return factors
 
 
-class _MemoryPasses:
-    """Passes over memory on the compute stream: laying out exchanges, adding up gradients.
-
-    Notes
-    -----
-    Each is a template of one memory-bound kernel, made once. Copies that only sharding needs count
-    as ``exposed_dp``, adding up gradients as ``other``. Copies move memory as fast as
-    `mpsim.cost.copy_seconds` says, additions in place as fast as the optimizer.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def gathered(self, parameters: float, rank: int) -> list[Block]:
-        """Laying out a gathered unit on a pipeline rank."""
-        traffic = self._plan.layout.framework.data.gather_copy_traffic
-        return self._blocks("copy gathered parameters", "exposed_dp", parameters * traffic, rank)
-
-    def to_reduce(self, parameters: float, rank: int) -> list[Block]:
-        """Laying out gradients before they are reduced."""
-        traffic = self._plan.layout.framework.data.reduce_copy_traffic
-        return self._blocks("copy gradients", "exposed_dp", parameters * traffic, rank)
-
-    def added(self, parameters: float, rank: int) -> list[Block]:
-        """Adding the gradients of a microbatch to those of the ones before it."""
-        traffic = self._plan.layout.framework.data.accumulation_traffic
-        return self._blocks(
-            "accumulate gradients", "other", parameters * traffic, rank, update_seconds
-        )
-
-    def _blocks(
-        self, name: str, part: str, moved: float, rank: int, time: _Seconds = copy_seconds
-    ) -> list[Block]:
-        """A block of one kernel that moves so many bytes, or none."""
-        if not moved:
-            return []
-        chip = self._plan.layout.cluster_of(rank).accelerator
-        seconds = time(moved, chip.memory_bandwidth, chip.calibration)
-        return [Block(-1, _pass(name, part, float(ticks(seconds))), 0.0)]
-
-
 @remembered(_KEPT)
-def _pass(name: str, part: str, duration: float) -> Template:
+def _kernel(name: str, part: str, duration: float) -> Template:
     return one_kernel(TRAINING, name, part, duration)
 
 

@@ -26,7 +26,7 @@ from mpsim.parallel import (
     repeated,
 )
 from mpsim.program.program import Template
-from mpsim.program.template import concatenate, evaluate_block, total
+from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
 from mpsim.training.costs import PlanCosts, StageCosts
 from mpsim.training.memory.activations import offloaded
@@ -74,8 +74,8 @@ class _Recipe:
 class Blocks:
     """Expands, shards and times the parts of the model, each distinct one once.
 
-    With `sums`, rows of blocks are sums: the time of an action without the kernels inside, all that
-    a step time needs. `known` are templates that plans share as their costs do; what is known is
+    With `sums`, an action is the time of its blocks without the kernels inside, all that a step
+    time needs. `known` are templates that plans share as their costs do; what is known is
     not priced again, and notes no constants.
 
     Notes
@@ -93,7 +93,7 @@ class Blocks:
         sums: bool = False,
         known: Memo[tuple[object, ...], Template] | None = None,
     ) -> None:
-        self._sums = sums
+        self.sums = sums
         self._plan = plan
         self._costs = costs
         self._recipes = _recipes(_division(plan))
@@ -411,9 +411,7 @@ class Blocks:
         return narrow * launches + host.layer_host_time * (forward + backward)
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
-        """Lay blocks end to end, or sum them; equal rows of blocks share one template."""
-        if self._sums:
-            return _summed(*[block.template for block in blocks])
+        """Lay blocks end to end; equal rows of blocks share one template."""
         return _laid(action, *[(block.layer, block.template) for block in blocks])
 
 
@@ -445,11 +443,6 @@ def _laid(action: Action, *row: tuple[int, Template]) -> Template:
 @remembered(_JOINED)
 def _beside(action: Action, *row: tuple[int, Template]) -> Template:
     return concatenate(f"F beside {action.name}", row)
-
-
-@remembered(_JOINED)
-def _summed(*templates: Template) -> Template:
-    return total(templates)
 
 
 def _title(part: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from mpsim.errors import ScenarioError
 from mpsim.framework import BlockingSends, PipelineBehaviour
 from mpsim.memo import remembered
-from mpsim.program.floors import held_to_links
+from mpsim.program.floors import held_to_links, may_be_held
 from mpsim.program.program import Program
 from mpsim.program.rows import Graph, Rows
 from mpsim.schedule import Orders
@@ -52,8 +52,11 @@ def build_program(
         program = _joined(plan, [_build(part.plan, part, None) for part in costs.parts])
     else:
         program = _build(plan, costs, blocks)
-    # where transfers share links, what these can carry comes out of the run
-    return program if plan.network == "flow" else held_to_links(program, plan)
+    if plan.network == "flow":  # what links can carry comes out of the run
+        return program
+    if blocks is not None and blocks.sums and may_be_held(program, plan):
+        program = _build(plan, costs, None)  # by how much, the kernels inside say
+    return held_to_links(program, plan)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.sections import Variation
 from mpsim.simulate import prepare
 from mpsim.study import simulate_variation
+from mpsim.training.blocks import Blocks
+from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 from tests.plans import small_plan
 
@@ -112,3 +115,15 @@ def test_studies_hold_a_step_as_a_run_does() -> None:
     answer = result.sensitivity()
     assert answer["nic.bandwidth"].elasticity == pytest.approx(-1.0, rel=1e-2)
     assert prepare(scenario).run().timeline.step_time_s == step
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CORPUS.glob("scenario-below-floor-*.yaml")), ids=lambda path: path.stem
+)
+def test_a_search_holds_a_step_as_a_run_does(path: Path) -> None:
+    """It builds steps without their kernels, and with them where links may need longer."""
+    result = mpsim.simulate(Scenario.from_mapping(yaml.safe_load(path.read_text())))
+    costs = PlanCosts(result.plan)
+    sums = Blocks(result.plan, costs, sums=True)
+    program = build_program(result.plan, costs, blocks=sums)
+    assert run(program, "replay").makespan == result.timeline.makespan > result.timeline.last
