@@ -64,13 +64,7 @@ class Scenario(Shown, Written):
 
     @classmethod
     def load(cls, path: str | Path) -> Scenario:
-        """Read what `save` wrote; `mpsim.load` reads YAML.
-
-        Raises
-        ------
-        ScenarioError
-            If the file is no archive of a scenario.
-        """
+        """Read what `save` wrote (`mpsim.load` reads YAML). ScenarioError if it is no archive."""
         return cls.from_mapping(archive.Archive(path).of("Scenario").part("value", dict))
 
     @property
@@ -190,13 +184,9 @@ class Scenario(Shown, Written):
 
     def _describe_service(self, serving: Serving) -> str:
         p, cluster, load = self.parallelism, self.hardware, serving.workload
-        stream = (
-            f"{load.rate:g} requests/s"
-            if load.rate
-            else f"{load.concurrency} users"
-            if load.concurrency
-            else load.arrival
-        )
+        stream = load.arrival
+        if load.rate or load.concurrency:
+            stream = f"{load.rate:g} requests/s" if load.rate else f"{load.concurrency} users"
         return (
             f"{self.name or 'scenario'}: {self.transformer.name} served on {cluster.nodes} x"
             f" {cluster.node.accelerators} {cluster.accelerator.name}; tp {p.tp} x pp {p.pp} x ep"

@@ -285,11 +285,19 @@ def _inherit(scenario: Written, like: Written) -> None:
     known = vars(like)
     if "transformer" in known and scenario.model == like.model:
         vars(scenario)["transformer"] = known["transformer"]
+    if scenario.cluster == like.cluster and _files(scenario) == _files(like):
+        names = ("hardware", "stage_clusters", "replica_clusters")
+        vars(scenario).update((name, known[name]) for name in names if name in known)
     if "software" in known and scenario.framework == like.framework:
         with contextlib.suppress(ScenarioError):  # a cluster that is none is told of elsewhere
             machines = (either.hardware for either in (like, scenario))
             if all(machine.accelerator.calibration is None for machine in machines):
                 vars(scenario)["software"] = known["software"]
+
+
+def _files(scenario: Written) -> Mapping[str, str]:
+    """Files in which keys of the cluster were written: what they name is relative to these."""
+    return {key: file for key, file in scenario.source.files.items() if key.startswith("cluster")}
 
 
 def _folder(document: Document, key: str) -> Path:

@@ -134,3 +134,17 @@ def test_a_resumed_sweep_over_files_reads_them_again(tmp_path: Path) -> None:
     assert rates[0][0] != rates[1][0]
     assert rates[0][1:] == rates[1][1:]
     assert rates[0][2] is None
+
+
+def test_points_share_a_cluster_that_the_same_words_in_the_same_file_name(tmp_path, monkeypatch):
+    """Values of other sections leave it alone; the same words given by hand name a file of the working folder."""
+    _digest(tmp_path / "a", "fabric.json", 1)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "fabric.json").write_text(_graph(200))
+    monkeypatch.chdir(tmp_path / "b")
+    base = mpsim.load(tmp_path / "a" / "same.yaml", checked=False)
+    own = base.hardware
+    assert base.with_values({"training.micro_batch": 2}, checked=False).hardware is own
+    other = base.with_values({"cluster.fabric.graph": "fabric.json"}, checked=False)
+    assert other.cluster == base.cluster
+    assert other.hardware.fabric != own.fabric
