@@ -295,7 +295,7 @@ def _line(search: Search, line: Line, *, varied: bool, priced: bool) -> tuple[st
     row = line.row
     flat, odds = row.flat(), row.fits_probability
     known = row.summary is not None
-    exposed = math.fsum(float(str(flat[part])) for part in EXPOSED) if known else 0.0
+    exposed = math.fsum(float(str(flat[f"{part}_s"])) for part in EXPOSED) if known else 0.0
     figures = (
         str(line.rank),
         f"{row.step_time_s:.4g}",
@@ -487,10 +487,11 @@ def _beside(search: Search) -> Iterator[str]:
         yield f"the file's own layout: {own.reason}{f', in {took}' if took else ''}"
     elif best is not None and own.objective is not None:
         yield f"the file's own layout: {took}, {_against(search, own.objective)}"
+    yield from _ties(search)
     if parts := [(name, gap) for name, gap in search.runner_up.items() if gap][:_TOLD]:
         gaps = ", ".join(f"{name.replace('_', ' ')} {_signed(gap)}" for name, gap in parts)
-        yield f"second against best: {gaps}"
-    yield from _ties(search)
+        yield f"second: {search.rows[1].name}; {_memory(search, search.rows[1])}"
+        yield f"  against the best: {gaps}"
     yield from _switches(search)
 
 
@@ -570,17 +571,11 @@ def _signed(seconds: float) -> str:
 
 def _left(search: Search) -> tuple[str, ...]:
     """Name what is not among the legal layouts, and why nothing may be."""
-    lines = []
-    if search.undivided:
-        lines.append(
-            f"{plural(search.undivided, 'layout')} more: skipped, as their layers do not divide"
-            " into stages as this framework needs"
-        )
-    if search.unbatched:
-        lines.append(
-            f"{plural(search.unbatched, 'layout')} more: skipped, as the batch does not divide"
-            " among their replicas"
-        )
+    skipped = (
+        (search.undivided, "their layers do not divide into stages as this framework needs"),
+        (search.unbatched, "the batch does not divide among their replicas"),
+    )
+    lines = [f"{plural(n, 'layout')} more: skipped, as {why}" for n, why in skipped if n]
     if not search.rows:
         lean = "; '--also recompute-modules,offload' has layouts that hold less"
         lines.append(f"{search.why_nothing}{lean if search.counts.get('memory') else ''}")

@@ -254,6 +254,7 @@ def test_the_answer_is_ten_lines_and_a_short_front(scenario):
     answer, _, front = found.sheet().text().partition("\n\n")
     assert len(answer.splitlines()) <= 10
     assert answer.startswith(f"best: {found.best.name}\n")
+    assert f"\nsecond: {found.rows[1].name}; " in answer
     numbers = [line.split()[0] for line in front.splitlines()[3:] if line[0] != " "]
     assert numbers == [str(1 + place) for place in range(len(numbers))]
     assert len(found.front) > 8 == len(numbers)
