@@ -46,8 +46,8 @@ def wave_padding(
     n: ArrayLike,
     batch: ArrayLike,
     *,
-    tile: tuple[int, int],
-    split: int,
+    tile: tuple[ArrayLike, ArrayLike],
+    split: ArrayLike,
     processors: float,
     weight: float,
 ) -> Floats:
@@ -58,8 +58,9 @@ def wave_padding(
     ``1 + weight (waves processors rows columns / (split batch m n) - 1)`` with
     ``waves = ceil(split batch ceil(m / rows) ceil(n / columns) / processors)``.
     """
-    m, n, batch = (np.asarray(size, float) for size in (m, n, batch))
-    rows, columns = tile
+    m, n, batch, split, rows, columns = (
+        np.asarray(size, float) for size in (m, n, batch, split, *tile)
+    )
     count = split * batch * np.ceil(m / rows) * np.ceil(n / columns)
     done = np.ceil(count / processors) * processors * rows * columns
     asked = split * batch * m * n
@@ -122,16 +123,18 @@ def tiled_gemm_seconds(
     A small tile wastes less of a last wave and reuses less of what it reads; a split of k makes
     more tiles and moves partial sums. The fastest counts, as a library's heuristic would have it.
     """
-    area = max(rows * columns for rows, columns in tiling.tiles)
-    partial = np.asarray(m, float) * np.asarray(n, float) * np.asarray(batch, float)
+    choices = [(*tile, split) for tile, split in itertools.product(tiling.tiles, tiling.splits)]
+    # all choices at once, along an axis of their own before those of the products
+    axes = [-1] + [1] * np.broadcast(m, n, k, batch, moved_bytes).ndim
+    rows, columns, split = (each.reshape(axes) for each in np.array(choices, float).T)
     felt = {"processors": tiling.processors, "weight": tiling.weight}
-    options = []
-    for tile, split in itertools.product(tiling.tiles, tiling.splits):
-        padding = wave_padding(m, n, batch, tile=tile, split=split, **felt)
-        rate = 1.0 if tile[0] * tile[1] == area else tiling.small_tile
-        sums = split * tiling.partial_bytes * partial if split > 1 else 0.0
-        shape = m, n, k, batch, np.asarray(moved_bytes, float) + sums
-        padded = padding / rate
-        options.append(gemm_seconds(*shape, peak=peak, bandwidth=bandwidth, c=c, padding=padded))
-    result: Floats = np.minimum.reduce(options)
+    padding = wave_padding(m, n, batch, tile=(rows, columns), split=split, **felt)
+    area = rows * columns
+    rate = np.where(area == area.max(), 1.0, tiling.small_tile)
+    partial = np.asarray(m, float) * np.asarray(n, float) * np.asarray(batch, float)
+    sums = np.where(split > 1, split * tiling.partial_bytes * partial, 0.0)
+    shape = m, n, k, batch, np.asarray(moved_bytes, float) + sums
+    padded = padding / rate
+    each = gemm_seconds(*shape, peak=peak, bandwidth=bandwidth, c=c, padding=padded)
+    result: Floats = each.min(axis=0)
     return result

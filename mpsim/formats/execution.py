@@ -26,7 +26,7 @@ from mpsim.parallel.axes import COMMUNICATION, Stream
 from mpsim.parallel.crossing import message_slowdown, placed
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.result.figures import calibration
-from mpsim.result.intervals import Gaps, idle_gaps, waits_before
+from mpsim.result.intervals import Waits, idle_gaps, waits_before
 from mpsim.training.vocabulary import PARTS
 
 PHASES = ("forward", "backward", "weight_gradient", "recompute", "optimizer", "compute")
@@ -168,7 +168,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
 
 
 def _charge_end(
-    parts: NDArray[np.float64], timeline: Timeline, gap: Gaps, rows: NDArray[np.int64], bubble: int
+    parts: NDArray[np.float64], timeline: Timeline, gap: Waits, rows: NDArray[np.int64], bubble: int
 ) -> None:
     """Charge idle time after a rank's last kernel to its transfers, in the order of their ends."""
     program, rank = timeline.program, int(gap.rank[0])

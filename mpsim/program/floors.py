@@ -54,8 +54,6 @@ def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
 
 def held_to_links(program: Program, deployment: Deployment) -> Program:
     """The same program, which ends no sooner than its links can carry what it sends."""
-    if not may_be_held(program, deployment):
-        return program
     floor = max(link_floors(program, deployment), key=lambda each: each.ticks)
     if floor.ticks <= _shortest(program):
         return program
@@ -64,7 +62,7 @@ def held_to_links(program: Program, deployment: Deployment) -> Program:
 
 
 def may_be_held(program: Program, deployment: Deployment) -> bool:
-    """Whether `held_to_links` has to look closer; a quick bound spares most programs that."""
+    """Whether `held_to_links` may hold a program: a quick bound says no of most."""
     ports = _most_of_ports(program, deployment.class_clusters)
     return ports > _shortest(program) or bool(routes_of(deployment.layout.cluster).names)
 
@@ -125,10 +123,9 @@ def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
     """How long the port of each rank class is busy in each direction [D, R]."""
     rate = _rates(clusters, far=far)
     sent = program.out_bytes if far else program.up_bytes
-    busy = np.zeros((2, program.ranks))
     rows = np.flatnonzero((sent > 0) & (rate[program.rank] > 0))
     if not len(rows):
-        return busy
+        return np.zeros((2, program.ranks))
     home, template = program.rank[rows], program.template[rows]
     took = np.minimum(sent[rows] / rate[home], program.duration[rows])
     if program.templates:
@@ -143,18 +140,17 @@ def _port_ticks(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -
             inside[pair] = _inside(program.templates[which], rates[at], far=far)
         took[tiled] = inside[place]
     sends = program.kind[rows] == SEND
+    ends = [np.where(sends, end[rows], home) for end in (program.rank, program.peer)]
     # few collectives are of several classes: they count for the others too, each in its turn
     several = np.zeros(len(program), dtype=bool)
-    several[rows[~sends]] = np.diff(program.slot_ptr)[rows[~sends]] > 1
-    row, others = _ranks(program, several)
-    away = others != program.rank[row]
-    row, others = row[away], others[away]
-    place = np.searchsorted(rows, row, side="right")
-    took = np.insert(took, place, took[place - 1])
-    for direction, end in enumerate((program.rank, program.peer)):
-        rank = np.insert(np.where(sends, end[rows], home), place, others)
-        busy[direction] = np.bincount(rank, weights=took, minlength=program.ranks)
-    return busy
+    several[rows] = ~sends & (program.slot_ptr[rows + 1] - program.slot_ptr[rows] > 1)
+    if several.any():
+        row, others = _ranks(program, several)
+        away = others != program.rank[row]
+        place = np.searchsorted(rows, row[away], side="right")
+        took = np.insert(took, place, took[place - 1])
+        ends = [np.insert(end, place, others[away]) for end in ends]
+    return np.stack([np.bincount(end, took, program.ranks) for end in ends])
 
 
 @remembered(_KEPT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -325,26 +325,26 @@ def _by_load(kernels: Sequence[Operator], seconds: NDArray[np.float64]) -> tuple
 
 def _as_template(name: str, block: _Block) -> Template:
     placed = block.placed
-    names = tuple(dict.fromkeys(entry.name for entry in placed))
-    index = {operation: i for i, operation in enumerate(names)}
-    columns: Columns = {
-        field: np.array([getattr(entry, field) for entry in placed], dtype=kind)
-        for field, kind in _COLUMNS.items()
-    }
+    fields: Columns = dict(zip(_Placed._fields, zip(*placed, strict=True), strict=True))
+    fields["collective"] = [entry.collective for entry in placed]
+    fields["size"] = [entry.size for entry in placed]
+    index = {operation: i for i, operation in enumerate(dict.fromkeys(fields["name"]))}
+    before = fields["before"]
+    columns: Columns = {each: np.array(fields[each], kind) for each, kind in _COLUMNS.items()}
     return Template(
         name=name,
-        names=names,
-        name_index=np.array([index[entry.name] for entry in placed], dtype=np.int16),
+        names=tuple(index),
+        name_index=np.array([*map(index.__getitem__, fields["name"])], dtype=np.int16),
         layer=np.zeros(len(placed), dtype=np.int32),
-        before_ptr=np.cumsum([0, *(len(entry.before) for entry in placed)], dtype=np.int32),
-        before=np.array([i for entry in placed for i in entry.before], dtype=np.int32),
+        before_ptr=np.cumsum([0, *map(len, before)], dtype=np.int32),
+        before=np.array([*itertools.chain(*before)], dtype=np.int32),
         parts=block.parts,
         exposed=np.array([block.exposed.get(i, 0.0) for i in range(len(placed))]),
         **columns,
     )
 
 
-def _joined(templates: Sequence[Template], columns: Iterable[str]) -> Columns:
+def _joined(templates: Sequence[Template]) -> Columns:
     """Columns of templates end to end, with where each kernel starts and the parts of all."""
     # layers repeat: each distinct one is looked at once, and taken as often as it stands there
     took = {template: template.parts.sum() for template in dict.fromkeys(templates)}
@@ -358,7 +358,7 @@ def _joined(templates: Sequence[Template], columns: Iterable[str]) -> Columns:
         return joined
 
     return {
-        **{name: column(name) for name in columns},
+        **{name: column(name) for name in (*_COLUMNS, "exposed")},
         "start": column("start") + np.repeat(offset[:-1], [*map(len, places)]),
         "parts": np.sum([template.parts for template in templates], axis=0),
     }
@@ -396,7 +396,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
             map(math.fsum, zip(*(block.load_seconds for block in templates), strict=False))
         ),
         memory_seconds=math.fsum(block.memory_seconds for block in templates),
-        **_joined(templates, [*_COLUMNS, "exposed"]),
+        **_joined(templates),
     )
 
 

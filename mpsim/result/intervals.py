@@ -23,49 +23,6 @@ Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Gaps:
-    """Idle intervals of compute streams: rank, from, to, before which row (-1: the end)."""
-
-    rank: NDArray[np.int64]
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    row: NDArray[np.int64]
-
-    def where(self, chosen: NDArray[np.bool_]) -> Gaps:
-        """Some of them."""
-        return Gaps(self.rank[chosen], self.start[chosen], self.end[chosen], self.row[chosen])
-
-
-def idle_gaps(timeline: Timeline) -> Gaps:
-    """Every idle interval of a rank's compute stream: before its rows, then after the last."""
-    program = timeline.program
-    rank, row = program.compute_rows
-    start, end = timeline.start[row], timeline.end[row]
-    first = np.ones(len(row), dtype=bool)
-    first[1:] = rank[1:] != rank[:-1]
-    previous = np.where(first, 0.0, np.roll(end, 1))
-    last = np.zeros(program.ranks)
-    np.maximum.at(last, rank, end)
-    everyone = np.arange(program.ranks)
-    gaps = Gaps(
-        rank=np.concatenate([rank, everyone]),
-        start=np.concatenate([previous, last]),
-        end=np.concatenate([start, timeline.per_rank(lambda each: each.makespan)]),
-        row=np.concatenate([row, np.full(program.ranks, -1)]),
-    )
-    return gaps.where(gaps.end > gaps.start)
-
-
-def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
-    """Ticks of kernels on each rank's compute stream [R]; waits in actions are not busy."""
-    program = timeline.program
-    busy: NDArray[np.float64] = program.busy_parts[:, program.vocabulary.computing_parts].sum(
-        axis=1
-    )
-    return busy
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Waits:
     """Intervals in which a compute stream stands idle, each counted as one part of the account."""
 
@@ -103,7 +60,39 @@ class Waits:
         parts += took.reshape(ranks, width)
 
 
-def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
+def idle_gaps(timeline: Timeline) -> Waits:
+    """Every idle interval of a compute stream, before its rows and after the last (row -1), which
+    counts as no part yet.
+    """
+    program = timeline.program
+    rank, row = program.compute_rows
+    start, end = timeline.start[row], timeline.end[row]
+    first = np.ones(len(row), dtype=bool)
+    first[1:] = rank[1:] != rank[:-1]
+    previous = np.where(first, 0.0, np.roll(end, 1))
+    last = np.zeros(program.ranks)
+    np.maximum.at(last, rank, end)
+    everyone = np.arange(program.ranks)
+    gaps = Waits(
+        rank=np.concatenate([rank, everyone]),
+        start=np.concatenate([previous, last]),
+        end=np.concatenate([start, timeline.per_rank(lambda each: each.makespan)]),
+        part=np.full(len(rank) + program.ranks, -1),
+        row=np.concatenate([row, np.full(program.ranks, -1)]),
+    )
+    return gaps.where(gaps.end > gaps.start)
+
+
+def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
+    """Ticks of kernels on each rank's compute stream [R]; waits in actions are not busy."""
+    program = timeline.program
+    busy: NDArray[np.float64] = program.busy_parts[:, program.vocabulary.computing_parts].sum(
+        axis=1
+    )
+    return busy
+
+
+def waits_before(timeline: Timeline, gaps: Waits, waiting: int) -> Waits:
     """Charge idle time before rows to the transfers that ended last, one after the other, back to
     where they began.
 
@@ -133,7 +122,7 @@ def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
     return Waits.join(found)
 
 
-def waits_of(gaps: Gaps, part: int | NDArray[np.integer], row: Ints) -> Waits:
+def waits_of(gaps: Waits, part: int | NDArray[np.integer], row: Ints) -> Waits:
     """Gaps that count as one part, or each as its own, with the row that each waits for."""
     parts = np.broadcast_to(np.asarray(part, dtype=np.int64), gaps.rank.shape)
     return Waits(gaps.rank, gaps.start, gaps.end, parts, row)

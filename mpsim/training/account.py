@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
-from mpsim.result.intervals import Gaps, Waits, idle_gaps, waits_before, waits_of
+from mpsim.result.intervals import Waits, idle_gaps, waits_before, waits_of
 from mpsim.training.vocabulary import PARTS, Kind
 
 Floats = NDArray[np.float64]
@@ -70,7 +70,7 @@ def _flush(timeline: Timeline) -> float:
     return float(timeline.end[is_pipeline].max(initial=0.0))
 
 
-def _waits_at_end(timeline: Timeline, gaps: Gaps) -> Iterator[Waits]:
+def _waits_at_end(timeline: Timeline, gaps: Waits) -> Iterator[Waits]:
     """Charge idle time after the last action of a rank."""
     # what lies behind the last row of all waits for links to have carried all
     end = np.minimum(gaps.end, timeline.per_rank(lambda each: each.last)[gaps.rank])
@@ -129,7 +129,7 @@ def _states(timeline: Timeline, since: float) -> list[_Spans]:
     ]
 
 
-def _labelled(gaps: Gaps, states: Sequence[_Spans], rest: int) -> Waits:
+def _labelled(gaps: Waits, states: Sequence[_Spans], rest: int) -> Waits:
     """Cut gaps into pieces in which states move, in which they are updated, and the `rest`."""
     several = (_Spans(gaps.rank, gaps.start, gaps.end), *states)
     kind = np.tile(np.repeat(np.arange(len(several)), [len(each.rank) for each in several]), 2)
@@ -150,6 +150,6 @@ def _labelled(gaps: Gaps, states: Sequence[_Spans], rest: int) -> Waits:
     rank, time, inside = rank[last], time[last], inside[:, last]
     cuts[1:] |= (inside[:, 1:] != inside[:, :-1]).any(axis=0)
     rank, time, (wanted, moves, works) = rank[cuts], time[cuts], inside[:, cuts]
-    pieces = Gaps(rank[:-1], time[:-1], time[1:], np.full(len(rank[:-1]), -1)).where(wanted[:-1])
-    part = np.where(moves, _DP, np.where(works, _OPTIMIZER, rest))[:-1][wanted[:-1]]
-    return waits_of(pieces, part, pieces.row)
+    part, nobody = np.where(moves, _DP, np.where(works, _OPTIMIZER, rest)), np.full(len(rank), -1)
+    pieces = Waits(rank[:-1], time[:-1], time[1:], part[:-1], nobody[:-1])
+    return pieces.where(wanted[:-1])

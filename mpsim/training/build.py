@@ -52,9 +52,10 @@ def build_program(
         program = _joined(plan, [_build(part.plan, part, None) for part in costs.parts])
     else:
         program = _build(plan, costs, blocks)
-    if plan.network == "flow":  # what links can carry comes out of the run
+    # where transfers share links, what these can carry comes out of the run
+    if plan.network == "flow" or not may_be_held(program, plan):
         return program
-    if blocks is not None and blocks.sums and may_be_held(program, plan):
+    if blocks is not None and blocks.sums:
         program = _build(plan, costs, None)  # by how much, the kernels inside say
     return held_to_links(program, plan)
 
