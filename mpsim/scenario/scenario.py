@@ -184,7 +184,7 @@ class Scenario(Shown, Written):
 
     def _describe_service(self, serving: Serving) -> str:
         p, cluster, load = self.parallelism, self.hardware, serving.workload
-        stream = load.arrival
+        stream: str = load.arrival
         if load.rate or load.concurrency:
             stream = f"{load.rate:g} requests/s" if load.rate else f"{load.concurrency} users"
         return (

@@ -210,10 +210,12 @@ class Blocks:
     ) -> Template:
         """One layer of kind `part`, embedding or head in an action, on ranks with these costs.
 
-        What it runs `again` is what the plan has a layer run again by itself, unless given.
+        What it runs `again` is what the plan has a layer run again by itself, unless given; ends
+        run nothing again.
         """
-        again = again or self._plan.recompute.of_layer(0, 1)
-        copied = self._copied(part) if _is_layer(part) and action is not Action.W else 0.0
+        is_layer = _is_layer(part)
+        again = (again or self._plan.recompute.of_layer(0, 1)) if is_layer else NOTHING
+        copied = self._copied(part) if is_layer and action is not Action.W else 0.0
         return self._timed(
             (part, action, again, copied),
             costs,

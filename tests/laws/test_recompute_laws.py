@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.parallel import Compute, Item, Sharding, block_backward, block_forward
+from mpsim.schedule import Action
 from mpsim.training import build_program
+from mpsim.training.blocks import Blocks
+from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.activations import kept_by_stage
 from mpsim.training.recompute import MODULES, NOTHING, Recompute, repeats, rerun
 from mpsim.workload import (
@@ -248,3 +251,14 @@ def test_other_granularities_keep_the_habit_of_stopping_early() -> None:
     assert habit.at("none").at("full") == habit
     assert habit.of_layer(0, 1).stops_early
     assert Recompute("full", prunes=True).of_layer(0, 1).prunes
+
+
+@pytest.mark.parametrize("part", ["embedding", "head"])
+def test_ends_are_one_template_whatever_layers_run_again(part):
+    """Recomputation is of layers: plans that differ in it alone share embedding and head."""
+    plans = [small_plan(pp=2, recompute=recompute) for recompute in ("none", "selective", "full")]
+    made = []
+    for plan in plans:
+        costs = PlanCosts(plan)
+        made.append(Blocks(plan, costs).template(part, Action.B, costs.stage(0)))
+    assert made[0] is made[1] is made[2]
