@@ -293,11 +293,8 @@ class _Reader(Settings):
             self.put(word, "training.global_batch", total // size)
             flushes = total // (size * local * (self.ranks // self.each)) if self.ranks else 1
             if self.mesh["pp"] > 1 and flushes > 1:
-                why = (
-                    f"a step is {flushes} schedules of {local} sequences one after another; it is"
-                    " simulated as one of all of them, whose bubble is shorter"
-                )
-                self.ledger.warn(f"{self.place(word)}: {why}")
+                why = f"schedules of {local} sequences, one after another"
+                self.put([word, key], "schedule.flushes", flushes, why)
         elif self.ranks is not None:
             why = f"{local} for each data-parallel rank"
             batch = local * (self.ranks // self.each)

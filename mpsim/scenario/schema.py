@@ -23,9 +23,7 @@ _JOBS = ("training", "serving")
 
 
 def keys_of(kind: Kind) -> dict[str, pydantic.fields.FieldInfo]:
-    """Fields of a section by the key that a file has for them, each with the sections that it
-    holds.
-    """
+    """Fields of a section by the key that a file has for them, each with the sections it holds."""
     return {field.alias or name: _whole(field) for name, field in kind.model_fields.items()}
 
 

@@ -119,6 +119,8 @@ class ScheduleChoice(Section):
     """Chunks of layers a pipeline rank holds; left out, what the schedule needs."""
     file: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """A CSV file with the order of every rank, instead of a name."""
+    flushes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Whole schedules of a step, one after another, as torch's stacks run them; left out, one."""
 
     @pydantic.model_validator(mode="after")
     def _check_choice(self) -> ScheduleChoice:

@@ -66,6 +66,7 @@ class Orders:
     # whether frameworks with blocking communication run it as exchanges between two neighbours at a
     # time, at both ends, as Megatron-LM and PyTorch's loops run GPipe and 1F1B
     exchanges: bool = False
+    flushes: int = 1  # whole schedules one after another, each with its own share of microbatches
 
     def __post_init__(self) -> None:
         if self.fused is None:
@@ -165,6 +166,33 @@ class Orders:
             stage=stage.copy(),
             microbatch=microbatch.copy(),
             fused=fused.astype(bool),
+        )
+
+    def repeated(self, times: int) -> Orders:
+        """The same orders so many times over, each time with the next microbatches.
+
+        Every rank goes on to the next schedule when it is done with its own part of the last.
+
+        Examples
+        --------
+        >>> from mpsim.schedule import make_orders
+        >>> make_orders("1f1b", pp=2, microbatches=1).repeated(2).tokens()
+        [['0F0', '0B0', '0F1', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+        """
+        if times == 1:
+            return self
+        ranks = [np.arange(start, end) for start, end in itertools.pairwise(self.rank_ptr.tolist())]
+        rows = np.concatenate([np.tile(rank, times) for rank in ranks])
+        turn = np.concatenate([np.repeat(np.arange(times), len(rank)) for rank in ranks])
+        return dataclasses.replace(
+            self,
+            microbatches=self.microbatches * times,
+            rank_ptr=self.rank_ptr * times,
+            kind=self.kind[rows],
+            stage=self.stage[rows],
+            microbatch=(self.microbatch[rows] + turn * self.microbatches).astype(np.int32),
+            fused=self.fused[rows],
+            flushes=self.flushes * times,
         )
 
     def validate(self) -> Orders:

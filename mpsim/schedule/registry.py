@@ -93,13 +93,15 @@ def make_orders(
     pp: int,
     microbatches: int,
     virtual_stages: int | None = None,
+    flushes: int = 1,
     **options: float | Sequence[float] | None,
 ) -> Orders:
     """Orders of a schedule.
 
     `name`: one of `schedule_names`, or the path of a ``.csv`` file (`read_csv`), which must agree
     with the numbers given here. `virtual_stages`: chunks a rank; what the schedule takes by
-    default: 2 on a V, else 1. `**options`: of that schedule alone (`Schedule.options`), such as
+    default: 2 on a V, else 1. `flushes`: schedules one after another, which share the microbatches.
+    `**options`: of that schedule alone (`Schedule.options`), such as
     ``group_size`` of interleaved-1f1b or ``times`` of zb-2p. ScheduleError if the name is unknown,
     or the schedule cannot be built with these numbers.
 
@@ -108,16 +110,23 @@ def make_orders(
     >>> make_orders("gpipe", pp=1, microbatches=2).tokens()
     [['0F0', '0F1', '0B0', '0B1']]
     """
+    each, left = divmod(microbatches, flushes)
+    if left:
+        raise ScheduleError(
+            f"got {flushes} flushes of {microbatches} microbatches; needed a number that divides"
+            " them"
+        )
     if name.endswith(".csv"):
         _check_options(name, (), options)
-        return _from_file(
-            name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages or 1
-        )
+        orders = _from_file(name, pp=pp, microbatches=each, virtual_stages=virtual_stages or 1)
+        return orders.repeated(flushes)
     chosen = schedule(name)
     _check_options(name, chosen.options, options)
     if virtual_stages is None:
-        return chosen.build(pp=pp, microbatches=microbatches, **options)
-    return chosen.build(pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, **options)
+        return chosen.build(pp=pp, microbatches=each, **options).repeated(flushes)
+    return chosen.build(
+        pp=pp, microbatches=each, virtual_stages=virtual_stages, **options
+    ).repeated(flushes)
 
 
 def _check_options(name: str, known: tuple[str, ...], options: Mapping[str, object]) -> None:

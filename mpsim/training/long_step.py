@@ -59,7 +59,7 @@ def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
         return
     if simulation.network != "analytic" or simulation.interference or simulation.engine == "simpy":
         return
-    if scenario.variation is not None or scenario.has_uneven_replicas:
+    if scenario.variation or scenario.has_uneven_replicas or scenario.schedule.flushes:
         return
     whole, period = scenario.microbatches, scenario.parallelism.pp
     if whole < _TIMES * _LEAST or extent_of(scenario).rows < _WORTH:

@@ -56,29 +56,27 @@ def place_layers(layers: int, orders: Orders, division: Division) -> tuple[Stage
     return placed_stages(parts, orders.model_stage.tolist(), orders.stage_rank.tolist())
 
 
-@remembered(_ORDERS)
-def step_orders(
-    schedule: str, *, pp: int, microbatches: int, virtual_stages: int | None, beside: bool
-) -> Orders:
-    """Orders of actions of every pipeline rank in one step.
-
-    `schedule`: name of a schedule: its orders are remembered, as those of a file are not. `beside`:
-    whether forwards run beside backwards, in blocks; see `runs_beside`.
-    """
-    return _orders_of(
-        schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, beside=beside
-    )
-
-
 def _orders_of(
-    schedule: str, *, pp: int, microbatches: int, virtual_stages: int | None, beside: bool
+    schedule: str,
+    *,
+    pp: int,
+    microbatches: int,
+    virtual_stages: int | None,
+    beside: bool,
+    flushes: int,
 ) -> Orders:
-    orders = make_orders(schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    """Orders of actions of every pipeline rank in one step; see `runs_beside` for `beside`."""
+    orders = make_orders(
+        schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, flushes=flushes
+    )
     if beside and not orders.fused.any():
         from mpsim.schedule.beside import forwards_beside_backwards
 
         orders = forwards_beside_backwards(orders)
     return orders.validate()
+
+
+step_orders = remembered(_ORDERS)(_orders_of)  # of a name; those of a file are made anew
 
 
 def runs_beside(framework: Framework, model: Transformer) -> bool:
@@ -243,6 +241,7 @@ def _orders(scenario: Scenario, microbatches: int) -> Orders:
             microbatches=microbatches,
             virtual_stages=scenario.virtual_stages,
             beside=runs_beside(scenario.software, scenario.transformer),
+            flushes=schedule.flushes or 1,
         )
         _check_trains(orders, microbatches)
     except ScheduleError as error:

@@ -65,6 +65,7 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
         pp=orders.pp,
         microbatches=orders.microbatches,
         virtual_stages=orders.virtual_stages,
+        flushes=orders.flushes,
         **options,  # type: ignore[arg-type]
     )
     return dataclasses.replace(plan, orders=searched.validate())

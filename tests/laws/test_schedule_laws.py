@@ -64,6 +64,19 @@ def test_gpipe_1f1b_and_eager_take_m_plus_p_minus_1_rounds(
 
 
 @settings(max_examples=examples(16, 40))
+@given(pp=RANKS, m=st.integers(1, 9), flushes=st.integers(1, 4), times=ANY)
+def test_every_flush_has_a_bubble_of_its_own(pp: int, m: int, flushes: int, times: Times) -> None:
+    """f schedules of m microbatches take f (m + p - 1) S: the first rank is the last to be done."""
+    for name in ("gpipe", "1f1b"):
+        orders = make_orders(name, pp=pp, microbatches=flushes * m, flushes=flushes).validate()
+        assert _run(orders, times).makespan == flushes * (m + pp - 1) * sum(times)
+        one = make_orders(name, pp=pp, microbatches=m)
+        assert orders.peak_inflight() == one.peak_inflight()
+    with pytest.raises(ScheduleError, match="divides"):
+        make_orders("1f1b", pp=pp, microbatches=flushes * m + 1, flushes=flushes * m + 2)
+
+
+@settings(max_examples=examples(16, 40))
 @given(pp=RANKS, groups=st.integers(1, 3), v=st.integers(1, 4), times=ANY, extra=st.booleans())
 def test_chunks_divide_the_bubble_by_v(
     pp: int, groups: int, v: int, times: Times, extra: bool

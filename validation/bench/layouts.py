@@ -113,6 +113,23 @@ def schedule_of(cells: Cells) -> dict[str, Any]:
     """
     if cells.required("pp") == 1:
         return {"name": "1f1b"}
+    flushes = _flushes(cells)
+    more = {"flushes": flushes} if flushes > 1 else {}
+    return _order_of(cells) | more
+
+
+def _flushes(cells: Cells) -> int:
+    """Schedules of a step, where the row says how many microbatches each has; 1 where it does not."""
+    stated = re.search(table("training")["flushes"], cells.text("notes"), flags=re.IGNORECASE)
+    if stated is None:
+        return 1
+    each = int(stated[1]) * cells.required("micro_batch_seqs") * cells.required("dp")
+    flushes, left = divmod(cells.required("global_batch_seqs"), each)
+    return 1 if left else flushes
+
+
+def _order_of(cells: Cells) -> dict[str, Any]:
+    """Name and chunks of a row's schedule."""
     name = str(lookup("training", "schedules", cells.text("schedule"))["name"])
     chunks = cells.whole("vp_chunks_per_rank") or 1
     facts = schedule(name)

@@ -146,9 +146,7 @@ class Option:
 
 
 def beats(a: Option, b: Option) -> Ratio | None:
-    """How many times faster b is than a, with its interval; None where nothing is known of their
-    errors.
-    """
+    """How many times faster b is than a, with its interval; None where no errors are known."""
     if not (a.trained and b.trained):
         return None
     # errors that both share cancel in the time of their own steps; sizes and goodput are as planned

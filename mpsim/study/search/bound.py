@@ -69,21 +69,20 @@ class Order:
     virtual_stages: int | None
     # whether the framework makes blocks of forwards and backwards, to hide exchanges of experts
     beside: bool = False
+    flushes: int = 1
 
     @property
     def _repeats(self) -> bool:
         """Whether the order repeats in the middle: few rounds show all its moments."""
-        return schedule(self.schedule).rounds is not None and self.microbatches % self.pp == 0
+        rounds, whole = schedule(self.schedule).rounds, self.microbatches % self.pp == 0
+        return rounds is not None and whole and self.flushes == 1
 
     def of(self, microbatches: int) -> Order:
         """The same with another number of microbatches."""
         return dataclasses.replace(self, microbatches=microbatches)
 
     def flight(self) -> Flight:
-        """Distinct moments of the order.
-
-        Raises ScheduleError: if the schedule cannot run so many microbatches.
-        """
+        """Distinct moments of the order; ScheduleError if it cannot run so many microbatches."""
         shortest = (schedule(self.schedule).rounds or 0) * self.pp
         shorter = self._repeats and self.microbatches > shortest
         return _flight(self.of(shortest) if shorter else self)
@@ -96,6 +95,7 @@ class Order:
             microbatches=self.microbatches,
             virtual_stages=self.virtual_stages,
             beside=self.beside,
+            flushes=self.flushes,
         )
 
     def stage_map(self) -> Orders:
@@ -162,6 +162,7 @@ class Bounder:
             plan.global_batch // (frame.dp * layout.micro_batch),
             frame.virtual_stages,
             runs_beside(plan.layout.framework, plan.layout.model),
+            plan.orders.flushes,
         )
 
     def plan(self, layout: Layout, orders: Orders) -> Plan:

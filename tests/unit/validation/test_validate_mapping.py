@@ -220,6 +220,23 @@ def test_words_of_a_schedule_mean_its_order(words: str, chunks: str, name: str) 
 
 
 @pytest.mark.parametrize(
+    ("notes", "flushes"),
+    [
+        ("local batch 4 micro-batches per pipeline flush", 2),
+        ("8 microbatches each schedule", None),
+        ("3 micro-batches per flush", None),
+        ("", None),
+    ],
+)
+def test_notes_say_after_how_many_microbatches_a_pipeline_is_empty(
+    notes: str, flushes: int | None
+) -> None:
+    """Eight microbatches in schedules of four are two flushes; in schedules of eight they are one, and three divide them nowhere."""
+    run = _described(pp="2", dp="1", micro_batch_seqs="1", global_batch_seqs="8", notes=notes)
+    assert run.scenario["schedule"].get("flushes") == flushes
+
+
+@pytest.mark.parametrize(
     ("words", "precision"),
     [
         ("BF16", "bf16"),
