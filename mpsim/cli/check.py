@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.console import print_json, print_table, print_text
-from mpsim.cli.emit import targets, write_emitted
+from mpsim.cli.emit import targets
 from mpsim.cli.options import AsJson, Emit, Reading
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
@@ -43,7 +43,8 @@ def check(
     else:
         print_text(f"{file}: ok")
         print_table(_words(derived))
-    write_emitted(files, as_json=as_json)
+    for item in files:
+        item.write(as_json=as_json)
 
 
 def _words(derived: Mapping[str, object]) -> list[tuple[str, str]]:

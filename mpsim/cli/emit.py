@@ -133,9 +133,3 @@ def refuse_unwritable(listed: Sequence[Target], scenario: Scenario) -> None:
                 item.of(scenario)
             except ScenarioError:
                 continue
-
-
-def write_emitted(files: Sequence[Emitted], *, as_json: bool) -> None:
-    """Write every file, and say what each does not hold."""
-    for item in files:
-        item.write(as_json=as_json)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
-from mpsim.cli.emit import targets, write_emitted
 from mpsim.cli.options import AsJson, Emit, Engine, MemorySnapshot, Plots, Reading, Trace, refuse
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
@@ -62,7 +61,9 @@ def run(
         refuse(alone, f"one file holds one scenario, got {len(files)}")
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
-    emitting = targets(emit, scenarios)
+    if emit:
+        from mpsim.cli.emit import targets
+    emitting = targets(emit, scenarios) if emit else [[] for _ in scenarios]
     folders = _folders(scenarios, plots)
     for scenario, folder, wanted in zip(scenarios, folders, emitting, strict=True):
         if scenario.serves:
@@ -88,7 +89,8 @@ def run(
         _write(result, answer, folder, trace)
         if memory_snapshot is not None:
             _write_snapshot(result, memory_snapshot, as_json=as_json)
-        write_emitted(configurations, as_json=as_json)
+        for item in configurations:
+            item.write(as_json=as_json)
 
 
 def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]:

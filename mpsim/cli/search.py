@@ -19,7 +19,7 @@ from mpsim.cli.console import (
     write_table,
     wrote,
 )
-from mpsim.cli.emit import refuse_unwritable, targets, write_emitted
+from mpsim.cli.emit import refuse_unwritable, targets
 from mpsim.cli.options import (
     AsJson,
     Csv,
@@ -243,7 +243,8 @@ def search(
         print_json({**outcome.to_json(), **told})
     else:
         print_sheet(chosen.sheet() if chosen else outcome.sheet(front=front, long=long))
-    write_emitted(files, as_json=as_json)
+    for item in files:
+        item.write(as_json=as_json)
     for remark in outcome.remarks:
         note(remark)
     end_early(outcome.interrupted)
