@@ -19,28 +19,6 @@ from mpsim.program.unfold import beside
 Floats = NDArray[np.float64]
 _TOGETHER = 1 << 15  # rows: arrays of more leave the caches of a processor
 
-
-class SideBySide(Timeline):
-    """Timelines of several programs, whose rank classes follow those of the one before."""
-
-    __slots__ = ("_each",)
-    _each: tuple[Timeline, ...]
-
-    def __init__(self, each: Sequence[Timeline]) -> None:
-        object.__setattr__(self, "_each", tuple(each))
-        super().__init__(
-            beside([timeline.program for timeline in each]),
-            np.concatenate([timeline.start for timeline in each]),
-            np.concatenate([timeline.end for timeline in each]),
-            each[0].engine,
-        )
-
-    @property
-    def each(self) -> tuple[Timeline, ...]:
-        """The timelines."""
-        return self._each
-
-
 Measure: TypeAlias = Callable[[Step], Floats]
 """Figures of the rank classes of a step [R, ...]."""
 
@@ -65,9 +43,11 @@ def lanes_of(steps: Sequence[Step]) -> list[Lane]:
     while few := steps[len(lanes) :]:
         ends = itertools.accumulate(len(step.program) for step in few)
         few = few[: max(1, sum(end <= _TOGETHER for end in ends))]
-        timeline, known = SideBySide([step.timeline for step in few]), dict[str, Floats]()
-        clusters = tuple(itertools.chain(*(step.clusters for step in few)))
-        together = Step(timeline, timeline.program, clusters)
+        known, clusters = dict[str, Floats](), itertools.chain(*(step.clusters for step in few))
+        program, each = beside([step.program for step in few]), tuple(s.timeline for s in few)
+        start, end = (np.concatenate([getattr(t, name) for t in each]) for name in ("start", "end"))
+        timeline = Timeline(program, start, end, each[0].engine, each=each)
+        together = Step(timeline, program, tuple(clusters))
         ranks = itertools.accumulate((step.program.ranks for step in few), initial=0)
         lanes += [Lane(together, slice(*bounds), known) for bounds in itertools.pairwise(ranks)]
     return lanes

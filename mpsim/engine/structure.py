@@ -10,7 +10,6 @@ ended.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 
 from mpsim.engine.chains import Chains, deadlock, precedence
 from mpsim.engine.steady import ends_of
-from mpsim.engine.timeline import Timeline
 from mpsim.program.csr import Lists, stable_order
 from mpsim.program.program import Program
 from mpsim.program.unfold import Unfolding
@@ -95,14 +93,6 @@ class Structure:
             _, ended = self._levels.sweep(took)
             result[lanes] = ended.max(axis=0, initial=0.0)
         return result
-
-    def timeline(self, program: Program, durations: Floats | None = None) -> Timeline:
-        """Replay `program`, whose structure this is, with its own durations or others."""
-        took = program.duration if durations is None else durations
-        start, end = self.replay(took)
-        if durations is not None:
-            program = dataclasses.replace(program, duration=durations)
-        return Timeline(program=program, start=start, end=end, engine="replay")
 
     def _blocks(self, count: int) -> Iterator[slice]:
         """Vectors evaluated together."""

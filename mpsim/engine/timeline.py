@@ -27,6 +27,7 @@ class Timeline(Saved):
     end: NDArray[np.float64]
     engine: str  # ``simpy`` or ``replay``: which one ran
     traffic: Traffic | None = None  # what moved over shared links, where they were
+    each: tuple[Timeline, ...] = ()  # those that lie side by side in this one, where several do
 
     def __repr__(self) -> str:
         return f"Timeline({self.step_time_s:.6g} s by {self.engine}, {self.program!r})"
@@ -42,18 +43,16 @@ class Timeline(Saved):
         return float(self.end.max(initial=0.0))
 
     @property
-    def each(self) -> tuple[Timeline, ...]:
-        """Timelines that lie side by side in this one."""
-        return (self,)
-
-    @property
     def lane(self) -> NDArray[np.int64]:
-        """Which of `each` every rank class belongs to [R]."""
-        return np.repeat(np.arange(len(self.each)), [each.program.ranks for each in self.each])
+        """Which of `each` every rank class belongs to [R]; 0 where there is but this one."""
+        ranks = [each.program.ranks for each in self.each or (self,)]
+        return np.repeat(np.arange(len(ranks)), ranks)
 
     def per_rank(self, figure: Callable[[Timeline], float]) -> NDArray[np.float64]:
         """A figure of the timeline that each rank class belongs to [R]."""
-        return np.array([figure(each) for each in self.each], dtype=np.float64)[self.lane]
+        return np.array([figure(each) for each in self.each or (self,)], dtype=np.float64)[
+            self.lane
+        ]
 
     @property
     def step_time_s(self) -> float:

@@ -33,25 +33,6 @@ Ints = NDArray[np.int64]
 _AXES = tuple((axis.name, axis.span) for axis in reversed(FOLDED))  # slowest first
 
 
-def unfold(
-    program: Program,
-    degrees: Mapping[str, int],
-    *,
-    touched: Mapping[str, Iterable[int]] | None = None,
-) -> Program:
-    """Give ranks rows of their own.
-
-    `program`: expanded: collectives inside templates have no members to meet. `degrees`: ranks that
-    the classes were folded over, by axis; 1 where one is left out. `touched`: coordinates that will
-    differ from the others of their class, by axis; all of all axes by default. ValueError if the
-    program still has templates, or a coordinate is not there.
-
-    Returns Program: each rank class in its parts, which follow each other, the fastest axis first,
-    named ``pp 1 dp 0 ... tp 2-7`` and the like.
-    """
-    return Unfolding(program, degrees, touched=touched).program()
-
-
 def _parts(degree: int, touched: Iterable[int] | None) -> list[list[int]]:
     """Coordinates of one axis that stay together."""
     if touched is None:
@@ -73,8 +54,12 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 class Unfolding:
-    """How the rows of a folded program become those of an unfolded one. `program`, `degrees` and
-    `touched`: as for `unfold`.
+    """How the rows of a folded program become those of one whose ranks have rows of their own.
+
+    `program`: expanded: collectives inside templates have no members to meet. `degrees`: ranks that
+    the classes were folded over, by axis; 1 where one is left out. `touched`: coordinates that will
+    differ from the others of their class, by axis; all of all axes by default. ValueError if the
+    program still has templates, or a coordinate is not there.
     """
 
     _spans = range(sum(Span) + 1)
@@ -87,7 +72,7 @@ class Unfolding:
         touched: Mapping[str, Iterable[int]] | None = None,
     ) -> None:
         if program.templates:
-            raise ValueError("unfold needs an expanded program: call expand(program) first")
+            raise ValueError("unfolding needs an expanded program: call expand(program) first")
         self._folded = program
         self._parts = {
             name: _parts(degrees.get(name, 1), None if touched is None else touched.get(name, ()))
@@ -170,7 +155,9 @@ class Unfolding:
         return Lists(result, value)
 
     def program(self) -> Program:
-        """The unfolded program."""
+        """The unfolded program: each rank class in its parts, which follow each other, the fastest
+        axis first, named ``pp 1 dp 0 ... tp 2-7`` and the like.
+        """
         folded = self._folded
         home = self._home()
         each: Columns = {name: np.repeat(getattr(folded, name), self.count) for name in COLUMNS}

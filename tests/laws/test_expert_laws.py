@@ -14,7 +14,7 @@ from mpsim.framework import ExpertDispatch, ExpertOverlap
 from mpsim.parallel import FOLDED, rank_load
 from mpsim.parallel.experts import expected_maximum
 from mpsim.program.expand import expand
-from mpsim.program.unfold import unfold
+from mpsim.program.unfold import Unfolding
 from mpsim.training import Plan, build_program
 from mpsim.training.account import attribute
 from mpsim.training.vocabulary import PARTS
@@ -110,7 +110,7 @@ def test_folded_equals_unfolded(layout: dict[str, Any]) -> None:
     plan = _plan(layout)
     folded = expand(build_program(plan))
     mesh = plan.layout.mesh
-    everyone = unfold(folded, {axis.name: mesh.degree(axis.name) for axis in FOLDED})
+    everyone = Unfolding(folded, {axis.name: mesh.degree(axis.name) for axis in FOLDED}).program()
     assert run(everyone, "replay").makespan == run(folded, "replay").makespan
 
 

@@ -18,7 +18,7 @@ from mpsim.errors import ScenarioError
 from mpsim.parallel import FOLDED
 from mpsim.program import Program, Rows, Span, Stream
 from mpsim.program.expand import expand
-from mpsim.program.unfold import Unfolding, unfold
+from mpsim.program.unfold import Unfolding
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders, schedule, schedule_names
 from mpsim.simulate import prepare
@@ -76,7 +76,9 @@ def test_a_message_goes_to_the_rank_in_its_own_place() -> None:
         1, kind=Kind.SEND, rank=0, peer=1, stream=Stream.SEND_NEXT, duration=7.0, up_bytes=1.0
     )
     rows.occupy(row, 1, Stream.RECV_PREV)
-    unfolded = unfold(rows.finish(rank_name=["pp 0", "pp 1"], class_size=[3, 3]), {"dp": 3})
+    unfolded = Unfolding(
+        rows.finish(rank_name=["pp 0", "pp 1"], class_size=[3, 3]), {"dp": 3}
+    ).program()
     assert unfolded.rank.tolist() == [0, 1, 2]
     assert unfolded.peer.tolist() == [3, 4, 5]
     places = [slot.tolist() for slot in np.divmod(unfolded.slot, len(Stream))]
@@ -106,9 +108,11 @@ def test_partly_folded_equals_fully_unfolded(
     tp, cp, dp = (int(draw.integers(0, degree[axis])) for axis in ("tp", "cp", "dp"))
     rank = f"pp {draw.integers(0, folded.ranks)} dp {dp} cp {cp} tp {tp}"
     partly = _slowed(
-        unfold(folded, degree, touched={"tp": [tp], "cp": [cp], "dp": [dp]}), rank, factor
+        Unfolding(folded, degree, touched={"tp": [tp], "cp": [cp], "dp": [dp]}).program(),
+        rank,
+        factor,
     )
-    fully = _slowed(unfold(folded, degree), rank, factor)
+    fully = _slowed(Unfolding(folded, degree).program(), rank, factor)
     one, other = run(partly), run(fully)
     assert one.makespan == other.makespan
     assert partly.ranks <= 8 * folded.ranks
@@ -146,7 +150,7 @@ def _members(name: str) -> list[str]:
 def test_a_touched_rank_unfolds_exactly_what_it_touches() -> None:
     """One of 8 x 16: alone, its tensor peers, its replicas, and all the rest; two touched coordinates share an axis."""
     folded = from_orders(make_orders("1f1b", pp=2, microbatches=2), forward=1, backward=1)
-    one = unfold(folded, {"tp": 8, "dp": 16}, touched={"tp": [3], "dp": [0]})
+    one = Unfolding(folded, {"tp": 8, "dp": 16}, touched={"tp": [3], "dp": [0]}).program()
     assert one.rank_name[:4] == (
         "pp 0 dp 0 cp 0 tp 0-2,4-7",
         "pp 0 dp 0 cp 0 tp 3",
@@ -154,10 +158,10 @@ def test_a_touched_rank_unfolds_exactly_what_it_touches() -> None:
         "pp 0 dp 1-15 cp 0 tp 3",
     )
     assert one.class_size.tolist() == [7, 1, 105, 15] * 2
-    nobody = unfold(folded, {"tp": 8, "dp": 16}, touched={})
+    nobody = Unfolding(folded, {"tp": 8, "dp": 16}, touched={}).program()
     assert nobody.class_size.tolist() == [128, 128]
     with pytest.raises(ValueError, match="axis of 8"):
-        unfold(folded, {"tp": 8, "dp": 16}, touched={"tp": [8]})
+        Unfolding(folded, {"tp": 8, "dp": 16}, touched={"tp": [8]}).program()
 
 
 @settings(max_examples=examples(10, 25))
@@ -219,7 +223,7 @@ def test_every_schedule_takes_one_time_however_states_are_shared(name: str) -> N
             continue
         fine = expand(prepared.program)
         mesh = prepared.plan.layout.mesh
-        everyone = unfold(fine, {axis.name: mesh.degree(axis.name) for axis in FOLDED})
+        everyone = Unfolding(fine, {axis.name: mesh.degree(axis.name) for axis in FOLDED}).program()
         spans = {run(program).makespan for program in (prepared.program, fine, everyone)}
         assert len(spans) == 1, (zero, pp, nic, spans)
         tried += 1

@@ -17,7 +17,7 @@ from mpsim.hardware import Cluster
 from mpsim.parallel import FOLDED
 from mpsim.program import Program, Stream
 from mpsim.program.expand import expand
-from mpsim.program.unfold import unfold
+from mpsim.program.unfold import Unfolding
 from mpsim.training.account import attribute
 from mpsim.training.build import build_program
 from mpsim.training.plan import Plan
@@ -210,7 +210,7 @@ def test_folded_equals_unfolded(layout: dict[str, Any]) -> None:
     plan = _plan(layout)
     folded = expand(build_program(plan))
     mesh = plan.layout.mesh
-    everyone = unfold(folded, {axis.name: mesh.degree(axis.name) for axis in FOLDED})
+    everyone = Unfolding(folded, {axis.name: mesh.degree(axis.name) for axis in FOLDED}).program()
     assert everyone.ranks == mesh.world
     one, other = run(folded, "replay"), run(everyone, "replay")
     assert other.makespan == one.makespan
@@ -226,7 +226,7 @@ def test_a_slow_rank_slows_everyone_it_meets() -> None:
     plan = small_plan(
         tp=2, pp=2, dp=2, microbatches=4, model_name="gpt2-small", sequence_length=1024
     )
-    everyone = unfold(expand(build_program(plan)), {"tp": 2, "dp": 2})
+    everyone = Unfolding(expand(build_program(plan)), {"tp": 2, "dp": 2}).program()
     slow = (everyone.rank == 0) & (everyone.stream == Stream.COMPUTE)
     slowed = dataclasses.replace(
         everyone, duration=np.where(slow, np.rint(everyone.duration * 1.1), everyone.duration)

@@ -16,7 +16,7 @@ from mpsim.hardware import accelerator
 from mpsim.parallel import FOLDED
 from mpsim.program import TICK
 from mpsim.program.expand import expand
-from mpsim.program.unfold import unfold
+from mpsim.program.unfold import Unfolding
 from mpsim.scenario import Scenario
 from mpsim.training.account import attribute
 from mpsim.training.build import build_program
@@ -85,7 +85,7 @@ def test_engines_and_foldings_agree_on_stragglers(layout: dict[str, Any]) -> Non
     degrees = {axis.name: plan.layout.mesh.degree(axis.name) for axis in FOLDED}
     step = run(folded, "replay").makespan
     assert run(folded, "simpy").makespan == step
-    assert run(unfold(expand(folded), degrees), "simpy").makespan == step
+    assert run(Unfolding(expand(folded), degrees).program(), "simpy").makespan == step
 
 
 def test_three_doublings_beyond_eight_by_hand() -> None:
