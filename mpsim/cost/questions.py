@@ -243,7 +243,7 @@ def answer_kernel(
     moved = sum(operator.bytes for operator in operators)
     time = float(model.seconds(operators).sum())
     if not operators:
-        moved = framework("megatron-core").update_traffic * float(question.sizes[0])
+        moved = framework("megatron-core").optimizer.optimizer_traffic * float(question.sizes[0])
         time = update_seconds(moved, chip.memory_bandwidth, chip.calibration)
     flops = sum(operator.flops for operator in operators)
     figures: dict[str, object] = {

@@ -205,6 +205,10 @@ class PipelineBehaviour:
     """Messages in which one tensor travels; each pays the latency."""
     stage_split: StageSplit = StageSplit.ANY
     """How layers can be divided among stages."""
+    has_pipeline: Flag = True
+    """Whether the engine runs a pipeline: `parallelism.pp` above 1."""
+    has_chunks: Flag = True
+    """Whether a rank may hold several chunks of layers, as interleaved schedules need."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,11 +115,6 @@ class Framework:
         experts = dataclasses.replace(self.experts, product_launch_cost=calls)
         return dataclasses.replace(self, host=host, experts=experts)
 
-    @property
-    def update_traffic(self) -> float:
-        """Bytes that updating the parameters in place moves for each of them [B]."""
-        return self.optimizer.optimizer_traffic
-
     def overlaps_gradients(self, pp: int) -> bool:
         """Whether gradients are reduced beside a backward when there are `pp` stages."""
         if self.host.launch_blocking:

@@ -13,14 +13,8 @@ _FILE = re.compile(r"\bFILE\b")  # of the command lines of a template
 
 def template_names() -> tuple[str, ...]:
     """Every template, sorted."""
-    folder = resources.files(PACKAGE) / "templates"
-    return tuple(
-        sorted(
-            entry.name.removesuffix(".yaml")
-            for entry in folder.iterdir()
-            if entry.name.endswith(".yaml")
-        )
-    )
+    files = (entry.name for entry in (resources.files(PACKAGE) / "templates").iterdir())
+    return tuple(sorted(file.removesuffix(".yaml") for file in files if file.endswith(".yaml")))
 
 
 def template_title(name: str) -> str:

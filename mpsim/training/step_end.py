@@ -322,7 +322,7 @@ class StepEnd:
         return seconds
 
     def _update(self, share: Floats) -> tuple[Link, Prices]:
-        seconds, moved = [], share * self._plan.layout.framework.update_traffic
+        seconds, moved = [], share * self._plan.layout.framework.optimizer.optimizer_traffic
         for rank, size in enumerate(moved.tolist()):
             chip = self._plan.layout.cluster_of(rank).accelerator
             seconds.append(update_seconds(size, chip.memory_bandwidth, chip.calibration))

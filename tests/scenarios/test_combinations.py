@@ -114,8 +114,7 @@ def test_a_pair_runs_under_some_framework_or_is_refused_by_all_with_the_reason(
 @pytest.mark.parametrize(
     ("framework", "parallelism", "reason"),
     [
-        ("deepspeed-zero3", {"zero": 3, "pp": 2}, "does not shard parameters in a pipeline"),
-        ("deepspeed-zero2", {"zero": 2, "pp": 2}, "does not shard gradients in a pipeline"),
+        ("deepspeed-zero2", {"zero": 3}, "does not shard parameters"),
         ("megatron-2022", {"zero": 3}, "does not shard parameters"),
         ("megatron-2022", {"zero": 2}, "does not shard gradients"),
         ("megatron-core", {"zero": 3, "pp": 2}, "does not shard parameters in a pipeline"),
@@ -134,6 +133,28 @@ def test_a_framework_refuses_what_it_does_not_shard(
     assert problem.key == "parallelism.zero"
     assert reason in problem.message
     assert "set zero to at most" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("framework", "schedule", "reason"),
+    [
+        ("deepspeed", {"name": "1f1b"}, "has no pipeline"),
+        ("deepspeed-pipeline", {"name": "interleaved-1f1b", "virtual_stages": 2}, "runs one"),
+    ],
+)
+def test_a_pipeline_that_deepspeed_does_not_run_is_refused_and_never_found(
+    framework: str, schedule: dict[str, object], reason: str
+) -> None:
+    """ZeRO's engine runs whole models, the pipeline's one chunk a rank; the search leaves out what a run refuses."""
+    base = {"parallelism": {"pp": 1}, "framework": framework}
+    one = scenario((), framework).resolved() | base
+    with pytest.raises(ScenarioError) as caught:
+        Scenario.from_mapping(one | {"parallelism": {"pp": 2}, "schedule": schedule})
+    (problem,) = caught.value.problems
+    assert reason in problem.message
+    rows = mpsim.search(Scenario.from_mapping(one), top=100).rows
+    assert {row.values["schedule.name"] for row in rows} <= {"1f1b"}
+    assert ({row.values["parallelism.pp"] for row in rows} == {1}) is (framework == "deepspeed")
 
 
 @pytest.mark.parametrize(

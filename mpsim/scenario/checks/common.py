@@ -102,9 +102,8 @@ def _wrong_grid(
 ) -> Iterator[Problem]:
     total = math.prod(map(len, values.values()))
     if total > MAX_POINTS:
-        yield Problem(
-            f"makes {total} points; needed at most {MAX_POINTS}: try fewer values", section
-        )
+        message = f"makes {total} points; needed at most {MAX_POINTS}: try fewer values"
+        yield Problem(message, section)
         return
     for problem in wrong_values(scenario, values):
         yield dataclasses.replace(problem, key=f"{section}.{problem.key}")

@@ -191,19 +191,18 @@ _SHARED: Final = ("nothing", "the optimizer's state", "gradients", "parameters")
 def check_zero(scenario: Written) -> Iterator[Problem]:
     """The framework shards as much as is asked of it, with as many pipeline stages."""
     zero, pp = scenario.parallelism.zero, scenario.parallelism.pp
-    software = scenario.software
-    limit, piped = software.data.zero_limit, software.data.pipeline_zero_limit
-    if zero > limit:
+    data, name = scenario.software.data, scenario.software.name
+    if zero > data.zero_limit:
         message = (
-            f"got {zero}, but {software.name} does not shard {_SHARED[zero]}; set zero to at most"
-            f" {limit}, or take a framework that does (see 'mpsim show frameworks')"
+            f"got {zero}, but {name} does not shard {_SHARED[zero]}; set zero to at most"
+            f" {data.zero_limit}, or take a framework that does (see 'mpsim show frameworks')"
         )
         yield Problem(message, "parallelism.zero")
-    elif pp > 1 and zero > piped:
+    elif pp > 1 and zero > data.pipeline_zero_limit:
         message = (
-            f"got {zero} with pp {pp}, but {software.name} does not shard {_SHARED[zero]} in a"
-            " pipeline, where every microbatch would move them (framework.pipeline_zero_limit);"
-            f" set zero to at most {piped}, or pp to 1"
+            f"got {zero} with pp {pp}, but {name} does not shard {_SHARED[zero]} in a pipeline,"
+            " where every microbatch would move them (framework.pipeline_zero_limit); set zero to"
+            f" at most {data.pipeline_zero_limit}, or pp to 1"
         )
         yield Problem(message, "parallelism.zero")
 

@@ -86,12 +86,9 @@ def check_training_keys(scenario: Written) -> Iterator[Problem]:
     p = scenario.parallelism
     for key in _TRAINING_KEYS:
         if key in p.model_fields_set:
-            message = (
-                f"got {getattr(p, key)!r}, which only training knows; needed tp, pp and ep: leave"
-                " it out"
-            )
-            mend = ", and give serving.replicas" if key == "dp" else ""
-            yield Problem(message + mend, f"parallelism.{key}")
+            mend = "it out, and give serving.replicas" if key == "dp" else "it out"
+            known = "which only training knows; needed tp, pp and ep: leave"
+            yield Problem(f"got {getattr(p, key)!r}, {known} {mend}", f"parallelism.{key}")
 
 
 def _layout(section: str) -> str:
@@ -103,10 +100,8 @@ def check_service_parts(scenario: Written) -> Iterator[Problem]:
     """Refuse nodes that differ, which instances of a service are not told apart by."""
     for key in ("stages", "replicas"):
         if getattr(scenario.cluster, key) is not None:
-            message = (
-                "got nodes that differ, which is not simulated for services; leave it out, or"
-                " simulate a service of each kind"
-            )
+            mend = "leave it out, or simulate a service of each kind"
+            message = f"got nodes that differ, which is not simulated for services; {mend}"
             yield Problem(message, f"cluster.{key}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -74,6 +75,19 @@ def check_virtual_stages(scenario: Written) -> Iterator[Problem]:
     yield Problem(message, "schedule.virtual_stages")
 
 
+def check_pipeline(scenario: Written) -> Iterator[Problem]:
+    """The framework has a pipeline where one is asked for, and chunks where its schedule has."""
+    pp, software = scenario.parallelism.pp, scenario.software
+    if pp > 1 and not software.pipeline.has_pipeline:
+        mend = "set pp to 1, or take a framework that has one (see 'mpsim show frameworks')"
+        message = f"got {pp}, but {software.name} has no pipeline (framework.has_pipeline); {mend}"
+        yield Problem(message, "parallelism.pp")
+    elif pp > 1 and scenario.virtual_stages > 1 and not software.pipeline.has_chunks:
+        mend = "(framework.has_chunks); take 1f1b, or a framework that interleaves"
+        message = f"has several chunks of layers a rank, but {software.name} runs one {mend}"
+        yield Problem(message, "schedule")
+
+
 def check_schedule_file(scenario: Written) -> Iterator[Problem]:
     """The file of a schedule exists."""
     file = scenario.schedule.file
@@ -114,12 +128,9 @@ def check_stages(scenario: Written) -> Iterator[Problem]:
 
 def _balanced(scenario: Written) -> str:
     """The mend that leaves the split to mpsim."""
-    try:
+    balanced = None
+    with contextlib.suppress(ScenarioError):  # of an unknown framework, which another check names
         balanced = balanced_stages(scenario)
-    except ScenarioError:
-        balanced = (
-            None  # which splits an unknown framework runs nobody knows: another check names it
-        )
     if balanced is None:
         return f"{scenario.framework.preset} runs no uneven split that holds them"
     listed = ", ".join(map(str, balanced))

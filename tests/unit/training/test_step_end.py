@@ -111,7 +111,7 @@ def test_a_sharded_optimizer_updates_its_share_of_experts_and_of_the_rest() -> N
     program = build_program(plan)
     (step,) = _rows(program, "optimizer step")
     owned = dense / 8 + experts / 2
-    seconds = owned * layout.framework.update_traffic / (0.8 * 2039e9)
+    seconds = owned * layout.framework.optimizer.optimizer_traffic / (0.8 * 2039e9)
     assert program.duration[step] * TICK == pytest.approx(seconds, abs=TICK)
 
 
