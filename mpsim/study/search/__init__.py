@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.study.journal import Journal
 from mpsim.study.search.branch_and_bound import BranchAndBound, Progress
@@ -45,7 +46,7 @@ def search(
     Parameters
     ----------
     scenario : Scenario
-        Its model, cluster, batch or workload, and software; its own layout is a start.
+        Its model, cluster, batch or workload, and software; a training's own layout may be illegal.
     over : mapping of str to sequence, optional
         Values of single axes (``parallelism.tp``: [4, 8]) instead of all; other keys of a scenario
         (``cluster.nodes``) are searched as well.
@@ -109,6 +110,8 @@ def search(
     }
     space: Services | Trainings
     if scenario.serves:
+        if scenario.problems:
+            raise ScenarioError(scenario.problems)
         # serving is imported by those who serve
         from mpsim.study.search.services import Services as Space
 

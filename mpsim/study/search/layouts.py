@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mpsim.errors import MpsimError, Problem
+from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.framework import SelectiveRecompute, StageSplit
 from mpsim.parallel import AXES as MESH_AXES
 from mpsim.parallel import AXIS_NAMES, REPLICATING
@@ -96,6 +96,15 @@ DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Axes that each check looks at; one that is not listed is asked about every layout."""
 _CHECKS: Final[Mapping[str, Check]] = {check.__name__: check for check in checks.CHECKS}
+
+
+def refuse_every_layout(scenario: Scenario) -> None:
+    """Raise ScenarioError with the problems of a scenario that no layout of it mends."""
+    problems = itertools.chain.from_iterable(
+        check(scenario) for name, check in _CHECKS.items() if DEPENDS.get(name) == ()
+    )
+    if found := scenario.locate(list(problems)):
+        raise ScenarioError(found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from mpsim.study.search.decisions import choices, decisions_of, turned
 from mpsim.study.search.found import Found, folded, tie
 from mpsim.study.search.further import FURTHER, further, pipelines
 from mpsim.study.search.given import Limits, defaults, price_of, ranked_by, split_axes
-from mpsim.study.search.layouts import AXES, Layout, Layouts
+from mpsim.study.search.layouts import AXES, Layout, Layouts, refuse_every_layout
 from mpsim.study.search.outcome import OBJECTIVES, Own, Search
 from mpsim.study.search.queue import Look, Waiting
 from mpsim.study.search.switches import Switches, switches_of
@@ -227,6 +227,7 @@ class Trainings(Space[Candidate]):
                 f"got objective {self.objective!r}; {nearest(self.objective, OBJECTIVES)}"
             )
         scenario = self.scenario
+        refuse_every_layout(scenario)
         if scenario.has_uneven_replicas or scenario.training_step.batch_per_replica is not None:
             raise ScenarioError(
                 f"{scenario.name}: got replicas that differ or uneven batches, which belong to one"

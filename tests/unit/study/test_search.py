@@ -221,6 +221,21 @@ def test_nothing_simulated_is_nothing_to_draw():
         search_chart(Search("none", "time", 1, (), {}, complete=True))
 
 
+def test_an_illegal_layout_of_the_file_does_not_stop_a_search(scenario, found):
+    """A layout is what a search is asked for; its ranking is the same, and the mistake is told."""
+    wrong = scenario.with_values({"parallelism.tp": 3}, checked=False)
+    again = mpsim.search(wrong, OVER, top=4)
+    assert again.rows == found.rows
+    assert "tp 3 x pp 4 x cp 1 = 12" in again.own.reason
+
+
+def test_what_no_layout_mends_stops_a_search(scenario):
+    """A format that the accelerator lacks is one mistake, said once."""
+    wrong = scenario.with_values({"training.precision": "nvfp4"}, checked=False)
+    with pytest.raises(ScenarioError, match=r"training\.precision: .* has no nvfp4"):
+        mpsim.search(wrong, OVER, top=4)
+
+
 def test_the_own_layout_and_the_second_are_set_against_the_best(scenario):
     """The step of the file's layout is that of a run; differences by part sum to that of the steps."""
     whole = mpsim.search(scenario, OVER, top=4)
