@@ -22,7 +22,6 @@ from mpsim.units import Dimension, parse_quantity
 
 DATA: Final = "mpsim.scenario.data"
 SERVERS: Final = ("vllm", "sglang", "trtllm")  # engines with a table of options
-_USUAL: Final = "vllm-v1"
 
 
 class Meaning(NamedTuple):
@@ -52,6 +51,11 @@ def table_of(name: str) -> Mapping[str, Any]:
     """Options of a server, by its name."""
     table: Mapping[str, Any] = read_shipped(DATA, f"{name}.yaml")
     return table
+
+
+def preset_of(name: str) -> str:
+    """The engine that a server's own name means, as ``vllm``; other names are engines'."""
+    return str(table_of(name)["engine"]) if name in SERVERS else name
 
 
 def _server_of(preset: str) -> str:
@@ -113,11 +117,10 @@ def said(data: Data) -> dict[str, object]:
     not, defaults of the engine among them.
     """
     section = data["server"]
-    serving = data.get("serving")
-    serving = serving if isinstance(serving, Mapping) else {}
+    serving = own if isinstance(own := data.get("serving"), Mapping) else {}
     engine = expand_shorthand("serving.engine", serving.get("engine"))
     engine = engine if isinstance(engine, Mapping) else {}
-    preset = str(section.get("engine", engine.get("preset", _USUAL)))
+    preset = preset_of(str(section.get("engine", engine.get("preset", "vllm"))))
     found: dict[str, object] = {"serving.engine.preset": preset}
     if name := _server_of(preset):
         if preset == table_of(name)["engine"] and (chip := _chip(data)) is not None:

@@ -20,6 +20,7 @@ from mpsim.scenario.fields import (
     Time,
     Within,
 )
+from mpsim.scenario.servers import preset_of
 from mpsim.units import Dimension
 
 Degree = Annotated[int, Field(ge=1, le=4096)]
@@ -32,8 +33,8 @@ CacheFormat = Literal["bf16", "fp16", "fp8", "int8"]
 class EngineChoice(PresetSection):
     """The serving engine: a preset, and fields of it to replace, written beside it."""
 
-    preset: Name = "vllm-v1"
-    """An engine by name (see 'mpsim show engine')."""
+    preset: Annotated[Name, pydantic.AfterValidator(preset_of)] = "vllm-v1"
+    """An engine by name (see 'mpsim show engine'); vllm, sglang and trtllm are names, too."""
 
 
 class Workload(Section):
@@ -83,8 +84,7 @@ class Workload(Section):
                 )
         if self.burstiness != 1.0 and self.arrival != "gamma":
             raise ValueError(
-                f"got a burstiness of {self.burstiness:g} with arrival: {self.arrival}, which does"
-                " not use it; leave it out, or set arrival to gamma"
+                f"got burstiness with arrival: {self.arrival}; leave it out, or take gamma"
             )
         return self
 
@@ -96,10 +96,7 @@ class Workload(Section):
             if self.arrival == "all-at-once" and getattr(self, key) is not None:
                 raise ValueError(f"got {key} with arrival: all-at-once; leave it out")
         if self.duration is not None and (self.warmup or 0.0) >= self.duration:
-            raise ValueError(
-                f"got a warmup of {self.warmup:g} s in a duration of {self.duration:g} s; needed"
-                " less"
-            )
+            raise ValueError(f"got a warmup of {self.warmup:g} s; needed less than the duration")
         return self
 
 

@@ -95,9 +95,7 @@ class SteadyState(TypedDict):
 
 
 def share_interval(kept: Values | Sketch) -> tuple[float, float]:
-    """The 80 % interval of a share of requests in order, each 1 or 0: by batch means, of few by
-    Wilson's.
-    """
+    """The 80 % interval of a share of requests, each 1 or 0: by batch means, of few by Wilson's."""
     count = kept.count
     if not count or (count >= MANY and len(kept.means) < 2):
         return 0.0, 1.0

@@ -309,9 +309,7 @@ class ServicePlan:
 
     @property
     def tokenizer_time(self) -> float:
-        """Time of the servers for a token of a prompt, one server an instance; none where all come
-        at once [s].
-        """
+        """Time of an instance's server for a token of a prompt; none where all come at once [s]."""
         if self.policy.together or self.workload.arrival == "all-at-once":
             return 0.0
         return self.engine.tokenizer_time / (self.prefill or self).replicas
@@ -497,9 +495,8 @@ class ServicePlan:
         for key, values in ways.items():
             section, field = key.split(".")
             for value in values:
-                given: dict[str, Any] = {field: value}
-                changed = dataclasses.replace(self, prefill=None, **given)
-                if changed.memory.blocks * self.engine.block >= length:
+                given: dict[str, Any] = {field: value, "prefill": None}
+                if dataclasses.replace(self, **given).memory.blocks * self.engine.block >= length:
                     fitting.append(f"{pool or f'{section}.'}{field}: {value}")
                     break
         return f"it would fit with {' or '.join(fitting)}" if fitting else ""
@@ -534,9 +531,7 @@ class ServicePlan:
         return drawn
 
     def require(self, requests: Requests | None = None) -> None:
-        """Refuse a service that cannot hold its weights or one request, and a prompt that fits no
-        iteration: a ScenarioError.
-        """
+        """Refuse a service that cannot hold its weights, a request or a prompt: ScenarioError."""
         if problems := [*self.problems()]:
             raise ScenarioError(problems)
         engine = (self.prefill or self).engine

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from mpsim.errors import Problem, ScenarioError, nearest
-from mpsim.hardware import accelerator
+from mpsim.errors import Problem, ScenarioError
+from mpsim.hardware import Cluster, accelerator
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.scenario.serving import PoolChoice
-from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_names, override
+from mpsim.serving.engines import EnginePreset, calibrated, engine, override
 from mpsim.serving.plan import ServicePlan
 
 
@@ -57,7 +57,7 @@ def _plan(scenario: Scenario, pool: PoolChoice, key: str) -> ServicePlan:
         name=scenario.name,
         model=scenario.transformer,
         cluster=cluster,
-        engine=_engine(scenario, pool, key),
+        engine=engine_of(scenario, cluster, own=pool.engine, key=key),
         workload=serving.workload,
         slo=serving.slo,
         tp=pool.tp,
@@ -78,14 +78,15 @@ def _plan(scenario: Scenario, pool: PoolChoice, key: str) -> ServicePlan:
     )
 
 
-def _engine(scenario: Scenario, pool: PoolChoice, key: str) -> EnginePreset:
-    """The engine of a pool: the preset, what was fitted on the machine, what the file replaces."""
+def engine_of(
+    scenario: Scenario, cluster: Cluster, *, own: Mapping[str, object], key: str = "serving"
+) -> EnginePreset:
+    """The engine of a pool: the preset, what was fitted on its cluster, what the file replaces, and
+    what the pool replaces of its `own`. ScenarioError is located in the file.
+    """
     choice = scenario.service.engine
-    if choice.preset not in engine_names():
-        message = f"no engine {choice.preset!r}; {nearest(choice.preset, engine_names())}"
-        raise ScenarioError(scenario.locate([Problem(message, key="serving.engine")]))
-    preset = calibrated(engine(choice.preset), scenario.hardware)
     try:
-        return override(override(preset, choice.overrides), pool.engine, section=key)
+        preset = override(calibrated(engine(choice.preset), cluster), choice.overrides)
+        return override(preset, own, section=key)
     except ScenarioError as error:
         raise ScenarioError(scenario.locate(error.problems)) from None

@@ -126,11 +126,8 @@ def run_service(
     """
     if is_long(plan.workload) and plan.prefill is None:
         stream = Stream(plan.workload, plan.seed)
-        ones = (
-            np.array([stream.longest_prompt]),
-            np.array([stream.longest - stream.longest_prompt]),
-        )
-        plan.require(Requests(np.zeros(1), *ones))
+        whole, prompt = stream.longest, stream.longest_prompt
+        plan.require(Requests(np.zeros(1), np.array([prompt]), np.array([whole - prompt])))
         folded = Folded(plan, stream)
         served = Service(stream, plan, folded=folded, progress=progress).run()
         folded.finish(served.end)
@@ -180,11 +177,16 @@ def measurable(plan: ServicePlan) -> dict[str, float]:
     and ``_p99`` [s], ``throughput`` [output tokens/s].
 
     Of a static batch E2E is the time until all of it has ended: such tables print it so.
-    ScenarioError if the service cannot hold its weights, or a request.
+    ScenarioError if the service cannot hold its weights, or a request, or if none counts.
     """
     requests, served = _serve_workload(plan, plan.requests())
     tally = Tally(plan)
     tally.add(requests, served)
+    if not tally.count:
+        raise ScenarioError(
+            f"got a warm-up of {tally.since:g} s, and no request came after it: the last one had"
+            f" ended at {served.end:.3g} s; needed a shorter one (serving.workload.warmup)"
+        )
     ttft, tpot, e2e = (tally.spreads[name] for name in ("ttft", "tpot", "e2e"))
     static = plan.policy.together
     return {

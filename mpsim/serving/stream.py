@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,9 @@ class Tail(list[Item]):
         """The item of a number; a slice counts from the first that is left."""
         return list.__getitem__(self, at if isinstance(at, slice) else at - self.base)
 
-    def __setitem__(self, at: SupportsIndex, value: Item) -> None:  # type: ignore[override]
+    def __setitem__(self, at: Any, value: Any) -> None:
         """Replace the item of a number."""
-        list.__setitem__(self, int(at) - self.base, value)
+        list.__setitem__(self, at - self.base, value)
 
     def drop(self, count: int) -> list[Item]:
         """Take out the first so many items."""

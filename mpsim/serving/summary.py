@@ -125,9 +125,7 @@ def _of_requests(plan: ServicePlan, tally: Tally) -> Figures:
 def _costs(
     plan: ServicePlan, served: Served, tally: Tally, by_pool: Mapping[str, dict[str, float]]
 ) -> Figures:
-    """Energy and price of the tokens that were generated; None where there are none, or no
-    price.
-    """
+    """Energy and price of the tokens that were generated; None without tokens or price."""
     seconds, output, price = tally.seconds, tally.output, plan.price_per_hour
     energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= seconds / served.end if served.end else 0.0

@@ -94,9 +94,7 @@ class Tally:
     def add(
         self, requests: Requests, served: Served, *, until: float | None = None, batch: int = 0
     ) -> tuple[Mapping[str, Floats], NDArray[np.bool_]]:
-        """Add requests of a batch; their times, and which of them count: those that came after the
-        warm-up and not after `until`.
-        """
+        """Add requests of a batch; their times, and which came after warm-up and before `until`."""
         slo, begin = self._plan.slo, min(self.since, served.end)
         end = served.end if until is None else until
         done = np.isfinite(served.last)
@@ -145,9 +143,7 @@ class Tally:
 
 
 def _tokens_within(requests: Requests, served: Served, begin: float, end: float) -> Floats:
-    """Tokens of each request between two times, divided as if they came evenly between its first
-    and its last.
-    """
+    """Tokens of each request between two times, as if they came evenly from first to last."""
     begun = (served.first >= begin) & (served.first <= end)
     with np.errstate(divide="ignore", invalid="ignore"):
         last, first = np.minimum(served.last, end), np.maximum(served.first, begin)

@@ -72,9 +72,7 @@ class PrefillFirst(Budget):
         return first + (last - first) * min(1.0, (now + ticks - self._ratio_from) / _FALLING)
 
     def _remaining(self, ticks: int) -> float:
-        """Tokens still to be generated once each sequence has gained so many, as far as they
-        count.
-        """
+        """Tokens still to come once each sequence has gained so many, as far as they count."""
         decoding = self.decoding
         if not decoding.end_of:
             return 0.0

@@ -10,9 +10,8 @@ from typing import Any, Final
 from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
 from mpsim.scenario.serving import Disaggregated, PoolChoice
-from mpsim.serving.engines import engine, override
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.planning import make_service
+from mpsim.serving.planning import engine_of, make_service
 from mpsim.study.search.given import defaults
 
 AXES: Final[Mapping[str, str]] = {
@@ -133,8 +132,7 @@ class ServiceLayouts:
         """Token budgets: the engine's own and usual ones; its own where prompts are not cut."""
         if "max_tokens" in self._given:
             return self._given["max_tokens"]
-        choice = self._base.service.engine
-        preset = override(engine(choice.preset), choice.overrides)
+        preset = engine_of(self._base, self._base.hardware, own={})
         usual = defaults("serving")["max_tokens"] if preset.chunked else ()
         return tuple(dict.fromkeys((preset.max_tokens, *usual)))
 

@@ -32,7 +32,7 @@ SERVICE_REASONS: Mapping[str, str] = {
     "slow": "too slow for the rate of the workload, whatever its limits",
     "slo": "cannot keep the limits even when it is empty",
     "memory": "needs more memory than allowed",
-    "refused": "cannot be laid on the cluster, or leaves no cache",
+    "refused": "do not fit the cluster, or have no room for a cache",
     "requests": "cannot hold a request",
     "unsimulated": "fits and was not simulated: the search ended before",
     "unseen": "not looked at: the search ended before",

@@ -62,9 +62,8 @@ class _Candidate:
     bound: float  # the objective is no better
     least: float
     digest: str
-    counts: Sequence[
-        int
-    ] = ()  # of instances, to find the fewest; empty where the layout has its own
+    # of instances, to find the fewest; empty where the layout has its own
+    counts: Sequence[int] = ()
     group: int = 0
 
     @property

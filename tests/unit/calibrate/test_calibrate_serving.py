@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import mpsim
 from bench import served_points, validate_files
 from mpsim.calibrate import calibrate_serving
 from mpsim.calibrate.serving import fit_serving, on_machine
-from mpsim.errors import CalibrationError
+from mpsim.errors import CalibrationError, ScenarioError
 from mpsim.hardware import build_cluster
 from mpsim.hardware.machine import read_machine
 from mpsim.scenario.fields import LengthChoice
@@ -85,7 +86,7 @@ def test_points_of_two_accelerators_are_refused(points):
 
 
 def test_a_machine_file_carries_the_constants(points, tmp_path):
-    """Written, read, named by a scenario: the service runs with them; one of the scenario's own fields wins."""
+    """Written, read, named by a scenario: the service runs with them; one of the scenario's own fields wins, and a pool of another chip, which nobody measured, keeps the engine's."""
     path = tmp_path / "machine.yaml"
     calibrate_serving(points[:4], files=[], name="ours").write(path)
     found = read_machine(path).accelerator.calibration.constants
@@ -94,6 +95,18 @@ def test_a_machine_file_carries_the_constants(points, tmp_path):
     assert plan.rates.attention_bandwidth == found["serving.rates.attention_bandwidth"].value
     own = _planned(tmp_path, path, "{preset: vllm-v1, step_time: 7 ms}")
     assert own.engine.step_time == pytest.approx(7e-3)
+    pool = "{tp: 1, accelerator: h200-sxm}"
+    engine_text = f"vllm-v1\n  disaggregated: {{prefill: {pool}, decode: {pool}}}"
+    other = _planned(tmp_path, path, engine_text)
+    assert other.engine.step_time == engine("vllm-v1").step_time
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    """Nothing was measured then: a sentence in place of a division by zero."""
+    plan = _plan(1, 128, 8)
+    late = dataclasses.replace(plan, workload=plan.workload.model_copy(update={"warmup": 1e4}))
+    with pytest.raises(ScenarioError, match="got a warm-up of 10000 s, and no request came after"):
+        measurable(late)
 
 
 def _planned(folder, machine, engine_text):
@@ -108,7 +121,6 @@ schema: 1
 name: calibrated
 cluster: {cluster}
 model: llama3-8b
-parallelism: {{tp: 1}}
 serving:
   engine: {engine}
   workload: {{rate: 2, requests: 20}}

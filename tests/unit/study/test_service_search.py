@@ -220,6 +220,18 @@ def test_wrong_arguments_are_named(options, words):
         search(_scenario(), over, **options)
 
 
+def test_an_unknown_engine_is_named_where_it_stands(tmp_path):
+    """The search says file, line and the nearest, as a run does; a server's own name is one."""
+    file = tmp_path / "service.yaml"
+    text = "schema: 1\nmodel: llama3-8b\ncluster: dgx-h100\nserving:\n  engine: {}\n"
+    file.write_text(text.format("vlm"), encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"service.yaml:5:3 serving.engine: .*'vllm' or"):
+        search(mpsim.load(file))
+    for name, preset in (("vllm", "vllm-v1"), ("trtllm", "tensorrt-llm-1.x")):
+        file.write_text(text.format(name), encoding="utf-8")
+        assert make_service(mpsim.load(file)).engine.name == preset
+
+
 def test_goodput_and_rate_need_limits_and_a_rate():
     with pytest.raises(ScenarioError, match="got no limits"):
         search(_scenario(slo={}), SMALL, objective="goodput")
