@@ -100,12 +100,6 @@ class Chains:
         """
         return walk(self.begin, self.gate, self.spread(duration))
 
-    def nodes(self, order: Ints) -> Ints:
-        """Nodes of rows in a given order."""
-        size = (self.last - self.first + 1)[order]
-        offset = np.cumsum(size) - size
-        return np.repeat(self.first[order] - offset, size) + np.arange(int(size.sum()))
-
 
 def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
     """Let every chain run as far as it can, again and again. `begin` and `gates` (int64[C],

@@ -180,9 +180,10 @@ def _nodes(turn: Ints, chains: Chains) -> tuple[Ints, Ints]:
     """Chain and turn of each node [G]; -1 for what belongs to no turn."""
     nodes = len(chains.gate)
     chain = np.repeat(np.arange(len(chains.begin)), np.diff(np.append(chains.begin, nodes)))
-    result = np.full(nodes, -1)
-    every = np.arange(len(turn))
-    result[chains.nodes(every)] = np.repeat(turn, chains.last - chains.first + 1)
+    # the last node of each row, and those before it back to its first
+    result, size = np.full(nodes, -1), chains.last - chains.first + 1
+    back = np.repeat(np.cumsum(size), size) - 1 - np.arange(size.sum())
+    result[np.repeat(chains.last, size) - back] = np.repeat(turn, size)
     return chain, result
 
 

@@ -50,9 +50,8 @@ class Timeline(Saved):
 
     def per_rank(self, figure: Callable[[Timeline], float]) -> NDArray[np.float64]:
         """A figure of the timeline that each rank class belongs to [R]."""
-        return np.array([figure(each) for each in self.each or (self,)], dtype=np.float64)[
-            self.lane
-        ]
+        figures = [figure(each) for each in self.each or (self,)]
+        return np.array(figures, dtype=np.float64)[self.lane]
 
     @property
     def step_time_s(self) -> float:

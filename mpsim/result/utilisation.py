@@ -40,7 +40,7 @@ class Utilisation(Shown):
     timeline: Timeline
     # mapping of str to float64[R], of each class of link, in one direction [B/tick]
     speeds: Mapping[str, NDArray[np.float64]]
-    bins: int
+    bins: int = 200  # of the series
 
     def sheet(self) -> Sheet:
         """Shares of the step, a line a rank class."""
@@ -72,31 +72,19 @@ class Utilisation(Shown):
 
 
 def measure_utilisation(
-    timeline: Timeline,
-    clusters: Sequence[Cluster],
-    used: NDArray[np.float64] | None = None,
-    *,
-    bins: int = 200,
+    timeline: Timeline, clusters: Sequence[Cluster], used: NDArray[np.float64]
 ) -> Utilisation:
     """Measure a finished step. `clusters`: as each rank class has it: the bandwidths per
-    accelerator and direction. `used`: what `used_of` says of it, where that is known.
+    accelerator and direction. `used`: what `used_of` says of it.
     """
     step, nodes = timeline.makespan, [cluster.node for cluster in clusters]
     speeds = {
         "scale_up": np.array([node.scale_up.bandwidth for node in nodes]) * TICK,
         "scale_out": np.array([node.nic_bandwidth_per_accelerator for node in nodes]) * TICK,
     }
-    busy, *sent = (used_of(timeline) if used is None else used).T
-    return Utilisation(
-        compute=busy / step,
-        **{
-            name: _share(amount, speeds[name] * step)
-            for name, amount in zip(speeds, sent, strict=True)
-        },
-        timeline=timeline,
-        speeds=speeds,
-        bins=bins,
-    )
+    sent = zip(used.T[1:], speeds.values(), strict=True)
+    up, out = (_share(amount, speed * step) for amount, speed in sent)
+    return Utilisation(used.T[0] / step, up, out, timeline, speeds)
 
 
 def kernel_seconds(program: Program) -> NDArray[np.float64]:

@@ -118,6 +118,7 @@ class ActionVariants:
         ]
 
     def _joined(self, action: Action, blocks: Sequence[Block]) -> ActionRow:
+        """A row of blocks end to end."""
         if self._blocks.sums:
             return _added(*[block.template for block in blocks])
         return _row(self._blocks.join(action, blocks))

@@ -15,7 +15,7 @@ from mpsim.program import TICK, Rows, Stream
 from mpsim.result.energy import measure_energy
 from mpsim.result.figures import unsure
 from mpsim.result.result import Result
-from mpsim.result.utilisation import kernel_seconds, measure_utilisation
+from mpsim.result.utilisation import kernel_seconds, measure_utilisation, used_of
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 
 NODE = system("dgx-a100-80gb", nodes=1)
@@ -47,7 +47,7 @@ def test_a_message_uses_its_senders_link_and_a_collective_those_of_all() -> None
     rows.depend(both, send)
     timeline = run(rows.finish(rank_name=("pp 0", "pp 1"), class_size=[1, 1]))
     assert timeline.makespan == 10
-    use = measure_utilisation(timeline, [NODE, NODE])
+    use = measure_utilisation(timeline, [NODE, NODE], used_of(timeline))
     assert use.compute.tolist() == pytest.approx([0.6, 0.0])
     assert use.scale_up.tolist() == pytest.approx([0.4, 0.1])
     assert use.scale_out.tolist() == [0.0, 0.0]
