@@ -82,8 +82,9 @@ class Plots(_Pictures[Result]):
         )
 
     def _names(self) -> list[str]:
-        varies = self._result.scenario.variation is not None
-        return [name for name in super()._names() if name != "blame" or varies]
+        varies, used = self._result.scenario.variation is not None, self._result.links.busiest(1)
+        empty = {"blame": not varies, "links": not used.size}
+        return [name for name in super()._names() if not empty.get(name)]
 
 
 class ServicePlots(_Pictures[ServiceResult]):

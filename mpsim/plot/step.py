@@ -176,18 +176,14 @@ def links_chart(result: Result, *, most: int = 12) -> Heat:
     by_tier = {tier: [link for link in busiest if tiers[link] == tier] for tier in tiers}
     each = -(-most // len([tier for tier in by_tier if by_tier[tier]]))
     chosen = [link for own in by_tier.values() for link in sorted(own[:each])]
-    rest = len(busiest) - len(chosen)
-    left_out = (
-        f"{len(chosen)} of {len(busiest):,} links that carry anything, the busiest; {rest:,} not"
-        " shown carry less"
-    )
+    left_out = f"the busiest {len(chosen)} of {len(busiest):,} links that carry anything"
     top = busiest[0]
     return Heat(
         title="Links over time",
         alt=(
             f"Busiest is {use.names[top]}, which carries {percent(use.mean[top])} of what it could."
         ),
-        notes=[left_out] if rest else (),
+        notes=[left_out] if chosen != busiest else (),
         names=[use.names[link] for link in chosen],
         edges=use.edges_s,
         values=use.share[chosen],

@@ -10,6 +10,7 @@ from mpsim.plot import step
 from mpsim.plot.palette import BUBBLE, LUMINANCE, rgb
 from mpsim.plot.step import heat_chart, links_chart, memory_kinds_chart, roofline_chart
 from mpsim.result import MemoryCurve, Result
+from mpsim.scenario import Scenario
 from mpsim.scenario.scenario import load
 from mpsim.simulate import simulate_step
 from mpsim.training.bubbles import CAUSES
@@ -145,3 +146,18 @@ def test_the_roofline_draws_every_kernel_that_works(result: Result) -> None:
     assert (kernels.achieved[works] <= 1.001 * roof[works]).all()
     share = kernels.seconds[~works].sum() / kernels.seconds.sum()
     assert display.chart.notes[-1].startswith(f"{share:.0%} of the kernel time")
+
+
+def test_one_accelerator_saves_every_picture_but_that_of_links(tmp_path: Path) -> None:
+    """No link carries anything there; the others are drawn all the same."""
+    scenario = Scenario.from_mapping(
+        {
+            "schema": 1,
+            "model": "gpt2-small",
+            "cluster": {"accelerator": "rtx4090", "accelerators_per_node": 1, "nodes": 1},
+            "training": {"global_batch": 2, "sequence_length": 512},
+            "framework": "megatron-core",
+        }
+    )
+    saved = [path.stem for path in simulate_step(scenario).plot.save(tmp_path)]
+    assert saved == [picture for picture in PICTURES if picture != "links"]
