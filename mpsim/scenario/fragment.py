@@ -54,8 +54,10 @@ def fragment(root: type[S], data: Mapping[str, object], error: pydantic.Validati
         if name in wrong or (name in left and not _read(root, name, left[name], sections)):
             sections.update({} if name in _VARIANTS else {name: _NotRead()})
     sections.setdefault("training", None)  # of a scenario that serves: it has no default
-    if "serving" not in left and "training" in left:  # a key that was meant there, at most
-        sections["serving"] = None
+    # one of the two, of which a key was meant there at most
+    for job, other in (("serving", "training"), ("training", "serving")):
+        if job not in left and (other in left or other in wrong):
+            sections[job] = None
     return root.model_construct(**sections)
 
 

@@ -66,7 +66,8 @@ class Written(Section):
     schedule: Annotated[ScheduleChoice, Shorthand("schedule")] = ScheduleChoice(name="1f1b")
     """The pipeline schedule."""
     training: Training | None
-    """Batch, sequence length and precision of a step: {global_batch: 8, sequence_length: 2048}."""
+    """Batch, sequence length and precision of a step, such as {global_batch: 8, sequence_length:
+    2048}; a scenario that serves has serving instead."""
     serving: Serving | None = None
     """Serving a stream of requests, in place of training."""
     server: Mapping[str, str | int | float | bool] | None = None
