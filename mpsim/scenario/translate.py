@@ -31,6 +31,7 @@ _LENGTHS: Final[Mapping[str, str]] = {
     "too_long": "entries; needed at most {max_length}",
     "too_short": "entries; needed {min_length} or more",
 }
+_FEW: Final = 8  # keys of a section that are listed beside a nearest one of another
 _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
     "greater_than_equal": ("ge", "{} or more"),
     "greater_than": ("gt", "more than {}"),
@@ -92,7 +93,8 @@ def _unknown(loc: tuple[int | str, ...], root: Kind) -> str:
     if name in elsewhere:
         near = f"it stands at the top level, not in {join(*loc[:-1])!r}"
     elif elsewhere:
-        near = f"did you mean {' or '.join(repr(key) for key in elsewhere[:3])}?"
+        here = f"known: {', '.join(names)}; " if 0 < len(names) <= _FEW else ""
+        near = f"{here}did you mean {' or '.join(repr(key) for key in elsewhere[:3])}?"
     return f"unknown key {shown(name)}; {near}"
 
 
