@@ -26,7 +26,7 @@ from mpsim.hardware import Accelerator, Cluster, accelerator, accelerator_names
 from mpsim.parallel import FOLDED
 from mpsim.program import TICK, Program
 from mpsim.program.expand import expand
-from mpsim.program.unfold import unfold
+from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
@@ -194,7 +194,7 @@ def _folds(case: Case) -> str | None:
     copies = mesh.world // mesh.pp
     if case.prepared.plan.classes or case.size * copies > 4 * _MOST_ROWS:
         return ""
-    everyone = unfold(fine, {axis.name: mesh.degree(axis.name) for axis in FOLDED})
+    everyone = Unfolding(fine, {axis.name: mesh.degree(axis.name) for axis in FOLDED}).program()
     apart = run(everyone, "replay").makespan
     return _unless(apart == folded, f"{folded * TICK} s folded, {apart * TICK} s rank by rank")
 

@@ -18,7 +18,7 @@ from mpsim.formats.chakra.writer import write_chakra
 from mpsim.program import TICK, Stream
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand
-from mpsim.program.unfold import unfold
+from mpsim.program.unfold import Unfolding
 
 SAMPLES = Path(__file__).parent / "samples"
 SMALL = {
@@ -41,7 +41,7 @@ def prepared(**changes):
 def unfolded(plan, program):
     """Every rank with rows of its own, and the rank of the job that each is."""
     mesh = plan.layout.mesh
-    every = unfold(expand(program), {"tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp})
+    every = Unfolding(expand(program), {"tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp}).program()
     return every, mesh.ranks.reshape(-1)
 
 
