@@ -62,6 +62,8 @@ def _step(rng: Random) -> Data:
     has_experts = _chance(rng, 0.3)
     degrees = _degrees(rng, world, stack["preset"])
     schedule, chunks = _schedule(rng, degrees["pp"])
+    if degrees["pp"] > 1 and not framework(stack["preset"]).pipeline.has_chunks:
+        schedule, chunks = "1f1b", 1
     model = _model(rng, degrees, degrees["pp"] * chunks, has_experts=has_experts)
     parallelism: Data = {key: degrees[key] for key in ("tp", "pp", "cp") if degrees[key] > 1}
     if _chance(rng, 0.3):
@@ -165,6 +167,8 @@ def _degrees(rng: Random, world: int, stack: str) -> dict[str, int]:
     weights = {"dp": 4, "tp": 3, "pp": 3, "cp": 1}
     if any(word in stack for word in ("fsdp", "ddp", "zero", "horovod", "fairscale", "mirrored")):
         weights |= {"tp": 1, "pp": 1, "dp": 8}
+    if not framework(stack).pipeline.has_pipeline:
+        weights["pp"] = 0
     degrees = dict.fromkeys(weights, 1)
     left = world
     while left > 1:
@@ -285,7 +289,13 @@ def _framework(rng: Random) -> Data:
         return stack
     habits = framework(preset)
     groups = [getattr(habits, area) for area in habits.groups()]
-    fields = [(group, field.name) for group in groups for field in dataclasses.fields(group)]
+    # whether there is a pipeline at all is drawn with the degrees
+    fields = [
+        (group, field.name)
+        for group in groups
+        for field in dataclasses.fields(group)
+        if field.name not in ("has_pipeline", "has_chunks")
+    ]
     for group, name in rng.sample(fields, rng.choice([1, 2, 4])):
         value = getattr(group, name)
         if isinstance(value, enum.Enum):

@@ -139,10 +139,11 @@ def test_a_framework_refuses_what_it_does_not_shard(
     ("framework", "schedule", "reason"),
     [
         ("deepspeed", {"name": "1f1b"}, "has no pipeline"),
+        ("torchtune", {"name": "1f1b"}, "has no pipeline"),
         ("deepspeed-pipeline", {"name": "interleaved-1f1b", "virtual_stages": 2}, "runs one"),
     ],
 )
-def test_a_pipeline_that_deepspeed_does_not_run_is_refused_and_never_found(
+def test_a_pipeline_that_a_stack_does_not_run_is_refused_and_never_found(
     framework: str, schedule: dict[str, object], reason: str
 ) -> None:
     """ZeRO's engine runs whole models, the pipeline's one chunk a rank; the search leaves out what a run refuses."""
@@ -154,7 +155,9 @@ def test_a_pipeline_that_deepspeed_does_not_run_is_refused_and_never_found(
     assert reason in problem.message
     rows = mpsim.search(Scenario.from_mapping(one), top=100).rows
     assert {row.values["schedule.name"] for row in rows} <= {"1f1b"}
-    assert ({row.values["parallelism.pp"] for row in rows} == {1}) is (framework == "deepspeed")
+    assert ({row.values["parallelism.pp"] for row in rows} == {1}) is (
+        framework != "deepspeed-pipeline"
+    )
 
 
 @pytest.mark.parametrize(
