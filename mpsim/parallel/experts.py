@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from mpsim.framework import ExpertDispatch, ExpertOverlap, ExpertRegrouping
 from mpsim.memo import remembered
@@ -25,6 +26,7 @@ from mpsim.parallel.shard import Routing, Sharding, shard
 from mpsim.workload import Operator, OperatorKind, Phase, Role, Split, make_elementwise
 
 Beside = tuple[Sequence[Item], Sequence[Item]]
+Floats = NDArray[np.float64]
 
 _PERMUTING: Final = (Role.PERMUTE, Role.UNPERMUTE)
 
@@ -340,6 +342,22 @@ def rank_load(experts: int, ranks: int, spread: float) -> float:
     """
     deviation = spread * math.sqrt(ranks / experts) * math.sqrt(1.0 - 1.0 / ranks)
     return min(1.0 + deviation * expected_maximum(ranks), float(ranks))
+
+
+def busiest_rank(popular: float, ranks: int, rows: ArrayLike) -> Floats:
+    """Tokens of the busiest rank over the mean, by popularity of its experts and by chance.
+
+    `popular`: by popularity alone, at least 1. `rows`: choices of all tokens together, which are
+    drawn: the counts of ranks are independent but for their sum, with their mean as variance.
+
+    Examples
+    --------
+    >>> round(float(busiest_rank(1.0, 8, 8 * 4096 * 8)), 4)
+    1.0079
+    """
+    chance = expected_maximum(ranks) ** 2 * ranks / np.asarray(rows, float)
+    result: Floats = 1.0 + np.sqrt((popular - 1.0) ** 2 + chance)
+    return result
 
 
 @remembered(4096)

@@ -22,7 +22,7 @@ from mpsim.framework import ContextExchange, Framework
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
 from mpsim.parallel.axes import ACCOUNTED, FOLDED, Stream
-from mpsim.parallel.experts import rank_load
+from mpsim.parallel.experts import busiest_rank, rank_load
 from mpsim.parallel.mesh import Mesh
 from mpsim.parallel.partition import Stage
 from mpsim.parallel.shard import Routing, Sharding
@@ -154,7 +154,7 @@ class Layout:
             sequence_parallel=self.sequence_parallel,
             tensor=self.framework.tensor,
             context_inside=self._context_inside,
-            routing=self._routing,
+            routing=self._routing(tokens),
             activation_bytes=self.framework.lowering.activation_bytes,
         )
 
@@ -182,8 +182,7 @@ class Layout:
             raise ScenarioError([Problem(message, key="parallelism.cp")])
         return inside
 
-    @property
-    def _routing(self) -> Routing | None:
+    def _routing(self, tokens: int) -> Routing | None:
         moe, experts = self.model.moe, self.framework.experts
         if moe is None:
             return None
@@ -191,18 +190,23 @@ class Layout:
         return Routing(
             experts=moe.experts,
             top_k=moe.top_k,
-            load=self._load(moe),
+            load=self._load(moe, tokens),
             capacity=moe.capacity_factor or 1.0,
             software=experts,
             pads=experts.expert_padding and not moe.capacity_factor,
             domains=shape.domains if shape.domains * shape.per_domain == shape.ranks else 1,
         )
 
-    def _load(self, moe: Experts) -> float:
+    def _load(self, moe: Experts, tokens: int) -> float:
         """Tokens of the busiest rank over the mean; with a capacity all have that many."""
         if moe.capacity_factor:
             return 1.0
-        return moe.imbalance * rank_load(moe.experts, self.mesh.ep, moe.spread)
+        ranks = self.mesh.ep
+        popular = moe.imbalance * rank_load(moe.experts, ranks, moe.spread)
+        if self.framework.experts.consecutive_experts:  # every expert is in as many runs
+            return popular
+        senders = ranks * self.mesh.expert_tp / self.mesh.tp
+        return float(busiest_rank(popular, ranks, tokens * senders * moe.top_k))
 
     def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
         """Ranks of every communicator of a stream inside layers, int64[groups, members]; those that

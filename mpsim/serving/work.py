@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import Sharding, shard
-from mpsim.parallel.experts import expected_maximum
+from mpsim.parallel.experts import busiest_rank, expected_maximum
 from mpsim.workload import (
     Lowering,
     Module,
@@ -85,8 +85,7 @@ class ExpertWork:
 
     def rows(self, tokens: Floats) -> Floats:
         """Rows of the busiest rank, by popularity and by chance, for so many tokens of all."""
-        chance = expected_maximum(self.ep) ** 2 * (self.ep - 1) / (tokens * self.top_k)
-        busiest = 1.0 + np.sqrt((self.imbalance - 1.0) ** 2 + chance)
+        busiest = busiest_rank(self.imbalance, self.ep, tokens * self.top_k)
         return tokens * (self.top_k / self.ep * busiest)
 
     def touched(self, tokens: Floats) -> Floats:

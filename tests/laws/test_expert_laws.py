@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpsim.engine import Timeline, run
 from mpsim.framework import ExpertDispatch, ExpertOverlap
 from mpsim.parallel import FOLDED, rank_load
-from mpsim.parallel.experts import expected_maximum
+from mpsim.parallel.experts import busiest_rank, expected_maximum
 from mpsim.program.expand import expand
 from mpsim.program.unfold import Unfolding
 from mpsim.training import Plan, build_program
@@ -191,6 +191,30 @@ def test_the_busiest_rank_is_that_of_random_draws() -> None:
     shares = 1.0 + 0.3 * np.random.default_rng(0).standard_normal((4000, 16, 4))
     ranks = shares.sum(axis=2) / shares.sum(axis=(1, 2))[:, None] * 16
     np.testing.assert_allclose(rank_load(64, 16, 0.3), ranks.max(axis=1).mean(), rtol=0.01)
+
+
+def test_chance_alone_makes_a_rank_the_busiest() -> None:
+    """32,768 choices among 16 ranks alike: the mean busiest of 4,000 draws."""
+    draws = np.random.default_rng(0).multinomial(32_768, [1 / 16] * 16, 4000).max(axis=1)
+    np.testing.assert_allclose(
+        float(busiest_rank(1.0, 16, 32_768)) - 1.0, draws.mean() * 16 / 32_768 - 1.0, rtol=0.02
+    )
+
+
+def test_steps_wait_for_the_rank_that_chance_makes_the_busiest() -> None:
+    """Eight ranks of equally popular experts: not where experts have a capacity, nor where a forced routing deals them out."""
+
+    def load(*, capacity: float = 0.0, dealt: bool = False) -> float:
+        moe = Experts(experts=8, top_k=2, ffn_hidden=4096, capacity_factor=capacity)
+        overrides = {"consecutive_experts": dealt}
+        plan = small_plan(
+            tp=1, pp=1, dp=8, ep=8, moe=moe, preset="megatron-core", overrides=overrides
+        )
+        assert plan.sharding.routing is not None
+        return plan.sharding.routing.load
+
+    assert 1.0 < load() < 1.1
+    assert load(capacity=1.0) == load(dealt=True) == 1.0
 
 
 @pytest.mark.parametrize(
