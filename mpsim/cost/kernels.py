@@ -329,6 +329,9 @@ class KernelModel:
                 [operators[row] for row in rows], "m", "n", "k", "batch", "bytes"
             )
             moved = moved + np.array([operators[row].repeated_bytes for row in rows])
+            # attention's scores stream through memory as they do in the kernels around them
+            if (scores := batch > 1).any():
+                moved = np.where(scores, moved * self._slowdown(), moved)
             times[rows] = self._product_seconds((m, n, k, batch, moved), peak, constants)
         return times * self._gemm_factors(operators)
 
@@ -466,17 +469,19 @@ class KernelModel:
         if reading is not None:
             self._note(reading.constant)
             return reading.seconds(moved) * eager
-        slowdown = 1.0
-        if self._hot:
-            level = self._board.rate(Load.STREAMS)
-            slowdown = self._use(self._rules["memory_level"], "slowdown") / level
         return memory_seconds(
             moved,
             bandwidth=self._bandwidth,
             fraction=self._use(*self._memory_leaf(kind)),
-            slowdown=slowdown * eager,
+            slowdown=self._slowdown() * eager,
             floor=self._use(self._rules["memory_rules"], "floor"),
         )
+
+    def _slowdown(self) -> float:
+        """Time of what moves bytes in training over that in a benchmark."""
+        if not self._hot:
+            return 1.0
+        return self._use(self._rules["memory_level"], "slowdown") / self._board.rate(Load.STREAMS)
 
     def _memory_leaf(self, kind: OperatorKind) -> tuple[ConstantGroup, str]:
         """Name of the share of the memory rate of a kind; benchmarks of norms have their own."""
