@@ -23,6 +23,7 @@ from mpsim.study.search.branch_and_bound import BranchAndBound, Labels
 from mpsim.study.search.given import Clock, ranked_by
 from mpsim.study.search.outcome import REASONS
 from mpsim.study.search.trainings import Candidate, Timer, Trainings, seconds_of
+from mpsim.study.together import Graphs
 from mpsim.training.planning import Division, has_parts, recompute_of
 
 LINKS = ("cluster.nics_per_node", "cluster.nic", "cluster.fabric")
@@ -50,9 +51,10 @@ def best_layouts(
         with contextlib.suppress(MpsimError):  # where no envelope is legal, one of them may be
             known = _known(_envelope(scenarios), budget)
     answers: list[Best | MpsimError] = []
+    graphs = Graphs()  # links change what rows take, not which there are
     for scenario in scenarios:
         try:
-            answers.append(_timed(scenario, known or _known(scenario, budget)))
+            answers.append(_timed(scenario, known or _known(scenario, budget), graphs))
         except MpsimError as error:
             answers.append(error)
     return answers
@@ -88,7 +90,7 @@ def _known(scenario: Scenario, budget: float | None) -> _Known:
     return _Known(layouts, run.complete, nothing)
 
 
-def _timed(scenario: Scenario, known: _Known) -> Best:
+def _timed(scenario: Scenario, known: _Known, graphs: Graphs) -> Best:
     """The best of known layouts on the cluster of a scenario."""
     if not known.layouts:
         raise ScenarioError(known.nothing)
@@ -96,7 +98,8 @@ def _timed(scenario: Scenario, known: _Known) -> Best:
     plan = resolve(scenario.with_values(values))
     whole = None if has_parts(scenario) else scenario.hardware
     bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario), whole)
-    timer, best, step = Timer(bounder, scenario), (math.inf, math.inf, ""), math.inf
+    timer = Timer(bounder, scenario, graphs)
+    best, step = (math.inf, math.inf, ""), math.inf
     # what is known holds for any links: bounded on these before it is timed, the most promising
     # first
     waiting = [(least, place, False) for place, (least, _) in enumerate(known.layouts)]

@@ -47,12 +47,13 @@ _HOUR = 3600.0
 class Timer:
     """Times layouts of one scenario.
 
-    `bounder`: whose cost models and templates serve here too.
+    `bounder`: whose cost models and templates serve here too. `graphs`: structures that others of
+    the same layouts have met; of this one alone when absent.
     """
 
-    def __init__(self, bounder: Bounder, scenario: Scenario) -> None:
+    def __init__(self, bounder: Bounder, scenario: Scenario, graphs: Graphs | None = None) -> None:
         self._bounder, self._scenario = bounder, scenario
-        self._graphs = Graphs()
+        self._graphs = graphs or Graphs()
 
     def seconds(self, layouts: Sequence[Layout]) -> list[float]:
         """Step time of each layout [s], that of `mpsim.simulate` bit for bit.
