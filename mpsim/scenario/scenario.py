@@ -69,9 +69,7 @@ class Scenario(Shown, Written):
 
     @property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """Layers of each stage in model order: as given, or balanced; None for an even division, or
-        where none can be balanced.
-        """
+        """Layers of each stage: as given, or balanced; None if even or not to be balanced."""
         return stage_layers(self)
 
     @functools.cached_property
