@@ -221,7 +221,7 @@ class Layout:
         return self.model.layer_kinds[stage.first_layer : stage.first_layer + stage.layers]
 
     def content(self, stage: Stage) -> tuple[tuple[str, ...], bool, bool, bool]:
-        """What a stage consists of: its layers, its ends, and whether the head shares a table."""
+        """Content of a stage: its layers, its ends, and whether the head shares a table."""
         shares = stage.head and self.shares_embedding(stage)
         return self.layer_kinds(stage), stage.embedding, stage.head, shares
 
