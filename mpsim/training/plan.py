@@ -203,13 +203,22 @@ class Plan(Saved):
         return gathers or self.layout.framework.overlaps_gradients(self.layout.mesh.pp)
 
     @property
+    def reduced_bytes(self) -> float:
+        """Size of a gradient element as it travels [B]."""
+        software = self.layout.framework
+        return software.data.reduced_bytes or software.optimizer.gradient_bytes
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Size of a parameter element as it is gathered [B]."""
+        software = self.layout.framework
+        return software.data.gathered_bytes or software.optimizer.parameter_bytes
+
+    @property
     def units_in_flight(self) -> int:
         """Gathered units alive at a time."""
-        return (
-            1
-            if self.layout.framework.host.launch_blocking
-            else self.layout.framework.data.units_in_flight
-        )
+        software = self.layout.framework
+        return 1 if software.host.launch_blocking else software.data.units_in_flight
 
     @property
     def keeps_gathered(self) -> bool:

@@ -330,12 +330,11 @@ class StepEnd:
 
     def _gathers(self, owned: Sequence[Floats]) -> Priced:
         """Gathers of what others have updated, where the step ends with them."""
-        plan, data = self._plan, self._plan.layout.framework.data
+        plan = self._plan
         if plan.sharers == 1 or plan.gathers_units or plan.gathers_beside:
             return []
-        element = data.gathered_bytes or plan.layout.framework.optimizer.parameter_bytes
         return [
-            self._gathered(group, parameters * element)
+            self._gathered(group, parameters * plan.gathered_bytes)
             for group, parameters in zip(self._groups, owned, strict=True)
             if parameters.any()
         ]

@@ -31,7 +31,6 @@ from mpsim.training.replicas.groups import (
     collective_columns,
     collective_of,
     dense_group,
-    reduction_kind,
 )
 from mpsim.training.vocabulary import TRAINING
 
@@ -171,12 +170,10 @@ class StageParts:
         none = np.zeros(plan.layout.mesh.pp)
         if plan.replicas == 1:
             return Exposed(none, none, none)
-        sizes, data = plan.layout.framework.optimizer, plan.layout.framework.data
+        data = plan.layout.framework.data
         reduce = none  # of adapters and the like: as good as nothing, and a bound may be lower
         if plan.layout.tuning.trains_all:
-            reduce = self._collective(
-                plan, costs, reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
-            )
+            reduce = self._collective(plan, costs, *collective_of(plan, gather=False))
         every = plan.reduces_every_microbatch
         queued = reduce * every
         if plan.gathers_units and not plan.keeps_gathered:

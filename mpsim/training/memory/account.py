@@ -15,7 +15,7 @@ from mpsim.result.memory import Memory, join_memory
 from mpsim.schedule import Action
 from mpsim.shipped import load_catalog
 from mpsim.table import plural
-from mpsim.training.memory.activations import held_by_rank, kept_by_piece, kept_by_stage
+from mpsim.training.memory.activations import held_by_rank, kept_by_piece
 from mpsim.training.memory.fresh import fresh_gradients
 from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
@@ -54,17 +54,16 @@ def account_memory(plan: Plan) -> Memory:
 
 @remembered(_PLANS)
 def _accounted(plan: Plan) -> Memory:
-    activations = kept_by_stage(plan)
-    held = held_by_rank(plan, activations)
+    held = held_by_rank(plan)
     peak, logits, collected, passing, others = np.array([rank.at_fullest for rank in held]).T
-    states = model_states(plan) | {
+    states = model_states(plan)
+    states |= {
+        "gradients": states["gradients"] - fresh_gradients(plan).total + collected,
         "activations": peak - logits - collected - passing,
         "logits": logits,
         "buffers": buffers(plan) + gradient_scratch(plan) + passing,
+        "overhead": overhead(plan, peak, collected + passing, others),
     }
-    fresh = fresh_gradients(plan)
-    states["gradients"] = states["gradients"] - fresh.total + collected
-    states["overhead"] = overhead(plan, peak, collected + passing, others)
     return Memory(
         components=states,
         capacities=np.array([each.accelerator.memory_bytes for each in plan.class_clusters]),
@@ -82,10 +81,11 @@ def at_the_peak(plan: Plan, memory: Memory) -> list[str]:
     shown = [name for name in sizes if sizes[name] >= _SHOWN * float(memory.total[rank])]
     shown.sort(key=lambda name: -sizes[name])
     words = [f"{name} {format_quantity(sizes[name], Dimension.BYTES)}" for name in shown]
-    stages = [kept_by_piece(part)[stage.index] for stage in part.layout.rank_stages(number)]
-    pieces = [(name, kept.for_input + kept.for_weight) for stage in stages for name, kept in stage]
+    by_stage, stages = kept_by_piece(part), part.layout.rank_stages(number)
+    kept_of = itertools.chain.from_iterable(by_stage[stage.index] for stage in stages)
+    pieces = [(name, kept.for_input + kept.for_weight) for name, kept in kept_of]
     alike = [[*run] for _, run in itertools.groupby(pieces, key=lambda piece: round(piece[1]))]
-    held = held_by_rank(part, kept_by_stage(part))[number]
+    held = held_by_rank(part)[number]
     kept = max(sum(size for _, size in pieces), 1.0)
     count = round(max(held.before[held.fullest], held.after[held.fullest]) / kept)
     each = ", ".join(

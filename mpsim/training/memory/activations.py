@@ -185,8 +185,9 @@ def _sharding(plan: Plan) -> Sharding:
     return dataclasses.replace(plan.sharding, sequence_parallel=True)
 
 
-def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
+def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     """Follow the order of every rank: a forward adds what its stage keeps, gradients free it.
+    `kept`: of each stage; `kept_by_stage` by default.
 
     Notes
     -----
@@ -195,14 +196,13 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     orders = plan.orders
     kind = orders.kind
     names = [field.name for field in dataclasses.fields(Kept)]
-    table = np.array([[getattr(kept_stage, name) for name in names] for kept_stage in kept])
+    table = np.array([dataclasses.astuple(stage) for stage in kept or kept_by_stage(plan)])
     columns = dict(zip(names, table.T[:, orders.stage], strict=True))
     held = np.stack([columns[name] for name in ("for_input", "for_weight", "logits")])
     change = held * np.array([SIGNS[action] for action in Action], dtype=float).T[:, kind]
     bounds = orders.rank_ptr.tolist()
-    ranks = [slice(*pair) for pair in itertools.pairwise(bounds)]
-    sums = [np.cumsum(change[:, rows], axis=1) for rows in ranks]
-    after = np.concatenate(sums, axis=1).sum(axis=0)
+    ranks = np.split(change, bounds[1:-1], axis=1)
+    after = np.concatenate([rank.cumsum(axis=1) for rank in ranks], axis=1).sum(axis=0)
     before = np.concatenate([[0.0], after[:-1]])
     before[bounds[:-1]] = 0.0
     if plan.fuses_blocks:
@@ -247,8 +247,6 @@ class Pieces:
         self._layout, self._recompute = plan.layout, plan.recompute
         self._parts, self._sharding = _expansions(plan), _sharding(plan)
         self._ends = _ends(plan, self._parts)
-        self._chunks: dict[tuple[str, ...], Kept] = {}
-        self._alone: dict[tuple[str, Recompute], Kept] = {}
 
     @asked_once(lambda plan, stage: plan.layout.content(stage))
     def kept(self, plan: Plan, stage: Stage) -> Kept:
@@ -277,17 +275,13 @@ class Pieces:
                 yield layer, self._layer(kinds[layer], alone[layer])
             layer += len(chunk or (layer,))
 
-    def _chunk(self, content: tuple[str, ...]) -> Kept:
-        if content not in self._chunks:
-            layers = [self._parts[kind] for kind in content]
-            self._chunks[content] = _together(layers, self._sharding)
-        return self._chunks[content]
+    @asked_once(lambda kinds: kinds)
+    def _chunk(self, kinds: tuple[str, ...]) -> Kept:
+        return _together([self._parts[kind] for kind in kinds], self._sharding)
 
+    @asked_once(lambda kind, recompute: (kind, recompute))
     def _layer(self, kind: str, recompute: Recompute) -> Kept:
-        key = (kind, recompute)
-        if key not in self._alone:
-            self._alone[key] = _layer(self._parts[kind], self._sharding, recompute)
-        return self._alone[key]
+        return _layer(self._parts[kind], self._sharding, recompute)
 
 
 def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:

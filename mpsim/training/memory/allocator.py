@@ -118,8 +118,8 @@ class CachingAllocator:
         whole = _SMALL_SEGMENT if small else _LARGE_SEGMENT if size < _LARGE else own
         segment = Segment(self._next, whole, stream, small)
         segment.blocks.append(Block(segment, segment.address, whole))
-        self._next += whole
-        self._keep(segment, whole)
+        self.segments.append(segment)
+        self._next, self.reserved = self._next + whole, self.reserved + whole
         return segment.blocks[0]
 
     def _mapped(self, size: int, stream: int, small: bool) -> Block:
@@ -129,7 +129,7 @@ class CachingAllocator:
         if segment is None:
             segment = Segment(self._next, 0, stream, small, expandable=True)
             self._next += _RANGE
-            self._keep(segment, 0)
+            self.segments.append(segment)
         last = segment.blocks[-1] if segment.blocks else None
         if last is None or last.requested:
             last = Block(segment, segment.address + segment.size, 0)
@@ -141,10 +141,6 @@ class CachingAllocator:
         last.size, segment.size = last.size + more, segment.size + more
         self.reserved += more
         return last
-
-    def _keep(self, segment: Segment, size: int) -> None:
-        self.segments.append(segment)
-        self.reserved += size
 
     def _split(self, block: Block, size: int) -> None:
         """Cut what is left off a block."""

@@ -12,7 +12,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.program import TICK, Stream
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.schedule import Action
-from mpsim.training.memory.activations import held_by_rank, kept_by_stage
+from mpsim.training.memory.activations import held_by_rank
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PIPELINE
 
@@ -33,7 +33,7 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     start, end = np.append(start, end[-1:]), np.append(end, timeline.makespan)  # and the optimizer
     part = plan.parts[rank // plan.layout.mesh.pp]
     number = rank % plan.layout.mesh.pp
-    held = held_by_rank(part, kept_by_stage(part))[number]
+    held = held_by_rank(part)[number]
     standing = float(memory.total[rank]) - float(held.most[held.fullest])
     time = np.concatenate([[0.0], np.stack([start, end], axis=1).ravel(), [timeline.makespan]])
     kinds = part.orders.kind[part.orders.rank_ptr[number] : part.orders.rank_ptr[number + 1]]

@@ -164,10 +164,9 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
 
 def _with_weights(plan: Plan, gradients: Fresh) -> Fresh:
     """Gathered weights, and gradients under way, of stacks that free each after its product."""
-    sizes, data = plan.layout.framework.optimizer, plan.layout.framework.data
-    element = _gathered(plan) if data.reshard_after_forward else 0.0
-    reduced = _trained(plan) * (data.reduced_bytes or sizes.gradient_bytes)
-    reduced = reduced if plan.reduces_every_microbatch else 0.0
+    again = plan.layout.framework.data.reshard_after_forward
+    element = _gathered(plan) if again else 0.0
+    reduced = _trained(plan) * plan.reduced_bytes if plan.reduces_every_microbatch else 0.0
     layer, head = largest_weight(plan), max(weight_sizes(plan, ["head"]))
     in_layers = (element * plan.units_in_flight + 2 * reduced) * layer
     at_head = (element + reduced) * head
@@ -187,8 +186,7 @@ def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fres
     data, gradient = software.data, float(software.lowering.weight_grad_bytes)
     stays = not data.reshard_after_forward
     element = _gathered(plan)
-    reduced = data.reduced_bytes or software.optimizer.gradient_bytes
-    copied = float(reduced if data.reduce_copy_traffic else 0)
+    copied = plan.reduced_bytes if data.reduce_copy_traffic else 0.0
     gathered = 0.0 if stays else element * plan.units_in_flight * unit
     gradient, copied = (each * _trained(plan) for each in (gradient, copied))
     gathered += gradient * largest_weight(plan)
@@ -209,9 +207,7 @@ def _with_units(plan: Plan, gradients: Fresh, table: float, head: float) -> Fres
 
 def _gathered(plan: Plan) -> float:
     """Bytes of a gathered parameter, on average where some are frozen in another format."""
-    software = plan.layout.framework
-    element = software.data.gathered_bytes or software.optimizer.parameter_bytes
-    return float(plan.layout.frozen_bytes(element)[0])
+    return float(plan.layout.frozen_bytes(plan.gathered_bytes)[0])
 
 
 def _trained(plan: Plan) -> float:

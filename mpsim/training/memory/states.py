@@ -119,25 +119,21 @@ def message_buffers(plan: Plan) -> float:
 
 
 def sharing_buffers(plan: Plan) -> NDArray[np.float64]:
-    """Buckets of gradients and gathered units, whatever a microbatch is, float64[P] [B]."""
-    return _buckets(plan) + _units(plan)
+    """Buckets of gradients, gathered units and gradients of units under way, whatever a microbatch
+    is, float64[P] [B].
+    """
+    held = residency(plan)
+    gathered = held.gathered * plan.layout.frozen_bytes(plan.gathered_bytes)
+    return _buckets(plan) + (gathered + held.reducing * plan.reduced_bytes)
 
 
 def _buckets(plan: Plan) -> NDArray[np.float64]:
     """Buckets that gradients are copied into, float64[P] [B]."""
     data, trained = plan.layout.framework.data, plan.layout.trained_kinds
-    element = data.reduced_bytes or plan.layout.framework.optimizer.gradient_bytes
     units = plan.gathers_units and not plan.layout.framework.memory.frees_weights
     copies = 0 if units or plan.replicas == 1 else data.bucket_copies
-    return np.minimum(copies * data.bucket_bytes, element * (trained.dense + trained.experts))
-
-
-def _units(plan: Plan) -> NDArray[np.float64]:
-    """Gathered units of sharded parameters, and gradients of units under way, float64[P] [B]."""
-    sizes, data, held = plan.layout.framework.optimizer, plan.layout.framework.data, residency(plan)
-    element = data.gathered_bytes or sizes.parameter_bytes
-    gathered = held.gathered * plan.layout.frozen_bytes(element)
-    return gathered + held.reducing * (data.reduced_bytes or sizes.gradient_bytes)
+    whole = plan.reduced_bytes * (trained.dense + trained.experts)
+    return np.minimum(copies * data.bucket_bytes, whole)
 
 
 def gradient_scratch(plan: Plan) -> NDArray[np.float64]:

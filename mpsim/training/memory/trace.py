@@ -5,6 +5,7 @@ in which it comes and goes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.program import TICK
 from mpsim.result.memory import Memory
 from mpsim.schedule import Action
-from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_piece, kept_by_stage
+from mpsim.training.memory.activations import Kept, held_by_rank, kept_by_piece
 from mpsim.training.memory.allocator import Block, CachingAllocator
 from mpsim.training.memory.curve import action_times
 from mpsim.training.memory.fresh import Fresh, fresh_gradients
@@ -85,24 +86,20 @@ def allocation_trace(timeline: Timeline, plan: Plan, memory: Memory, rank: int) 
 
 def _states(plan: Plan, memory: Memory, rank: int, number: int) -> dict[str, int]:
     """Model states by layer, and buffers, by name [B]."""
-    held = held_by_rank(plan, kept_by_stage(plan))[number]
-    parts: dict[str, float] = {}
-    for stage in plan.layout.rank_stages(number):
-        counts = plan.layout.stage_parameters(stage)
-        parts |= {
-            part: plan.layout.held(counts[part]) for part in ("embedding", "head") if part in counts
-        }
-        for layer, kind in enumerate(plan.layout.layer_kinds(stage), start=stage.first_layer):
-            parts[f"layers.{layer}"] = plan.layout.held(plan.layout.layer_parameters[kind])
+    held = held_by_rank(plan)[number]
+    layout, parts = plan.layout, dict[str, float]()
+    for stage in layout.rank_stages(number):
+        counts = layout.stage_parameters(stage)
+        ends = [part for part in ("embedding", "head") if part in counts]
+        parts |= {part: layout.held(counts[part]) for part in ends}
+        for layer, kind in enumerate(layout.layer_kinds(stage), start=stage.first_layer):
+            parts[f"layers.{layer}"] = layout.held(layout.layer_parameters[kind])
     whole = sum(parts.values())
     fresh = fresh_gradients(plan).total
     sizes = {name: float(memory.components[name][rank]) for name in _STANDING}
     sizes["gradients"] += fresh - float(held.collected[held.fullest])
-    states = {
-        f"{part} {name}": size * count / whole
-        for name, size in sizes.items()
-        for part, count in parts.items()
-    }
+    shares = itertools.product(sizes.items(), parts.items())
+    states = {f"{part} {name}": size * count / whole for (name, size), (part, count) in shares}
     states["buffers"] = float(memory.components["buffers"][rank] - held.passing[held.fullest])
     return {name: round(size) for name, size in states.items() if round(size) > 0}
 
@@ -117,15 +114,11 @@ def _action(
     """Allocations and ends of one action, by name and size; `made` are gradients that it makes."""
     units = fresh.gathered
     for part, kept in pieces if action is Action.F else reversed(pieces):
-        until_input = {"activations": kept.for_input, "logits": kept.logits}
-        names = {
-            f"{part} {kind} of microbatch {microbatch}": size for kind, size in until_input.items()
-        }
-        longer = {f"{part} weight inputs of microbatch {microbatch}": kept.for_weight}
+        sizes = {} if action is Action.W else {"activations": kept.for_input, "logits": kept.logits}
+        sizes |= {} if action is Action.I else {"weight inputs": kept.for_weight}
+        own = {f"{part} {kind} of microbatch {microbatch}": round(sizes[kind]) for kind in sizes}
         if action is Action.F:
-            yield from (
-                (name, round(size)) for name, size in {**names, **longer}.items() if round(size)
-            )
+            yield from ((name, size) for name, size in own.items() if size)
             continue
         layer = part.startswith("layers.")
         beside = round(max(kept.in_layers, kept.in_head) + (units if layer else 0.0))
@@ -133,8 +126,7 @@ def _action(
         if action is not Action.W and beside:
             yield f"{part} backward of microbatch {microbatch}", beside
             yield f"{part} backward of microbatch {microbatch}", 0
-        gone = ({} if action is Action.W else names) | ({} if action is Action.I else longer)
-        yield from ((name, 0) for name, size in gone.items() if round(size))
+        yield from ((name, 0) for name, size in own.items() if size)
         if size := made.get(f"{part} gradients"):
             yield f"{part} gradients", size
 

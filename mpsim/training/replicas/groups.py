@@ -180,13 +180,11 @@ def collective_columns(
 
 def collective_of(plan: Plan, *, gather: bool) -> tuple[str, float]:
     """Which collective an exchange is, and bytes of a parameter in it."""
-    data, sizes = plan.layout.framework.data, plan.layout.framework.optimizer
     if not gather:
-        return reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
-    element = data.gathered_bytes or sizes.parameter_bytes
+        return reduction_kind(plan), plan.reduced_bytes
     if not plan.gathers_units:
-        return GATHERS[data.parameter_gather], element
-    return "all_gather", float(plan.layout.frozen_bytes(element).mean())
+        return GATHERS[plan.layout.framework.data.parameter_gather], plan.gathered_bytes
+    return "all_gather", float(plan.layout.frozen_bytes(plan.gathered_bytes).mean())
 
 
 class ExchangeTime(NamedTuple):
