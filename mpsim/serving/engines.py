@@ -56,7 +56,7 @@ class EnginePreset:
     request_time: Seconds = 0.0
     """Host time of each sequence of an iteration [s]."""
     prompt_layer_time: Seconds = 0.0
-    """Least time of a layer of experts in prompts, which the host launches one by one [s]."""
+    """Least time of a layer of experts that the host launches: prompts, or without graphs [s]."""
     layer_time: Seconds = 0.0
     """Host time of a layer that the device waits for [s]."""
     host_layer_time: Seconds = 0.0

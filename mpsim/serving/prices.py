@@ -87,7 +87,8 @@ class IterationPrices:
         # decoding alone takes a time for so many sequences, and so much a token of their contexts
         self._fixed: dict[int, float] = {}
         slopes = [shape.slope for shape in self._decode]
-        plain = self._drafting is None and not engine.host_layer_time and None not in slopes
+        launched = engine.host_layer_time or (engine.prompt_layer_time and not engine.graph_sizes)
+        plain = self._drafting is None and not launched and None not in slopes
         each = sum(slope for slope in slopes if slope is not None) / work.attention_dp
         self._slope = each * work.pp * engine.slowdown if plain else None
         rate = rates.prompt_share * rates.peaks["bf16"]
@@ -112,10 +113,9 @@ class IterationPrices:
 
     def _fixed_seconds(self, decodes: int) -> float:
         """Time that decoding so many sequences takes whatever their contexts [s]."""
-        fixed = self._fixed.get(decodes)
-        if fixed is None:
-            fixed = self._fixed[decodes] = float(self._whole(Batch(decodes, 0.0), 0))
-        return fixed
+        if decodes not in self._fixed:
+            self._fixed[decodes] = float(self._whole(Batch(decodes, 0.0), 0))
+        return self._fixed[decodes]
 
     def _whole(self, batch: Batch, prompts: int) -> Seconds:
         """The same, term by term."""
@@ -172,7 +172,7 @@ class IterationPrices:
             device = device + self.send_seconds(self.tokens_of(batch.decodes, batch.prompt_tokens))
         device = device * engine.slowdown
         launching = engine.host_layer_time * work.layers
-        if batch.prompt_tokens:
+        if batch.prompt_tokens or not engine.graph_sizes:
             launching = max(launching, engine.prompt_layer_time * work.expert_layers)
         if launching:
             device = np.maximum(device, launching * work.pp)

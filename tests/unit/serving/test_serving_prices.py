@@ -125,3 +125,19 @@ def test_two_stages_pay_one_message_over_the_link_between_them():
     link = system("dgx-h100", nodes=1).node.scale_up
     message = link.latency + 8 * 4096 * 2 / (link.bandwidth * link.efficiency)
     assert staged == pytest.approx(alone + message, rel=1e-9)
+
+
+@pytest.mark.parametrize(("graphs", "floor"), [((1, 8), False), ((), True)])
+def test_without_graphs_the_host_launches_each_layer_of_experts(
+    graphs: tuple[int, ...], floor: bool
+) -> None:
+    """Eight sequences of Mixtral, 32 layers of 2.5 ms: 80 ms without graphs, less with; lines and single prices agree."""
+    plan = dataclasses.replace(
+        _plan(graph_sizes=graphs, prompt_layer_time=2.5e-3),  # type: ignore[arg-type]
+        model=model("mixtral-8x7b"),
+        tp=8,
+    )
+    seconds = plan.prices.seconds(Batch(8, 8000.0))
+    assert (seconds == pytest.approx(80e-3)) is floor
+    assert floor or seconds < 40e-3
+    assert (plan.prices.decoding(8, 8000.0) is None) is floor
