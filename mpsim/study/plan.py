@@ -462,7 +462,7 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
     yield "GPU-hours", f"{_span(row, 'gpu_hours')} of the allocation, {computing}"
     every = f"a checkpoint every {row.checkpoint_interval_s / _MINUTE:.3g} min"
     if row.interruptions:
-        every += f" (best by Daly {row.daly_interval_s / _MINUTE:.3g})"
+        every += f" (Daly's optimum is {row.daly_interval_s / _MINUTE:.3g} min)"
     failures = f"{_number(row.interruptions)} interruptions"
     yield "goodput", f"{percent(row.goodput)}, {failures}, {every}"
     yield "price", _price(row)
