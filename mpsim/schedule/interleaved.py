@@ -119,9 +119,9 @@ def _even_group(schedule: str, pp: int, microbatches: int) -> int:
     rounds = max(1, microbatches // pp)
     if microbatches % rounds:
         raise ScheduleError(
-            f"{schedule}: got microbatches = {microbatches} with pp = {pp}; needed a multiple of"
-            f" {rounds} (microbatches // pp equal groups); set microbatches to"
-            f" {microbatches // pp * pp} or {(microbatches // pp + 1) * pp}"
+            f"{schedule}: got microbatches = {microbatches} with pp = {pp}; needed {rounds} equal"
+            " groups of at least pp, as PyTorch has them, or a multiple of pp, as Megatron-LM has;"
+            f" set microbatches to {microbatches // pp * pp} or {(microbatches // pp + 1) * pp}"
         )
     return microbatches // rounds
 
