@@ -368,7 +368,7 @@ class _Around:
 
     @asked_once(lambda layout: layout.division)
     def _kept(self, layout: Layout) -> Floats:
-        """Bytes that distinct stages keep, float64[D, 7]."""
+        """Bytes that distinct stages keep, float64[D, columns of `Kept`]."""
         plan = self._divided(layout)
         return self._bounder.shapes(plan).kept(plan, self._distinct)
 

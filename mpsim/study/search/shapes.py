@@ -71,7 +71,7 @@ class Shapes:
         return PlanCosts(plan, like=self._models)
 
     def kept(self, plan: Plan, stages: Mapping[tuple[object, ...], Stage]) -> Floats:
-        """Bytes that stages keep of a microbatch, float64[D, 7]: fields of `Kept` [B].
+        """Bytes that stages keep of a microbatch, float64[D, fields of `Kept`] [B].
 
         `stages`: distinct stages of the plan by `content`.
         """

@@ -33,6 +33,7 @@ from mpsim.workload import (
 )
 
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
+_FLOAT32 = 4  # in which a loss is computed
 _SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
 
 
@@ -50,6 +51,9 @@ class Kept:
     # in host memory; one layer's is on the device (`in_layers`) while that is differentiated [B]
     on_host: float = 0.0
     layer: float = 0.0  # part that the last layer keeps, the first to be differentiated [B]
+    # of_layers, of_loss: largest tensor that a layer, or the loss, has only while it runs [B]
+    of_layers: float = 0.0
+    of_loss: float = 0.0
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(
@@ -62,6 +66,8 @@ class Kept:
             self.collected + other.collected,
             self.on_host + other.on_host,
             other.layer or self.layer,
+            max(self.of_layers, other.of_layers),
+            max(self.of_loss, other.of_loss),
         )
 
 
@@ -290,7 +296,8 @@ def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:
     whole = [_all(layer, sharding) for layer in layers]
     again = sum(layer.for_input + layer.for_weight for layer in whole) - inputs
     gradients = max(_gradients(layer.backward, sharding) for layer in layers)
-    return Kept(for_weight=inputs, in_layers=again + gradients, layer=inputs)
+    largest = max(_largest(layer.backward, sharding) for layer in layers)
+    return Kept(for_weight=inputs, in_layers=again + gradients, layer=inputs, of_layers=largest)
 
 
 def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Kept:
@@ -300,7 +307,8 @@ def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Ke
         repeated = rerun(expansion, recompute, tp=sharding.tp)
         kept = _all(expansion, sharding, repeated)
         beside = _dropped(expansion, sharding, repeated) + _gradients(expansion.backward, sharding)
-        kept = dataclasses.replace(kept, in_layers=beside)
+        largest = _largest(expansion.backward, sharding)
+        kept = dataclasses.replace(kept, in_layers=beside, of_layers=largest)
         inputs = expansion.input_bytes / sharding.divisor(expansion.input_split)
         inputs = min(inputs / (kept.for_input + kept.for_weight), 1.0)
     share = {"none": 0.0, "inputs": inputs, "products": 1.0 - inputs, "all": 1.0}
@@ -348,14 +356,15 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float, copies: int) ->
     pair = _gradients(expansion.backward, sharding)
     if 0.0 < peak < sharding.activation_bytes:  # their gradient is never whole either
         pair -= (sharding.activation_bytes - peak) * logits
-    in_head = max(in_loss, pair)
+    in_head, of_loss = max(in_loss, pair), _FLOAT32 * logits
     if 0 < in_loss < sharding.activation_bytes * logits:
         # a loss in chunks hands the projection one chunk's gradients at a time, and its weight's
         # gradient is there from the first
         weight = sum(each.m * each.n for each in expansion.backward if _is_weight_gradient(each))
         element = sharding.activation_bytes / sharding.divisor(Split.TENSOR)
         in_loss = in_head = in_loss + copies * element * weight
-    return dataclasses.replace(kept, in_layers=0.0, in_head=in_head, in_loss=in_loss)
+        of_loss = element * weight
+    return dataclasses.replace(kept, in_head=in_head, in_loss=in_loss, of_loss=of_loss)
 
 
 def _is_weight_gradient(operator: Operator) -> bool:
@@ -394,10 +403,22 @@ def _weight_divisor(operator: Operator, sharding: Sharding) -> int:
 
 def _gradients(operators: Iterable[Operator], sharding: Sharding) -> float:
     """The largest pair of gradients that one matrix product reads and writes [B]."""
-    products = (
-        shard(operator, sharding)
-        for operator in operators
-        if operator.phase is Phase.INPUT_GRADIENT and operator.kind in _PRODUCTS
+    return max(
+        (read + written for read, written in _read_and_written(operators, sharding)), default=0.0
     )
-    elements = (product.batch * product.m * (product.n + product.k) for product in products)
-    return float(sharding.activation_bytes * max(elements, default=0))
+
+
+def _largest(operators: Iterable[Operator], sharding: Sharding) -> float:
+    """The largest gradient that a matrix product reads or writes, such as that of scores [B]."""
+    return max(itertools.chain(*_read_and_written(operators, sharding)), default=0.0)
+
+
+def _read_and_written(
+    operators: Iterable[Operator], sharding: Sharding
+) -> Iterator[tuple[float, float]]:
+    """Gradients that each matrix product reads, and those that it writes [B]."""
+    for operator in operators:
+        if operator.phase is Phase.INPUT_GRADIENT and operator.kind in _PRODUCTS:
+            product = shard(operator, sharding)
+            rows = float(sharding.activation_bytes * product.batch * product.m)
+            yield rows * product.n, rows * product.k

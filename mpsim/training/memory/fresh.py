@@ -124,7 +124,9 @@ def fullest(
         return chosen
 
     most, at_head = np.where(backward, of(levels), np.maximum(before, after)), backward & (at == 0)
-    elsewhere = np.minimum(in_layers, kept["in_head"]) + fresh.passing + fresh.waiting
+    # a loss that comes after larger tensors of layers is cut out of their places
+    in_loss = np.where(kept["of_loss"] > kept["of_layers"], kept["in_head"], 0.0)
+    elsewhere = np.minimum(in_layers, in_loss) + fresh.passing + fresh.waiting
     return Fullest(most, of(collected), of(passing), elsewhere, at_head)
 
 

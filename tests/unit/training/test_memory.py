@@ -79,6 +79,26 @@ def test_logits_are_gone_when_a_layer_is_differentiated(
     assert held.most.tolist() == [*[23.0, most] * 2, 0.0]  # nothing in the optimizer's step
 
 
+@pytest.mark.parametrize(("of_loss", "lost"), [(4.0, 4.0), (3.0, 0.0)])
+def test_a_loss_loses_no_room_where_larger_tensors_of_layers_were(
+    of_loss: float, lost: float
+) -> None:
+    """A loss of 4 B beside layers of 9: all of it is a hole to these, unless its largest tensor fits into the place of their largest, 3 B."""
+    plan = small_plan(tp=1, pp=1, dp=1, microbatches=2)
+    kept = Kept(for_input=10.0, in_layers=9.0, in_head=4.0, of_layers=3.0, of_loss=of_loss)
+    (held,) = held_by_rank(plan, [kept])
+    assert held.elsewhere.tolist() == [lost] * 5
+
+
+def test_scores_of_a_long_sequence_are_larger_than_its_logits() -> None:
+    """Without fused attention a head's scores are a row of the sequence for each token; with it the logits are the largest tensor."""
+    for fused in (True, False):
+        changes = {"framework": {"preset": "megatron-core", "fused_attention": fused}}
+        plan = make_plan(Scenario.from_mapping({**TIGHT, **changes}))
+        (stage,) = kept_by_stage(plan)
+        assert (stage.of_loss > stage.of_layers) == fused
+
+
 def test_messages_have_four_buffers_of_what_a_rank_sends() -> None:
     """Activations and gradients, sent and received: 2 B x 2,048 tokens x 2,304 each, a quarter of it with sequence parallelism over 4; none on one stage."""
     message = 2 * 2048 * 2304
