@@ -81,7 +81,7 @@ class Engine(ABC):
 
     `prompt` and `output`: tokens of every request of the run, shared between engines. `hashes`:
     leading units of every prompt, where prefixes are cached, of `unit` tokens each. `hands_over`:
-    computed prompts keep their blocks until `release`, for another engine to decode.
+    computed prompts keep their blocks until another engine has them to decode.
     `samples_first`: requests that come with a computed prompt are still to be given their first
     token. `longest`: largest of `output`, where it is known.
 
@@ -197,10 +197,6 @@ class Engine(ABC):
         self.cache.shrink(0)
         return found
 
-    def offer(self, request: int) -> None:
-        """Offer a request whose prompt was computed elsewhere."""
-        self.offered.append(request)
-
     def next(self) -> Iteration | None:
         """Form the next iteration; None where nothing can run."""
         self._look()
@@ -252,10 +248,6 @@ class Engine(ABC):
         if self._samples_first:
             self._unsampled.append(request)
         self._begin(request, given=0 if self._samples_first else 1)
-
-    def release(self, request: int) -> None:
-        """Give back the blocks of a request that was handed over."""
-        self.cache.give_back(request)
 
     def finish(self, iteration: Iteration) -> tuple[list[int], list[int]]:
         """End an iteration; requests that gave their first token, and their last."""

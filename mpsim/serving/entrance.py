@@ -26,12 +26,9 @@ class State(enum.Enum):
     """A batch of the instance: what it does."""
 
     SLEEPS = enum.auto()
-    ENDS = enum.auto()
-    """Something ends when it is due, for which its engine is asked."""
-    ENTERS = enum.auto()
-    """It asks to enter when it is due, and its engine decides with what."""
-    RUNS = enum.auto()
-    """It enters as often as was planned without a decision."""
+    ENDS = enum.auto()  # something ends when it is due, for which its engine is asked
+    ENTERS = enum.auto()  # it asks to enter when it is due, and its engine decides with what
+    RUNS = enum.auto()  # it enters as often as was planned without a decision
 
 
 class Passed(NamedTuple):

@@ -56,12 +56,8 @@ class Lane:
     @property
     def decoding(self) -> tuple[int, int]:
         """Sequences that decode, and tokens of their contexts together."""
-        engine, *others = self.engines
-        decodes, context = engine.decoding.decodes, engine.decoding.context
-        for other in others:
-            decodes += other.decodes
-            context += other.context
-        return decodes, context
+        engines = self.engines
+        return sum(e.decoding.decodes for e in engines), sum(e.decoding.context for e in engines)
 
     @property
     def waits_for(self) -> str:
@@ -90,11 +86,9 @@ class Lane:
 
     def finish(self, iteration: Iteration) -> tuple[list[int], list[int]]:
         """End an iteration; requests that gave their first token, and their last."""
-        if not iteration.parts:
-            return self.engines[0].finish(iteration)
         first: list[int] = []
         last: list[int] = []
-        for engine, part in iteration.parts:
+        for engine, part in iteration.parts or ((self.engines[0], iteration),):
             begun, ended = engine.finish(part)
             first += begun
             last += ended

@@ -19,10 +19,9 @@ from mpsim.scenario.serving import Autoscale, ServiceLevel, Speculation, Workloa
 from mpsim.serving.balance import balanced
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
-from mpsim.serving.exchange import Exchange
 from mpsim.serving.policies import POLICIES, Budget
 from mpsim.serving.prices import IterationPrices, Products
-from mpsim.serving.rates import Rates, Reductions, rates_of
+from mpsim.serving.rates import Exchange, Rates, Reductions, rates_of
 from mpsim.serving.requests import Requests
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft, last_layer
 from mpsim.serving.stream import draw_requests

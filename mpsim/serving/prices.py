@@ -20,8 +20,7 @@ from mpsim.cost import KernelModel
 from mpsim.hardware import Cluster
 from mpsim.serving.batching import Batch
 from mpsim.serving.engines import EnginePreset
-from mpsim.serving.exchange import Exchange
-from mpsim.serving.rates import Rates, Reductions
+from mpsim.serving.rates import Exchange, Rates, Reductions
 from mpsim.serving.speculation import Draft
 from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork, StateWork
 from mpsim.workload import Module

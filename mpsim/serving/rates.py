@@ -1,4 +1,4 @@
-"""Rates that kernels of serving reach on a cluster, and an engine's own small all-reduces."""
+"""Rates that kernels of serving reach on a cluster, an engine's all-reduces and exchanges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from mpsim.nouns import Seconds, read
 from mpsim.parallel import GroupShape
 from mpsim.result.words import Figures
 from mpsim.serving.engines import EnginePreset
+from mpsim.serving.work import RankWork
 from mpsim.shipped import read_shipped
+from mpsim.units import Dimension, parse_quantity
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +138,39 @@ class Reductions:
             return 0.0
         library = float(np.interp(size, self._sizes, self._times))
         return min(library, self._own(size)) if self._own else library
+
+
+class Exchange:
+    """Dispatch and combine of one layer of experts, which are divided among `ep` ranks.
+
+    Notes
+    -----
+    Each takes a fixed time, and the bytes that leave a rank at a share of its link: ``t0 +
+    max(inside / (e link), outside / (e' NIC))``. A token leaves once for every one of its experts
+    on another rank; ranks are taken as equally likely.
+    """
+
+    def __init__(self, cluster: Cluster, work: RankWork) -> None:
+        rates = read_shipped("mpsim.serving.data", "rates.yaml")["exchange"]
+        ranks = work.ep
+        domain = min(cluster.domain_size, ranks)
+        self._copies = max((experts.top_k for experts in work.experts), default=0)
+        self._width = work.hidden
+        self._bytes = float(rates["dispatch_bytes"]), float(rates["combine_bytes"])
+        reach = "inside" if ranks <= domain else "outside"
+        up, nic = cluster.node.scale_up, cluster.node.nic
+        shift = shift_of(up if reach == "inside" else nic).latency
+        self._fixed = max(0.0, parse_quantity(rates[f"{reach}_latency"], Dimension.TIME) + shift)
+        share = float(rates["inside_share"]) * shift_of(up).rate
+        self._paces = [(domain - 1) / ranks / (share * up.bandwidth)]
+        if ranks > domain:
+            share = float(rates["outside_share"]) * shift_of(nic).rate
+            rate = share * cluster.node.nic_bandwidth_per_accelerator
+            self._paces.append((ranks - domain) / ranks / rate)
+
+    def seconds(self, tokens: float) -> float:
+        """Time of both ways for so many tokens of a rank [s]."""
+        rows = tokens * self._copies * self._width
+        return sum(
+            self._fixed + max(rows * each * pace for pace in self._paces) for each in self._bytes
+        )

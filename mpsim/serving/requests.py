@@ -32,11 +32,6 @@ class Requests:
     def __len__(self) -> int:
         return len(self.arrival)
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request, prompt and output."""
-        return int((self.prompt + self.output).max(initial=0))
-
     def first(self, count: int) -> Requests:
         """The first so many of them."""
         hashes = self.hashes[:count] if self.hashes else None
@@ -89,11 +84,6 @@ class Served:
     # with autoscaling, each instance and from when to when it ran [s]
     running: tuple[tuple[int, float, float], ...] = ()
     starts: int = 0  # instances that were started
-
-    def first_requests(self, count: int) -> Served:
-        """The same run with the first so many requests: the others were never sent."""
-        names = ("arrival", "started", "first", "last")
-        return dataclasses.replace(self, **{name: getattr(self, name)[:count] for name in names})
 
     @property
     def running_s(self) -> float:

@@ -17,10 +17,12 @@ from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import is_long, refuse_large_scenario
 from mpsim.serving.confidence import intervals, setting_of
+from mpsim.serving.front_end import Progress
+from mpsim.serving.log import TIMES
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests, Served
-from mpsim.serving.service import Progress, Service
+from mpsim.serving.service import Service
 from mpsim.serving.stream import Stream
 from mpsim.serving.summary import figures_of
 from mpsim.serving.tally import Folded, Tally, tally_of
@@ -121,9 +123,7 @@ class ServiceResult(JobResult):
 def run_service(
     scenario: Scenario, plan: ServicePlan, *, progress: Progress = lambda *_: None
 ) -> ServiceResult:
-    """Serve the requests of a plan's workload. ScenarioError if the service cannot hold its
-    weights, or a request.
-    """
+    """Serve a plan's workload. ScenarioError if it cannot hold its weights, or a request."""
     if is_long(plan.workload) and plan.prefill is None:
         stream = Stream(plan.workload, plan.seed)
         whole, prompt = stream.longest, stream.longest_prompt
@@ -160,7 +160,9 @@ def _serve_workload(
     if wanted > len(requests):
         return _serve_workload(plan, plan.requests(2 * len(requests)), progress)
     sent = int(np.isfinite(served.arrival).sum())
-    return requests.first(sent), served.first_requests(sent)
+    # the others were never sent
+    times = {name: getattr(served, name)[:sent] for name in TIMES}
+    return requests.first(sent), dataclasses.replace(served, **times)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,10 +185,8 @@ def measurable(plan: ServicePlan) -> dict[str, float]:
     tally = Tally(plan)
     tally.add(requests, served)
     if not tally.count:
-        raise ScenarioError(
-            f"got a warm-up of {tally.since:g} s, and no request came after it: the last one had"
-            f" ended at {served.end:.3g} s; needed a shorter one (serving.workload.warmup)"
-        )
+        what = f"got a warm-up of {tally.since:g} s, and no request came after it"
+        raise ScenarioError(f"{what}; needed one that ends before {served.end:.3g} s")
     ttft, tpot, e2e = (tally.spreads[name] for name in ("ttft", "tpot", "e2e"))
     static = plan.policy.together
     return {

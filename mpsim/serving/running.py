@@ -41,8 +41,6 @@ class Running:
 
     def iterations_within(self, ticks: int) -> int:
         """Iterations in which a sequence gains at most so many tokens."""
-        if self.even:
-            return ticks
         before = self.iterations * self._gain >> _PARTS
         return (((ticks + before + 1) << _PARTS) - 1) // self._gain - self.iterations
 

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,28 +18,6 @@ from mpsim.serving.requests import Requests
 from mpsim.serving.traces import read_trace
 
 _PAGE = 16_384  # requests of a page at least
-Item = TypeVar("Item")
-
-
-class Tail(list[Item]):
-    """A list whose first items are gone; the others keep their numbers."""
-
-    base = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        """The item of a number; a slice counts from the first that is left."""
-        return list.__getitem__(self, at if isinstance(at, slice) else at - self.base)
-
-    def __setitem__(self, at: Any, value: Any) -> None:
-        """Replace the item of a number."""
-        list.__setitem__(self, at - self.base, value)
-
-    def drop(self, count: int) -> list[Item]:
-        """Take out the first so many items."""
-        found: list[Item] = self[:count]
-        del self[:count]
-        self.base += count
-        return found
 
 
 class Stream:
@@ -57,7 +34,7 @@ class Stream:
             self.count += len(page)
             self.prompts += float(page.prompt.sum())
             self.span = float(page.arrival[-1])
-            self.longest = max(self.longest, page.longest)
+            self.longest = max(self.longest, int((page.prompt + page.output).max()))
             self.longest_prompt = max(self.longest_prompt, int(page.prompt.max()))
             self.longest_output = max(self.longest_output, int(page.output.max()))
 

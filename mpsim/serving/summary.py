@@ -20,8 +20,8 @@ from mpsim.result.words import Figures
 from mpsim.serving.batching import Batch
 from mpsim.serving.confidence import distribution
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
-from mpsim.serving.requests import Requests, Served
-from mpsim.serving.tally import ACCOUNT, RowSums, Tally, tally_of
+from mpsim.serving.requests import Served
+from mpsim.serving.tally import ACCOUNT, RowSums, Tally
 from mpsim.units import percent
 
 Floats = NDArray[np.float64]
@@ -29,14 +29,6 @@ Floats = NDArray[np.float64]
 _FELT = 0.01  # of the time: below it nobody feels a wait for cache
 _MEGA = 1e6
 _HOUR = 3600.0
-
-
-def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean over the accelerators of all pools."""
-    weight = {name: pool.pool_accelerators / plan.accelerators for name, pool in plan.pools.items()}
-    return {
-        part: sum(weight[name] * own[part] for name, own in by_pool.items()) for part in ACCOUNT
-    }
 
 
 def _scaling(plan: ServicePlan, served: Served) -> Figures:
@@ -55,18 +47,12 @@ def _scaling(plan: ServicePlan, served: Served) -> Figures:
     return {"autoscale": figures}
 
 
-def summarise(
-    plan: ServicePlan, requests: Requests, served: Served, *, until: float | None = None
-) -> Figures:
-    """Every figure of a service, SI units; what came or was done after `until` [s] counts not."""
-    return figures_of(plan, served, tally_of(plan, requests, served, until))
-
-
 def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
     """Every figure of a service whose run came to a tally, SI units."""
     sums = tally.sums
     by_pool = {name: sums[name].account(served, place) for place, name in enumerate(plan.pools)}
-    parts = _together(plan, by_pool)
+    weight = {name: pool.pool_accelerators / plan.accelerators for name, pool in plan.pools.items()}
+    parts = {part: sum(weight[name] * by_pool[name][part] for name in by_pool) for part in ACCOUNT}
     unused = math.fsum(
         parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble")
     )

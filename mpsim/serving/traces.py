@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -47,11 +47,11 @@ def _azure_seconds(text: str) -> float:
     return datetime.fromisoformat(text.strip()[:26]).replace(tzinfo=UTC).timestamp()
 
 
-_FORMATS = {
-    "azure": _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", _azure_seconds),
-    "burstgpt": _Columns("Timestamp", "Request tokens", "Response tokens", float),
-    "plain": _Columns("arrival_s", "input_tokens", "output_tokens", float),
-}
+_FORMATS = (
+    _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", _azure_seconds),
+    _Columns("Timestamp", "Request tokens", "Response tokens", float),
+    _Columns("arrival_s", "input_tokens", "output_tokens", float),
+)
 
 
 def read_trace(path: Path) -> Requests:
@@ -107,9 +107,9 @@ def _rows(path: Path, problems: list[Problem]) -> Iterator[tuple[int, _Row]]:
             return
     records = read_cells(path, needed=_NEEDED, error=ScenarioError, largest=RECORDING)
     _, names = next(records, (1, []))
-    columns = _recognise(names)
-    if columns is None:
-        known = "; ".join(f"{c.arrival}, {c.prompt}, {c.output}" for c in _FORMATS.values())
+    known_columns = (c for c in _FORMATS if {c.arrival, c.prompt, c.output} <= set(names))
+    if (columns := next(known_columns, None)) is None:
+        known = "; ".join(f"{c.arrival}, {c.prompt}, {c.output}" for c in _FORMATS)
         other = "or JSON lines with timestamp, input_length, output_length"
         problems.append(_problem(path, 1, f"is no known trace; needed columns {known}; {other}"))
         return
@@ -122,13 +122,6 @@ def _rows(path: Path, problems: list[Problem]) -> Iterator[tuple[int, _Row]]:
             problems.append(_problem(path, number, f"is malformed; needed {_WANTED}"))
         if len(problems) > _MOST_PROBLEMS:
             return
-
-
-def _recognise(names: Sequence[str]) -> _Columns | None:
-    for columns in _FORMATS.values():
-        if {columns.arrival, columns.prompt, columns.output} <= set(names):
-            return columns
-    return None
 
 
 def _row(

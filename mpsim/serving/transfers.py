@@ -108,7 +108,7 @@ class Transfers:
     def offer(self, request: int, source: Lane, target: Lane) -> None:
         """Offer a computed prompt to a batch that decodes."""
         self._computed[request] = source
-        target.join().offer(request)
+        target.join().offered.append(request)
         target.wake()
 
     def take_up(self, lane: Lane) -> None:
@@ -135,7 +135,7 @@ class Transfers:
         """Keys and values of a request have come."""
         source, target, row = self._under_way.pop(request)
         self.rows[row][4] = self._env.now
-        source.holder(request).release(request)
+        source.holder(request).cache.give_back(request)
         source.wake()
         target.arrived.append(request)
         target.wake()

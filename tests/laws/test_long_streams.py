@@ -7,7 +7,7 @@ import pytest
 
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
-from mpsim.serving import result, service, stream
+from mpsim.serving import log, result, stream
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.spread import Sketch
@@ -49,7 +49,7 @@ def scenario_of(case):
 def short_pages(monkeypatch):
     """Pages small enough for a short stream to have many, which is long already."""
     monkeypatch.setattr(stream, "_PAGE", 50)
-    monkeypatch.setattr(service, "_PAGE", 64)
+    monkeypatch.setattr(log, "_PAGE", 64)
     monkeypatch.setattr(result, "is_long", lambda load: True)
 
 

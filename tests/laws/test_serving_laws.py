@@ -18,7 +18,8 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import Service
 from mpsim.serving.stream import draw_requests
-from mpsim.serving.summary import summarise
+from mpsim.serving.summary import figures_of
+from mpsim.serving.tally import tally_of
 from mpsim.workload import model
 from tests.fuzz.laws import outdoes
 
@@ -204,7 +205,9 @@ def test_more_of_the_machine_never_lowers_goodput(what):
             rates = dataclasses.replace(plan.rates, bandwidth=plan.rates.bandwidth * factor / 2)
             plan.__dict__["rates"] = rates
         served = Service(requests, plan).run()
-        kept.append(summarise(plan, requests, served)["requests_within_slo"])
+        kept.append(
+            figures_of(plan, served, tally_of(plan, requests, served))["requests_within_slo"]
+        )
     assert kept == sorted(kept)
     assert kept[-1] > kept[0]
 
@@ -222,7 +225,7 @@ def test_the_account_sums_to_the_duration(tp, pp, replicas):
     plan = _plan(tp=tp, pp=pp, replicas=replicas)
     requests = draw_requests(plan.workload, seed=0)
     served = _serve(plan, requests, replicas=replicas)
-    figures = summarise(plan, requests, served)
+    figures = figures_of(plan, served, tally_of(plan, requests, served))
     parts = figures["account_s"]
     assert sum(parts.values()) == pytest.approx(served.end, rel=1e-9)
     assert min(parts.values()) >= -1e-12

@@ -10,9 +10,8 @@ import pytest
 from mpsim.hardware import build_cluster, link
 from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.engines import engine
-from mpsim.serving.exchange import Exchange
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.rates import Reductions
+from mpsim.serving.rates import Exchange, Reductions
 from mpsim.workload import model
 
 

@@ -17,7 +17,8 @@ from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import Service
-from mpsim.serving.summary import summarise
+from mpsim.serving.summary import figures_of
+from mpsim.serving.tally import tally_of
 from mpsim.workload import model
 
 
@@ -128,7 +129,8 @@ def test_a_full_decode_pool_holds_up_the_prompts():
     assert served.started[2] > served.first[1]
     free = _serve(plan, requests)
     assert free.started[2] == 0.0
-    pools = summarise(dataclasses.replace(plan, prefill=limited), requests, served)["pools"]
+    held = dataclasses.replace(plan, prefill=limited)
+    pools = figures_of(held, served, tally_of(held, requests, served))["pools"]
     assert pools["prefill"]["account_s"]["idle_cache"] > 0.0
     assert pools["decode"]["account_s"]["exposed_kv"] > 0.0
 
@@ -166,7 +168,7 @@ def test_every_request_ends_and_every_accelerator_second_is_accounted_for(
     numbers = served.steps["engine"]
     assert served.steps["used"][numbers < served.pools[0]].max() <= need
     assert served.steps["used"].max() <= need
-    figures = summarise(plan, requests, served)
+    figures = figures_of(plan, served, tally_of(plan, requests, served))
     for parts in (pool["account_s"] for pool in figures["pools"].values()):
         assert sum(parts.values()) == pytest.approx(served.end, rel=1e-9)
         assert min(parts.values()) >= 0.0

@@ -16,7 +16,8 @@ from mpsim.serving.policies import Budget
 from mpsim.serving.prices import IterationPrices, Products
 from mpsim.serving.rates import Reductions
 from mpsim.serving.requests import Requests, Served
-from mpsim.serving.summary import summarise
+from mpsim.serving.summary import figures_of
+from mpsim.serving.tally import tally_of
 from mpsim.workload import model
 
 
@@ -103,7 +104,8 @@ def _served(seconds: float, count: int, rows: int) -> Served:
 
 def _account(plan: ServicePlan, served: Served) -> dict[str, float]:
     """Where the time of a run went whose requests do not matter."""
-    return summarise(plan, Requests(*np.zeros((3, 0))), served)["account_s"]
+    tally = tally_of(plan, Requests(*np.zeros((3, 0))), served)
+    return figures_of(plan, served, tally)["account_s"]
 
 
 def test_a_jump_over_equal_iterations_is_accounted_as_these() -> None:
