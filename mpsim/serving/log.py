@@ -1,4 +1,4 @@
-"""What a run writes down: when its requests were served, and its iterations; whole, or folded.
+"""The log of a run: when its requests were served, and its iterations; whole, or folded.
 
 Of a stream of so many requests that none is kept, a page whose requests have all ended is folded
 and dropped; so are iterations.
