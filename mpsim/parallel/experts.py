@@ -329,18 +329,18 @@ def rank_load(experts: int, ranks: int, spread: float) -> float:
 
     Notes
     -----
-    Experts get independent, normally distributed shares, and all tokens go somewhere: a rank of ``L
-    = experts / ranks`` experts deviates by ``spread / sqrt(L) * sqrt(1 - 1 / ranks)``, and the
-    busiest of r by that times the expected maximum of r normal numbers.
+    Experts get independent, normally distributed shares: a rank of ``L = experts / ranks`` deviates
+    by ``spread / sqrt(L)``, and the busiest of r by that times the expected maximum of r normal
+    numbers. That all tokens go somewhere takes the mean of the r from each, nothing on average.
 
     Examples
     --------
     >>> rank_load(64, 1, 0.5)
     1.0
     >>> round(rank_load(64, 8, 0.5), 3)
-    1.235
+    1.252
     """
-    deviation = spread * math.sqrt(ranks / experts) * math.sqrt(1.0 - 1.0 / ranks)
+    deviation = spread * math.sqrt(ranks / experts)
     return min(1.0 + deviation * expected_maximum(ranks), float(ranks))
 
 
