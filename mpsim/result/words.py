@@ -61,7 +61,7 @@ def summary_rows(summary: Figures) -> list[tuple[str, str]]:
         ("energy", _energy(summary)),
         *_energy_parts(summary),
         ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
-        ("nearest measured", _validated(summary["validated"])),
+        ("nearest measured", validated(summary["validated"])),
         *_variation(summary),
     ]
 
@@ -135,15 +135,18 @@ def _ranges(summary: Figures) -> list[tuple[str, str]]:
     return [("80 % interval", f"{rate} tokens/s, MFU {mfu}, memory {peak}")]
 
 
-def _validated(nearest: Figures | None) -> str:
+def validated(nearest: Figures | None) -> str:
     """Measured runs nearest to the scenario, and their errors with names hidden."""
     if nearest is None:
         return "nothing like it"
     runs = f"{plural(nearest['rows'], 'run')} of {nearest['framework']} on {nearest['smallest']}"
     runs += f" to {nearest['largest']}" if nearest["largest"] != nearest["smallest"] else ""
-    error = f", off by {percent(nearest['mean_abs_error'])} on average"
+    error = f", off by {percent(nearest['mean_abs_error'])}"
+    error += " on average" if nearest["rows"] > 1 else ""
     if "framework" in nearest["differs"]:
         error = ", whose errors say little of other software"
+    elif "accelerator" in nearest["differs"]:
+        error = ", whose errors say little of another accelerator"
     other = f"; other {', '.join(nearest['differs'])}" if nearest["differs"] else ""
     return f"{runs} {nearest['accelerator']}{error}{other}"
 

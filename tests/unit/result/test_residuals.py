@@ -10,6 +10,7 @@ import pytest
 
 import mpsim
 from mpsim.result.residuals import FIGURES, MeasuredRuns, Residuals, Setting, residuals
+from mpsim.result.words import validated
 from mpsim.training.intervals import nearest_measured, residuals_of, seen_as, shares_of
 
 A100, H100 = ("a100-sxm-80", "ampere"), ("h100-sxm", "hopper")
@@ -195,6 +196,17 @@ def test_software_and_then_hardware_decide_who_is_nearest() -> None:
     assert found["framework"] == "megatron-core"
     assert found["accelerator"] != "tpu-v5p"
     assert "accelerator" in found["differs"]
+
+
+def test_errors_of_another_accelerator_are_not_said_of_this_one() -> None:
+    """One run of the stack on A100 that was met to 0.0 % says nothing of the stack on a TPU."""
+    near = nearest_measured(setting(("megatron-core", "nvidia"), ("tpu-v5p", "tpu"), size=1024))
+    assert near is not None
+    assert "off by" not in validated(near)
+    assert "whose errors say little of another accelerator" in validated(near)
+    same = {**near, "differs": [], "rows": 1, "mean_abs_error": 0.02}
+    assert ", off by 2.0 %" in validated(same)
+    assert "on average" not in validated(same)
 
 
 def test_runs_of_the_same_machine_and_software_come_first() -> None:
