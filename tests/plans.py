@@ -46,6 +46,7 @@ def small_plan(
     cp: int = 1,
     virtual_stages: int = 1,
     microbatches: int = 4,
+    flushes: int = 1,
     micro_batch: int = 1,
     model_name: str = "gpt-1.7b",
     cluster: str = "dgx-a100-80gb",
@@ -69,7 +70,8 @@ def small_plan(
     name = schedule or ("interleaved-1f1b" if virtual_stages > 1 else "1f1b")
     shape = dataclasses.replace(model(model_name), moe=moe)
     hardware = system(cluster, nodes=-(-tp * pp * dp * cp // 8))
-    orders = make_orders(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    sizes = {"microbatches": microbatches, "virtual_stages": virtual_stages, "flushes": flushes}
+    orders = make_orders(name, pp=pp, **sizes)
     parts = partition_layers(shape.layers, int(orders.model_stage.max()) + 1)
     return Plan(
         name="small",

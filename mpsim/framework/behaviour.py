@@ -264,9 +264,9 @@ class DataBehaviour:
     """Whether embedding, final norm and head are one unit that is gathered first and kept (FSDP
     root), not one each."""
     pipeline_unsharded: Flag = True
-    """Whether, with several stages, a stage gathers its parameters once a step and reduces their
-    gradients once, after its last backward (torch.distributed.pipelining), whatever
-    `reshard_after_forward` and `defer_reduction` say."""
+    """Whether, with several stages, a stage gathers its parameters once a schedule and reduces
+    their gradients once, after its last backward (torch.distributed.pipelining), whatever
+    `reshard_after_forward` says; once a step of several schedules with `defer_reduction`."""
     zero_limit: Whole = 3
     """Highest stage of sharding (`parallelism.zero`) that the stack has."""
     pipeline_zero_limit: Whole = 3

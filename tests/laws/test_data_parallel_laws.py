@@ -53,6 +53,7 @@ layouts = st.fixed_dictionaries(
         "cp": st.sampled_from([1, 2]),
         "schedule": st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b"]),
         "microbatches": st.sampled_from([4, 8]),
+        "flushes": st.sampled_from([1, 1, 2]),
         "recompute": st.sampled_from(["none", "full"]),
         "zero": st.sampled_from([0, 1, 2, 3]),
         "shard": st.sampled_from([None, 2]),

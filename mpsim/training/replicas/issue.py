@@ -199,9 +199,7 @@ def _reduce_places(
 
 
 def _gather_places(how: Exchanging, orders: Orders, runs: SegmentRuns) -> tuple[Ints, Ints]:
-    """For every gather: at which run it is queued, and whether before or behind that run's
-    reduction.
-    """
+    """For every gather: at which run it is queued, before or behind that run's reduction."""
     run = runs.gathers.run
     if not how.gathers_units:  # from the start of the step
         return np.full_like(run, -1), np.zeros_like(run)

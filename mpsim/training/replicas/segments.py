@@ -86,12 +86,11 @@ class Cuts(NamedTuple):
 
 
 class _Around(NamedTuple):
-    """Actions around which parameters travel: those of some kinds, or of these the first or last of
-    each stage.
-    """
+    """Actions of some kinds, or of these the first or last of each stage in a part of a step."""
 
     kinds: tuple[Action, ...] = ()
     which: str = "all"
+    parts: int = 1
 
     def of(self, orders: Orders) -> NDArray[np.bool_]:
         """Which of some actions these are, bool[N]."""
@@ -102,17 +101,16 @@ class _Around(NamedTuple):
             return mine
         ordered = np.flatnonzero(mine)[:: 1 if self.which == "last" else -1]
         # numpy assigns in order, so of several actions of a stage the last one stays
-        extreme = np.full(orders.stages, -1, dtype=np.int64)
-        extreme[orders.stage[ordered]] = ordered
+        extreme = np.full((orders.stages, self.parts), -1, dtype=np.int64)
+        part = orders.microbatch[ordered] * self.parts // orders.microbatches
+        extreme[orders.stage[ordered], part] = ordered
         chosen = np.zeros(len(orders), dtype=bool)
         chosen[extreme[extreme >= 0]] = True
         return chosen
 
 
 def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
-    """Cut the actions of a step where parameters or gradients travel; those of equal kind, content
-    and exchanges are cut once.
-    """
+    """Cut the actions of a step where parameters or gradients travel, actions alike once."""
     sits = tuple((costs.stage(rank).key, rank) for rank in costs.alike.tolist())
     first = _first_alike(plan.layout.stages, plan.layout.model.layer_kinds, sits)
     needs, chosen = _distinct(plan.orders, first, _gathering(plan), _reducing(plan))
@@ -133,9 +131,7 @@ def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
 def _distinct(
     orders: Orders, first: tuple[int, ...], gathering: _Around, reducing: _Around
 ) -> tuple[list[tuple[Action, int, bool, bool]], NDArray[np.int64]]:
-    """Distinct actions by kind, stage and what travels around them, and which of them each action
-    is [N].
-    """
+    """Distinct actions by kind, stage and what travels around them, and which each one is [N]."""
     shape, alike = (len(Action), orders.stages, 2, 2), np.array(first)[orders.stage]
     around = (gathering.of(orders).astype(int), reducing.of(orders).astype(int))
     key = np.ravel_multi_index((orders.kind, alike, *around), shape)
@@ -199,22 +195,29 @@ def _gathering(plan: Plan) -> _Around:
     Notes
     -----
     Sharded parameters: every forward, and every backward too where they are given up after the
-    forward; with a pipeline that keeps them gathered, the first forward of each stage.
-    Recomputation runs on what was gathered for the backward. Otherwise: the first forward, where
-    the framework gathers beside it what the optimizer updated.
+    forward; with a pipeline that keeps them gathered, the first forward of each stage after they
+    were given up. Recomputation runs on what was gathered for the backward. Otherwise: the first
+    forward, where the framework gathers beside it what the optimizer updated.
     """
     if plan.gathers_units and not plan.keeps_gathered:
         again = plan.layout.framework.data.reshard_after_forward
         return _Around(_NEEDING if again else (Action.F,))
     once = plan.gathers_units or plan.gathers_beside
-    return _Around((Action.F,), "first") if once else _Around()
+    return _Around((Action.F,), "first", _kept(plan)) if once else _Around()
 
 
 def _reducing(plan: Plan) -> _Around:
     """Actions after which gradients are reduced."""
     if plan.replicas == 1 and plan.offload == "none":
         return _Around()
-    return _Around(_GRADIENT, "all" if plan.reduces_every_microbatch else "last")
+    which = "all" if plan.reduces_every_microbatch else "last"
+    return _Around(_GRADIENT, which, _kept(plan))
+
+
+def _kept(plan: Plan) -> int:
+    """Parts of a step, at whose ends a stage reduces and gives up what it has gathered [count]."""
+    once = plan.layout.framework.data.defer_reduction or not plan.keeps_gathered
+    return 1 if once else plan.orders.flushes
 
 
 def _split(

@@ -210,12 +210,14 @@ def test_a_whole_group_of_sharers_is_no_hybrid() -> None:
         ({"recompute": "full"}, 4 * (2 * 24 + 1), 4 * 25),
         ({"pp": 2, "dp": 8}, 24 + 2, 24 + 2),
         ({"pp": 2, "dp": 8, "overrides": {"pipeline_unsharded": False}}, 4 * (48 + 2), 4 * 26),
+        ({"pp": 2, "dp": 8, "flushes": 2}, 2 * (24 + 2), 2 * (24 + 2)),
+        ({"pp": 2, "dp": 8, "flushes": 2, "overrides": {"defer_reduction": True}}, 24 + 2, 24 + 2),
     ],
 )
 def test_every_unit_travels_as_often_as_its_stack_has_it(
     changes: dict[str, Any], gathers: int, reductions: int
 ) -> None:
-    """24 layers and a root, 4 microbatches; recomputing gathers nothing again, a pipeline keeps what a stage has gathered."""
+    """24 layers and a root, 4 microbatches; recomputing gathers nothing again, a pipeline keeps what a stage has gathered until the end of each schedule, or of the step where it defers."""
     program = build_program(plan_of(microbatches=4, **changes))
     assert len(labelled(program, "gather")) == gathers
     assert len(labelled(program, "reduce-scatter")) == reductions
