@@ -414,6 +414,21 @@ def test_recipes_of_megatron_bridge_are_those_of_model_and_accelerator(
     assert rule_of(Cells({**row, **change}))["framework"][field] == value
 
 
+def test_pipelines_of_automodel_reduce_as_their_recipes_have_it() -> None:
+    """Experts' stages are no FSDP modules to torch's pipelines, but for the recipe that patches their backward."""
+    row = {
+        **LLAMA,
+        "framework": "NeMo AutoModel",
+        "moe_experts": "256",
+        "notes": "fake balanced gate",
+    }
+    plain, patched = (
+        rule_of(Cells({**row, "model": name}))["framework"] for name in ("Kimi-K2", "DeepSeek-V3")
+    )
+    assert (plain["pipeline_unsharded"], plain.get("defer_reduction")) == (False, None)
+    assert (patched["pipeline_unsharded"], patched["defer_reduction"]) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("release", "graph"),
     [("26.04", None), ("26.06", "0 us"), ("26.06.01", "0 us"), ("26.08", "0 us")],
