@@ -3,6 +3,7 @@
 The rank whose own time is longest sets the pace, and the others wait for it. What all ranks share
 is a cause of all; what it has beyond them is a slow rank. Each cause is what a part of the account
 has beyond the simulated step; of kernels with the usual gaps, as the simulated have launches.
+Above 600 lines, since causes are taken from one account in turn, each from what the last has left.
 """
 
 from __future__ import annotations
