@@ -32,18 +32,24 @@ class Interference:
     # share of processors or memory bandwidth that all collectives together take of a kernel at
     # most, in [0, 1)
     most: float
-    # share of its rate that a kernel loses on average while a collective of data parallelism runs
-    # beside it at `full_rate` or more, in [0, 1)
+    # share of its rate that a kernel loses on average while a collective runs beside it at
+    # `full_rate` or more, in [0, 1)
     lost: float
     # rate of a collective's ranks from which on it takes all that collectives take [B/s]; below, as
-    # much less as it is slower, because a library uses as many processors as the rate needs
+    # much less as it is slower, down to the processors that it holds while it waits
     full_rate: float
     memory_bandwidth: float  # of the device [B/s]
     constants: tuple[Constant, ...]  # where the numbers come from
 
-    def lost_at(self, rate: float) -> float:
-        """Share of its rate that a kernel loses beside a gradient collective at `rate` [B/s]."""
-        return self.lost * min(1.0, rate / self.full_rate)
+    def lost_at(self, axis: str, rate: float) -> float:
+        """Share of its rate that a kernel loses beside a collective of `axis` at `rate` [B/s].
+
+        `rate`: bytes that a rank sends over the whole time of the collective, latencies included:
+        what is lost in that time grows with its bytes or its length, and a faster link never loses
+        more.
+        """
+        moving = self.lost * min(1.0, rate / self.full_rate)
+        return min(self.most, max(self.held[axis], moving))
 
 
 def interference_of(framework: str, chip: Accelerator) -> Interference:

@@ -288,7 +288,7 @@ class StageCosts:
         # a kernel that sends over NICs holds its processors for their rate, however much it hands
         # on inside meanwhile
         sent = out if item.across else up + out
-        return max(taken.held["ep"], taken.lost_at(sent / seconds))
+        return taken.lost_at("ep", sent / seconds)
 
     @property
     def _issued(self) -> float:

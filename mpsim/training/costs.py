@@ -71,10 +71,12 @@ class PlanCosts(LayoutCosts):
         plan, constants = self.plan, tuple[Constant, ...]()
         overlap = plan.layout.framework.experts.expert_overlap
         hides_tokens = plan.sharding.routing is not None and overlap is not ExpertOverlap.NONE
-        if plan.exchanges_beside or (hides_tokens and not plan.interference):
+        beside = {"dp": plan.exchanges_beside, "ep": hides_tokens and not plan.interference}
+        if any(beside.values()):
+            used = (*_ON_AVERAGE, *(f".units_{axis}" for axis, runs in beside.items() if runs))
             taken = interference_of(layout.framework.name, layout.cluster.accelerator)
             constants = tuple(
-                constant for constant in taken.constants if constant.name.endswith(_ON_AVERAGE)
+                constant for constant in taken.constants if constant.name.endswith(used)
             )
         if plan.straggling:
             usual = straggling_constants(layout.cluster.accelerator)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import mpsim
 from mpsim.cost import interference_of
@@ -24,6 +26,7 @@ from mpsim.scenario import Scenario
 from mpsim.training.build import build_program
 from mpsim.training.planning import make_plan
 from mpsim.training.vocabulary import TRAINING, Kind
+from tests.nightly import examples
 
 MODEL = {"preset": "gpt3-175b", "layers": 8, "hidden": 4096, "heads": 32, "ffn_hidden": 16384}
 BASE: dict[str, Any] = {
@@ -73,7 +76,7 @@ def side_by_side(
 
 
 @pytest.mark.parametrize(
-    ("given", "ends"),
+    ("taken", "ends"),
     [
         # nothing taken, nothing lost
         ({}, [100, 50]),
@@ -96,10 +99,10 @@ def side_by_side(
     ],
 )
 def test_a_kernel_beside_a_collective_is_what_the_hand_says(
-    given: dict[str, Any], ends: list[float]
+    taken: dict[str, Any], ends: list[float]
 ):
     """Work done at the share that is left, then the rest at full speed."""
-    assert side_by_side(**given) == ends
+    assert side_by_side(**taken) == ends
 
 
 def test_a_collective_longer_than_the_kernel_is_dragged_only_beside_it():
@@ -216,3 +219,80 @@ def test_hidden_is_the_overlap_with_kernels():
     place = AXIS_NAMES.index("dp")
     assert (found.hidden[0, place], found.exposed[0, place]) == (30, 20)
     assert found.hidden.sum() + found.exposed.sum() == 50
+
+
+@given(
+    axis=st.sampled_from(["dp", "ep"]),
+    chip=st.sampled_from(["h100-sxm", "a100-sxm-80", "mi300x", "tpu-v5p"]),
+    latency=st.floats(0.0, 1e-2),
+    size=st.floats(1e3, 1e11),
+    rates=st.tuples(st.floats(1e8, 1e13), st.floats(1e8, 1e13)).map(sorted),
+)
+def test_no_slower_link_loses_less(
+    axis: str, chip: str, latency: float, size: float, rates: list[float]
+):
+    """What a kernel loses in the whole time of a collective of some bytes never grows with the rate of its link."""
+    taken = interference_of("torchtitan", accelerator(chip))
+    seconds = [latency + size / rate for rate in rates]
+    slow, fast = (each * taken.lost_at(axis, size / each) for each in seconds)
+    assert fast <= slow * (1 + 1e-12)
+
+
+_STACKS = st.sampled_from(
+    [
+        ("torchtitan", 3),
+        ("torchtitan", 2),
+        ("torch-fsdp1", 3),
+        ("torch-ddp", 0),
+        ("megatron-core", 1),
+    ]
+)
+
+
+@settings(max_examples=examples(12, nightly=200), deadline=None)
+@given(
+    stack=_STACKS,
+    layers=st.sampled_from([2, 4, 8]),
+    heads=st.sampled_from([8, 16, 32, 64]),
+    nodes=st.sampled_from([2, 4, 16, 64]),
+    batches=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4])),
+    sequence_length=st.sampled_from([512, 2048, 8192]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    nic=st.sampled_from(["50 Gb/s", "100 Gb/s", "400 Gb/s"]),
+)
+@example(("torchtitan", 3), 80, 64, 64, (1, 1), 8192, "selective", "400 Gb/s")
+def test_half_the_nics_are_never_faster(
+    stack: tuple[str, int],
+    layers: int,
+    heads: int,
+    nodes: int,
+    batches: tuple[int, int],
+    sequence_length: int,
+    recompute: str,
+    nic: str,
+):
+    """Data parallelism over 8, 4, 2 and 1 NICs a node: what kernels lose beside slower exchanges does not fall by more than these are exposed."""
+    name, zero = stack
+    micro, times = batches
+    sizes = {"layers": layers, "heads": heads, "kv_heads": 8}
+    widths = {"hidden": 128 * heads, "ffn_hidden": 448 * heads}
+    one = {
+        "schema": 1,
+        "model": {"preset": "llama3-8b", **sizes, **widths},
+        "parallelism": {"zero": zero},
+        "training": {
+            "global_batch": 8 * nodes * micro * times,
+            "micro_batch": micro,
+            "sequence_length": sequence_length,
+            "recompute": recompute,
+        },
+        "framework": name,
+    }
+    system = {"preset": "dgx-h100", "nodes": nodes, "nic": nic}
+    steps = [
+        mpsim.simulate(
+            Scenario.from_mapping({**one, "cluster": {**system, "nics_per_node": nics}})
+        ).timeline.makespan
+        for nics in (8, 4, 2, 1)
+    ]
+    assert steps == sorted(steps)

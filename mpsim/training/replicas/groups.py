@@ -41,7 +41,6 @@ _LABELS = {
     "reduce_scatter": "reduce-scatter gradients",
     "rooted": "reduce gradients to their owners",
 }
-_LONG = 2.0**36  # B: long enough for any group
 _ROOTED = {"rooted": "reduce", "broadcast": "broadcast"}
 
 
@@ -188,7 +187,7 @@ def collective_of(plan: Plan, *, gather: bool) -> tuple[str, float]:
 
 
 class ExchangeTime(NamedTuple):
-    """Time of one collective [s], and the rate at which its ranks send when it is long [B/s]."""
+    """Time of one collective [s], and the rate at which its ranks send over all of it [B/s]."""
 
     seconds: float
     rate: float
@@ -221,10 +220,9 @@ def exchange_times(
 def _time_and_rate(
     model: CollectiveModel, kind: str, size: float, shape: GroupShape, owners: int
 ) -> ExchangeTime:
-    both = np.array([size, max(size, _LONG)])
-    seconds, up, out = collective_columns(model, kind, both, [shape, shape], owners)
-    rate = float((up[1] + out[1]) / seconds[1]) if seconds[1] else 0.0
-    return ExchangeTime(float(seconds[0]), rate)
+    columns = collective_columns(model, kind, np.array([size]), [shape], owners)
+    seconds, up, out = (float(column[0]) for column in columns)
+    return ExchangeTime(seconds, (up + out) / seconds if seconds else 0.0)
 
 
 def collective_prices(
