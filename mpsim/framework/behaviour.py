@@ -23,9 +23,8 @@ class TensorOverlap(enum.StrEnum):
     """Products that overlap with the collectives of tensor parallelism."""
 
     NONE = "none"  # every collective blocks the compute stream
-    WEIGHT_GRADIENT = (
-        "weight-gradient"  # the reduction of an input gradient hides behind the weight gradient
-    )
+    # the reduction of an input gradient hides behind the weight gradient
+    WEIGHT_GRADIENT = "weight-gradient"
     # GEMMs cut in chunks that run beside ring steps, the rest beside other products (user buffers)
     DECOMPOSED = "decomposed"
     # a gather before a product and a reduction behind one are cut, the rest blocks (async TP)
@@ -52,9 +51,8 @@ class ContextExchange(enum.StrEnum):
 
     ALL_GATHER = "all-gather"  # gathered before attention, blocking
     RING = "ring"  # blocks pass around a ring beside the attention of the block before
-    GATHERED_RING = (
-        "gathered-ring"  # a ring whose blocks all come by one gather beside the first step (torch)
-    )
+    # a ring whose blocks all come by one gather beside the first step (torch)
+    GATHERED_RING = "gathered-ring"
     ULYSSES = "ulysses"  # all-to-all from sequence to heads and back, blocking
     HIERARCHICAL = "hierarchical"  # all-to-all inside a scale-up domain, ring across domains
 
@@ -209,6 +207,9 @@ class PipelineBehaviour:
     """Whether the engine runs a pipeline: `parallelism.pp` above 1."""
     has_chunks: Flag = True
     """Whether a rank may hold several chunks of layers, as interleaved schedules need."""
+    whole_groups: Flag = False
+    """Whether interleaved schedules run whole groups of `parallelism.pp` microbatches alone
+    (Megatron-LM where `microbatch_group_size_per_vp_stage` is left out)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ class Schedule:
     # virtual stages of a rank where a scenario leaves them out; None where it has to say how many
     chunks: int | None = 1
     interleaves: bool = False  # whether a scenario may choose another number of virtual stages
+    groups: bool = False  # whether microbatches pass a chunk in groups of one size
     interleaved: str | None = None  # schedule that is this one over several virtual stages
     directions: int = 1  # pipelines through the same ranks, each with a copy of the weights
     # whether the forward of one microbatch can run beside the backward of another, as one block

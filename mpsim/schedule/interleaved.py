@@ -127,5 +127,5 @@ def _even_group(schedule: str, pp: int, microbatches: int) -> int:
 
 
 INTERLEAVED_1F1B = Schedule(
-    _NAME, interleaved_1f1b, chunks=None, interleaves=True, fuses=True, rounds=3
+    _NAME, interleaved_1f1b, chunks=None, interleaves=True, groups=True, fuses=True, rounds=3
 )

@@ -48,4 +48,6 @@ def interleaved_zb(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Or
     )
 
 
-INTERLEAVED_ZB = Schedule(_NAME, interleaved_zb, chunks=None, interleaves=True, splits=True)
+INTERLEAVED_ZB = Schedule(
+    _NAME, interleaved_zb, chunks=None, interleaves=True, groups=True, splits=True
+)

@@ -294,7 +294,7 @@ def _framework(rng: Random) -> Data:
         (group, field.name)
         for group in groups
         for field in dataclasses.fields(group)
-        if field.name not in ("has_pipeline", "has_chunks")
+        if field.name not in ("has_pipeline", "has_chunks", "whole_groups")
     ]
     for group, name in rng.sample(fields, rng.choice([1, 2, 4])):
         value = getattr(group, name)

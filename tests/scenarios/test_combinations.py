@@ -161,6 +161,46 @@ def test_a_pipeline_that_a_stack_does_not_run_is_refused_and_never_found(
 
 
 @pytest.mark.parametrize(
+    ("stack", "found"),
+    [
+        ("megatron-core", False),
+        ("colossalai", False),
+        ("torchtitan", True),
+        ({"preset": "megatron-core", "whole_groups": False}, True),
+    ],
+)
+def test_groups_that_a_stack_does_not_interleave_are_refused_and_never_found(
+    stack: object, found: bool
+) -> None:
+    """Ten microbatches on four stages are two groups of five for PyTorch, and for Megatron-LM where it is told so."""
+    training = {"global_batch": 10, "micro_batch": 1, "sequence_length": 512}
+    one = {
+        "schema": 1,
+        "model": {"preset": "llama3-8b", "layers": 8},
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "parallelism": {"tp": 2, "pp": 4},
+        "schedule": {"name": "interleaved-1f1b", "virtual_stages": 2},
+        "training": training,
+        "framework": stack,
+    }
+    if found:
+        Scenario.from_mapping(one)
+    else:
+        with pytest.raises(ScenarioError) as caught:
+            Scenario.from_mapping(one)
+        (problem,) = caught.value.problems
+        assert problem.key == "training.global_batch"
+        assert "framework.whole_groups); set it to 8 or 12" in problem.message
+        for batch in (8, 12):
+            Scenario.from_mapping(one | {"training": training | {"global_batch": batch}})
+    degrees = {f"parallelism.{axis}": [degree] for axis, degree in {"tp": 2, "pp": 4}.items()}
+    axes = degrees | {"schedule.name": ["1f1b", "interleaved-1f1b"]}
+    rows = mpsim.search(Scenario.from_mapping(one | {"schedule": "1f1b"}), axes, top=100).rows
+    names = {row.values["schedule.name"] for row in rows}
+    assert names - {"1f1b"} == ({"interleaved-1f1b"} if found else set())
+
+
+@pytest.mark.parametrize(
     ("parallelism", "key", "mend"),
     [
         ({"zero": 3, "shard": 3}, "parallelism.shard", "set it to 2 or 4"),

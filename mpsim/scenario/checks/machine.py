@@ -42,10 +42,7 @@ def check_parts(scenario: Written) -> Iterator[Problem]:
     """Parts of a mixed cluster cover every pipeline rank or every replica, once."""
     choice = scenario.cluster
     if choice.stages is not None and choice.replicas is not None:
-        message = (
-            "got stages and replicas; needed one: a cluster is mixed along the pipeline or across"
-            " replicas"
-        )
+        message = "got stages and replicas; needed one, along which the cluster is mixed"
         yield Problem(message, "cluster.replicas")
         return
     needs = (("stages", "pp", scenario.parallelism.pp), ("replicas", "dp", scenario.dp))
@@ -144,8 +141,5 @@ def check_variation(scenario: Written) -> Iterator[Problem]:
 def check_outages(scenario: Written) -> Iterator[Problem]:
     """Refuse outages in training, which has checkpoints to go back to."""
     if scenario.variation is not None and scenario.variation.outages:
-        message = (
-            "got outages, which services have; leave them out, and see 'mpsim goodput' for failures"
-            " in training"
-        )
+        message = "got outages, which services have; leave them out, and see 'mpsim goodput'"
         yield Problem(message, "variation.outages")

@@ -112,16 +112,10 @@ def check_service_variation(scenario: Written) -> Iterator[Problem]:
         return
     for key in _DRAWN:
         if getattr(variation, key):
-            message = (
-                "is not simulated for services, which have slow ranks, speed and outages; leave"
-                " it out"
-            )
+            message = "is not simulated for services (slow, speed and outages are); leave it out"
             yield Problem(message, f"variation.{key}")
     if variation.outages and scenario.service.disaggregated is not None:
-        message = (
-            "got outages with serving.disaggregated; they are simulated for one pool: leave one of"
-            " them out"
-        )
+        message = "got outages beside serving.disaggregated, simulated for one pool; leave one out"
         yield Problem(message, "variation.outages")
     yield from absent_parts(variation, cluster.nodes, cluster.accelerators)
 
@@ -136,10 +130,7 @@ def check_pools(scenario: Written) -> Iterator[Problem]:
         *(f"parallelism.{key}" for key in scenario.parallelism.model_fields_set),
         *(f"serving.{key}" for key in own if key in serving.model_fields_set),
     ):
-        message = (
-            "got a layout beside serving.disaggregated, whose pools have layouts of their own;"
-            " leave it out"
-        )
+        message = "got a layout beside serving.disaggregated: pools have their own; leave it out"
         yield Problem(message, key)
     prefill, decode = (pool.accelerators for pool in scenario.pools.values())
     need, world = prefill + decode, scenario.world_size

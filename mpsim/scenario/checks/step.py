@@ -88,6 +88,22 @@ def check_pipeline(scenario: Written) -> Iterator[Problem]:
         yield Problem(message, "schedule")
 
 
+def check_groups(scenario: Written) -> Iterator[Problem]:
+    """Microbatches make whole groups where the framework interleaves no others."""
+    pp, software, training = scenario.parallelism.pp, scenario.software, scenario.training_step
+    name = scenario.schedule.name
+    if scenario.dp < 1 or scenario.virtual_stages < 2 or name is None or not schedule(name).groups:
+        return
+    counts = map(scenario.microbatches_of, range(len(training.batch_per_replica or (0,))))
+    if software.pipeline.whole_groups and (left := [count for count in counts if count % pp]):
+        near = multiples_near(training.global_batch, scenario.dp * training.micro_batch * pp)
+        message = (
+            f"makes {left[0]} microbatches a replica, but {software.name} interleaves multiples of"
+            f" pp {pp} alone (framework.whole_groups); set it to {near}"
+        )
+        yield Problem(message, "training.global_batch")
+
+
 def check_schedule_file(scenario: Written) -> Iterator[Problem]:
     """The file of a schedule exists."""
     file = scenario.schedule.file

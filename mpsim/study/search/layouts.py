@@ -71,6 +71,7 @@ DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_mixture": (*_MESH, "ep", "offload"),
     "check_virtual_stages": ("schedule", "virtual_stages"),
     "check_pipeline": ("pp", "schedule", "virtual_stages"),
+    "check_groups": (*_MESH, "micro_batch", "schedule", "virtual_stages"),
     "check_stages": _OF_STAGES,
     "check_stacks": ("cp", "pp"),
     **dict.fromkeys(("check_heads", "check_mlp"), ("tp",)),
