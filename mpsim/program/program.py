@@ -12,6 +12,7 @@ in float64, so every engine's sums are exact (below 2.5 hours).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
@@ -155,8 +156,9 @@ class Template:
 
     def but(self, **columns: object) -> Template:
         """The same with other columns: without asking for each, as a step makes some dozens."""
-        made = object.__new__(Template)
-        made.__dict__.update(self.__dict__, **columns)
+        made = copy.copy(self)
+        for name, column in columns.items():
+            object.__setattr__(made, name, column)
         return made
 
     @property

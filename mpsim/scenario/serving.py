@@ -84,7 +84,8 @@ class Workload(Section):
                 )
         if self.burstiness != 1.0 and self.arrival != "gamma":
             raise ValueError(
-                f"got burstiness with arrival: {self.arrival}; leave it out, or take gamma"
+                f"got burstiness with arrival: {self.arrival}; leave it out, or set arrival to"
+                " gamma"
             )
         return self
 

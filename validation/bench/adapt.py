@@ -207,7 +207,8 @@ def _rounds(scenario: Sections) -> Assumed | None:
     interleaves = schedule(scenario["schedule"]["name"]).interleaves
     if not interleaves or rounds < 1 or number % rounds == 0:
         return None
-    training["global_batch"] = round(number / rounds) * rounds * step
+    # a multiple of pp is legal in every stack, Megatron-LM's too
+    training["global_batch"] = round(number / mesh["pp"]) * mesh["pp"] * step
     return Assumed(
         "global_batch_seqs",
         str(training["global_batch"]),

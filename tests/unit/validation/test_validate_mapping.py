@@ -315,7 +315,7 @@ def test_a_cut_down_accelerator_keeps_its_own_links(words: str) -> None:
         ({"micro_batch_seqs": "3"}, "micro_batch_seqs = 1"),
         (
             {"vp_chunks_per_rank": "2", "pp": "8", "dp": "8", "global_batch_seqs": "224"},
-            "global_batch_seqs = 216 (28 microbatches are not 3 equal rounds)",
+            "global_batch_seqs = 256 (28 microbatches are not 3 equal rounds)",
         ),
         ({"inter_node_link": "carrier pigeon", "nics_per_node": "8", "nic_gbit_s": "400"}, "nic ="),
         ({"inter_node_link": "NDR with SHARP", "nics_per_node": "8", "nic_gbit_s": "400"}, "nic ="),
