@@ -84,8 +84,7 @@ class Workload(Section):
                 )
         if self.burstiness != 1.0 and self.arrival != "gamma":
             raise ValueError(
-                f"got burstiness with arrival: {self.arrival}; leave it out, or set arrival to"
-                " gamma"
+                f"burstiness with arrival: {self.arrival}; leave it out, or set arrival to gamma"
             )
         return self
 
