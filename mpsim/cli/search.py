@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,7 @@ from mpsim.cli.options import (
 )
 from mpsim.cli.paths import check_folder
 from mpsim.cli.progress import phases_bar
+from mpsim.errors import ScenarioError
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
@@ -160,7 +162,7 @@ def search(
     """Find the best layouts of a model on a cluster, and say why the others lose."""
     from mpsim.study import search as run_search
 
-    scenario = reading.load(file, checked=False)
+    scenario = _load(reading, file)
     (wanted,) = targets(emit, [scenario])
     refuse_unwritable(wanted, scenario)
     values = values_over(scenario, over)
@@ -248,6 +250,21 @@ def search(
     for remark in outcome.remarks:
         note(remark)
     end_early(outcome.interrupted)
+
+
+def _load(reading: Reading, file: Path) -> Scenario:
+    """The scenario of a file whose own layout may be illegal; all mistakes if it has any other."""
+    from mpsim.study.search.layouts import refuse_every_layout
+
+    try:
+        return reading.load(file)
+    except ScenarioError:
+        with contextlib.suppress(ScenarioError):
+            scenario = reading.load(file, checked=False)
+            refuse_every_layout(scenario)
+            if not scenario.serves:
+                return scenario
+        raise
 
 
 def _shortlist(

@@ -23,6 +23,16 @@ OVER = tuple(
 )
 
 
+def test_mistakes_beside_an_illegal_layout_are_told_together(mpsim_cli, scenarios):
+    """A model, a framework and a layout that are wrong: what `check` says, with file and line."""
+    wrong = [scenarios / "quickstart.yaml", "--set", "parallelism.tp=3"]
+    wrong += ["--set", "framework=megatrn", "--set", "cluster.preset=dgx-h1000"]
+    told = mpsim_cli("search", *wrong).err
+    assert "unknown framework 'megatrn'" in told
+    assert "unknown system 'dgx-h1000'" in told
+    assert told == mpsim_cli("check", *wrong).err
+
+
 def test_a_table_a_front_and_what_became_of_the_rest(mpsim_cli, scenarios, tmp_path):
     """All that a person asks first, and files for the second question."""
     outcome = mpsim_cli(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -54,10 +54,10 @@ def _serving_checks() -> tuple[Check, ...]:
     return (*_checks_of(serving), *common)
 
 
-def check(scenario: Written) -> list[Problem]:
-    """Run every check; none finds anything in what can be simulated, if that shows unplanned."""
+def check(scenario: Written, rules: Iterable[Check] | None = None) -> list[Problem]:
+    """Run every check, or `rules`; what can be simulated has no problems that show unplanned."""
     problems: list[Problem] = []
-    for rule in _serving_checks() if scenario.serves else CHECKS:
+    for rule in rules or (_serving_checks() if scenario.serves else CHECKS):
         try:
             problems += rule(scenario)
         except MpsimError:  # a preset that check_model, check_cluster or check_framework reports

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mpsim.errors import MpsimError, Problem, ScenarioError
+from mpsim.errors import MpsimError, ScenarioError
 from mpsim.framework import SelectiveRecompute, StageSplit
 from mpsim.parallel import AXES as MESH_AXES
 from mpsim.parallel import AXIS_NAMES, REPLICATING
@@ -23,7 +23,6 @@ from mpsim.study.search.given import defaults
 
 Values: TypeAlias = Mapping[str, Any]
 """Value of each axis, of whatever type the key of a scenario has."""
-Check = Callable[[Scenario], list[Problem]]
 
 # data parallelism follows from the others
 _MESH = tuple(axis.name for axis in MESH_AXES if axis.multiplies and axis.name != "dp")
@@ -96,16 +95,14 @@ DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_size": (*_MESH, "schedule", "virtual_stages", "micro_batch"),
 }
 """Axes that each check looks at; one that is not listed is asked about every layout."""
-_CHECKS: Final[Mapping[str, Check]] = {check.__name__: check for check in checks.CHECKS}
+_CHECKS: Final[Mapping[str, checks.Check]] = {check.__name__: check for check in checks.CHECKS}
 
 
 def refuse_every_layout(scenario: Scenario) -> None:
     """Raise ScenarioError with the problems of a scenario that no layout of it mends."""
-    problems = itertools.chain.from_iterable(
-        check(scenario) for name, check in _CHECKS.items() if DEPENDS.get(name) == ()
-    )
-    if found := scenario.locate(list(problems)):
-        raise ScenarioError(found)
+    rules = [rule for name, rule in _CHECKS.items() if DEPENDS.get(name) == ()]
+    if problems := checks.check(scenario, rules):
+        raise ScenarioError(problems)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
