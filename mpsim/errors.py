@@ -13,22 +13,6 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = [
-    "CalibrationError",
-    "DeadlockError",
-    "FormatError",
-    "HardwareError",
-    "MissingExtraError",
-    "MpsimError",
-    "Problem",
-    "ScenarioError",
-    "ScheduleError",
-    "TooLargeError",
-    "UnitError",
-    "WorkloadError",
-    "nearest",
-]
-
 LONGEST_KEY = 120  # characters of a key that are printed: nobody reads more
 MOST_PROBLEMS = 50  # mistakes of a file that are printed, one a line
 LONGEST_LINE = 1000  # characters of a line that are printed

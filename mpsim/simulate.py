@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from mpsim.program.devices import Devices
     from mpsim.serving import ServicePlan, ServiceResult
 
-__all__ = [
-    "Prepared",
-    "long_step",
-    "prepare",
-    "ready",
-    "resolve",
-    "result_class",
-    "simulate",
-    "simulate_step",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Prepared:

@@ -18,18 +18,6 @@ from types import MappingProxyType
 from mpsim.errors import UnitError
 from mpsim.memo import remembered
 
-__all__ = [
-    "Dimension",
-    "format_exact",
-    "format_quantity",
-    "parse_count",
-    "parse_quantity",
-    "percent",
-    "price",
-    "rung",
-    "units_of",
-]
-
 
 class Dimension(enum.StrEnum):
     """Dimensions of quantities; the value names the SI unit kept inside."""

@@ -1,5 +1,3 @@
 """The version of mpsim, for modules that may not import the package's front door."""
 
-__all__ = ["__version__"]
-
 __version__ = "0.1.0"

@@ -132,7 +132,7 @@ def api_pages() -> dict[str, str]:
     for name in names:
         module = importlib.import_module(name)
         summary = inspect.getdoc(module) or ""
-        pages[f"api/{name}.rst"] = _api_page(name, summary, list(module.__all__), module)
+        pages[f"api/{name}.rst"] = _api_page(name, summary, _offered(module), module)
     index = [
         "Python API",
         "==========",
@@ -146,6 +146,18 @@ def api_pages() -> dict[str, str]:
     ]
     pages["api/index.rst"] = "\n".join(index) + "\n"
     return pages
+
+
+def _offered(module: Any) -> list[str]:
+    """Names of a package's `__all__`; of a single module what it defines itself."""
+    own = (
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__
+    )
+    return list(
+        getattr(module, "__all__", sorted(name for name in own if not name.startswith("_")))
+    )
 
 
 def _api_page(name: str, summary: str, names: list[str], module: Any) -> str:

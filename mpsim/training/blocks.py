@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from mpsim.cost import StageCosts
 from mpsim.cost.quantise import launch_seconds
 from mpsim.hardware import host_of
 from mpsim.memo import Memo, remembered
@@ -28,7 +29,7 @@ from mpsim.parallel import (
 from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
-from mpsim.training.costs import PlanCosts, StageCosts
+from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.activations import offloaded
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun

@@ -11,7 +11,6 @@ import numpy as np
 from mpsim.cost import (
     Constant,
     LayoutCosts,
-    StageCosts,
     Transfer,
     host_constants,
     interference_of,
@@ -24,8 +23,6 @@ from mpsim.program.rows import Prices
 from mpsim.program.template import ticks
 from mpsim.training.plan import Plan
 from mpsim.workload import model_flops
-
-__all__ = ["PlanCosts", "StageCosts"]
 
 _ON_AVERAGE = (".lost", ".full_rate")  # of the constants of interference
 

@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost import StageCosts
 from mpsim.cost.kernels import executed_flops
 from mpsim.parallel import Compute, Item
 from mpsim.program.program import Template
 from mpsim.schedule import Action
 from mpsim.training.blocks import Blocks
-from mpsim.training.costs import PlanCosts, StageCosts
+from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS, part_of
 from mpsim.workload import Operator
