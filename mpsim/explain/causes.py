@@ -45,6 +45,9 @@ _STREAMS = ("norm", "activation", "loss", "embedding", "positions", "softmax", "
 _DRIFT = 0.08  # of the step by which ranks that compute alike may drift apart
 
 
+Word = str | int | float  # of evidence; a float is a time [s]
+
+
 class Cause(NamedTuple):
     """One cause of the difference, in seconds of the step."""
 
@@ -197,16 +200,13 @@ def causes_of(result: Result, account: Account) -> list[Cause]:
 
 
 def _cause(
-    name: str,
-    seconds: float,
-    ranks: Sequence[int],
-    evidence: str,
-    *,
-    shown: bool = False,
-    **words: object,
+    name: str, seconds: float, ranks: Sequence[int], way: str, *, shown: bool = False, **words: Word
 ) -> Cause:
-    words = {"rank": ranks[0] if ranks else "", "kind": "", **words}
-    mend = str(read_shipped("mpsim.explain.data", "causes.yaml")[name]["mend"]).format(**words)
+    """A cause in the words of the data file; `way`: how it showed itself, `words`: what it was."""
+    told = read_shipped("mpsim.explain.data", "causes.yaml")[name]
+    words = {"rank": ranks[0] if ranks else "", "kind": "", "seconds": float(seconds), **words}
+    filled = {key: _ms(word) if isinstance(word, float) else word for key, word in words.items()}
+    evidence, mend = (str(text).format(**filled) for text in (told[way], told["mend"]))
     return Cause(name, float(seconds), tuple(ranks), evidence, mend, shown or name in _SHOWN)
 
 
@@ -234,51 +234,18 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
     if behind is not None:
         yield from _slow(account, means, common, own, behind, shared, step)
     if common["loader"] > 0:
-        yield _cause(
-            "data_stall",
-            common["loader"],
-            every,
-            f"{_ms(common['loader'])} of a step pass in the data loader while nothing computes",
-        )
-    again = common["recompute"] - longer * expected.recompute
+        yield _cause("data_stall", common["loader"], every, "loading")
+    ran, usual = common["recompute"], longer * expected.recompute
     kind = result.scenario.training_step.recompute
-    yield _cause(
-        "extra_recompute",
-        again,
-        every,
-        f"forward operators run for {_ms(common['recompute'])} inside the backward,"
-        f" {_ms(longer * expected.recompute)} expected",
-        kind=kind,
-    )
-    yield _cause(
-        "synchronisation",
-        common["sync"],
-        every,
-        f"the host waits {_ms(common['sync'])} of a step for a value or for the device",
-    )
+    yield _cause("extra_recompute", ran - usual, every, "inside", ran=ran, usual=usual, kind=kind)
+    yield _cause("synchronisation", common["sync"], every, "waiting")
     _allow(account, common, expected)
-    yield _cause(
-        "data_stall",
-        common["begin"],
-        every,
-        f"nothing runs for {_ms(common['begin'])} before the first operator of a step",
-    )
-    yield _cause(
-        "slow_link",
-        common["near"],
-        every,
-        f"nothing runs for {_ms(common['near'])} of a step right before or after collectives",
-    )
+    yield _cause("data_stall", common["begin"], every, "before")
+    yield _cause("slow_link", common["near"], every, "beside")
     yield _gaps(account, common, shared, expected.layers)
     if account.device:
-        idle = common["launch"] + common["small"]
-        yield _cause(
-            "host_bound",
-            idle,
-            every,
-            f"the device is idle {_ms(idle)} of a step between kernels, {_ms(common['launch'])} of"
-            " it while the host launches",
-        )
+        launch = common["launch"]
+        yield _cause("host_bound", launch + common["small"], every, "launching", launch=launch)
     if staged and len(every) > 1:
         yield from _stages(result, account, means, expected, step)
     elif not staged:
@@ -328,20 +295,11 @@ def _stages(
     more = calls[last] > (1 + _NOISE) * np.delete(calls, last).mean()
     seconds = mean * expected.compute
     usual = float(np.delete(mean, last).mean() * expected.compute[last])
-    words = (
-        f"stage {last} computes {_ms(float(seconds[last]))} of a step, {_ms(usual)} as the"
-        " others do"
-    )
     ranks = [rank for rank, mine in zip(account.ranks, stage, strict=True) if mine == last]
     if longer > _NOISE * step:
         name = "uneven_stages" if more else "slow_rank"
-        yield _cause(
-            name,
-            longer,
-            ranks,
-            f"{words}, with {'more' if more else 'as many'} products",
-            stage=last,
-        )
+        took = float(seconds[last])
+        yield _cause(name, longer, ranks, "stage", stage=last, took=took, usual=usual)
     shared = np.flatnonzero(stage != last) if longer > _NOISE * step else np.arange(len(busy))
     yield from _kernels(
         account,
@@ -365,15 +323,9 @@ def _stages(
             for order in orders
         )
     ]
-    told = f", and the messages of rank {other[0]} do not come in its order" if other else ""
-    yield _cause(
-        "schedule_bubble",
-        idle,
-        account.ranks,
-        f"stages are idle {_ms(idle)} of a step beyond the schedule, run with what they"
-        f" computed{told}",
-        shown=bool(other),
-    )
+    way = "order" if other else "idle"
+    first = other[0] if other else ""
+    yield _cause("schedule_bubble", idle, account.ranks, way, shown=bool(other), other=first)
 
 
 def _allow(account: Account, common: dict[str, float], expected: Expected) -> None:
@@ -428,19 +380,13 @@ def _slow(
     late = float(own[behind] - own[shared].mean())
     loader = float(means["loader"][behind] - common["loader"])
     rank = (account.ranks[behind],)
-    words = f"the others wait {_ms(common['wait'])} of a step for rank {rank[0]} in collectives"
+    wait = common["wait"]
     if loader > late / 2:
-        yield _cause("data_stall", loader, rank, f"{words}, which loads data {_ms(loader)} longer")
+        yield _cause("data_stall", loader, rank, "one rank", wait=wait)
         late -= loader
-    verbs = {"busy": "computes", "long": "pauses", "small": "launches"}
-    longer = max(verbs, key=lambda part: means[part][behind] - common[part])
-    yield _cause(
-        "slow_rank",
-        late,
-        rank,
-        f"{words}, which {verbs[longer]}"
-        f" {_ms(float(means[longer][behind]) - common[longer])} longer",
-    )
+    more = {part: float(means[part][behind]) - common[part] for part in ("busy", "long", "small")}
+    part = max(more, key=lambda part: more[part])
+    yield _cause("slow_rank", late, rank, part, wait=wait, more=more[part])
 
 
 def _gaps(
@@ -452,21 +398,14 @@ def _gaps(
     most = int(np.searchsorted(np.cumsum(gaps), _MOST * gaps.sum())) + 1 if len(gaps) else 0
     seconds = common["long"]
     # one in every layer is the layer's
-    if most <= min(_FEW, layers - 1) * rounds:
-        return _cause(
-            "garbage_collection",
-            seconds,
-            account.ranks,
-            f"nothing runs for {_ms(seconds)} of a step, most of it in {most / rounds:.1f} gaps of"
-            f" up to {_ms(float(gaps[:1].sum()))}",
-        )
-    return _cause(
-        "host_bound",
-        seconds,
-        account.ranks,
-        f"nothing runs for {_ms(seconds)} of a step, in {len(gaps) / rounds:.0f} gaps between"
-        f" operators of up to {_ms(float(gaps[0]))}",
+    few = most <= min(_FEW, layers - 1) * rounds
+    name, count = (
+        ("garbage_collection", f"{most / rounds:.1f}")
+        if few
+        else ("host_bound", f"{len(gaps) / rounds:.0f}")
     )
+    longest = float(gaps[:1].sum())
+    return _cause(name, seconds, account.ranks, "gaps", count=count, longest=longest)
 
 
 def _wires(account: Account, common: dict[str, float], expected: Expected) -> Iterator[Cause]:
@@ -478,39 +417,19 @@ def _wires(account: Account, common: dict[str, float], expected: Expected) -> It
         waits = sum(
             float(np.mean(list(call.waits.values()))) for call in calls if call.axis == "ep"
         ) / len(account.calls)
-        yield _cause(
-            "expert_imbalance",
-            waits,
-            account.ranks,
-            f"ranks of a group of experts wait {_ms(waits)} of a step for the fullest of them",
-        )
+        yield _cause("expert_imbalance", waits, account.ranks, "waiting")
     counts = [Counter((call.name, call.size) for call in step) for step in account.calls]
     again = min((count for step in counts for count in step.values()), default=0)
     if expected.microbatches > 1 and again >= expected.microbatches > expected.repeats:
-        yield _cause(
-            "lost_overlap",
-            more,
-            account.ranks,
-            f"each gradient is reduced {again} times a step: no_sync is lost",
-        )
+        yield _cause("lost_overlap", more, account.ranks, "again", times=again)
     elif expected.wire and wire > _LINK * expected.wire:
         # ranks that arrive in turns wait without the wire
-        yield _cause(
-            "slow_link",
-            min(more, wire - expected.wire),
-            account.ranks,
-            f"collectives take {_ms(wire)} of a step once all ranks are there, {_ms(expected.wire)}"
-            " expected",
-        )
+        least, usual = min(more, wire - expected.wire), expected.wire
+        yield _cause("slow_link", least, account.ranks, "longer", wire=wire, usual=usual)
     else:
         more = min(more, float(common["bare wire"]) - expected.exposed)
-        yield _cause(
-            "lost_overlap",
-            more,
-            account.ranks,
-            f"{_ms(common['wire'])} of communication is exposed, {_ms(expected.exposed)} expected,"
-            " and the wire is as fast as expected",
-        )
+        ran, usual = common["wire"], expected.exposed
+        yield _cause("lost_overlap", more, account.ranks, "exposed", ran=ran, usual=usual)
 
 
 def _kernels(
@@ -538,7 +457,7 @@ def _kernels(
     known = float(expected.compute[stage].mean()) - (expected.host if account.device else 0.0)
     more = busy - known
     if float(account.of("recompute")[shared].mean()) > expected.recompute + _LEAST * step:
-        yield _cause("extra_recompute", seconds, account.ranks, "")
+        yield _cause("extra_recompute", seconds, account.ranks, "around")
         return
     measured = {kind: float(account.classes[kind][shared].mean()) for kind in CLASSES}
     simulated = {kind: float(each[stage].mean()) for kind, each in expected.classes.items()}
@@ -554,20 +473,15 @@ def _kernels(
 
     kind, word, ran = _odd(account, shared, expected.bits)
     if ran > _PART * more:
-        yield _cause(
-            "slow_kernel",
-            seconds,
-            account.ranks,
-            f"{kind} kernels run {word} for {_ms(ran)} of a step; {told}",
-            kind=kind,
-        )
+        every = account.ranks
+        yield _cause("slow_kernel", seconds, every, "odd", ran=ran, kind=kind, how=word, told=told)
         return
     kind = _likeliest(measured, simulated, spread, more / known)
     # a class of which nothing ran under its name ran unfused, as other kernels
     gone = (each for each in spread if each in _NAMED and not measured[each])
     slow = next(gone, "small" if kind == "other" else kind)
     name = "slow_kernel" if slow else "clock_drop"
-    yield _cause(name, seconds, account.ranks, told, kind=slow)
+    yield _cause(name, seconds, account.ranks, "slower", kind=slow, told=told)
 
 
 def _likeliest(
