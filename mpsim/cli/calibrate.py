@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, Reading, option, pairs, wrong
+from mpsim.cli.options import AsJson, Plots, Reading, argument, option, pairs, wrong
 from mpsim.cli.paths import check_file
 from mpsim.errors import CalibrationError, FormatError, HardwareError
 
@@ -24,13 +22,11 @@ COLUMNS = ("what", "form", "points", "error", "held out", "error", "worst", "noi
 def calibrate(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            help=(
-                "Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of"
-                " -J), torch.profiler, or as CSV; "
-                "of repeated ones the quietest counts. Or tables of measured services on one"
-                " accelerator."
-            )
+        argument(
+            "Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of"
+            " -J), torch.profiler, or as CSV; "
+            "of repeated ones the quietest counts. Or tables of measured services on one"
+            " accelerator."
         ),
     ] = None,
     recorded: Annotated[
@@ -53,11 +49,11 @@ def calibrate(
         ),
     ] = None,
     name: Annotated[
-        str, typer.Option("--name", help="Name of the machine; left out: that of its device.")
+        str, option("--name", "Name of the machine; left out: that of its device.")
     ] = "",
     on: Annotated[
         str,
-        typer.Option("--on", help="Accelerator of the machine in the catalog, such as h100-sxm."),
+        option("--on", "Accelerator of the machine in the catalog, such as h100-sxm."),
     ] = "",
     only: Annotated[
         list[str] | None,

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mpsim.cli.console import print_json, print_table, print_text
 from mpsim.cli.emit import targets
-from mpsim.cli.options import AsJson, Emit, Reading
+from mpsim.cli.options import AsJson, Emit, Reading, argument
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="Scenario file.")],
+    file: Annotated[Path, argument("Scenario file.")],
     *,
     reading: Reading,
     emit: Emit = None,

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mpsim.cli.complete import keys
 from mpsim.cli.console import print_answer, print_json, print_sheet, print_text, wrote
-from mpsim.cli.options import AsJson, Plot, Reading, count, option, wrong
+from mpsim.cli.options import AsJson, Plot, Reading, argument, count, option, wrong
 from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
 from mpsim.inputs import DOCUMENT, parse_json, read_text, shown
 from mpsim.stamp import stamp
@@ -24,17 +22,13 @@ if TYPE_CHECKING:
 
 
 def compare(
-    a: Annotated[
-        Path, typer.Argument(metavar="A", help="Scenario (.yaml), or a stored result (.json).")
-    ],
+    a: Annotated[Path, argument("Scenario (.yaml), or a stored result (.json).", metavar="A")],
     b: Annotated[
         list[Path] | None,
-        typer.Argument(
+        argument(
+            "Scenarios or results to compare with A; or recordings of the step, one file per"
+            " rank or a folder of them.",
             metavar="B",
-            help=(
-                "Scenarios or results to compare with A; or recordings of the step, one file per"
-                " rank or a folder of them."
-            ),
         ),
     ] = None,
     vs: Annotated[

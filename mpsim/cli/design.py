@@ -8,12 +8,21 @@ from typing import Annotated
 import typer
 
 from mpsim.cli.console import draw, end_early, note, print_answer, write_table
-from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, quantity_option
+from mpsim.cli.options import (
+    AsJson,
+    Computing,
+    Csv,
+    Plot,
+    Reading,
+    argument,
+    option,
+    quantity_option,
+)
 from mpsim.cli.progress import progress_bar
 
 
 def design(
-    file: Annotated[Path, typer.Argument(help="Scenario file with a `design:` section.")],
+    file: Annotated[Path, argument("Scenario file with a `design:` section.")],
     search: Annotated[
         float | None,
         quantity_option(
@@ -24,9 +33,7 @@ def design(
     ] = None,
     upgrades: Annotated[
         bool,
-        typer.Option(
-            "--upgrades/--no-upgrades", help="Also look at changes to the chosen cluster."
-        ),
+        option("--upgrades/--no-upgrades", "Also look at changes to the chosen cluster."),
     ] = True,
     csv: Csv = None,
     plot: Plot = None,

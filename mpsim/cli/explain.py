@@ -5,24 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mpsim.cli.console import draw, print_answer
-from mpsim.cli.options import AsJson, Plot, Reading, wrong
+from mpsim.cli.options import AsJson, Plot, Reading, argument, wrong
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, FormatError, ScenarioError
 
 
 def explain(
-    file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario of the run.")],
+    file: Annotated[Path, argument("Scenario of the run.", metavar="SCENARIO")],
     traces: Annotated[
         list[Path],
-        typer.Argument(
+        argument(
+            "Recordings of one step or more, a file a rank or folders of them: torch.profiler,"
+            " Nsight Systems (SQLite). A log alone gives the difference without causes.",
             metavar="TRACE...",
-            help=(
-                "Recordings of one step or more, a file a rank or folders of them: torch.profiler,"
-                " Nsight Systems (SQLite). A log alone gives the difference without causes."
-            ),
         ),
     ],
     plot: Plot = None,

@@ -6,21 +6,17 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mpsim.cli.console import note, print_json, print_text
-from mpsim.cli.options import AsJson, Reading
+from mpsim.cli.options import AsJson, Reading, argument, option
 
 
 def explore(
-    file: Annotated[Path, typer.Argument(help="Scenario file.")],
+    file: Annotated[Path, argument("Scenario file.")],
     port: Annotated[
         int,
-        typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any that is free."),
+        option("--port", "Port to listen on; 0: any that is free.", min=0, max=65535),
     ] = 0,
-    browser: Annotated[
-        bool, typer.Option("--open", help="Open the page in this machine's browser.")
-    ] = False,
+    browser: Annotated[bool, option("--open", "Open the page in this machine's browser.")] = False,
     *,
     reading: Reading,
     as_json: AsJson = False,

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mpsim.cli.console import print_json
 from mpsim.cli.emit import target
-from mpsim.cli.options import AsJson, Reading, option
+from mpsim.cli.options import AsJson, Reading, argument, option
 
 
 def export(
     format: Annotated[  # noqa: A002 - the word of the command line
-        str, typer.Argument(metavar="FORMAT", help="Format to write (see 'mpsim show formats').")
+        str, argument("Format to write (see 'mpsim show formats').", metavar="FORMAT")
     ],
-    file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file.")],
+    file: Annotated[Path, argument("Scenario file.", metavar="SCENARIO")],
     output: Annotated[
         Path | None,
         option(

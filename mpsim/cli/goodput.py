@@ -5,17 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mpsim.cli.console import draw, print_json, print_sheet
-from mpsim.cli.options import AsJson, Checkpoints, Plot, Reading, finite, quantity_option
+from mpsim.cli.options import (
+    AsJson,
+    Checkpoints,
+    Plot,
+    Reading,
+    argument,
+    finite,
+    option,
+    quantity_option,
+)
 
 
 def goodput(
-    file: Annotated[Path, typer.Argument(help="Scenario file.")],
-    days: Annotated[
-        float, typer.Option("--days", callback=finite, help="Days that each trial lasts.")
-    ] = 30.0,
+    file: Annotated[Path, argument("Scenario file.")],
+    days: Annotated[float, option("--days", "Days that each trial lasts.", callback=finite)] = 30.0,
     size: Annotated[
         float | None,
         quantity_option(
@@ -33,14 +38,12 @@ def goodput(
         ),
     ] = None,
     spares: Annotated[
-        int | None, typer.Option("--spares", min=0, help="Spare nodes; left out: one in a hundred.")
+        int | None, option("--spares", "Spare nodes; left out: one in a hundred.", min=0)
     ] = None,
-    trials: Annotated[
-        int, typer.Option("--trials", min=1, max=100_000, help="Number of trials.")
-    ] = 200,
+    trials: Annotated[int, option("--trials", "Number of trials.", min=1, max=100_000)] = 200,
     seed: Annotated[
         int,
-        typer.Option("--seed", min=0, help="Seed of the failures; equal seeds give equal results."),
+        option("--seed", "Seed of the failures; equal seeds give equal results.", min=0),
     ] = 0,
     plot: Plot = None,
     *,

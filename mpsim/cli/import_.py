@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mpsim.accessors import Drawn
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, Trace, option, refuse
+from mpsim.cli.options import AsJson, Plots, Trace, argument, option, refuse
 from mpsim.cli.paths import check_file
 from mpsim.errors import CalibrationError, FormatError
 from mpsim.output import write_whole
@@ -66,18 +64,14 @@ class Target:
 def import_(
     format: Annotated[  # noqa: A002 - the word of the command line
         str,
-        typer.Argument(
+        argument(
+            "Format of the files (see 'mpsim show formats'); auto: recognise it by its content.",
             metavar="FORMAT",
-            help=(
-                "Format of the files (see 'mpsim show formats'); auto: recognise it by its content."
-            ),
         ),
     ],
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help="Files to read: one configuration, or those of one benchmark or recording."
-        ),
+        argument("Files to read: one configuration, or those of one benchmark or recording."),
     ],
     onto: Annotated[
         Path | None,
@@ -95,11 +89,11 @@ def import_(
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--ranks",
+            "Accelerators of the job, or ranks of the benchmark, where the files do not say.",
             min=1,
             max=MOST,
-            help="Accelerators of the job, or ranks of the benchmark, where the files do not say.",
         ),
     ] = None,
     *,

@@ -8,8 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mpsim.cli.console import note, print_json, print_table, print_text
 from mpsim.cli.options import AsJson, option, wrong
 from mpsim.cli.paths import check_file_and_folder
@@ -39,12 +37,10 @@ def measure(
     ] = "",
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Keep what an earlier run left in FILE, and measure the rest."
-        ),
+        option("--resume", "Keep what an earlier run left in FILE, and measure the rest."),
     ] = False,
-    device: Annotated[Device, typer.Option("--device", help="Device to measure.")] = Device.AUTO,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random data.")] = 0,
+    device: Annotated[Device, option("--device", "Device to measure.")] = Device.AUTO,
+    seed: Annotated[int, option("--seed", "Seed of the random data.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure kernels, collectives, layers and steps here; alone, by torchrun, or under Slurm."""

@@ -7,11 +7,9 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mpsim.cli.complete import templates
 from mpsim.cli.console import print_json, print_table, print_text
-from mpsim.cli.options import AsJson, wrong
+from mpsim.cli.options import AsJson, argument, option, wrong
 from mpsim.cli.paths import check_file
 from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
@@ -20,15 +18,13 @@ from mpsim.output import write_whole
 def new(
     file: Annotated[
         Path | None,
-        typer.Argument(callback=check_file, help="File to write; it must not exist yet."),
+        argument("File to write; it must not exist yet.", callback=check_file),
     ] = None,
     template: Annotated[
         str,
-        typer.Option("--template", "-t", autocompletion=templates, help="Template to start from."),
+        option("--template -t", "Template to start from.", autocompletion=templates),
     ] = "quickstart",
-    list_: Annotated[
-        bool, typer.Option("--list", help="Print the names of the templates.")
-    ] = False,
+    list_: Annotated[bool, option("--list", "Print the names of the templates.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a commented scenario file to start from."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 from mpsim.cli.complete import keys
 from mpsim.cli.paths import check_file, check_folder, check_picture, check_trace
@@ -40,26 +40,19 @@ WORDS: Mapping[object, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "FI
 """Words for what an option takes, by its type."""
 
 
-def option(
-    words: str,
-    text: str,
-    *,
-    callback: Callable[..., object] | None = None,
-    parser: Callable[[str], float] | None = None,
-    autocompletion: Callable[[str], list[str]] | None = None,
-) -> OptionInfo:
+def option(words: str, text: str, **more: Any) -> OptionInfo:
     """An option as help shows it: ``--size BYTES``, and what it is for; what a type says (`WORDS`)
-    is left out. `callback`, `parser` and `autocompletion`: as typer has them.
+    is left out. `more`: as typer has it.
     """
     names = [word for word in words.split() if word.startswith("-")]
-    info: OptionInfo = typer.Option(
-        *names,
-        metavar=words.removeprefix(" ".join(names)).strip() or None,
-        help=text,
-        callback=callback,
-        parser=parser,
-        autocompletion=autocompletion,
-    )
+    metavar = words.removeprefix(" ".join(names)).strip() or None
+    info: OptionInfo = typer.Option(*names, metavar=metavar, help=text, **more)
+    return info
+
+
+def argument(text: str, **more: Any) -> ArgumentInfo:
+    """An argument, and what it is for. `more`: as typer has it."""
+    info: ArgumentInfo = typer.Argument(help=text, **more)
     return info
 
 
@@ -94,7 +87,7 @@ def quantity_option(words: str, dimension: str, text: str) -> OptionInfo:
     return option(words, text, parser=quantity(dimension))
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, SI units.")]
+AsJson = Annotated[bool, option("--json", "Print JSON on stdout, SI units.")]
 Plot = Annotated[
     Path | None, option("--plot", "Draw the answer (.png, .svg, .pdf).", callback=check_picture)
 ]
@@ -203,7 +196,7 @@ class Computing:
     """Where the points of a study are computed, and what keeps them."""
 
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; left out: one per core.")
+        int | None, option("--jobs -j", "Processes; left out: one per core.", min=1)
     ] = None
     resume: Resume = None
     cluster: Annotated[
@@ -244,9 +237,9 @@ class Checkpoints:
     ] = None
     background: Annotated[
         bool,
-        typer.Option(
+        option(
             "--background/--blocking",
-            help="Write checkpoints while training goes on, or stop training for them.",
+            "Write checkpoints while training goes on, or stop training for them.",
         ),
     ] = True
     restart: Annotated[
@@ -259,13 +252,11 @@ class Checkpoints:
     ] = None
     failures: Annotated[
         float,
-        typer.Option(
+        option(
             "--failures",
+            "Multiplier on the published rates of failures, of components and of software; 0"
+            " for none.",
             callback=finite,
-            help=(
-                "Multiplier on the published rates of failures, of components and of software; 0"
-                " for none."
-            ),
         ),
     ] = 1.0
 
@@ -294,11 +285,11 @@ class Reading:
     ] = None
     allow_include: Annotated[
         bool,
-        typer.Option("--allow-include", help="Let a scenario include files outside its folder."),
+        option("--allow-include", "Let a scenario include files outside its folder."),
     ] = False
     yes: Annotated[
         bool,
-        typer.Option("--yes", help="Run even if the estimate of memory or time is over the limit."),
+        option("--yes", "Run even if the estimate of memory or time is over the limit."),
     ] = False
 
     def load(self, file: Path, *changes: str, checked: bool = True) -> Scenario:

@@ -16,6 +16,7 @@ from mpsim.cli.options import (
     Checkpoints,
     Plot,
     Reading,
+    argument,
     count,
     option,
     quantity_option,
@@ -37,7 +38,7 @@ class Offer(enum.StrEnum):
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="Scenario file.")],
+    file: Annotated[Path, argument("Scenario file.")],
     tokens: Annotated[
         float, option("--tokens COUNT", "Tokens to train on, e.g. 15.6T.", parser=count)
     ],
@@ -68,7 +69,7 @@ def plan(
             "Search this long for the best layout of each, instead of taking the scenario's own.",
         ),
     ] = None,
-    offer: Annotated[Offer, typer.Option("--offer", help="Kind of price.")] = Offer.ON_DEMAND,
+    offer: Annotated[Offer, option("--offer", "Kind of price.")] = Offer.ON_DEMAND,
     prices: Annotated[
         Path | None,
         option("--prices", "File of your own prices, one line each, such as h100-sxm: 2.10 USD/h."),

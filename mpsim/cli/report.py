@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
 from mpsim.cli.console import print_json, wrote
-from mpsim.cli.options import AsJson, Reading, option, values_over, wrong
+from mpsim.cli.options import AsJson, Reading, argument, option, values_over, wrong
 from mpsim.cli.paths import check_page
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import Problem, ScenarioError
@@ -25,11 +23,9 @@ if TYPE_CHECKING:
 def report(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help=(
-                "Scenarios (.yaml), saved results, or what search, sweep or design printed with"
-                " --json (.json); several are set side by side."
-            )
+        argument(
+            "Scenarios (.yaml), saved results, or what search, sweep or design printed with"
+            " --json (.json); several are set side by side."
         ),
     ],
     output: Annotated[Path, option("--output -o", "Page to write.", callback=check_page)] = Path(
@@ -37,7 +33,7 @@ def report(
     ),
     title: Annotated[
         str,
-        typer.Option("--title", help="Title of the page; left out: the names of the scenarios."),
+        option("--title", "Title of the page; left out: the names of the scenarios."),
     ] = "",
     what_if: Annotated[
         list[str] | None,

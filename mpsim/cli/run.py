@@ -5,10 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
-from mpsim.cli.options import AsJson, Emit, Engine, MemorySnapshot, Plots, Reading, Trace, refuse
+from mpsim.cli.options import (
+    AsJson,
+    Emit,
+    Engine,
+    MemorySnapshot,
+    Plots,
+    Reading,
+    Trace,
+    argument,
+    option,
+    refuse,
+)
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
@@ -22,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    files: Annotated[list[Path], typer.Argument(help="One or more scenario files.")],
+    files: Annotated[list[Path], argument("One or more scenario files.")],
     plots: Plots = None,
     trace: Trace = None,
     memory_snapshot: MemorySnapshot = None,
@@ -30,24 +39,22 @@ def run(
     reading: Reading,
     engine: Annotated[
         Engine | None,
-        typer.Option(
+        option(
             "--engine",
-            help=(
-                "Engine that runs the program; left out: the scenario's, or auto: the fast one"
-                " wherever it is exact."
-            ),
+            "Engine that runs the program; left out: the scenario's, or auto: the fast one"
+            " wherever it is exact.",
         ),
     ] = None,
     sensitivity: Annotated[
         bool,
-        typer.Option(
+        option(
             "--sensitivity",
-            help="Show how the step time depends on each parameter of hardware and software.",
+            "Show how the step time depends on each parameter of hardware and software.",
         ),
     ] = False,
     emit: Emit = None,
     long: Annotated[
-        bool, typer.Option("--long", help="Print every result of a training step, not seven lines.")
+        bool, option("--long", "Print every result of a training step, not seven lines.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -6,10 +6,8 @@ import enum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mpsim.cli.console import draw, end_early, note, print_answer
-from mpsim.cli.options import AsJson, Plot, Reading, option, wrong
+from mpsim.cli.options import AsJson, Plot, Reading, argument, option, wrong
 from mpsim.cli.progress import progress_bar
 
 
@@ -37,11 +35,11 @@ def _sizes(text: str) -> list[int]:
 
 
 def scale(
-    file: Annotated[Path, typer.Argument(help="Scenario file.")],
+    file: Annotated[Path, argument("Scenario file.")],
     gpus: Annotated[str, option("--gpus A..B", "Every doubling from A to B, or A,B,C.")],
     mode: Annotated[
         Mode,
-        typer.Option("--mode", help="Keep the global batch (strong), or that of a replica (weak)."),
+        option("--mode", "Keep the global batch (strong), or that of a replica (weak)."),
     ] = Mode.BOTH,
     plot: Plot = None,
     *,

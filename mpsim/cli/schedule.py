@@ -8,10 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mpsim.cli.console import draw, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Csv, Plot, finite, option, pairs, refuse, wrong
+from mpsim.cli.options import AsJson, Csv, Plot, argument, finite, option, pairs, refuse, wrong
 from mpsim.errors import ScheduleError, nearest
 from mpsim.table import plural
 from mpsim.units import percent
@@ -42,11 +40,9 @@ class Overlap(enum.StrEnum):
 class Work:
     """Work of the ranks of a pipeline, and how long each part of it takes."""
 
-    pp: Annotated[
-        int | None, typer.Option("--pp", min=1, max=MOST_RANKS, help="Pipeline ranks.")
-    ] = None
+    pp: Annotated[int | None, option("--pp", "Pipeline ranks.", min=1, max=MOST_RANKS)] = None
     microbatches: Annotated[
-        int | None, typer.Option("--microbatches", min=1, help="Microbatches per step.")
+        int | None, option("--microbatches", "Microbatches per step.", min=1)
     ] = None
     times: Annotated[
         str,
@@ -58,7 +54,7 @@ class Work:
     ] = "1,1,1"
     virtual: Annotated[
         int | None,
-        typer.Option("--virtual", min=1, max=MOST_CHUNKS, help="Chunks (virtual stages) per rank."),
+        option("--virtual", "Chunks (virtual stages) per rank.", min=1, max=MOST_CHUNKS),
     ] = None
     p2p: Annotated[str, option("--p2p C", "Latency of a transfer between stages.")] = "0"
 
@@ -96,9 +92,7 @@ class Work:
 def schedule(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME", help="Schedule (see: mpsim show schedule), a CSV file, or 'all'."
-        ),
+        argument("Schedule (see: mpsim show schedule), a CSV file, or 'all'.", metavar="NAME"),
     ],
     work: Work,
     plot: Plot = None,
@@ -113,9 +107,7 @@ def schedule(
     ] = None,
     overlap: Annotated[
         Overlap | None,
-        typer.Option(
-            "--overlap", help="How fused forward-backward blocks run; left out: late-send."
-        ),
+        option("--overlap", "How fused forward-backward blocks run; left out: late-send."),
     ] = None,
     options: Annotated[
         list[str] | None,

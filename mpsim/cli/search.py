@@ -28,6 +28,7 @@ from mpsim.cli.options import (
     Plot,
     Reading,
     Resume,
+    argument,
     option,
     quantity_option,
     refuse,
@@ -48,7 +49,7 @@ Objective = enum.StrEnum("Objective", ["TIME", "COST", "GPUS", "GOODPUT", "THROU
 
 
 def search(
-    file: Annotated[Path, typer.Argument(help="Scenario file; its own layout may be illegal.")],
+    file: Annotated[Path, argument("Scenario file; its own layout may be illegal.")],
     over: Annotated[
         list[str] | None,
         option(
@@ -67,24 +68,18 @@ def search(
     ] = None,
     objective: Annotated[
         Objective | None,
-        typer.Option(
+        option(
             "--objective",
-            help=(
-                "Metric to rank by. Training: time (the default) or cost per token. Services: gpus"
-                " (fewest for a rate within limits, the default), "
-                "goodput, throughput per accelerator, rate within the limits, or cost."
-            ),
+            "Metric to rank by. Training: time (the default) or cost per token. Services: gpus"
+            " (fewest for a rate within limits, the default), "
+            "goodput, throughput per accelerator, rate within the limits, or cost.",
         ),
     ] = None,
     pools: Annotated[
         bool,
-        typer.Option(
-            "--pools", help="Also search separate pools for prefill and decode (services)."
-        ),
+        option("--pools", "Also search separate pools for prefill and decode (services)."),
     ] = False,
-    top: Annotated[
-        int | None, typer.Option("--top", min=1, help="Layouts to rank; left out: 10.")
-    ] = None,
+    top: Annotated[int | None, option("--top", "Layouts to rank; left out: 10.", min=1)] = None,
     max_memory: Annotated[
         float | None,
         quantity_option("--max-memory SIZE", "BYTES", "Memory limit per GPU, e.g. '70 GB'."),
@@ -116,28 +111,20 @@ def search(
     ] = None,
     front: Annotated[
         bool,
-        typer.Option(
-            "--front/--no-front", help="Also show the Pareto front of time against memory."
-        ),
+        option("--front/--no-front", "Also show the Pareto front of time against memory."),
     ] = True,
-    long: Annotated[
-        bool, typer.Option("--long", help="Print the whole ranking and the whole front.")
-    ] = False,
+    long: Annotated[bool, option("--long", "Print the whole ranking and the whole front.")] = False,
     explain: Annotated[
         bool,
-        typer.Option(
-            "--explain", help="Show the decisions that matter most, and what each is worth."
-        ),
+        option("--explain", "Show the decisions that matter most, and what each is worth."),
     ] = False,
     shortlist: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--shortlist",
+            "Write this many diverse layouts as short runs to launch, into the folder of"
+            " --output (training).",
             min=1,
-            help=(
-                "Write this many diverse layouts as short runs to launch, into the folder of"
-                " --output (training)."
-            ),
         ),
     ] = None,
     output: Annotated[

@@ -12,7 +12,7 @@ import typer
 from mpsim.cli.catalogs import HEEDED, Catalog, shelf
 from mpsim.cli.complete import catalogs, entries
 from mpsim.cli.console import print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, wrong
+from mpsim.cli.options import AsJson, argument, wrong
 from mpsim.cli.show_cost import Asked, answer
 from mpsim.description import Figure
 from mpsim.errors import FormatError, ScheduleError, nearest
@@ -41,27 +41,23 @@ TIERS = (
 def show(
     catalog: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric"
+            " (the cost of one); formats (files that can be read and written); engine (serving"
+            " engines).",
             metavar="CATALOG",
             autocompletion=catalogs,
-            help=(
-                f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric"
-                " (the cost of one); formats (files that can be read and written); engine (serving"
-                " engines)."
-            ),
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            "Entry of the catalog, or the path of a machine file; left out: all names. For a"
+            " kernel such as gemm=4096x4096x4096, "
+            "for a collective such as all_reduce='256 MiB', for a fabric a system or a scenario"
+            " file.",
             metavar="NAME",
             autocompletion=entries,
-            help=(
-                "Entry of the catalog, or the path of a machine file; left out: all names. For a"
-                " kernel such as gemm=4096x4096x4096, "
-                "for a collective such as all_reduce='256 MiB', for a fabric a system or a scenario"
-                " file."
-            ),
         ),
     ] = None,
     *,

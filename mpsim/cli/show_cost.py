@@ -7,11 +7,9 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mpsim.cli.catalogs import HEEDED, KERNEL
 from mpsim.cli.console import print_json, print_table, print_text
-from mpsim.cli.options import Plot, quantity, wrong
+from mpsim.cli.options import Plot, option, quantity, wrong
 from mpsim.errors import CalibrationError, WorkloadError, nearest
 
 if TYPE_CHECKING:
@@ -27,61 +25,51 @@ class Asked:
     """
 
     on: Annotated[
-        str | None, typer.Option("--on", help="Accelerator of a kernel, or system of a collective.")
+        str | None, option("--on", "Accelerator of a kernel, or system of a collective.")
     ] = None
     precision: Annotated[
-        str | None, typer.Option("--precision", help="Precision of a kernel; left out: bf16.")
+        str | None, option("--precision", "Precision of a kernel; left out: bf16.")
     ] = None
     ranks: Annotated[
         int | None,
-        typer.Option(
-            "--ranks", min=1, max=MOST, help="Ranks of a collective; left out: those of one node."
-        ),
+        option("--ranks", "Ranks of a collective; left out: those of one node.", min=1, max=MOST),
     ] = None
     attention_kernel: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--attention",
-            help=(
-                "Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out:"
-                " flash2."
-            ),
+            "Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out:"
+            " flash2.",
         ),
     ] = None
     direction: Annotated[
         str | None,
-        typer.Option("--pass", help="Pass of a kernel: forward, backward, dgrad or wgrad."),
+        option("--pass", "Pass of a kernel: forward, backward, dgrad or wgrad."),
     ] = None
     kv_heads: Annotated[
-        int | None, typer.Option("--kv-heads", min=1, help="Key-value heads of attention.")
+        int | None, option("--kv-heads", "Key-value heads of attention.", min=1)
     ] = None
     value_dim: Annotated[
-        int | None, typer.Option("--value-dim", min=1, help="Value dimension of attention.")
+        int | None, option("--value-dim", "Value dimension of attention.", min=1)
     ] = None
     window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Sliding window of attention, in keys.")
+        int | None, option("--window", "Sliding window of attention, in keys.", min=1)
     ] = None
-    full: Annotated[bool, typer.Option("--full", help="Price attention without a causal mask.")] = (
-        False
-    )
+    full: Annotated[bool, option("--full", "Price attention without a causal mask.")] = False
     burst: Annotated[
         bool,
-        typer.Option(
-            "--burst", help="Assume a short benchmark on a quiet network instead of training."
-        ),
+        option("--burst", "Assume a short benchmark on a quiet network instead of training."),
     ] = False
     library: Annotated[
         str | None,
-        typer.Option(
-            "--library", help="Library of a collective: nccl, gloo, ...; left out: the vendor's."
-        ),
+        option("--library", "Library of a collective: nccl, gloo, ...; left out: the vendor's."),
     ] = None
     calibration: Annotated[
-        Path | None, typer.Option("--calibration", help="File of measured curves of a collective.")
+        Path | None, option("--calibration", "File of measured curves of a collective.")
     ] = None
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", min=1, max=MOST, help="Nodes of a fabric; left out: those it has."),
+        option("--nodes", "Nodes of a fabric; left out: those it has.", min=1, max=MOST),
     ] = None
     plot: Plot = None
 

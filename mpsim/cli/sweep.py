@@ -10,7 +10,7 @@ import typer
 
 from mpsim.cli.complete import keys
 from mpsim.cli.console import draw, end_early, note, print_answer, write_table
-from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, option, values_over
+from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, argument, option, values_over
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.table import plural
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="Scenario file; its `sweep:` block is the default.")],
+    file: Annotated[Path, argument("Scenario file; its `sweep:` block is the default.")],
     over: Annotated[
         list[str] | None,
         option(

@@ -10,7 +10,7 @@ import typer
 
 from mpsim.cli.console import draw as save
 from mpsim.cli.console import end_early, note, print_answer, wrote
-from mpsim.cli.options import AsJson, Plots, Reading, Trace, option, pairs, wrong
+from mpsim.cli.options import AsJson, Plots, Reading, Trace, argument, option, pairs, wrong
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, HardwareError
 
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 def validate(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help=(
-                "CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and"
-                " measured results such as "
-                "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file."
-            )
+        argument(
+            "CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and"
+            " measured results such as "
+            "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file."
         ),
     ],
     runs: Annotated[

@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mpsim.cli.console import end_early, note, print_json, print_table
-from mpsim.cli.options import AsJson, Reading, option, wrong
+from mpsim.cli.options import AsJson, Reading, argument, option, wrong
 from mpsim.cli.paths import check_file
 from mpsim.errors import FormatError, ScenarioError
 
@@ -19,19 +17,15 @@ _EVERY_S = 2.0
 def watch(
     log: Annotated[
         Path,
-        typer.Argument(
+        argument(
+            "Log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines; it is only read.",
             metavar="LOG",
-            help=(
-                "Log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines; it is only read."
-            ),
         ),
     ],
     file: Annotated[Path, option("--scenario FILE", "Scenario of the run.")],
     steps: Annotated[
         int | None,
-        typer.Option(
-            "--steps", min=1, help="Steps of the whole run: tells how long the rest takes."
-        ),
+        option("--steps", "Steps of the whole run: tells how long the rest takes.", min=1),
     ] = None,
     state: Annotated[
         Path | None,
@@ -40,7 +34,7 @@ def watch(
         ),
     ] = None,
     keep_on: Annotated[
-        bool, typer.Option("--follow", help="Keep reading as the log grows, until Ctrl-C.")
+        bool, option("--follow", "Keep reading as the log grows, until Ctrl-C.")
     ] = False,
     *,
     reading: Reading,
