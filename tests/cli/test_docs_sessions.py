@@ -54,6 +54,7 @@ GIVEN = {  # what a reader of a page has already, and what stands for it here
 }
 ELSEWHERE = {  # parts of lines that do not run here, and where they do or why not
     "mpsim explore": "serves until it is interrupted: tests/cli/test_explore_command.py",
+    "scenarios/quickstart.yaml --plots out": ".ci/run runs it as a user",
     "slack-1f1b": "a schedule that the page has the reader write",
     "mpsim measure": "needs torch and minutes: tests/cli and tests/measure",
     "--plots out --trace step.json.gz": "tests/cli/test_run_command.py writes both",

@@ -31,7 +31,7 @@ COMMANDS = [
     "plan {quick} --tokens 1T",
     "plan {quick} --tokens 15.6T --over cluster.nodes=2,4 --over parallelism.tp=2,4",
     "new --list",
-    "schedule all --pp 8 --microbatches 32 --times 2,2,1 --memory 8",
+    "schedule all --pp 4 --microbatches 12 --times 2,2,1 --memory 4",
     "schedule interleaved-1f1b --pp 4 --microbatches 16 --virtual 2 --times 1,1,1",
     "show accelerator h100-sxm",
     "show system dgx-h100",

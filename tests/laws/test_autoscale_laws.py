@@ -13,7 +13,7 @@ from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
 
 
-def wave(tmp_path, seconds=1200.0, most=30.0):
+def wave(tmp_path, seconds=300.0, most=30.0):
     """A trace whose rate goes up and down once."""
     random = np.random.default_rng(3)
     at, rows = 0.0, ["arrival_s,input_tokens,output_tokens"]
@@ -51,7 +51,7 @@ def test_instances_follow_the_requests_and_hours_fall(tmp_path):
     """Every request is served; instances lie between floor and replicas; the account still sums to the run."""
     trace = wave(tmp_path)
     whole = served(trace).summary
-    result = served(trace, {"load": 12, "startup": "20 s", "patience": "60 s"})
+    result = served(trace, {"load": 12, "startup": "5 s", "patience": "15 s"})
     summary, scaled = result.summary, result.summary["autoscale"]
     assert np.isfinite(result.served.last).all()
     assert summary["requests"] == whole["requests"]
@@ -68,7 +68,7 @@ def test_instances_follow_the_requests_and_hours_fall(tmp_path):
 
 def test_a_floor_of_all_is_no_autoscaling(tmp_path):
     """With as many instances at least as at most, nothing changes but what is told."""
-    trace = wave(tmp_path, 200.0)
+    trace = wave(tmp_path, 100.0)
     fixed, floored = served(trace), served(trace, {"load": 12, "least": 4})
     np.testing.assert_allclose(fixed.served.last, floored.served.last, rtol=1e-12)
     hours = floored.summary["autoscale"]["gpu_hours"]
@@ -77,10 +77,10 @@ def test_a_floor_of_all_is_no_autoscaling(tmp_path):
 
 def test_a_slower_start_violates_more(tmp_path):
     """Requests wait for instances that are not there yet."""
-    trace = wave(tmp_path, 600.0, 60.0)
+    trace = wave(tmp_path, 150.0, 60.0)
     shares = [
         served(trace, {"load": 10, "startup": f"{start} s"}).summary["requests_within_slo"]
-        for start in (0, 240)
+        for start in (0, 60)
     ]
     assert shares[0] >= shares[1]
 

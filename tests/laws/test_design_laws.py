@@ -26,7 +26,7 @@ from mpsim.study.search import search
 DATA: dict[str, Any] = {
     "schema": 1,
     "name": "small",
-    "model": {"preset": "gpt2-medium", "layers": 4},
+    "model": {"preset": "gpt2-medium", "layers": 2},
     "cluster": {"accelerator": "h100-sxm", "accelerators_per_node": 2, "nodes": 2, "nic": "ib-ndr",
                 "nics_per_node": 2, "node_power": "3 kW",
                 "fabric": {"kind": "rail-optimized", "radix": 64, "switch_price": 30000, "cable_price": 1500}},

@@ -22,8 +22,8 @@ from mpsim.study.search.shortlist import shortlist
 SCENARIO: dict[str, Any] = {
     "schema": 1,
     "name": "small",
-    "model": "gpt2-large",
-    "cluster": {"preset": "dgx-h100", "nodes": 4},
+    "model": {"preset": "gpt2-large", "layers": 12},
+    "cluster": {"preset": "dgx-h100", "nodes": 2},
     "parallelism": {"tp": 2, "pp": 2},
     "training": {"global_batch": 64, "sequence_length": 1024},
     "sweep": {"training.micro_batch": [1, 2]},
@@ -48,6 +48,7 @@ SHORT = "kernel attention=1x64x32x128 --on h100-sxm"
 SUM, SWITCHES = "collective all_reduce='1 MiB' --on dgx-h100", "fabric dgx-h100 --nodes 64"
 RECORDED = "--scenario small.yaml --from rank0.json.gz -o box.yaml"
 READING = {"sets": "--set training.micro_batch=2", "overrides": "--override wide"}
+CLUSTERS = "small.yaml --set training.global_batch=8 --set cluster.accelerators_per_node=4"
 CHECKPOINTS = {
     "interval": "--interval '40 min'",
     "storage": "--storage '1 MB/s'",
@@ -59,14 +60,14 @@ CHECKPOINTS = {
 SEARCHED: dict[str, list[object]] = {"parallelism.tp": [2], "parallelism.cp": [1]}
 BASES = {
     "run": "small.yaml",
-    "plan": "small.yaml --tokens 1T",
+    "plan": "small.yaml --set model.layers=4 --tokens 1T",
     "goodput": "small.yaml --days 20 --trials 5",
-    "design": "small.yaml --set training.global_batch=32 --search '1 s'",
+    "design": f"{CLUSTERS} --no-upgrades",
     "scale": "small.yaml --gpus 16..32",
     "compare": "small.yaml --vs training.micro_batch=2",
     "sweep": "small.yaml",
     "schedule": "1f1b --pp 4 --microbatches 8",
-    "search": "small.yaml --over parallelism.cp=1 --over parallelism.zero=0",
+    "search": "small.yaml --over parallelism.cp=1 --over parallelism.zero=0 --over parallelism.pp=1",
     "report": "small.yaml",
     "check": "small.yaml",
     "export": "megatron small.yaml",
@@ -105,10 +106,10 @@ OPTIONS: dict[str, dict[str, str | tuple[str, str]]] = {
     },
     "design": {
         **READING,
-        "sets": "--set model.layers=4",  # a search has micro batches of its own
-        "overrides": "--override wide --set model.layers=4",
+        "sets": "--set model.layers=6",  # a search has layouts of its own
+        "overrides": "--override older",
         "search": ("small.yaml --no-upgrades", "--search '1 ms'"),
-        "upgrades": "--no-upgrades",
+        "upgrades": (CLUSTERS, "--no-upgrades"),
     },
     "scale": {**READING, "gpus": "--gpus 16..64", "mode": "--mode weak"},
     "compare": {**READING, "vs": "--vs training.micro_batch=4", "tokens": "--tokens 1T"},

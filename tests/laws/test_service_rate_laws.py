@@ -62,7 +62,7 @@ def _share(scenario, speed, count):
 @pytest.mark.parametrize("seed", some(range(12), 1))
 def test_what_is_called_kept_holds_for_ten_times_the_requests(seed, monkeypatch):
     """Ten times the requests of a stream that confirms keep the limits at its rate; at 1.1 times the rate that it calls too fast they do not."""
-    least = examples(150, 1000)  # a seventh of the usual streams in CI
+    least = examples(80, 1000)  # a twelfth of the usual streams in CI
     usual = {**defaults("serving"), "rate_requests": least}
     monkeypatch.setattr(rate, "defaults", lambda section: usual)
     scenario = _service(seed)

@@ -21,8 +21,8 @@ GROWTH = 0.005  # half a point
 BY_NAME, BY_NAME_POOLED = 0.01, 0.005  # what names may be worth, in a family and altogether
 
 
-EVERY = 1 if NIGHTLY else 6
-"""CI predicts every sixth row, the night all of them; what needs whole families is left to the night."""
+EVERY = 1 if NIGHTLY else 12
+"""CI predicts every twelfth row, the night all of them; what needs whole families is left to the night."""
 
 
 def predict(folder: Path, *names: str, hidden: bool = False) -> Validation:
@@ -86,7 +86,7 @@ def test_intervals_rest_on_residuals_of_today(hidden: Validation) -> None:
 
 
 def test_names_of_families_are_worth_nothing(validation: Validation, hidden: Validation) -> None:
-    """With `family` and `source` blanked no family is a point worse, all together not half a point."""
+    """With `family` and `source` blanked all together are not half a point worse, and no family a point."""
     blind = {
         one.id: abs(one.error)
         for one in hidden.records
@@ -100,7 +100,8 @@ def test_names_of_families_are_worth_nothing(validation: Validation, hidden: Val
         family: statistics.fmean(blank - known for known, blank in errors)
         for family, errors in named.items()
     }
-    assert {family: gain for family, gain in worth.items() if gain > BY_NAME} == {}
+    if NIGHTLY:  # of a part of its rows a family shows little
+        assert {family: gain for family, gain in worth.items() if gain > BY_NAME} == {}
     pairs = [pair for errors in named.values() for pair in errors]
     assert len(pairs) > 700 // EVERY
     assert statistics.fmean(blank - known for known, blank in pairs) <= BY_NAME_POOLED

@@ -153,7 +153,8 @@ def test_a_pipeline_that_a_stack_does_not_run_is_refused_and_never_found(
         Scenario.from_mapping(one | {"parallelism": {"pp": 2}, "schedule": schedule})
     (problem,) = caught.value.problems
     assert reason in problem.message
-    rows = mpsim.search(Scenario.from_mapping(one), top=100).rows
+    over = {"parallelism.tp": [1], "parallelism.zero": [0], "training.micro_batch": [1]}
+    rows = mpsim.search(Scenario.from_mapping(one), over, top=100).rows
     assert {row.values["schedule.name"] for row in rows} <= {"1f1b"}
     assert ({row.values["parallelism.pp"] for row in rows} == {1}) is (
         framework != "deepspeed-pipeline"
@@ -194,7 +195,7 @@ def test_groups_that_a_stack_does_not_interleave_are_refused_and_never_found(
         for batch in (8, 12):
             Scenario.from_mapping(one | {"training": training | {"global_batch": batch}})
     degrees = {f"parallelism.{axis}": [degree] for axis, degree in {"tp": 2, "pp": 4}.items()}
-    axes = degrees | {"schedule.name": ["1f1b", "interleaved-1f1b"]}
+    axes = degrees | {"schedule.name": ["1f1b", "interleaved-1f1b"], "parallelism.zero": [0]}
     rows = mpsim.search(Scenario.from_mapping(one | {"schedule": "1f1b"}), axes, top=100).rows
     names = {row.values["schedule.name"] for row in rows}
     assert names - {"1f1b"} == ({"interleaved-1f1b"} if found else set())

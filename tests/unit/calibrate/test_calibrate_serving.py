@@ -131,24 +131,24 @@ DATA = Path(__file__).resolve().parents[3] / "validation" / "data" / "inference-
 @pytest.mark.skipif(not DATA.is_file(), reason="data is not shipped with the package")
 def test_rows_of_a_table_become_points_and_a_machine_counts_for_its_accelerator(tmp_path):
     with DATA.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["id"] in ("aicsil-1585", "aicsil-0095")]
+        rows = [row for row in csv.DictReader(file) if row["id"] in ("aicsil-1493", "aicsil-0095")]
     path = tmp_path / "rows.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    only = {"accelerator": next(r["accelerator"] for r in rows if r["id"] == "aicsil-1585")}
+    only = {"accelerator": next(r["accelerator"] for r in rows if r["id"] == "aicsil-1493")}
     found = served_points(path, only=only)
     assert found is not None
     points, skipped = found
-    assert [point.id for point in points] == ["aicsil-1585"]
+    assert [point.id for point in points] == ["aicsil-1493"]
     assert not skipped
     machine = calibrate_serving(points, files=[path], name="h100s").cluster
     before, after = (
         {record.id: record for record in validate_files([path], machine=machine).records}
         for machine in (None, machine)
     )
-    fitted, other = "aicsil-1585#tpot", "aicsil-0095#tpot"
+    fitted, other = "aicsil-1493#tpot", "aicsil-0095#tpot"
     assert abs(after[fitted].error) < abs(before[fitted].error)
     assert after[other].predicted == before[other].predicted
     assert any("machine = h100s" in sentence for sentence in after[fitted].assumed)

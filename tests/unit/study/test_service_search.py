@@ -46,8 +46,8 @@ QUICK = {"requests": 80, "prompt": 400, "output": 8}
 
 @pytest.fixture
 def short_streams(monkeypatch):
-    """A tenth of the requests on which limits are judged: the same search in little time."""
-    usual = {**defaults("serving"), "rate_requests": 100}
+    """Few of the requests on which limits are judged: the same search in little time."""
+    usual = {**defaults("serving"), "rate_requests": 60}
     monkeypatch.setattr(rate, "defaults", lambda section: usual)
 
 
