@@ -4,13 +4,12 @@ Importing this package imports no matplotlib; drawing does. Charts are methods o
 """
 
 from mpsim.plot.accuracy import Scored, agreement_chart, error_chart, residual_chart
-from mpsim.plot.chart import Axis, Bars, Chart, Heat, Lines, Panels, Part, Series
+from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Panels, Part, Series
 from mpsim.plot.designs import design_chart
 from mpsim.plot.fabric import fabric_chart
 from mpsim.plot.fronts import plan_chart, schedules_chart, search_chart, service_front_chart
 from mpsim.plot.pen import FORMATS, Display
 from mpsim.plot.plots import Plots, ServicePlots, draw_timeline
-from mpsim.plot.service import goodput_rate_chart, latency_rate_chart
 from mpsim.plot.step import blame_chart
 from mpsim.plot.studies import (
     answer_chart,
@@ -31,6 +30,7 @@ __all__ = [
     "Chart",
     "Display",
     "Heat",
+    "Limit",
     "Lines",
     "Panels",
     "Part",
@@ -48,8 +48,6 @@ __all__ = [
     "error_chart",
     "fabric_chart",
     "goodput_chart",
-    "goodput_rate_chart",
-    "latency_rate_chart",
     "line_chart",
     "plan_chart",
     "residual_chart",

@@ -1,6 +1,6 @@
-"""Charts of services: spread of latencies, batches and cache over time, many services.
+"""Charts of services: spread of latencies, batches and cache over time, lives of requests.
 
-Shapes: N requests, S iterations or jumps over equal ones, R rates.
+Shapes: N requests, S iterations or jumps over equal ones.
 """
 
 from __future__ import annotations
@@ -10,19 +10,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.errors import ScenarioError
 from mpsim.plot.chart import Axis, Limit, Lines, Series, fullest, readable
 from mpsim.plot.palette import EVENTS, SERIES, SERVING
 from mpsim.plot.timeline import Actions, Timeline
-from mpsim.result.words import Figures
 from mpsim.serving import ServiceResult
 from mpsim.serving.tally import itl, latencies
-from mpsim.study import Sweep
 
 Floats = NDArray[np.float64]
 
-_RATE = "serving.workload.rate"
-_LONGEST = 50.0  # times the least latency: an overloaded service needs a scale of powers
 _BINS = 360  # spans of time of a line with more iterations
 _LIVES = 32  # requests whose lives are drawn
 _AFTER = 3.0  # times the span of their prompts that is drawn of their lives
@@ -84,11 +79,7 @@ def spread_chart(
 def _promises(limit: float, share: float | None) -> list[Limit]:
     """A latency that was promised, and the share of the requests that has to keep it."""
     needed = [] if share is None else [Limit(share, f"{100 * share:.4g} % needed")]
-    return [Limit(limit, _promise(limit), along=True), *needed]
-
-
-def _promise(seconds: float) -> str:
-    return f"limit {1e3 * seconds:.4g} ms"
+    return [Limit(limit, f"limit {1e3 * limit:.4g} ms", along=True), *needed]
 
 
 def batch_chart(result: ServiceResult) -> Lines:
@@ -211,62 +202,3 @@ def lives_chart(result: ServiceResult, count: int = _LIVES, *, unit: str = "") -
         labels={SERVING[part]: word for part, word in _PARTS.items()},
         size=(10.0, 1.4 + 0.18 * len(rows)),
     )
-
-
-def latency_rate_chart(sweep: Sweep, name: str = "ttft") -> Lines:
-    """Percentiles of a latency (``ttft``, ``tpot``, ``itl``, ``e2e``) by rate of a sweep."""
-    rates, summaries = _by_rate(sweep)
-    percentiles = {
-        which: np.array([summary[f"{name}_s"][which] for summary in summaries])
-        for which in ("p50", "p90", "p99")
-    }
-    limit = summaries[0]["slo"].get(f"{name}_s")
-    every = np.concatenate([*percentiles.values()])
-    log = float(every.max()) > _LONGEST * max(float(every.min()), 1e-9)
-    limits = [] if limit is None else [Limit(float(limit), _promise(limit))]
-    y = Axis(name=name.upper(), unit="s", log=10 if log else 0, limits=(None if log else 0.0, None))
-    return _rate_chart(f"{name.upper()} against the rate", rates, percentiles, y, limits)
-
-
-def goodput_rate_chart(sweeps: Mapping[str, Sweep]) -> Lines:
-    """Requests a second within the limits against the rate, a line for each sweep, and one on which
-    as many are served as come.
-    """
-    known = {name: _by_rate(sweep) for name, sweep in sweeps.items()}
-    rates = next(iter(known.values()))[0]
-    lines = {
-        name: np.array([summary["goodput_per_s"] or 0.0 for summary in summaries])
-        for name, (_, summaries) in known.items()
-    }
-    y = Axis(name="requests/s within the limits", limits=(0.0, None))
-    return _rate_chart("Goodput against the rate", rates, lines, y, (), ideal=True)
-
-
-def _rate_chart(
-    title: str,
-    rates: Floats,
-    lines: Mapping[str, Floats],
-    y: Axis,
-    limits: Sequence[Limit],
-    *,
-    ideal: bool = False,
-) -> Lines:
-    series = [Series(name, rates, values, mark="o", size=3.0) for name, values in lines.items()]
-    if ideal:
-        series.append(Series("all", rates, rates, "other", line=":", width=1.2))
-    x = Axis(name="requests/s", limits=(0.0, None))
-    alt = f"{len(lines)} lines over {len(rates)} rates."
-    return Lines(title=title, alt=alt, series=series, x=x, y=y, limits=limits, size=(6.4, 4.0))
-
-
-def _by_rate(sweep: Sweep) -> tuple[Floats, list[Figures]]:
-    """Rates that were simulated, ascending, and their summaries."""
-    pairs = [
-        (float(str(row.values[_RATE])), row.summary)
-        for row in sweep
-        if row.summary is not None and _RATE in row.values
-    ]
-    if not pairs:
-        raise ScenarioError(f"{sweep.scenario}: no row has a rate; sweep over {_RATE}")
-    pairs.sort(key=lambda pair: pair[0])
-    return np.array([rate for rate, _ in pairs]), [summary for _, summary in pairs]

@@ -1,6 +1,6 @@
 """Goodput against the rate of requests, for three layouts of the same eight accelerators.
 
-Covers: mpsim.sweep of a service, goodput_rate_chart.
+Covers: mpsim.sweep of a service, a chart of its own lines.
 Question: up to which rate does each layout keep the limits, and what is left of it beyond?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import goodput_rate_chart
+from mpsim.plot import Axis, Lines, Series
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
@@ -22,4 +22,14 @@ sweeps = {
     )
     for tp in (2, 4, 8)
 }
-goodput_rate_chart(sweeps).save(OUT / "goodput_against_rate.png")
+series = [
+    Series(name, RATES, [row.summary["goodput_per_s"] for row in sweep], mark="o", size=3.0)
+    for name, sweep in sweeps.items()
+]
+Lines(
+    title="Goodput against the rate",
+    series=[*series, Series("all", RATES, RATES, "other", line=":", width=1.2)],
+    x=Axis(name="requests/s", limits=(0.0, None)),
+    y=Axis(name="requests/s within the limits", limits=(0.0, None)),
+    size=(6.4, 4.0),
+).save(OUT / "goodput_against_rate.png")

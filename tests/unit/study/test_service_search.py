@@ -10,7 +10,7 @@ import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
-from mpsim.plot import latency_rate_chart, service_front_chart
+from mpsim.plot import service_front_chart
 from mpsim.scenario import Scenario
 from mpsim.serving.planning import make_service
 from mpsim.study.search import rate, search
@@ -250,9 +250,6 @@ def test_a_sweep_of_services_has_their_figures():
     assert "step_time_s" not in table[0]
     assert "does not divide 32 heads" in table[1]["reason"]
     assert found.best.values == {"serving.workload.rate": 8.0, "parallelism.tp": 1}
-    chart = latency_rate_chart(found, "tpot")
-    assert chart.series[0].x.tolist() == [2.0, 8.0]
-    assert chart.limits[0].value == pytest.approx(12.0e-3)
 
 
 def test_two_services_are_compared_by_the_time_of_a_token():
