@@ -42,18 +42,11 @@ def watch(
 ) -> None:
     """Watch a training log: is the run as it should be, when did it change, how long is left."""
     from mpsim.explain.watch import Watch, follow
-    from mpsim.formats.training_log import LogStep
     from mpsim.simulate import simulate_step
 
     scenario = reading.load(file)
     if scenario.serves:
         raise ScenarioError(f"{file}: serves; a log of a training run is watched")
-    plan = scenario.training_step
-    tokens = plan.global_batch * plan.sequence_length / scenario.hardware.accelerators
-
-    def seconds(step: LogStep) -> float | None:
-        return step.seconds_of(rank_tokens=tokens, samples=plan.global_batch)
-
     summary = simulate_step(scenario).summary
     predicted, cost = float(summary["step_time_s"]), summary.get("cost_per_step")
     try:
@@ -62,7 +55,7 @@ def watch(
         stopped = interrupted = False
         while not stopped:
             try:
-                for change in follow(known, log, seconds):
+                for change in follow(known, log, scenario):
                     note(
                         f"step {change.step}: {change.share:+.1%}, {change.before_s:.4g} s before,"
                         f" {change.after_s:.4g} s since"

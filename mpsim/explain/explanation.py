@@ -170,10 +170,7 @@ def is_log(file: Path) -> bool:
 
 def log_step(result: Result, files: Sequence[Path]) -> float:
     """The median step of a log [s]. FormatError if no line has the time of a step."""
-    plan = result.scenario.training_step
-    tokens = plan.global_batch * plan.sequence_length / result.scenario.hardware.accelerators
-    log = read_log(files)
-    times = log.times(lambda step: step.seconds_of(rank_tokens=tokens, samples=plan.global_batch))
+    times = read_log(files).times(result.scenario)
     if not times:
         raise FormatError(f"{files[0]}: no line has the time of a step; nothing to explain")
     return float(statistics.median(times.values()))

@@ -23,7 +23,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,11 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import FormatError
-from mpsim.formats.training_log import LogStep, parse_line
+from mpsim.formats.training_log import parse_line
 from mpsim.inputs import open_regular, read_text
 from mpsim.memo import remembered
 from mpsim.output import write_whole
 from mpsim.result.residuals import HALF_WIDTH
+from mpsim.scenario import Scenario
 
 Floats = NDArray[np.float64]
 
@@ -245,9 +246,9 @@ def _alike(rest: Floats) -> float:
     return max((1 + first) / (1 - first), float(sums.max()))
 
 
-def follow(watch: Watch, log: Path, seconds: Callable[[LogStep], float | None]) -> Iterator[Change]:
-    """Read what a log has grown by since the last time, and yield the changes in it; a rotated or
-    shortened file is read from its start, a line without its end next time.
+def follow(watch: Watch, log: Path, scenario: Scenario) -> Iterator[Change]:
+    """Read what the log of a scenario's run has grown by since the last time, and yield the changes
+    in it; a rotated or shortened file is read from its start, a line without its end next time.
 
     FormatError if it cannot be read.
     """
@@ -261,6 +262,6 @@ def follow(watch: Watch, log: Path, seconds: Callable[[LogStep], float | None]) 
             if (step := parse_line(raw.decode("utf-8", "replace"))) is None:
                 continue
             # without a time or memory nothing is taken
-            change = watch.take(step.step, seconds(step) or None, step.memory)
+            change = watch.take(step.step, step.seconds_in(scenario) or None, step.memory)
             if change is not None:
                 yield change

@@ -17,13 +17,14 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.spans import is_number
 from mpsim.inputs import open_text
+from mpsim.scenario import Scenario
 
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 _LONGEST = 20_000  # characters of a line that are looked at
@@ -41,13 +42,15 @@ class LogStep:
     samples_per_s: float | None = None  # of all ranks
     memory: float | None = None  # peak of the rank that wrote the line [B]
 
-    def seconds_of(self, *, rank_tokens: float, samples: float) -> float | None:
-        """Seconds of the step, of which a rank has so many tokens and all have so many samples."""
+    def seconds_in(self, scenario: Scenario) -> float | None:
+        """Seconds of the step of a run that the scenario describes."""
+        step = scenario.training_step
         if self.seconds is not None:
             return self.seconds
         if self.tokens_per_s:
-            return rank_tokens / self.tokens_per_s
-        return samples / self.samples_per_s if self.samples_per_s else None
+            tokens = step.global_batch * step.sequence_length / scenario.hardware.accelerators
+            return tokens / self.tokens_per_s
+        return step.global_batch / self.samples_per_s if self.samples_per_s else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,11 +165,11 @@ class RunLog:
         """Largest peak that any line tells of [B]."""
         return max((step.memory for step in self.steps if step.memory), default=None)
 
-    def times(self, seconds: Callable[[LogStep], float | None]) -> dict[int, float]:
+    def times(self, scenario: Scenario) -> dict[int, float]:
         """Seconds of every step by its number: of the slowest rank that wrote of it [s]."""
         found: dict[int, float] = {}
         for step in self.steps:
-            if took := seconds(step):
+            if took := step.seconds_in(scenario):
                 found[step.step] = max(took, found.get(step.step, 0.0))
         return found
 

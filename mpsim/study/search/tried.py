@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpsim.errors import FormatError
-from mpsim.formats.training_log import LogStep, read_log
+from mpsim.formats.training_log import read_log
 from mpsim.inputs import read_bytes
 from mpsim.output import safe_name
 from mpsim.result.residuals import Setting
@@ -144,13 +144,7 @@ def _ran(scenario: Scenario, row: Found, place: int, logs: Sequence[Path]) -> Ra
     log = read_log(logs)
     if log.ran_out:
         return Ran(place, None)
-    chosen = scenario.with_values(row.values)
-    tokens, samples = row.tokens / row.accelerators, float(chosen.training_step.global_batch)
-
-    def seconds(step: LogStep) -> float | None:
-        return step.seconds_of(rank_tokens=tokens, samples=samples)
-
-    times = [took for _, took in sorted(log.times(seconds).items())]
+    times = [took for _, took in sorted(log.times(scenario.with_values(row.values)).items())]
     if not times:
         raise FormatError(
             f"{logs[0]}: no line has the time of a step; needed those of {STEPS} steps"

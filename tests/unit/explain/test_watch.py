@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+import mpsim
 from mpsim.errors import FormatError
 from mpsim.explain.watch import Watch, follow
-from mpsim.formats.training_log import LogStep
 from tests import noise
 
+QUICK = mpsim.load("scenarios/quickstart.yaml")
 MEGATRON = " iteration {step}/ 999 | consumed samples: 1 | elapsed time per iteration (ms): {ms:.1f} | lm loss: 1\n"
 
 
@@ -24,11 +25,6 @@ def fed(times: list[float]) -> Watch:
     for number, seconds in enumerate(times):
         watch.take(number, seconds, None)
     return watch
-
-
-def seconds(step: LogStep) -> float | None:
-    """Seconds as the log has them."""
-    return step.seconds
 
 
 def test_a_step_longer_by_three_per_cent_is_found_within_thirty() -> None:
@@ -129,18 +125,18 @@ def test_reading_goes_on_where_it_was_through_cuts_and_rotation(tmp_path: Path) 
     lines = [MEGATRON.format(step=n, ms=1000 + n) for n in range(30)]
     log.write_text("".join(lines[:10]) + lines[10][:70])
     watch = Watch(1.0)
-    list(follow(watch, log, seconds))
+    list(follow(watch, log, QUICK))
     assert watch.last == 9
     watch.save(state)
     log.write_text("".join(lines[:20]))
     again = Watch.load(state)
     again.inode = log.stat().st_ino
-    list(follow(again, log, seconds))
+    list(follow(again, log, QUICK))
     assert (again.last, len(again.times)) == (19, 20)
     log.unlink()
     (tmp_path / "new").write_text("".join(lines[20:22]))
     (tmp_path / "new").rename(log)
-    list(follow(again, log, seconds))
+    list(follow(again, log, QUICK))
     assert (again.last, len(again.times)) == (21, 22)
     state.write_text("{")
     with pytest.raises(FormatError, match="no state"):
