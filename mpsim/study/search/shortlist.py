@@ -8,7 +8,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from mpsim.framework import framework_line
 from mpsim.output import safe_name, write_whole
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
+from mpsim.shipped import read_shipped
 from mpsim.study.search.belief import Belief
 from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import Search
@@ -27,53 +28,32 @@ STEPS = 20  # steps of a launch
 _POOL = 400  # layouts that are ranked again
 SHORTLIST = "shortlist.json"
 """File of a shortlist's folder that says what was launched, and of which layouts."""
-_LAUNCHES: Final[Mapping[str, tuple[str, str, str]]] = {
-    "megatron-bridge": (
-        "megatron-bridge",
-        "overrides.yaml",
-        (
-            "torchrun {world} pretrain.py --config-file overrides.yaml train.train_iters={steps}"
-            " logger.log_interval=1"
-        ),
-    ),
-    "nemo-2": (
-        "nemo",
-        "nemo.yaml",
-        (
-            "torchrun {world} pretrain.py --yaml nemo.yaml trainer.max_steps={steps}"
-            " trainer.log_every_n_steps=1"
-        ),
-    ),
-    "nvidia": ("megatron", "launch.sh", "bash launch.sh"),
-    "pytorch": (
-        "torchtitan",
-        "config.toml",
-        (
-            "torchrun {world} -m torchtitan.train --job.config_file config.toml --training.steps"
-            " {steps} --metrics.log_freq 1"
-        ),
-    ),
-    "deepspeed": (
-        "deepspeed",
-        "ds_config.json",
-        "torchrun {world} train.py --deepspeed --deepspeed_config ds_config.json",
-    ),
-}
-"""Format, file and command by a line of software, the most special first."""
-_WORLD = (
-    "--nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint"
-    " $MASTER_ADDR:29500"
-)
-_RUN = """#!/bin/bash
-# {title}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={each}
-#SBATCH --time=00:30:00
-cd "${{SLURM_SUBMIT_DIR:-.}}"
-export MASTER_ADDR=${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}
-srun {command} 2>&1 | tee run.log
-"""
+
+
+class Launch(NamedTuple):
+    """How a line of software is launched."""
+
+    format: str  # format, file: of its configuration
+    file: str
+    command: str
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Launch:
+        """The launch of a scenario's software. ScenarioError if none is written."""
+        names, known = framework_line(scenario.framework.preset), _words()["lines"]
+        found = next((known[name] for name in names if name in known), None)
+        if found is None:
+            raise ScenarioError(
+                f"framework.preset: no launch of {names[0]} is written; needed software of the"
+                f" lines {', '.join(known)}"
+            )
+        return cls(**found)
+
+
+def _words() -> Mapping[str, Any]:
+    """Launches by line of software; the job and the README of a folder, to be filled in."""
+    words: Mapping[str, Any] = read_shipped("mpsim.study.data", "launches.yaml")
+    return words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +95,7 @@ class Shortlist(Shown):
 
     def write(self, folder: Path) -> list[Path]:
         """Write a folder for each candidate, a README, and what `read_runs` needs."""
-        written, lines = [], [_README.format(name=self.scenario.name, steps=STEPS)]
+        written, lines = [], [_words()["readme"].format(name=self.scenario.name, steps=STEPS)]
         names: list[str] = []
         lost: dict[str, None] = {}
         for number, item in enumerate(self.candidates, start=1):
@@ -127,7 +107,7 @@ class Shortlist(Shown):
                 f" {item.shows} |\n"
             )
             chosen = self.scenario.with_values(item.row.values)
-            exported = export(chosen, _launch(chosen)[0])
+            exported = export(chosen, Launch.of(chosen).format)
             lost |= {str(loss): None for loss in exported.lost}
             for file, text in self._files(item.row, exported.text):
                 written.append(folder / names[-1] / file)
@@ -152,41 +132,18 @@ class Shortlist(Shown):
 
     def _files(self, row: Found, text: str) -> Iterator[tuple[str, str]]:
         chosen = self.scenario.with_values(row.values)
-        _, file, command = _launch(chosen)
+        launch, words = Launch.of(chosen), _words()
         each = min(row.accelerators, chosen.hardware.node.accelerators)
         nodes = row.accelerators // each
-        world = _WORLD.format(nodes=nodes, each=each)
+        sizes = {"nodes": nodes, "each": each}
         # Megatron-LM reports every hundredth step unless it is told
-        yield file, text.replace("--train-iters 20", f"--train-iters {STEPS} --log-interval 1")
-        title = f"{STEPS} steps of {row.name}"
-        command = command.format(world=world, steps=STEPS)
-        yield "run.sh", _RUN.format(title=title, nodes=nodes, each=each, command=command)
-
-
-def _launch(scenario: Scenario) -> tuple[str, str, str]:
-    """Format, file and command that launch the software of a scenario."""
-    names = framework_line(scenario.framework.preset)
-    found = next((_LAUNCHES[name] for name in names if name in _LAUNCHES), None)
-    if found is None:
-        raise ScenarioError(
-            f"framework.preset: no launch of {names[0]} is written; needed software of the lines"
-            f" {', '.join(_LAUNCHES)}"
+        yield (
+            launch.file,
+            text.replace("--train-iters 20", f"--train-iters {STEPS} --log-interval 1"),
         )
-    return found
-
-
-_README = """# Short runs of {name}
-
-Each folder is one layout: `run.sh` is a Slurm job of {steps} steps (`cd` into the folder,
-`sbatch run.sh`); without Slurm start its last command on every node with MASTER_ADDR set, and keep
-what it prints in `run.log`. Data and the learning rate are yours. A run that runs out of memory
-says something too: leave its log. Then
-
-    mpsim search SCENARIO --with-runs THIS-FOLDER
-
-| folder | layout | step | memory | fits | shows |
-| --- | --- | ---: | ---: | ---: | --- |
-"""
+        title = f"{STEPS} steps of {row.name}"
+        command = launch.command.format(world=words["world"].format(**sizes), steps=STEPS)
+        yield "run.sh", words["job"].format(title=title, command=command, **sizes)
 
 
 def shortlist(scenario: Scenario, search: Search, count: int) -> Shortlist:
@@ -195,7 +152,7 @@ def shortlist(scenario: Scenario, search: Search, count: int) -> Shortlist:
     """
     front = set(map(id, search.front))
     pool = tuple(row for n, row in enumerate(search.rows) if n < _POOL or id(row) in front)
-    _launch(scenario)
+    Launch.of(scenario)  # refused before anything is chosen
     if not pool:
         raise ScenarioError(f"{search.why_nothing}; nothing to put on a shortlist")
     belief = belief_of(pool, search.usable_bytes)
