@@ -12,67 +12,22 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any
 
 from mpsim.formats.ledger import Ledger
 from mpsim.formats.shell import Word
 from mpsim.formats.source import Options
+from mpsim.formats.words import DATA, table
 from mpsim.hardware import system, system_names
 
-_LAUNCHERS: Final[Mapping[str, Mapping[str, str]]] = {
-    "sbatch": {
-        "N": "nodes",
-        "nodes": "nodes",
-        "n": "world",
-        "ntasks": "world",
-        "ntasks-per-node": "tasks",
-        "gpus-per-node": "gpus",
-        "gres": "gpus",
-        "gpus": "all_gpus",
-        "G": "all_gpus",
-        "gpus-per-task": "task_gpus",
-    },
-    "mpirun": {
-        "np": "world",
-        "n": "world",
-        "npernode": "per_node",
-        "N": "per_node",
-        "ppn": "per_node",
-        "map-by": "map_by",
-    },
-    "torchrun": {"nnodes": "nodes", "nproc-per-node": "per_node"},
-    "deepspeed": {"num-nodes": "nodes", "num-gpus": "per_node"},
-    "accelerate": {"num-machines": "nodes", "num-processes": "world"},
-}
-_KINDS: Final = {
-    "srun": "sbatch",
-    "mpirun": "mpirun",
-    "mpiexec": "mpirun",
-    "mpirun.openmpi": "mpirun",
-    "torchrun": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "deepspeed": "deepspeed",
-    "deepspeed.launcher.runner": "deepspeed",
-    "accelerate": "accelerate",
-}
-_NUMBERS: Final = {
-    "": re.compile(r"\b(\d{1,9})(?:\(.*\))?$"),
-    "nodes": re.compile(r"^(\d{1,9})$"),  # an elastic range has no one size
-    "map_by": re.compile(r"ppr:(\d{1,9}):node"),
-}
-_VARIABLES: Final = {
-    "nodes": "SLURM_NNODES SLURM_JOB_NUM_NODES",
-    "tasks": "SLURM_NTASKS_PER_NODE",
-    "gpus": "SLURM_GPUS_PER_NODE SLURM_GPUS_ON_NODE",
-    "world": "SLURM_NTASKS SLURM_NPROCS",
-}
 _LONGEST = 200  # characters of a number of nodes or ranks, with what stands behind it
 _PROGRAM = re.compile(r".*\.py|.*pretrain_\w{1,100}|finetune\w*|.*/train")
-_SWITCHES = frozenset(
-    "standalone exclusive label l u unbuffered no-python module m use-env verbose overlap"
-    " kill-on-bad-exit".split()
-)
+
+
+def _known(section: str) -> Mapping[str, Any]:
+    """A section of data/launchers.yaml."""
+    words: Mapping[str, Any] = table(DATA, "launchers")[section]
+    return words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +87,7 @@ def options_of(words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
             yield glued[1], Word(glued[2], word.line)
         elif word.text.startswith("-"):
             follows = place < len(words) and not words[place].text.startswith("-")
-            if word.text.lstrip("-") in _SWITCHES or not follows:
+            if word.text.lstrip("-") in _known("switches") or not follows:
                 yield word.text, Word("", word.line)
             else:
                 yield word.text, words[place]
@@ -149,11 +104,12 @@ def launched(words: Sequence[Word], head: Mapping[str, Word]) -> Launch | None:
     options = dict(head)
     numbers = _header_numbers(head)
     names = [PurePosixPath(word.text).name for word in words[:place]]
-    starts = [index for index, name in enumerate(names) if name in _KINDS]
+    programs = _known("programs")
+    starts = [index for index, name in enumerate(names) if name in programs]
     for start, end in zip(starts, [*starts[1:], place], strict=False):
         own = dict(options_of(words[start + 1 : end]))
         options |= {f"{names[start]} {key}": word for key, word in own.items()}
-        _take(_KINDS[names[start]], names[start], own, numbers)
+        _take(programs[names[start]], names[start], own, numbers)
     return Launch(
         program=PurePosixPath(words[place].text).name,
         arguments=tuple(words[place + 1 :]),
@@ -169,7 +125,7 @@ def _program(words: Sequence[Word]) -> int | None:
     """Place of the training program: the first script, or module that is no launcher."""
     for place, word in enumerate(words):
         before = words[place - 1].text if place else ""
-        if before in ("-m", "--module") and word.text not in _KINDS:
+        if before in ("-m", "--module") and word.text not in _known("programs"):
             return place
         if _PROGRAM.fullmatch(word.text) is None or word.text.startswith("-"):
             continue
@@ -189,10 +145,11 @@ def _header_numbers(head: Mapping[str, Word]) -> dict[str, Stated]:
 def _take(kind: str, name: str, options: Mapping[str, Word], numbers: dict[str, Stated]) -> None:
     """Add what one launcher states; it stands inside those before it, so it wins."""
     taken: dict[str, Stated] = {}
+    reads = _known("numbers")
     for key, word in options.items():
-        role = _LAUNCHERS[kind].get(key.lstrip("-").replace("_", "-"), "")
-        pattern = _NUMBERS.get(role, _NUMBERS[""])
-        count = pattern.search(word.text[-_LONGEST:])
+        role = _known("options")[kind].get(key.lstrip("-").replace("_", "-"), "")
+        pattern = reads.get(role, reads["usual"])
+        count = re.search(pattern, word.text[-_LONGEST:])
         if role and count is not None and not word.unknown:
             taken["per_node" if role == "map_by" else role] = Stated(int(count[1]), f"{name} {key}")
     if kind == "torchrun" and {"nodes", "per_node"} & taken.keys():
@@ -222,9 +179,9 @@ def scheduler_variables(head: Mapping[str, Word]) -> dict[str, str]:
         numbers.setdefault("world", numbers["nodes"] * numbers["tasks"])
     return {
         name: str(numbers[role])
-        for role, names in _VARIABLES.items()
+        for role, names in _known("variables").items()
         if role in numbers
-        for name in names.split()
+        for name in names
     }
 
 

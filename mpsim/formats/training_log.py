@@ -19,16 +19,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
 
 from mpsim.errors import FormatError
 from mpsim.formats.spans import is_number
+from mpsim.formats.words import DATA, table
 from mpsim.inputs import open_text
+from mpsim.memo import remembered
 from mpsim.scenario import Scenario
 
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 _LONGEST = 20_000  # characters of a line that are looked at
-_MIB, _GIB = 2.0**20, 2.0**30
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,49 +62,24 @@ class _Form:
     figures: Mapping[str, tuple[re.Pattern[str], float]]
 
 
-def _form(mark: str, step: str, **figures: tuple[str, float]) -> _Form:
-    found = {name: (re.compile(words + _NUMBER), unit) for name, (words, unit) in figures.items()}
-    return _Form(mark, re.compile(step), found)
+@remembered(1)
+def _forms() -> tuple[_Form, ...]:
+    """Every tool's line."""
+    return tuple(
+        _Form(
+            row["mark"],
+            re.compile(row["step"]),
+            {
+                name: (re.compile(words + _NUMBER), unit)
+                for name, (words, unit) in row["figures"].items()
+            },
+        )
+        for row in table(DATA, "training-log")["lines"]
+    )
 
 
-_FORMS: Final = (
-    _form(
-        "elapsed time per iteration",
-        r"iteration\s+(\d+)\s*/",
-        seconds=(r"elapsed time per iteration \(ms\):\s*", 1e-3),
-    ),
-    _form("max reserved", r"after (\d+) iterations", memory=(r"max reserved:\s*", _MIB)),
-    _form(
-        "train_step_timing",
-        r"(?:global_step\s*[:=]\s*|iteration )(\d+)",
-        seconds=(r"train_step_timing in s\s*[:=]\s*", 1.0),
-        memory=(r"peak_memory_usage\s*[:=]\s*", 1.0),
-    ),
-    _form("tps:", r"step:\s*(\d+)", tokens_per_s=(r"tps:\s*", 1.0), memory=(r"memory:\s*", _GIB)),
-    _form(
-        "CurrSamplesPerSec",
-        r"global_step=(\d+)",
-        samples_per_s=(r"CurrSamplesPerSec=", 1.0),
-        memory=(r"MaxMemAllocated=", _GIB),
-    ),
-)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory|RESOURCE_EXHAUSTED")
-_JSON_STEP = ("step", "iteration", "global_step")
-_JSON: Final[Mapping[str, tuple[str, float]]] = {
-    **dict.fromkeys(
-        ("step_time_s", "step_time", "seconds", "elapsed_s", "train_step_timing in s"),
-        ("seconds", 1.0),
-    ),
-    **dict.fromkeys(
-        ("step_time_ms", "elapsed_ms", "elapsed time per iteration (ms)"), ("seconds", 1e-3)
-    ),
-    "tokens_per_s_per_rank": ("tokens_per_s", 1.0),
-    "samples_per_s": ("samples_per_s", 1.0),
-    "peak_memory_bytes": ("memory", 1.0),
-    "memory_bytes": ("memory", 1.0),
-    "memory_gib": ("memory", _GIB),
-}
 
 
 def parse_line(line: str) -> LogStep | None:
@@ -121,7 +96,7 @@ def parse_line(line: str) -> LogStep | None:
     text = _COLOURS.sub("", line[:_LONGEST]).strip()
     if text.startswith("{"):
         return _of_json(text)
-    for form in _FORMS:
+    for form in _forms():
         if form.mark in text and (number := form.step.search(text)):
             # a line cut inside a number would say another one: a figure counts if something stands
             # behind it
@@ -143,10 +118,11 @@ def _of_json(text: str) -> LogStep | None:
         return None  # cut in the middle, or no JSON
     if not isinstance(data, dict):
         return None
-    step = next((data[key] for key in _JSON_STEP if type(data.get(key)) is int), None)
+    known = table(DATA, "training-log")["json"]
+    step = next((data[key] for key in known["steps"] if type(data.get(key)) is int), None)
     found = {
         name: float(data[key]) * unit
-        for key, (name, unit) in _JSON.items()
+        for key, (name, unit) in known["figures"].items()
         if is_number(data.get(key)) and data[key] > 0
     }
     return LogStep(step, **found) if found and step is not None else None
