@@ -61,7 +61,5 @@ class Tabular:
         return buffer.getvalue()
 
     def to_pandas(self) -> pd.DataFrame:
-        """The table as a DataFrame, units in the names of its columns. MissingExtraError if pandas
-        is not installed.
-        """
+        """The table as a DataFrame, units in the names. MissingExtraError without pandas."""
         return to_frame(self.table())

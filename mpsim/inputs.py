@@ -241,9 +241,7 @@ def read_text(
 def read_lines(
     stream: IO[AnyStr], path: str | Path, *, needed: str, error: type[MpsimError]
 ) -> Iterator[AnyStr]:
-    """Lines of an open file with their ends; one that is too long, or one too many, is an error.
-    `path`: file that messages name.
-    """
+    """Lines of an open file with their ends, of bounded size and number; messages name `path`."""
     for number in itertools.count(1):
         if not (line := stream.readline(LINE + 1)):
             return

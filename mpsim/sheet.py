@@ -98,9 +98,7 @@ class Sheet:
         return lead + "".join(section.html() for section in self.sections)
 
     def brief(self, render: Callable[[Sheet], str]) -> str:
-        """A rendering that is no longer than `BRIEF`: fewer rows of each section, or fewer
-        sections, and how many are left out.
-        """
+        """A rendering no longer than `BRIEF`: fewer rows or sections, and how many are left out."""
         if len(whole := render(self)) <= BRIEF:
             return whole
         for rows in _ROWS:

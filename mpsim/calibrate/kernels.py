@@ -375,9 +375,7 @@ def _title(key: tuple[OperatorKind, str, Phase]) -> str:
 
 
 def fit_optimizer(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
-    """Adam: the fraction of the memory rate at which it moves its tensors, by the largest: the
-    states of a model lie in no cache.
-    """
+    """Adam: the share of the memory rate at which it moves its tensors, which lie in no cache."""
     mine = [p for p in points if p.series.startswith("adam/") and p.precision == main]
     return _fit_stream("optimizer", mine, chip)
 

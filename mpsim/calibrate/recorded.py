@@ -241,9 +241,7 @@ def _optimizer(result: Result, ranks: Sequence[Spans], base: Fit) -> Iterator[Me
 def _collectives(
     ranks: Sequence[Spans], taken: Account, sources: Sequence[Source], cluster: Cluster, wide: float
 ) -> tuple[list[Measurement], list[str]]:
-    """Collectives from the start of their last member on, by bytes; and why those whose last member
-    was not recorded say nothing.
-    """
+    """Collectives from their last member's start on, by bytes; why some say nothing."""
     told = [row for source in sources for row in source.measurements if row.family == "collectives"]
     stated = {(row.op, round(row.shape["bytes"])) for row in told}
     wires: dict[tuple[str, int, int, int], list[float]] = {}

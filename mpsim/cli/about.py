@@ -1,6 +1,4 @@
-"""``mpsim --version --verbose``: which mpsim this is, what it runs on and how old its data are; the
-lines that a report of a mistake needs.
-"""
+"""``mpsim --version --verbose``: which mpsim this is, what it runs on, how old its data are."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ _WIDTH: Final = 14
 
 
 def about() -> str:
-    """Version, digest of code and data, Python, every dependency with its version, the newest and
-    oldest date of each folder of data.
-    """
+    """Version, digest of code and data, Python, dependencies, dates of each folder of data."""
     lines = [f"mpsim {__version__}", f"{'digest':{_WIDTH}}{stamp().partition('+')[2]}"]
     lines.append(
         f"{'python':{_WIDTH}}{platform.python_version()} on {platform.system()}"

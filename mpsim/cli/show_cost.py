@@ -20,9 +20,7 @@ MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Questions asked of a kernel, a collective or a fabric; those of `KERNEL` are fields of
-    `mpsim.cost.questions.KernelQuestion`.
-    """
+    """Questions of a kernel (`mpsim.cost.questions.KernelQuestion`), a collective, a fabric."""
 
     on: Annotated[
         str | None, option("--on", "Accelerator of a kernel, or system of a collective.")

@@ -146,9 +146,7 @@ class CollectiveModel:
         )
 
     def floor(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
-        """Least time of any algorithm on these links [s]; see
-        `mpsim.cost.traffic.floor_seconds`.
-        """
+        """Least time of any algorithm on these links [s]: `mpsim.cost.traffic.floor_seconds`."""
         _check_kind(kind)
         return _like(size_bytes, floor_seconds(kind, size_bytes, group, self.cluster))
 

@@ -228,9 +228,7 @@ class KernelModel:
         gathered: bool = False,
         fused_experts: bool = False,
     ) -> Expansion:
-        """The same operators with the casts of a narrow precision before the linear layers, as
-        `mpsim.workload.with_casts` has them.
-        """
+        """The same operators with the casts of a narrow precision (`mpsim.workload.with_casts`)."""
         if self._casting is None:
             return expansion
         return with_casts(
@@ -303,17 +301,13 @@ class KernelModel:
         return self._half_fraction(group.demoted(f"bf16's fraction used for {precision}"))
 
     def _half_fraction(self, group: ConstantGroup) -> float:
-        """Share of the 16-bit peak: the one at the model's clocks, else that of a burst at the
-        clock that sustained work keeps.
-        """
+        """Share of the 16-bit peak: at the model's clocks, else a burst's at sustained clock."""
         if not self._hot or "sustained_fraction" in group:
             return self._use(group, "sustained_fraction" if self._hot else "burst_fraction")
         return self._use(group, "burst_fraction") * self._board.kept(self._use(self._draw, "draw"))
 
     def _power_level(self, group: ConstantGroup) -> float:
-        """Share of the usual sustained rate that a board keeps with a low limit of its own, under a
-        cap and under a lock of its clock.
-        """
+        """Share of the usual sustained rate that a board's limit, a cap and a clock lock leave."""
         chip = self.accelerator
         if group.matches(chip.name) and board_power(chip) < group.value("tdp_below"):
             self._use(group, "tdp_below")
@@ -336,9 +330,7 @@ class KernelModel:
         return times * self._gemm_factors(operators)
 
     def _groups(self, operators: Sequence[Operator]) -> Floats:
-        """One kernel for the experts of a layer; `m` is the mean of their tokens, in
-        `Phase.WEIGHT_GRADIENT` `k` is.
-        """
+        """One kernel for a layer's experts; `m` (`k` in weight gradients) is their mean tokens."""
         m, n, k, batch, moved = _columns(operators, "m", "n", "k", "batch", "bytes")
         ragged = np.array([o.phase is not Phase.WEIGHT_GRADIENT for o in operators])
         times = self._group_seconds((m, n, k, batch, moved), ragged)

@@ -132,9 +132,7 @@ class LayoutCosts:
         return self.places.group(self.layout.mesh, axes, int(self.alike[rank]))
 
     def sits(self, name: object, rank: int, members: Callable[[], NDArray[np.int64]]) -> GroupShape:
-        """Where communicators of pipeline rank `rank` with these `members` sit, which all layouts
-        on the mesh call by that name.
-        """
+        """Where communicators of `rank` with these `members` sit; layouts of the mesh share it."""
         return self.places.sits((self.layout.mesh, name, rank), members)
 
     def provenance_alone(self) -> tuple[Constant, ...]:
@@ -335,9 +333,7 @@ _ANSWERS = 1 << 14  # remembered: a search asks for some ten of each mesh
 
 @remembered(_CLUSTERS)
 def places_of(cluster: Cluster) -> Places:
-    """Shapes of communicators on a cluster: the same for clusters that differ in the rates of their
-    links, where none of the fabric is thin.
-    """
+    """Shapes of communicators: the same for clusters that differ in rates of links, none thin."""
     if routes_of(cluster).names:
         return Places(cluster)
     return _places(cluster.at_any_rate)

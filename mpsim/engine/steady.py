@@ -167,9 +167,7 @@ class _Steady:
         return result
 
     def _holds(self, ends: Floats) -> bool:
-        """Whether every node ends when those that it waits for let it: the guess is then the only
-        solution, since the graph has no circle.
-        """
+        """Whether every node ends when its waits let it: without a circle the only solution."""
         known = np.append(ends, [0.0, -1.0])
         before = np.append(-1.0, ends[:-1])
         law = np.maximum(before, known[self.chains.gate]) + self.takes

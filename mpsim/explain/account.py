@@ -239,9 +239,7 @@ _Found = tuple[Call, Mapping[int, tuple[float, float]]]
 
 
 def _calls(ranks: Sequence[Spans], windows: Floats, shifts: Sequence[float]) -> tuple[_Found, ...]:
-    """Collectives of one step, matched by group and order; with each the interval in which a rank
-    waited, on its own clock.
-    """
+    """Collectives of a step by group and order, each with when a rank waited, on its own clock."""
     queues: dict[tuple[object, ...], dict[int, list[Span]]] = {}
     only = [_only_group(spans, len(ranks)) for spans in ranks]
     for place, spans in enumerate(ranks):

@@ -163,9 +163,7 @@ def _scores(count: int) -> Floats:
 
 
 def _changed(times: Floats, steps: int) -> int:
-    """How many of the latest lines, of so many steps each, belong to a change; 0 where nothing
-    changed.
-    """
+    """How many of the latest lines, of so many steps each, belong to a change; 0 without one."""
     count = len(times)
     if count <= _LEARN:
         return 0

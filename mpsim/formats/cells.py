@@ -47,9 +47,7 @@ class Cells:
         return (self.values.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
-        """Finite number of at least 0, or None where it is empty. CalibrationError if it is
-        something else.
-        """
+        """Finite number of at least 0, None where empty; CalibrationError if it is neither."""
         text = self.text(column)
         if not text:
             return None

@@ -64,9 +64,7 @@ def json_lines(text: str) -> dict[str, int]:
 
 
 def yaml_config(head: Head) -> tuple[Mapping[str, object], Mapping[str, int]]:
-    """Content of a YAML mapping and the line of every dotted key; tags are refused, none is obeyed.
-    FormatError as `json_config`.
-    """
+    """A YAML mapping and the line of each key; tags are refused. FormatError: `json_config`."""
     from mpsim.document import parse_document
 
     text = _bounded(head, "a configuration in YAML")

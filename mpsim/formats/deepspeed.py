@@ -43,9 +43,7 @@ def _is_config(head: Head) -> bool:
 
 
 def _read_config(head: Head, options: Options) -> Imported:
-    """Read a configuration of DeepSpeed. FormatError if its batches contradict each other, or a
-    value is no number; it is named.
-    """
+    """Read a configuration of DeepSpeed. FormatError names batches or values that are wrong."""
     data, lines = json_config(head) if head.is_object else yaml_config(head)
     stated = flat(data)
     auto = [key for key, value in stated.items() if value == "auto"]

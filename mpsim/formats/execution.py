@@ -47,9 +47,7 @@ def program_vocabulary(axes: Sequence[str]) -> Vocabulary:
 
 
 def axis_streams(axes: Sequence[str]) -> dict[str, Stream]:
-    """Queue of the collectives over each axis, of which the slowest comes first; of more than there
-    are queues, the slowest share one.
-    """
+    """Queue of each axis' collectives, the slowest axis first; where too many, last ones share."""
     return {axis: _POOL[min(place, len(_POOL) - 1)] for place, axis in enumerate(reversed(axes))}
 
 
@@ -132,9 +130,7 @@ class Execution:
         accessors.call("timeline.write_trace", self.timeline, path, detail=detail)
 
     def plot(self) -> Any:
-        """Draw ranks by time, with communication under the kernels: a
-        `mpsim.plot.TimelineDisplay`.
-        """
+        """Draw ranks by time, communication under kernels: a `mpsim.plot.TimelineDisplay`."""
         return accessors.call("timeline.plot", self.timeline, self.labels)
 
     @property

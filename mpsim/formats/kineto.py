@@ -423,9 +423,7 @@ def _device(head: str) -> str:
 
 
 def _read_trace(head: Head, options: Options) -> Recorded:
-    """Read a trace of torch.profiler, event by event. CalibrationError if there are no events, or
-    the file breaks off.
-    """
+    """Read a trace event by event. CalibrationError without events, or if the file breaks off."""
     events = stream_events(head.path)
     opening = next(events)["text"]
     info = _distributed_info(opening)

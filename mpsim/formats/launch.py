@@ -95,9 +95,7 @@ def options_of(words: Sequence[Word]) -> Iterator[tuple[str, Word]]:
 
 
 def launched(words: Sequence[Word], head: Mapping[str, Word]) -> Launch | None:
-    """The training program that a command starts; None where it starts none. `head`: options of the
-    Slurm header.
-    """
+    """The training program that a command starts, if any. `head`: options of the Slurm header."""
     place = _program(words)
     if place is None:
         return None

@@ -185,9 +185,7 @@ class Ledger:
 
 @dataclasses.dataclass(slots=True)
 class Settings:
-    """Settings of a configuration by one name each, whichever key of the file states them, and the
-    ledger they go into.
-    """
+    """Settings of a configuration by one name each, and the ledger they go into."""
 
     table: ClassVar[str]
     usual: ClassVar[str]

@@ -128,9 +128,7 @@ def _read_script(head: Head, options: Options) -> Imported:
 
 
 def _read_batch_script(head: Head, options: Options) -> Imported:
-    """Read a Slurm batch script: nodes and tasks, and the training command where it is Megatron's.
-    FormatError as for any launch script.
-    """
+    """Read a Slurm batch script and Megatron's command in it. FormatError as for launch scripts."""
     text = head.read("a batch script", LARGEST)
     if _MENTIONED.search(text):
         return _read_script(head, options)
@@ -206,9 +204,7 @@ def _value(name: str, words: Sequence[Word]) -> object:
 
 
 def _is_further(word: Word) -> bool:
-    """Whether a word stands for arguments that the script is started with (``$@``), or for flags of
-    a branch that are not mapped.
-    """
+    """Whether a word stands for the script's own arguments (``$@``), or a branch's flags."""
     if word.text.strip() or len(word.unknown) != 1:
         return False
     if word.unknown[0].startswith(("$@ ", "$* ")):

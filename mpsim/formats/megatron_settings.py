@@ -66,9 +66,7 @@ def moves() -> frozenset[str]:
 
 
 def era_of(names: Sequence[str]) -> tuple[str, str]:
-    """First and last tag that have all of these flags. FormatError if no tag has all; two flags
-    that exclude each other are named.
-    """
+    """First and last tag with all of these flags. FormatError names two that exclude each other."""
     known = [flags()[name] for name in names if name in flags()]
     if not known:
         return tags()[0], tags()[-1]

@@ -189,18 +189,14 @@ def _moves(key: str) -> bool:
 
 
 def export_bridge(scenario: Scenario) -> Exported:
-    """Write the configuration of a scenario for Megatron-Bridge. FormatError if it has an encoder,
-    or serves.
-    """
+    """Write a configuration of Megatron-Bridge. FormatError with an encoder, or if it serves."""
     put = settings_for(scenario, "megatron-bridge")
     put.notes.append("the number of accelerators is the launcher's: import it with --ranks")
     return _exported(put, MEGATRON_BRIDGE, "Megatron-Bridge", {})
 
 
 def export_nemo(scenario: Scenario) -> Exported:
-    """Write the configuration of a scenario for NeMo 2. FormatError if it has an encoder, or
-    serves.
-    """
+    """Write a configuration of NeMo 2. FormatError with an encoder, or if it serves."""
     cluster = scenario.hardware
     launch = {"devices": cluster.node.accelerators, "num_nodes": cluster.nodes}
     strategy = {"_target_": "nemo.lightning.pytorch.strategies.MegatronStrategy"}

@@ -105,9 +105,7 @@ def _read_text_report(head: Head, options: Options) -> Points:
 
 
 def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
-    """Times and bandwidths of a row in SI units: those of the out-of-place run, or of the in-place
-    one where there is no other.
-    """
+    """Times and bandwidths of a row in SI units: out of place, or in place where that alone ran."""
     first = "out_of_place" if halves.get("out_of_place") else "in_place"
     told: dict[str, object] = {"out_of_place": first == "out_of_place"}
     for half, figures in halves.items():
@@ -121,9 +119,7 @@ def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
 
 
 def _read_json_report(head: Head, options: Options) -> Points:
-    """Read what ``-J`` wrote. CalibrationError if it is of another version, has no results, a rank
-    is missing, or results were wrong.
-    """
+    """Read what ``-J`` wrote. CalibrationError: another version, no, missing or wrong results."""
     del options  # the file names its devices
     path = head.path
     report = Record(head.document, str(path), error=CalibrationError)

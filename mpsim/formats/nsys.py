@@ -53,9 +53,7 @@ def is_sqlite(path: Path) -> bool:
 
 
 def _read_nsys(head: Head, options: Options) -> Recorded:
-    """Read what ``nsys export --type sqlite`` wrote. FormatError if it is damaged, or holds no
-    kernels.
-    """
+    """Read ``nsys export --type sqlite``. FormatError if it is damaged, or holds no kernels."""
     try:
         with contextlib.closing(
             sqlite3.connect(f"{head.path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)

@@ -115,9 +115,7 @@ def trace_events(
 
 
 def shown_ranks(program: Program, ranks: Iterable[int] | None) -> list[int]:
-    """Rank classes that a trace shows, each once; the first `MOST_RANKS` when none are chosen.
-    ScenarioError if one does not exist.
-    """
+    """Rank classes that a trace shows, else the first `MOST_RANKS`; or ScenarioError."""
     shown = list(range(min(program.ranks, MOST_RANKS)) if ranks is None else dict.fromkeys(ranks))
     if bad := [rank for rank in shown if not 0 <= rank < program.ranks]:
         raise ScenarioError(f"got ranks {bad}; needed ranks from 0 to {program.ranks - 1}")

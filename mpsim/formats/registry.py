@@ -174,9 +174,7 @@ def _in_folder(path: Path) -> Path:
 
 
 def named(name: str) -> tuple[Format, ...]:
-    """The formats that a name of the command line means: several where a tool writes more than one.
-    FormatError if there is none.
-    """
+    """The formats that a name means, several if a tool writes more; FormatError if none."""
     word = ALIASES.get(name.lower(), name.lower())
     family = tuple(known for known in FORMATS if (known.name + "-").startswith(f"{word}-"))
     if not family:

@@ -1,6 +1,4 @@
-"""Imported scenarios as files: laid over a scenario there is, checked, and written as YAML that
-says where each value comes from.
-"""
+"""Imported scenarios as files: laid over others, checked, written with sources of their values."""
 
 from __future__ import annotations
 

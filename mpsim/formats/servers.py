@@ -41,9 +41,7 @@ _MODEL, _DRAFTS = "model.preset", "serving.speculation.tokens"
 
 
 def _read_server(name: str, head: Head, options: Options) -> Imported:
-    """Read the line that launches a server. FormatError if the file launches none, or several that
-    differ, or a value is not known.
-    """
+    """Read a server's launch line. FormatError: there is none, several differ, or a bad value."""
     stated = _stated(name, head)
     values = {key: word.text or True for key, word in stated.items() if not word.unknown}
     ledger = Ledger(str(head.path), values, {key: word.line for key, word in stated.items()})

@@ -49,9 +49,7 @@ class Head:
 
     @functools.cached_property
     def document(self) -> Mapping[str, object]:
-        """The whole file as a JSON object; empty where it does not begin as one. CalibrationError
-        if it breaks off, with the line.
-        """
+        """The whole file as a JSON object, empty if it is none; CalibrationError if it is cut."""
         if not self.is_object:
             return {}
         data = inputs.read_json(self.path, needed="a report in JSON", error=CalibrationError)

@@ -101,9 +101,7 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
 
 @dataclasses.dataclass(slots=True)
 class _Reader(Settings):
-    """One configuration of one era on its way into a ledger; settings have the words of
-    `_SECTIONS`, others their whole keys.
-    """
+    """One configuration on its way into a ledger; words of `_SECTIONS`, else whole keys."""
 
     table: ClassVar[str] = _NAME
     usual: ClassVar[str] = "torchtitan's default"
@@ -406,9 +404,7 @@ _ROWWISE: Final = ("narrow_gathers", "scale_reductions")
 
 
 def export_torchtitan(scenario: Scenario) -> Exported:
-    """Write the configuration of a scenario, in the spelling of the era that its framework stands
-    for. FormatError if it serves.
-    """
+    """Write a configuration in the spelling of its framework's era. FormatError if it serves."""
     writer = _Writer(scenario)
     tool = f"torchtitan, spelling of {writer.era}"
     head = "".join(f"# {line}\n" for line in header(scenario, tool))

@@ -151,9 +151,7 @@ class RunLog:
 
 
 def read_log(files: Iterable[Path]) -> RunLog:
-    """Read the logs of one run, of one rank or many. FormatError if no line tells of a step and
-    none of memory that ran out.
-    """
+    """Read the logs of one run. FormatError if no line tells of a step or that memory ran out."""
     files, ran_out = tuple(files), False
     steps: list[LogStep] = []
     for file in files:

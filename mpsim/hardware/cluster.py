@@ -99,9 +99,7 @@ class Cluster(Sourced):
 
     @property
     def at_any_rate(self) -> Cluster:
-        """The cluster with links of one and the same rate: equal for clusters that differ in these
-        alone.
-        """
+        """The cluster with links of one rate: equal for clusters that differ in these alone."""
         links = {name: getattr(self.node, name) for name in ("scale_up", "nic")}
         slow = {name: dataclasses.replace(link, bandwidth=1.0) for name, link in links.items()}
         return dataclasses.replace(self, node=dataclasses.replace(self.node, **slow))

@@ -49,9 +49,7 @@ class LinkShape(enum.StrEnum):
 
 
 class Sourced:
-    """A piece of hardware that says where its figures were read: source and date by figure in
-    ``sources``, ``*`` for the rest.
-    """
+    """Hardware that says where its figures were read: ``sources`` by figure, ``*`` for the rest."""
 
     __slots__ = ()
     sources: Mapping[str, str]

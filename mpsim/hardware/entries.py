@@ -125,9 +125,7 @@ def section(kind: str) -> Mapping[str, object]:
 
 
 def catalog_entry(kind: str, name: str) -> object:
-    """The entry called `name` of one catalog file. HardwareError if there is none; it names the
-    nearest.
-    """
+    """The entry `name` of one catalog file. HardwareError names the nearest if there is none."""
     known = section(kind)
     if name not in known:
         raise HardwareError(f"no {kind.removesuffix('s')} named {name!r}; {nearest(name, known)}")

@@ -367,7 +367,5 @@ def _priced(chip: Accelerator, price: float | None, source: str) -> Accelerator:
 
 
 def is_machine_path(name: str) -> bool:
-    """Whether a name in a scenario is the path of a machine file rather than an entry of a
-    catalog.
-    """
+    """Whether a name in a scenario is the path of a machine file, no entry of a catalog."""
     return name.endswith((".yaml", ".yml"))

@@ -1,6 +1,4 @@
-"""Benchmarks of the machine at hand with torch and torch.distributed; this package alone imports
-torch, and only when it measures.
-"""
+"""Benchmarks of this machine with torch, which this package alone imports, when it measures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tensors to measure with: number formats by name, random data, working sets larger than the
-caches, and comparison with a reference.
-"""
+"""Tensors to measure with: formats, random data, sets larger than caches, comparisons."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ def _pool(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 
 def rotated(world: World, each: float, make: Callable[[], T]) -> Callable[[], T]:
-    """Working sets in turn, together larger than every cache, so that data come from memory as they
-    do in training. `each`: of one set [B].
-    """
+    """Working sets in turn, together larger than every cache. `each`: of one set [B]."""
     rules = load_grid()["timing"]
     count = math.ceil(rules["rotate_bytes"][world.kind] / max(each, 1.0))
     sets = [make() for _ in range(max(1, min(count, rules["rotate_most"])))]

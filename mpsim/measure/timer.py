@@ -31,9 +31,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sample:
-    """One sample: how long it took [s], for which share of that nobody had this process's core, and
-    the actions of its step.
-    """
+    """One sample: its length [s], the share in which nobody had this core, its actions."""
 
     seconds: float
     share: float
@@ -95,9 +93,7 @@ class Timer:
         return [self._as_run(sample) for sample in chosen]
 
     def _as_run(self, sample: _Sample) -> _Sample:
-        """A sample with the time that this process had the core, where another one had it too and a
-        clock saw it run.
-        """
+        """A sample with the time that this process had the core, where a clock saw another."""
         if sample.share >= self.rules["own_share"] or sample.share <= 0:
             return sample
         return dataclasses.replace(sample, seconds=sample.seconds * sample.share)

@@ -97,9 +97,7 @@ class Replica:
 
 
 def _compile(model: Gpt) -> None:
-    """Compile the layers, each as one graph that all of them share, for these shapes alone; what
-    was compiled before is forgotten.
-    """
+    """Compile the layers as one shared graph for these shapes; forget what was compiled before."""
     torch.compiler.reset()
     for layer in model.layers:
         layer.compile(dynamic=False, fullgraph=True)

@@ -200,9 +200,7 @@ class World:
         self.clock_offset = self._clock_offset()
 
     def _leave(self) -> None:
-        """Let go of every group while the interpreter is whole: threads of groups that outlive it
-        end the process with an abort.
-        """
+        """Let go of every group in time: threads that outlive the interpreter abort the process."""
         self.groups.clear()
         self.meshes.clear()
         if self.size > 1:

@@ -1,6 +1,4 @@
-"""Files of `mpsim measure`, written and read: what is truncated, joined, of another version or
-impossible is refused with its line.
-"""
+"""Files of `mpsim measure`, written and read; what is damaged is refused with its line."""
 
 from __future__ import annotations
 

@@ -95,9 +95,7 @@ def _ulysses(
 def _ring(
     whole: Operator, sharding: Sharding, axis: str, ranks: int, *, backward: bool
 ) -> Iterator[Communication | Compute]:
-    """Attend to one block of keys a step, the next block on its way; in backward what answers a
-    block follows one step behind it.
-    """
+    """Attend to one block of keys a step; in backward its answer follows one step behind it."""
     block = _key_value_bytes(whole, sharding) / ranks
     at_once = sharding.tensor.context_exchange is ContextExchange.GATHERED_RING
     wide = _WIDE_BYTES / sharding.activation_bytes if sharding.tensor.eager_context_sums else 1.0
@@ -151,9 +149,7 @@ def _elements(whole: Operator) -> float:
 def _correction(
     whole: Operator, sharding: Sharding, ranks: int, block: float, *, backward: bool
 ) -> Operator:
-    """Rescale and add up the outputs of the steps; in backward, what the steps answer to queries,
-    and the last answers to keys and values.
-    """
+    """Rescale and add up the steps' outputs; in backward, what answers to queries and keys."""
     width = whole.head_dim if backward else whole.head_dim_v
     tensor = whole.sequences * whole.queries * whole.heads * width / sharding.tp
     if sharding.tensor.eager_context_sums:

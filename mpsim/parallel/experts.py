@@ -119,9 +119,7 @@ def sent_tokens(sharding: Sharding) -> float:
 
 
 def _tokens_across(sharding: Sharding) -> float:
-    """Copies that a fused kernel sends between domains, its own included: one to each domain that
-    has any of a token's experts.
-    """
+    """Copies that a fused kernel sends between domains: one to each that has a token's experts."""
     routing = _routing(sharding)
     if not routing.fused or routing.domains == 1:
         return 0.0

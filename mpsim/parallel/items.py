@@ -45,9 +45,7 @@ class Communication:
     copies: Operator | None = None  # kernel on the same stream that puts what travels in order
 
     def holds(self, kernel: Compute | None) -> bool:
-        """Whether a kernel that follows has to wait for it; None stands for one that the host
-        launches once the device is idle.
-        """
+        """Whether the next kernel waits for it; None: one launched once the device is idle."""
         if self.waits is Waits.ALL or (kernel is not None and self.tag in kernel.needs):
             return True
         if self.waits is Waits.TAGGED:

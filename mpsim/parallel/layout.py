@@ -209,9 +209,7 @@ class Layout:
         return float(busiest_rank(popular, ranks, tokens * senders * moe.top_k))
 
     def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
-        """Ranks of every communicator of a stream inside layers, int64[groups, members]; those that
-        share a model for any other.
-        """
+        """Ranks of a stream's communicators in layers, or of each model [groups, members]."""
         if stream in _INSIDE_LAYERS:
             return self.mesh.groups((_INSIDE_LAYERS[stream],), rank)
         return self.mesh.model_groups()

@@ -100,9 +100,7 @@ class Mesh:
 
     @functools.cached_property
     def ranks(self) -> NDArray[np.int64]:
-        """Rank of every coordinate; the pipeline comes first, then the axes of a stage, slowest
-        first (pp, dp, cp, tp).
-        """
+        """Rank of every coordinate: pipeline first, then the axes of a stage (pp, dp, cp, tp)."""
         laid = [axis for axis in reversed(self.order) if axis in _GRID]
         grid = np.arange(self.world).reshape([self.degree(axis) for axis in laid])
         return np.moveaxis(grid, [laid.index(axis) for axis in _GRID], range(len(_GRID)))

@@ -125,9 +125,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bars(Chart):
-    """Bars cut into parts, or with `beside` one bar a part. ScenarioError if a part has not one
-    value for each name.
-    """
+    """Bars cut into parts, or beside each other. ScenarioError without one value for each name."""
 
     block: ClassVar[str] = "bars"
     names: Sequence[str]  # one a bar, from top to bottom or from left to right
@@ -234,9 +232,7 @@ class Lines(Chart):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Heat(Chart):
-    """A grid of cells, coloured by how much there is. ScenarioError if there are not as many values
-    as names and edges ask for.
-    """
+    """A grid of coloured cells. ScenarioError unless values match names and edges."""
 
     block: ClassVar[str] = "heat"
     names: Sequence[str]  # one a row, from top to bottom

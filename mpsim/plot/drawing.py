@@ -1,6 +1,4 @@
-"""Bars, lines and heat maps on matplotlib axes, with their labels and legends. Importing this
-module imports matplotlib.
-"""
+"""Bars, lines and heat maps on matplotlib axes; importing this module imports matplotlib."""
 
 from __future__ import annotations
 
@@ -330,9 +328,7 @@ def _scale(ax: Axes, which: str, axis: Axis, word: str, size: float) -> None:
 
 
 class _Plain(LogFormatter):
-    """Numbers of a logarithmic axis without powers of ten as long as that is readable; between
-    powers where there is room.
-    """
+    """Numbers of a logarithmic axis, without powers of ten as long as that is readable."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         if not super().__call__(x, pos):

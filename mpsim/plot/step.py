@@ -276,9 +276,7 @@ def memory_kinds_chart(result: Result, *, rank: int | None = None) -> Lines:
 def memory_areas(
     name: str, curve: MemoryCurve, capacity: float, limits: Sequence[Limit] = ()
 ) -> Lines:
-    """The same of a curve, under the capacity [B], with further lines. ScenarioError if the curve
-    does not say what it consists of.
-    """
+    """The same of a curve, under the capacity [B]. ScenarioError if its parts are not known."""
     if not curve.components:
         raise ScenarioError("this memory is not known by kind; simulate the scenario again")
     moments = fullest(curve.held)

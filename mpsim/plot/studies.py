@@ -102,9 +102,7 @@ def comparison_chart(*comparisons: Comparison, names: Sequence[str] = ()) -> Bar
 
 
 def sensitivity_chart(sensitivity: Sensitivity) -> Bars:
-    """Per cent of step time for one per cent more of each parameter, the strongest on top; what
-    shortens the step to the left.
-    """
+    """Per cent of step time for one per cent more of each parameter, the strongest on top."""
     rows = sensitivity.rows
     lead = (
         f"The step answers most to {rows[0].name}: {rows[0].elasticity:+.3f} per cent for one per"

@@ -85,9 +85,7 @@ class Lanes:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline(Chart):
-    """Ranks by time, coloured by kind of event, shaded by chunk, numbered by microbatch where it
-    fits.
-    """
+    """Ranks by time, coloured by kind of event, shaded by chunk, numbered by microbatch."""
 
     block: ClassVar[str] = "timeline"
     names: Sequence[str]  # one a row, from top to bottom

@@ -112,9 +112,7 @@ def _port_floor(program: Program, busy: Floats, *, far: bool) -> Floor:
 
 
 def port_ticks(program: Program, clusters: tuple[Cluster, ...]) -> Floats:
-    """How long ports of each rank class are busy, those of scale-up domains and NICs, in each
-    direction [R, 2, D].
-    """
+    """How long ports of each rank class are busy, of domains and NICs, by direction [R, 2, D]."""
     ports = [_port_ticks(program, clusters, far=far) for far in (False, True)]
     return np.stack(ports).transpose(2, 0, 1)
 
@@ -172,9 +170,7 @@ def _ranks(program: Program, chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
 
 
 def _most_of(program: Program, floor: Floor) -> int:
-    """Part of the account that most of the bytes on a floor's link count as: of its rank class, or
-    of all for a link of the fabric.
-    """
+    """Part that most bytes on a floor's link count as: of its rank class, or of all."""
     far = floor.name != "scale_up"
     sent = program.out_bytes if far else program.up_bytes
     row, rank = _ranks(program, sent > 0)

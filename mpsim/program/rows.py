@@ -25,9 +25,7 @@ _COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
 
 
 class Prices(NamedTuple):
-    """Prices of rows of one name, one entry each distinct price: `duration` is float64[n], others
-    are that or one number.
-    """
+    """Prices of rows of one name, one entry each distinct price: float64[n], or one number."""
 
     duration: NDArray[np.float64]  # [ticks]
     up_bytes: ArrayLike = 0.0
@@ -70,9 +68,7 @@ class Graph:
 
 
 class Rows:
-    """Collects columns; rows added later come later in the order of every stream. `vocabulary`: of
-    the job whose program it becomes.
-    """
+    """Collects columns; later rows come later in every stream. `vocabulary`: of the job."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

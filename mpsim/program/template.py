@@ -98,9 +98,7 @@ class _Block:
         self.tagged: dict[str, int] = {}
 
     def compute(self, kernel: Compute, work: float, part: int) -> None:
-        """Issue a kernel of `work` ticks that counts as a part of the account; the device idles
-        until the host has come to it.
-        """
+        """Issue a kernel of `work` ticks, counted as a part, once the host has come to it."""
         awaited = self.wait(kernel)
         if self.queue is not None:
             self.host += self.queue[0]
@@ -153,9 +151,7 @@ class _Block:
         )
 
     def wait(self, kernel: Compute | None) -> tuple[int, ...]:
-        """Advance to when a kernel may start (None: what the host launches next), charging the idle
-        time to what it waits for.
-        """
+        """Advance to when a kernel may start (None: launched next); idle time is its wait's."""
         return self._await(
             tuple(
                 place

@@ -203,9 +203,7 @@ class Unfolding:
 
 
 class UnequalCollectivesError(ValueError):
-    """Classes of replicas have different collectives with each other. `counts`: collectives of each
-    class.
-    """
+    """Classes of replicas have different collectives. `counts`: collectives of each class."""
 
     def __init__(self, counts: list[int]) -> None:
         super().__init__(f"got {counts} collectives by class; needed the same in each")

@@ -180,9 +180,7 @@ def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Col
 
 
 def _spread(count: int, most: int) -> NDArray[np.int64]:
-    """All of `count` places or as many as there may be, evenly, the first and the last among them
-    where they are two or more.
-    """
+    """Places of `count`, as many as there may be, evenly, the first and the last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 

@@ -83,9 +83,7 @@ class Span(NamedTuple):
 
 
 def rule_of(word: str, number: int = 0) -> str:
-    """The variable of the page's style that has the colour of a word; see
-    `mpsim.plot.palette.colour_of`.
-    """
+    """Variable of the page's style with a word's colour; see `mpsim.plot.palette.colour_of`."""
     if word.startswith("#"):
         return word
     return (
@@ -171,9 +169,7 @@ def _frame(
     sizes: tuple[float, float] = (1.0, 1.0),
     zooms: bool = False,
 ) -> str:
-    """The whole element: `area` is what zooming stretches, `body` what lies around it; `sizes` of
-    the units that axes are read in.
-    """
+    """The whole element: `area` zooms, `body` lies around it; `sizes` of the axes' units."""
     frame = {"x": [*x, sizes[0]], "y": [*y, sizes[1]], "zoom": zooms}
     top, low = min(y.start, y.end), max(y.start, y.end)
     height = low + _BOTTOM

@@ -1,6 +1,4 @@
-"""Sections of studies from what the command line printed: sweeps, searches for layouts, searches
-for services, designs of clusters.
-"""
+"""Sections of studies as the command line printed them: sweeps, searches, designs, explanations."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ _SERVICE = (
 
 
 class _Row(NamedTuple):
-    """Something that a study simulated, or could not: its name, values by dotted key, and the
-    figures that are known of it.
-    """
+    """Something that a study simulated, or could not: its values by dotted key, and its figures."""
 
     name: str
     values: Mapping[str, object]

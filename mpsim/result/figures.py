@@ -1,6 +1,4 @@
-"""Figures that any job's summary has: traffic, utilisation, energy, price, where constants come
-from, what to be warned of.
-"""
+"""Figures of any job's summary: traffic, utilisation, energy, price, constants, warnings."""
 
 from __future__ import annotations
 

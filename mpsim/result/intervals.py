@@ -61,9 +61,7 @@ class Waits:
 
 
 def idle_gaps(timeline: Timeline) -> Waits:
-    """Every idle interval of a compute stream, before its rows and after the last (row -1), which
-    counts as no part yet.
-    """
+    """Idle intervals of compute streams, before rows and after the last (-1); of no part yet."""
     program = timeline.program
     rank, row = program.compute_rows
     start, end = timeline.start[row], timeline.end[row]
@@ -145,8 +143,6 @@ def last_dependency(timeline: Timeline, row: Ints) -> Ints:
 
 
 def _ready(timeline: Timeline, row: Ints) -> Floats:
-    """Time at which the data of each row was there: the end of its last dependency, 0 without
-    any.
-    """
+    """Time at which the data of each row was there: its last dependency's end, or 0."""
     gate = last_dependency(timeline, row)
     return np.where(gate >= 0, timeline.end[np.maximum(gate, 0)], 0.0)

@@ -19,9 +19,7 @@ from mpsim.units import Dimension, format_quantity
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Memory(Shown):
-    """Bytes of every pipeline rank (of every class of replicas, where these differ) at its fullest
-    moment.
-    """
+    """Bytes of every pipeline rank (of every class of replicas that differ) when it is fullest."""
 
     # mapping of str to float64[P], in the order in which they are shown [B]
     components: Mapping[str, NDArray[np.float64]]

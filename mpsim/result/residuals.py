@@ -203,9 +203,7 @@ class Residuals:
     )
 
     def sigma(self, setting: Setting) -> float:
-        """Spread of the residual of a setting, by its parts and its distance to the nearest
-        measured runs.
-        """
+        """Spread of a setting's residual, by its parts and its distance to measured runs."""
         alone = self._name(setting, "accelerator") not in self.several
         parts, widest = setting.parts(self.figure) or self.usual, max(self.noise.values())
         noise = math.hypot(*(parts[kind] * self.noise.get(kind, widest) for kind in parts))
@@ -213,9 +211,7 @@ class Residuals:
         return math.sqrt(noise**2 + self._place(setting)[0] + rest)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
-        """The measured runs of the nearest stack at the least distance, of equally near ones the
-        most; None where none were measured.
-        """
+        """The nearest measured runs of the nearest stack, of equals the most; or None."""
         return self._place(setting)[1]
 
     def _place(self, setting: Setting) -> tuple[float, MeasuredRuns | None]:
@@ -395,9 +391,7 @@ def residuals(figure: str) -> Residuals:
 
 
 def fastest_measured(setting: Setting) -> float | None:
-    """The most model FLOP/s of an accelerator that was measured on a training of the same kind
-    [FLOP/s]; None where none was.
-    """
+    """The most model FLOP/s measured on an accelerator in such a training [FLOP/s]; or None."""
     kind = [setting.labels[name][0] for name in FASTEST_BY]
     rows = read_shipped(_PACKAGE, "fastest.yaml")["rows"]
     return next((1e12 * float(row[-2]) for row in rows if row[: len(kind)] == kind), None)

@@ -222,9 +222,7 @@ class Result(JobResult):
 
     @functools.cached_property
     def kernel_seconds(self) -> NDArray[np.float64]:
-        """Time alone of the kernels of each rank class, by what they draw power for
-        (`mpsim.cost.KERNELS`) [s].
-        """
+        """Kernel time of each rank class by what it draws power for (`mpsim.cost.KERNELS`) [s]."""
         return self.measured("kernels", lambda step: kernel_seconds(step.program))
 
     @functools.cached_property
@@ -261,16 +259,12 @@ class Result(JobResult):
         return kernel_times(self.timeline)
 
     def sensitivity(self) -> Any:
-        """Elasticity of the step time in each parameter of hardware and software; see
-        `mpsim.study.measure_sensitivity`.
-        """
+        """Elasticity of the step time in each parameter; see `mpsim.study.measure_sensitivity`."""
         return accessors.call("result.sensitivity", self)
 
     @functools.cached_property
     def variation(self) -> Any:
-        """Step times, percentiles and blame under the scenario's ``variation:``; see
-        `mpsim.study.simulate_variation`.
-        """
+        """Step times and blame under ``variation:``; see `mpsim.study.simulate_variation`."""
         return accessors.call("result.variation", self)
 
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:

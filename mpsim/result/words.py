@@ -224,9 +224,7 @@ def _energy(summary: Figures) -> str:
 
 
 def _energy_parts(summary: Figures) -> list[tuple[str, str]]:
-    """The energy of accelerators by part, and what the meter sees; nothing for results that were
-    stored before it was kept.
-    """
+    """Energy of accelerators by part, and at the meter; nothing for older stored results."""
     parts, meter = summary.get("energy_parts_j"), summary.get("meter_parts_j")
     if not parts or not meter:
         return []

@@ -1,6 +1,4 @@
-"""Layers of each pipeline stage where a scenario leaves the split to mpsim: balanced by work, as
-far as the framework can run it.
-"""
+"""Layers of each pipeline stage that a scenario leaves to mpsim: balanced by work, where it can."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ def stage_loads(work: Work, counts: Sequence[int]) -> list[float]:
 
 
 def stage_layers(scenario: Written) -> tuple[int, ...] | None:
-    """Layers of each stage in model order: as given, or balanced; None for an even division, or
-    where none can be balanced.
-    """
+    """Layers of each stage in model order, as given or balanced; None for an even division."""
     given = scenario.parallelism.layers_per_stage
     return balanced_stages(scenario) if given == "auto" else given
 

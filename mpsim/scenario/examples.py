@@ -23,9 +23,7 @@ def template_title(name: str) -> str:
 
 
 def template_text(name: str, file: str = "FILE") -> str:
-    """The commented YAML of one template, its command lines for `file`; ScenarioError with the
-    nearest names if there is none.
-    """
+    """Commented YAML of a template, commands for `file`; ScenarioError names the nearest."""
     if name not in template_names():
         raise ScenarioError(f"unknown template {name!r}; {nearest(name, template_names())}")
     text = (resources.files(PACKAGE) / "templates" / f"{name}.yaml").read_text(encoding="utf-8")

@@ -90,9 +90,7 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Later:
-    """A section whose model is imported when somebody writes one: most scenarios have no service
-    and no design.
-    """
+    """A section whose model is imported when somebody writes one, as few scenarios do."""
 
     module: str  # of `mpsim.scenario`
     name: str

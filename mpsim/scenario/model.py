@@ -199,9 +199,7 @@ class ModelChoice(Section):
         }
 
     def resolve(self) -> Transformer:
-        """The model meant. ScenarioError if the preset is unknown, fields are missing, or they
-        contradict each other.
-        """
+        """The model meant. ScenarioError: unknown preset, missing or contradicting fields."""
         problems = [*_check_known(self), *_check_fields(self), *_check_parts(self)]
         if problems:
             raise ScenarioError(problems)

@@ -100,9 +100,7 @@ def _figures(preset: Transformer | Framework) -> Fields:
 
 @remembered(_PRESETS)
 def _behaviour(software: Framework) -> Fields:
-    """Fields of a framework that decide a result, shared likewise; its word for a recomputation is
-    settled by then.
-    """
+    """Fields of a framework that decide a result, its word for recomputation settled by then."""
     fields = _figures(software)
     kernels = {
         name: value for name, value in fields["kernels"].items() if name != "recompute_selective"

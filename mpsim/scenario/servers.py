@@ -113,9 +113,7 @@ def usual(name: str, chip: Accelerator) -> dict[str, object]:
 
 
 def said(data: Data) -> dict[str, object]:
-    """Values by dotted key that the section ``server:`` of a file says and its ``serving:`` does
-    not, defaults of the engine among them.
-    """
+    """Values by dotted key that a file's ``server:`` says and its ``serving:`` does not."""
     section = data["server"]
     serving = own if isinstance(own := data.get("serving"), Mapping) else {}
     engine = expand_shorthand("serving.engine", serving.get("engine"))

@@ -1,6 +1,4 @@
-"""Keys of a scenario that change no figure of its run: a table of keys, when that is so, and why;
-`check` and `run` tell them.
-"""
+"""Keys of a scenario that change no figure of its run, when, and why; `check` tells them."""
 
 from __future__ import annotations
 

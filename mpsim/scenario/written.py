@@ -167,9 +167,7 @@ class Written(Section):
 
     @property
     def folder(self) -> Path:
-        """Folder of the file it was read from, to which files that it names are relative; the
-        working directory without one.
-        """
+        """Folder of its file, to which named files are relative; else the working directory."""
         return Path(self._source.file).parent
 
     @functools.cached_property

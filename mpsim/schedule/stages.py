@@ -41,9 +41,7 @@ def v_map(pp: int, virtual_stages: int = 2) -> NDArray[np.int32]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TwoWay:
-    """Stages 0 to P - 1 lie on ranks 0 to P - 1, stages P to 2P - 1 on ranks P - 1 to 0; both are
-    the whole model.
-    """
+    """Stages 0 to P - 1 on ranks 0 to P - 1, the next P on ranks P - 1 to 0: two whole models."""
 
     pp: int  # p, ranks
     # over both directions, even: the first half goes down the ranks, the second half up

@@ -384,9 +384,7 @@ class Products:
         return latency + elements * (_ACTIVATION + form.bytes) / self._rates.streamed
 
     def _unpacking(self, weights: Floats | float, loads: Floats) -> Floats:
-        """Time in which multiprocessors widen so many weights beyond that in which they come
-        [s].
-        """
+        """Time of multiprocessors to widen so many weights beyond that in which they come [s]."""
         widens = weights / (self._rates.unpack_rate * self._chip.compute_units)
         return np.maximum(0.0, widens - loads)
 

@@ -1,6 +1,4 @@
-"""From accelerators to the meter and the bill: prices of an accelerator-hour, power of what stands
-around it, carbon of the grid.
-"""
+"""From accelerators to the meter and the bill: prices of an hour, PUE, carbon of the grid."""
 
 from __future__ import annotations
 
@@ -169,9 +167,7 @@ def _told(offers: list[dict[str, Any]]) -> str:
 
 
 def read_rates(path: str | Path) -> dict[str, float]:
-    """Read a user's prices: a YAML mapping of accelerator to USD/h. ScenarioError with the line of
-    every value that is no price.
-    """
+    """Read prices: a YAML mapping of accelerator to USD/h. ScenarioError with every wrong line."""
     document = read_document(Path(path))
     problems, rates = list(document.problems), {}
     for name, value in document.data.items():

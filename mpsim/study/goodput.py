@@ -43,9 +43,7 @@ _POINTS = 200
 
 
 class GoodputCurve(NamedTuple):
-    """Expected shares of progress over intervals between checkpoints [s], and the best intervals
-    [s] by whose formula gives them.
-    """
+    """Expected shares of progress by checkpoint interval [s], and best intervals by formula [s]."""
 
     interval_s: NDArray[np.float64]
     expected: NDArray[np.float64]

@@ -171,9 +171,7 @@ def _is_number(value: object) -> bool:
 
 
 def _likeness(scenario: Scenario) -> tuple[object, ...]:
-    """Settings that mostly decide the structure of a program, comparable; structures that differ
-    all the same are not mixed up.
-    """
+    """Settings that mostly decide a program's structure; others are not mixed up all the same."""
     if scenario.serves:
         return ("", 0)
     parallelism, schedule = scenario.parallelism, scenario.schedule

@@ -1,6 +1,4 @@
-"""Plans of whole trainings: steps, days, accelerator-hours, dollars, energy and carbon for so many
-tokens, with what failures cost.
-"""
+"""Plans of whole trainings: days, accelerator-hours, dollars, energy, carbon, with failures."""
 
 from __future__ import annotations
 
@@ -263,9 +261,7 @@ class Plans(Shown, Tabular):
 
     @property
     def best(self) -> Training | None:
-        """With a deadline the plan of fewest accelerators that keeps it; else the fastest; within
-        the budget where there is one.
-        """
+        """Fewest accelerators within the deadline, else the fastest; within the budget."""
         possible = [row for row in self.rows if self.meets(row)]
         if self.deadline is not None:
             return min(possible, key=lambda row: (row.accelerators, row.days), default=None)

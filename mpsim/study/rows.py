@@ -133,9 +133,7 @@ class Sweep(Shown, Tabular):
         return iter(self.rows)
 
     def sheet(self) -> Sheet:
-        """One line a combination, as ``mpsim sweep`` prints them: the best, then why some cannot
-        run and what others warn of.
-        """
+        """A line a combination, as ``mpsim sweep`` prints them; refusals and warnings below."""
         keys, rows, best, thriftiest = self.keys, self.rows, self.best, self.thriftiest
         serves = any(row.serves for row in rows)
         ties = 0 if serves else len(self.ties)

@@ -386,9 +386,7 @@ def _choice(
 def _comparable(
     name: str, pp: int, microbatches: int, times: Times, memory: float | None
 ) -> Orders:
-    """Orders with as many chunks as the schedule wants: one, or two where it needs several; the
-    faster of both where it is searched.
-    """
+    """Orders of one chunk a rank, or two where needed; the faster where orders are searched."""
     failures: list[ScheduleError] = []
     searched: list[Synthesis] = []
     facts = schedule(name)

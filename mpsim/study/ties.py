@@ -1,6 +1,4 @@
-"""Ties and fronts: whether two predictions differ by more than such differences were off by, and
-what no other beats in everything.
-"""
+"""Ties and fronts: whether two predictions differ for sure, and what no other beats in all."""
 
 from __future__ import annotations
 

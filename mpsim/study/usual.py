@@ -1,6 +1,4 @@
-"""Settings that a question leaves open, settled as those who train settle them: the fastest that
-fits in memory, or comes nearest to it.
-"""
+"""Settings left open, settled as those who train do: the fastest that fits, or the nearest."""
 
 from __future__ import annotations
 
@@ -116,9 +114,7 @@ def _fastest(
 
 
 def _instead(scenario: Scenario, opened: Collection[str]) -> Iterator[Values]:
-    """Nothing changed, then more recomputation, other micro batches, experts divided otherwise and
-    divided states, as far as they are open.
-    """
+    """Nothing changed, then more recomputation, other micro batches, experts and states divided."""
     data = read_shipped("mpsim.study.data", "usual.yaml")
     training, mesh = scenario.training_step, scenario.parallelism
     ladder: list[Mapping[str, Any]] = data["recompute"]

@@ -115,9 +115,7 @@ class _Spans(NamedTuple):
 
 
 def _states(timeline: Timeline, since: float) -> list[_Spans]:
-    """Intervals after `since` in which rows beside the compute stream move model states, and in
-    which they move or update them.
-    """
+    """Intervals after `since` in which rows move model states, and move or update them."""
     program = timeline.program
     chosen = np.isin(np.arange(len(Stream)), _DATA)[program.slots.stream]
     row, rank, _ = (column[chosen] for column in program.slots)

@@ -77,18 +77,14 @@ class ActionVariants:
         return Prices(duration, up, out, template=numbers)
 
     def busy(self, orders: Orders, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Time that the actions of each rank take, float64[R] [ticks]. `chosen` (int64[N]): which
-        variant each is.
-        """
+        """Time of each rank's actions, float64[R] [ticks]. `chosen` (int64[N]): variant of each."""
         ends = np.cumsum([0, *(cut.rows for cut in self.cuts)])[:-1]
         took = np.add.reduceat(self.prices.duration, ends)
         busy = np.bincount(orders.rank, weights=took[chosen], minlength=orders.pp)
         return busy.astype(np.float64)
 
     def _append(self, cut: CutAction, queued: Sequence[Load]) -> None:
-        """Register the rows that an action becomes: one a segment, longer by what runs beside it,
-        and one for copies of its gradients.
-        """
+        """Register an action's rows: one a segment, longer by what runs beside, one for copies."""
         action, rank = cut.action, cut.stage.rank
         alone = [_row(cut.fused)] if cut.fused else self._alone(cut)
         factors = _slowdowns(alone, queued)

@@ -1,6 +1,4 @@
-"""Blocks of a Plan: the forward and backward of every stage as a row of templates, cut where
-parameters and gradients may travel.
-"""
+"""Blocks of a Plan: forward and backward of every stage as templates, cut where data may travel."""
 
 from __future__ import annotations
 
@@ -279,9 +277,7 @@ class Blocks:
         return self._recipe(f"{_title(part)} {action.name}", items, launches, is_layer=is_layer)
 
     def _launches_left(self, part: str, action: Action, launches: float) -> float:
-        """Host time of launches where not all trains: without the kernels that are gone, one more
-        for each of an adapter [s].
-        """
+        """Host time of launches without kernels that are gone, one more an adapter's [s]."""
         plan = self._plan
         if plan.layout.tuning.trains_all or not launches:
             return launches

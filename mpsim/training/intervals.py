@@ -87,16 +87,12 @@ def of_layout(
 
 
 def seen_as(setting: Setting, seen: str) -> Setting:
-    """The setting of a peak that is read as ``memory`` of the device, ``reserved`` or
-    ``allocated``.
-    """
+    """The setting of a peak read as ``memory`` of the device, ``reserved`` or ``allocated``."""
     return dataclasses.replace(setting, labels={**setting.labels, "seen": (seen,)})
 
 
 def residuals_of(setting: Setting) -> Residuals:
-    """Residuals of the step time: those of mixtures of experts apart, which say nothing of dense
-    models, nor these of them.
-    """
+    """Residuals of the step time; those of mixtures of experts say nothing of dense models."""
     return residuals("step-experts" if setting.labels["model"] == ("experts",) else "step")
 
 

@@ -142,9 +142,7 @@ def _block(
 def blocking_actions(
     orders: Orders, software: PipelineBehaviour, *, fuses: bool
 ) -> NDArray[np.bool_]:
-    """Around which actions messages block, bool[N]; a fused block has both its inputs before it and
-    both its outputs after it.
-    """
+    """Actions around which messages block, bool[N]; a fused block has both on either side."""
     sends = software.blocking_sends
     if sends in _ALWAYS or (orders.exchanges and sends is not BlockingSends.NEVER):
         blocking = np.ones(len(orders), dtype=bool)

@@ -135,9 +135,7 @@ class Plan(Saved):
 
     @property
     def expansions(self) -> Mapping[str, Expansion]:
-        """Operators of a layer of each kind (by that name), of the embedding and of the head,
-        before tensor parallelism.
-        """
+        """Operators of each kind of layer, the embedding and the head, before they are divided."""
         return self.layout.expansions(self.micro_batch, self.sequence_length)
 
     @property
@@ -163,40 +161,30 @@ class Plan(Saved):
 
     @property
     def sharers(self) -> int:
-        """Ranks that divide one copy of the model states among them; 1 where every replica has its
-        own.
-        """
+        """Ranks that divide one copy of the model states; 1 where every replica has its own."""
         return (self.shard or self.replicas) if self.zero else 1
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether replicas hold parts of the gradients, so that their norm is a sum over replicas
-        too.
-        """
+        """Whether replicas hold parts of the gradients, so that their norm is a sum over them."""
         return self.zero >= SHARDED_GRADIENTS and self.sharers > 1
 
     @property
     def gathers_units(self) -> bool:
-        """Whether parameters are sharded or stay on the host, so that every unit of layers is
-        brought together before it runs.
-        """
+        """Whether parameters are sharded or on the host: units are gathered before they run."""
         away = self.replicas > 1 or self.offload == "parameters"
         return self.zero == SHARDED_PARAMETERS and away
 
     @property
     def gathers_beside(self) -> bool:
-        """Whether the first forward of a step runs beside the gather of what the optimizer
-        updated.
-        """
+        """Whether the first forward of a step runs beside the gather of updated parameters."""
         software = self.layout.framework
         beside = software.data.parameter_gather_overlap and not software.host.launch_blocking
         return beside and self.sharers > 1 and not self.gathers_units
 
     @property
     def exchanges_beside(self) -> bool:
-        """Whether gathers of parameters or reductions of gradients run beside layers, which are
-        slower for it on average.
-        """
+        """Whether gathers or reductions run beside layers, which are slower for it on average."""
         if self.interference or self.replicas == 1:  # the engine finds out which kernels are slower
             return False
         gathers = self.gathers_beside or (self.gathers_units and self.units_in_flight > 1)
@@ -222,9 +210,7 @@ class Plan(Saved):
 
     @property
     def keeps_gathered(self) -> bool:
-        """Whether a stage gathers its parameters once a step and keeps them, as pipelining over
-        sharded parameters does.
-        """
+        """Whether a stage gathers its parameters once a step and keeps them, as pipelines do."""
         return (
             self.gathers_units
             and self.layout.mesh.pp > 1

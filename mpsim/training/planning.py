@@ -1,6 +1,4 @@
-"""From Scenario to Plan: what the scenario leaves to be worked out is worked out here, and nowhere
-else.
-"""
+"""From Scenario to Plan: what a scenario leaves to be worked out is worked out here alone."""
 
 from __future__ import annotations
 
@@ -80,9 +78,7 @@ step_orders = remembered(_ORDERS)(_orders_of)  # of a name; those of a file are 
 
 
 def runs_beside(framework: Framework, model: Transformer) -> bool:
-    """Whether the framework makes blocks of forwards and backwards, to hide exchanges of
-    experts.
-    """
+    """Whether the framework fuses forwards and backwards, to hide exchanges of experts."""
     return framework.experts.expert_overlap is ExpertOverlap.MICROBATCH and model.moe is not None
 
 
@@ -143,18 +139,14 @@ def make_plan(scenario: Scenario) -> Plan:
 
 
 def _cluster(scenario: Scenario, nodes: Sequence[Cluster], mesh: Mesh) -> Cluster:
-    """The cluster of the layout: that of the first part, or of a job whose ranks are alike with its
-    groups placed whole.
-    """
+    """The cluster of the layout: of the first part, or with groups of a like job placed whole."""
     if has_parts(scenario):
         return nodes[0] if nodes else scenario.hardware
     return whole_groups(scenario.hardware, mesh)
 
 
 def has_parts(scenario: Scenario) -> bool:
-    """Whether the scenario says which nodes some of its ranks run on, or how much some of them
-    do.
-    """
+    """Whether the scenario says on which nodes some ranks run, or how much they do."""
     parts = scenario.stage_clusters or scenario.replica_clusters
     return parts is not None or scenario.is_mixed
 
@@ -186,9 +178,7 @@ def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:
 
 
 def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
-    """Replicas by what they run on and how many microbatches they run, those with most microbatches
-    first.
-    """
+    """Replicas by what they run on and their microbatches, those with most first."""
     nodes = scenario.replica_clusters or (scenario.hardware,) * scenario.dp
     alike: dict[tuple[int, int], list[int]] = {}
     for replica, cluster in enumerate(nodes):

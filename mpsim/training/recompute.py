@@ -27,9 +27,7 @@ Place = tuple[Module, Role]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recompute:
-    """Recomputation of activations: which kernels run again in the backward pass so that what they
-    made need not be kept.
-    """
+    """Recomputation of activations: which kernels run again in backward, so that less is kept."""
 
     granularity: str = NONE  # ``none``, ``selective``, ``full`` or ``per-op``
     modules: tuple[str, ...] = ("core_attn",)  # of selective recomputation, some of `MODULES`
@@ -389,7 +387,5 @@ def _kept_features(by_place: Mapping[Place, Operator], keeps: Collection[str]) -
 
 
 def _last_needed(operators: Collection[Operator]) -> int:
-    """Where what no gradient of the layer reads begins: the second product of the MLP, or its
-    cast.
-    """
+    """Where no gradient of the layer reads on: its second product, or that product's cast."""
     return next(i for i, operator in enumerate(operators) if operator.place == _DOWN)

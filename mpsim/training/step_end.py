@@ -56,9 +56,7 @@ class Shared(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Rows at the end of a step; links are rows of every rank, each after what comes before it
-    there.
-    """
+    """Rows at the end of a step; links are rows of every rank, each after its last there."""
 
     shared: tuple[Shared, ...]
     norm: Span | None  # of the communicator of the gradients' norm; None where nothing asks for it
@@ -146,9 +144,7 @@ def add_overhead(rows: Rows, ranks: int) -> Ints:
 
 
 def add_shared_sums(rows: Rows, ending: Ending, orders: Orders, placed: PipelineRows) -> Ints:
-    """Append the sums of gradients of weights that two ranks hold: a tied embedding, copies of
-    stages.
-    """
+    """Append sums of gradients of weights that two ranks hold: tied embedding, copies of stages."""
     ids = [np.zeros(0, dtype=np.int64)]
     for place, (first, last, label) in enumerate(ending.shared):
         row = rows.add(
@@ -180,9 +176,7 @@ Priced: TypeAlias = list[tuple[Link, Prices]]
 
 
 class StepEnd:
-    """Prices the rows that a plan has once in a step: `ending` says which they are, `prices` what
-    they cost.
-    """
+    """Prices the rows that a plan has once a step: `ending` says which, `prices` what they cost."""
 
     def __init__(
         self,
@@ -243,9 +237,7 @@ class StepEnd:
         return float(ticks(seconds)), up, out, size
 
     def _norm(self) -> Span | None:
-        """All-reduce of the gradient norm among all that share one copy of the gradients; None
-        where nothing asks for it.
-        """
+        """All-reduce of the gradient norm among all that share gradients; None if unasked."""
         plan, mesh = self._plan, self._plan.layout.mesh
         alone = mesh.pp == mesh.tp == 1 and not plan.shares_gradients
         if alone or not plan.layout.framework.optimizer.gradient_norm:
@@ -261,9 +253,7 @@ class StepEnd:
         return Span.TP | (Span.DP | Span.CP if everyone else Span.NONE)
 
     def _stragglers(self) -> Priced:
-        """Wait of every rank for accelerators and links that are slower than the others; nothing
-        where nothing is lost.
-        """
+        """Wait of every rank for slower accelerators and links; nothing where nothing is lost."""
         if not (seconds := self._costs.straggling()):
             return []
         link = Link("wait for stragglers", Kind.COLLECTIVE, "straggling")
@@ -284,9 +274,7 @@ class StepEnd:
         return [_step("move pages of states", states / host_of(plan.layout.cluster).link_bandwidth)]
 
     def _prepared(self, busy: Callable[[], Floats]) -> Priced:
-        """An optimizer's work before it updates: passes for its own estimates, and products that
-        make updates of matrices orthogonal.
-        """
+        """An optimizer's work before it updates: its estimates, orthogonal updates."""
         plan, optimizer = self._plan, self._plan.layout.framework.optimizer
         links: Priced = []
         if optimizer.repeated_share:
@@ -301,9 +289,7 @@ class StepEnd:
         return links
 
     def _orthogonal(self) -> Floats:
-        """Time of the products of Newton and Schulz on every matrix of each rank's layers, whole
-        over tensor parallelism [s].
-        """
+        """Time of Newton and Schulz on each rank's matrices, whole over tensor parallelism [s]."""
         plan, seconds = self._plan, np.zeros(self._plan.layout.mesh.pp)
         each = plan.layout.framework.optimizer.orthogonal_iterations
         alone = {
@@ -347,9 +333,7 @@ class StepEnd:
         return link, collective_prices(self._costs, group, kinds, size, np.arange(ranks))
 
     def _casts(self) -> Priced:
-        """Casts of the weights of the linear layers to a narrow precision; the microbatches of the
-        next step share them.
-        """
+        """Casts of linear layers' weights to a narrow precision, for all microbatches."""
         if not self._costs.casts_weights or self._plan.layout.tuning.base == "fp8":
             return []
         seconds = self._costs.cast_weights(self._plan.layout.rank_linear_weights)

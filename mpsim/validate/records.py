@@ -1,6 +1,4 @@
-"""Records of measured and predicted figures: errors by family, and whether the layout predicted
-fastest was the fastest measured.
-"""
+"""Records of measured and predicted figures: errors by family, and whether picks were fastest."""
 
 from __future__ import annotations
 
@@ -220,9 +218,7 @@ class Decisions:
 
 
 def _groups(records: Iterable[Record]) -> list[list[Record]]:
-    """Scored training runs of one model on as many accelerators; rows without a ``group`` and a
-    number of sequences are left out.
-    """
+    """Scored runs of one model on as many accelerators, with a ``group`` or sequences."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         chosen = record.kind == "training" and record.group and record.sequences
@@ -237,9 +233,7 @@ def decisions_of(records: Iterable[Record]) -> list[Decision]:
 
 
 class Told(NamedTuple):
-    """Pairs of runs of one group that differ in one kind of decision, or in ``several``, or in
-    nothing (``same``).
-    """
+    """Pairs of runs that differ in one kind of decision, in ``several``, or not (``same``)."""
 
     kind: str
     pairs: int

@@ -130,9 +130,7 @@ class Table:
         return any(FIGURES[name].point for name, _ in self.measured.values())
 
     def figures(self, row: Mapping[str, str]) -> dict[str, float]:
-        """Measured figures of a row by name; of those that say the same the first. CalibrationError
-        if a cell is no figure.
-        """
+        """Measured figures of a row by name, the first of the same. CalibrationError: no figure."""
         cells = {name: (column, unit) for column, (name, unit) in self.measured.items()}
         figures: dict[str, float] = {}
         for name, figure in FIGURES.items():
@@ -166,9 +164,7 @@ def _loaded(path: str) -> Scenario:
 
 
 def read_table(path: str | Path) -> Table:
-    """Read a CSV file and sort its columns. CalibrationError if it is no CSV file with a header, or
-    has no measured column.
-    """
+    """Read a CSV file, sort its columns. CalibrationError without header or measured column."""
     rows = read_rows(Path(path))
     columns = list(rows[0])
     measured = _measured(columns)
@@ -367,9 +363,7 @@ class ServedRows(NamedTuple):
 
 
 def served_points(path: str | Path, *, only: Mapping[str, str] | None = None) -> ServedRows | None:
-    """Measured services of a table as points for a fit; None where it holds something else. `only`:
-    value that a column must have.
-    """
+    """Measured services of a table, to be fitted, or None. `only`: values of columns."""
     try:
         table = read_table(path)
     except CalibrationError:

@@ -153,9 +153,7 @@ class Comparison(Shown):
 
     @property
     def tells(self) -> bool:
-        """Whether the machine was quiet enough for the errors to mean something, while it was
-        calibrated and while steps ran.
-        """
+        """Whether the machine was quiet while it was calibrated and while steps ran."""
         quiet = self.busy <= BUSY_ABOVE
         return quiet and max(self.noise, self.drift) <= NOISY_ABOVE
 
@@ -192,9 +190,7 @@ class Comparison(Shown):
         return {part: size / total for part, size in sizes.items()} if total else sizes
 
     def write_trace(self, path: str | Path) -> Path:
-        """Write a Perfetto file with every step, one after the other, measured above simulated;
-        gzipped when `path` ends in ``.gz``.
-        """
+        """Write every step, measured above simulated, for Perfetto; gzipped for ``.gz``."""
         file = Path(path)
         write_events(_events(self.scored), file)
         return file

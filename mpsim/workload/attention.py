@@ -1,6 +1,4 @@
-"""Attention between its norm and its residual addition: projections, positions, and the core, as
-one fused kernel or one by one.
-"""
+"""Attention after its norm: projections, positions, and the core, fused or kernel by kernel."""
 
 from __future__ import annotations
 

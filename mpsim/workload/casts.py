@@ -30,9 +30,7 @@ class Casting:
         return self.first_bytes(elements, wide_bytes) + self.late_bytes(elements, wide_bytes)
 
     def first_bytes(self, elements: float, wide_bytes: float, *, transposed: bool = True) -> float:
-        """Traffic of the cast that the first product needs, with the `transposed` copy for the
-        weight gradient or without [B].
-        """
+        """Traffic of the first product's cast, with the `transposed` copy or without [B]."""
         copies = self.copies if transposed else 1.0
         return elements * (self.passes * wide_bytes + copies * self.element_bytes)
 
@@ -179,9 +177,7 @@ def _quantise(product: Operator, rules: _Rules) -> Operator:
 
 
 def _late(product: Operator, rules: _Rules) -> Iterator[Operator]:
-    """Casts that a weight gradient needs beyond the first ones of its operands: others, or
-    transposed copies of what was gathered.
-    """
+    """Casts that a weight gradient needs beyond its operands': others, or transposed copies."""
     casting = rules.casting
     for what, elements in zip(("gradient", "input"), product.operands[:2], strict=True):
         split = _split(product, what, rules)

@@ -1,6 +1,4 @@
-"""The ends of a model: embedding before the first layer, with a tower for images, and output head
-with its loss after the last.
-"""
+"""The ends of a model: embedding (with a tower for images), and output head with its loss."""
 
 from __future__ import annotations
 
@@ -202,9 +200,7 @@ def _lookup(
 
 
 def tower_steps(tower: VisionTower, lowering: Lowering, sequences: int, out: int) -> Iterator[Step]:
-    """Expand patches, layers and merger of all images of so many sequences, to tokens of width
-    `out`.
-    """
+    """Expand patches, layers and merger of the images of so many sequences, of width `out`."""
     images = max(round(sequences * tower.images), 1)
     whole = Transformer(
         name="vision",

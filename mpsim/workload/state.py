@@ -1,6 +1,4 @@
-"""State mixers: layers that carry a state of fixed size along the sequence in place of keys and
-values (Mamba-2, gated delta nets).
-"""
+"""State mixers: layers that carry a state of fixed size instead of keys and values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Vision towers: a transformer over the patches of images, whose outputs stand in the language
-model's sequence in place of tokens.
-"""
+"""Vision towers: transformers over patches of images, which stand in place of tokens."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ def library_names() -> tuple[str, ...]:
 
 
 def default_library(cluster: Cluster) -> str:
-    """The library that the accelerators' vendor ships, by the first rule that fits
-    (``mpsim/cost/data/libraries.yaml``).
-    """
+    """The library of the accelerators' vendor, by the first rule of libraries.yaml that fits."""
     facts = _facts(cluster)
     if cluster.calibration is not None and cluster.calibration.library in library_names():
         return cluster.calibration.library

@@ -226,9 +226,7 @@ def _price(rows: list[_Row], cluster: Cluster) -> tuple[Constant, ...]:
 
 
 def _order(trace: Trace, rows: list[_Row]) -> list[int]:
-    """Rows in an order in which each follows what it waits for. FormatError if some wait for each
-    other.
-    """
+    """Rows, each after what it waits for. FormatError if some wait for each other."""
     after: list[list[int]] = [[] for _ in rows]
     waiting = [len(row.before) for row in rows]
     for number, row in enumerate(rows):

@@ -161,9 +161,7 @@ class Trace:
 
 
 def read_ranks(path: Path) -> Trace:
-    """Read the traces of all ranks, found beside any one of them or in a folder. FormatError if a
-    rank is missing or cut.
-    """
+    """Read the traces of all ranks, beside one or in a folder. FormatError if one lacks."""
     files = _siblings(path)
     if not files:
         raise FormatError(f"{path}: no file is named prefix.RANK.et; needed one a rank")

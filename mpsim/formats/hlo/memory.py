@@ -68,9 +68,7 @@ def _peak(module: Module, computation: str, known: dict[str, float], depth: int)
 def _lives(
     module: Module, computation: str, lines: Sequence[Instruction]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
-    """Instructions whose buffers each result lies in, and the last line that reads the buffer of
-    each; what is returned outlives all.
-    """
+    """Buffers of each result, and the last line that reads each; what is returned outlives all."""
     owners: dict[str, tuple[str, ...]] = {}
     last: dict[str, int] = {}
     for number, line in enumerate(lines):

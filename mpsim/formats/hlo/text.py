@@ -141,9 +141,7 @@ class Module:
                 yield from self._walk(name, times_inside, depth + 1)
 
     def carries_on(self, computation: str) -> bool:
-        """Whether a fusion only carries on or ends a collective that another began, as TPUs write
-        those that run beside kernels.
-        """
+        """Whether a fusion only carries on or ends a collective, as TPUs write them."""
         calls = [line.rest for line in self.lines(computation) if line.kind == "custom-call"]
         if any("AsyncCollectiveStart" in rest for rest in calls):
             return False  # whatever else it carries on, this one begins here
@@ -225,9 +223,7 @@ def _bits(dtype: str) -> int:
 
 
 def parse_module(text: str, file: str) -> Module:
-    """A module of its text; complaints call it `file`. FormatError if it has no entry, or breaks
-    off inside a computation.
-    """
+    """A module of its text; complaints call it `file`. FormatError without an entry, or cut."""
     if re.search(rf"\d{{{_LONGEST_NUMBER}}}", text):
         raise FormatError(f"{file}: a number of over {_LONGEST_NUMBER} digits; the file is damaged")
     parser = _Parser(file)

@@ -274,9 +274,7 @@ def _updates(module: Module, called: str) -> tuple[frozenset[str], float]:
 def _read(
     name: str, used_by: dict[str, list[Instruction]], updates: frozenset[str], whole: int
 ) -> int:
-    """Bytes that a fusion reads of one operand: its slices where it takes nothing else of it,
-    nothing of what it updates in place.
-    """
+    """Bytes that a fusion reads of an operand: its slices, or nothing if updated in place."""
     total, pending, seen = 0, [name], set[str]()
     while pending:
         here = pending.pop()

@@ -81,9 +81,7 @@ class Setting:
 
 
 def by_stage(name: str, given: ArrayLike, stages: int) -> NDArray[np.float64]:
-    """A number, or one a stage, as float64[S]. ScheduleError if one is negative or not a number, or
-    there are not as many as stages.
-    """
+    """A number, or one a stage [S]. ScheduleError: negative, none, or not as many as stages."""
     values = np.asarray(given, float)
     if values.shape not in ((), (stages,)) or not (np.isfinite(values) & (values >= 0)).all():
         raise ScheduleError(

@@ -36,9 +36,7 @@ class Policy:
 
 
 def build_greedily(setting: Setting, room: Room, policy: Policy) -> list[list[Step]] | None:
-    """Orders of all ranks, B split into I and W; None where memory leaves a rank stuck. `setting`:
-    all stages one chain.
-    """
+    """Orders of all ranks, B split into I and W; None if one is stuck. `setting`: one chain."""
     return _Greedy(setting, room, policy).run()
 
 

@@ -1,6 +1,4 @@
-"""The bill of a cluster: every part that has a price, counted from the built cluster, bought or
-rented; parts without one are named.
-"""
+"""The bill of a cluster: every part with a price, bought or rented; those without are named."""
 
 from __future__ import annotations
 

@@ -111,9 +111,7 @@ def _prices(best: Option, other: Option) -> Iterator[Flip]:
 
 
 def rests_on(explorer: Explorer, best: Option) -> tuple[str, ...]:
-    """Constants of the chosen cluster's hardware that are of a datasheet or of another chip, with
-    the share of the step that each moves.
-    """
+    """Constants of the chosen hardware that nobody measured there, and how much each moves."""
     name, entry = next(((n, e) for n, e in best.entries.items() if "days" in e), ("", {}))
     if not entry:
         return ()

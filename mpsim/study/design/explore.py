@@ -1,6 +1,4 @@
-"""Points of a design: a cluster by its values, the scenario of each job on it, and what the best
-layout of each job does there.
-"""
+"""Points of a design: a cluster, the scenario of each job on it, what the best layouts do."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ class Explorer:
         return Assumptions(facility=Facility.of(pue=pue, region=place.region))
 
     def least_days(self, built: Mapping[str, Scenario]) -> float:
-        """Days that trainings take at least: their products of weights as fast as the largest on
-        such accelerators; 0 for services.
-        """
+        """Days of trainings at least: products of weights at the best rate; 0 for services."""
         least = 0.0
         for name, scenario in built.items():
             model, step, tokens = (
@@ -95,9 +91,7 @@ class Explorer:
         return least
 
     def group(self, values: Values) -> tuple[object, ...]:
-        """Values that are neither prices nor of the network between nodes, comparable: points that
-        share them share a search.
-        """
+        """All values but prices and links between nodes: points that share them share a search."""
         return tuple(
             (key, str(value))
             for key, value in values.items()

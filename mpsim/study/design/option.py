@@ -35,9 +35,7 @@ class Option:
 
     @property
     def least_cost(self) -> float:
-        """Cost of its trainings at least, power not counted [USD]; of services alone an hour of it
-        [USD/h].
-        """
+        """Least cost of its trainings [USD], or an hour of services [USD/h]; without power."""
         bought = math.fsum(self.bill.hourly(0.0).values())
         return bought * (self.least_days * _DAY_HOURS if self.least_days else 1.0)
 
@@ -89,9 +87,7 @@ class Option:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Cost by part: of the trainings until the last ends [USD], of services alone an hour of
-        them [USD/h].
-        """
+        """Cost by part: until the last training ends [USD], or an hour of services [USD/h]."""
         hours = 1.0 if self.days is None else self.days * _DAY_HOURS
         return {name: each * hours for name, each in self.bill.hourly(self.power_w).items()}
 

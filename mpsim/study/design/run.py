@@ -173,9 +173,7 @@ def _over(option: Option, spec: DesignChoice) -> dict[str, float]:
 
 
 def _refuse(scenario: Scenario, spec: DesignChoice, options: Sequence[Option]) -> None:
-    """Refuse parts without a price, each by the key that mends it, and bounds that no cluster
-    keeps, with the one that comes nearest.
-    """
+    """Refuse parts without a price, by the key that mends it, and bounds that no cluster keeps."""
     built = [row for row in options if not row.reason]
     unit = "USD/h" if spec.money.basis == "rent" else "USD"
     wrong = {

@@ -237,9 +237,7 @@ class Bounder:
         )
     )
     def step(self, plan: Plan, costs: PlanCosts) -> tuple[Floats, float]:
-        """Ticks after which each rank is done once all gradients are reduced, float64[P], and host
-        time before the first action.
-        """
+        """Ticks until each rank is done once all is reduced, float64[P]; host time before."""
         rows, pp = Rows(TRAINING), plan.layout.mesh.pp
         end = StepEnd(plan, costs, replica_groups(plan, costs), lambda: np.zeros(pp))
         add_ending(rows, end.ending, pp, np.zeros(0, dtype=np.int64))
@@ -480,9 +478,7 @@ class _Around:
 
     @asked_once(lambda sharing: sharing)
     def _of_sharing(self, sharing: tuple[int, str | None]) -> tuple[Plan, Floats, Floats]:
-        """The plan with that sharing, what ranks hold whatever a microbatch is, and the optimizer's
-        scratch [B].
-        """
+        """The plan with that sharing, what ranks hold anyway, the optimizer's scratch [B]."""
         zero, offload = sharing
         kept = self._plan.offload if offload is None else offload
         plan = dataclasses.replace(self._plan, zero=zero, offload=kept)

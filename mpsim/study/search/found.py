@@ -70,9 +70,7 @@ class Found:
 
     @property
     def ranked_by_s(self) -> float:
-        """Seconds that it is ranked by, launches that die counted: see
-        `mpsim.study.search.given.ranked_by`.
-        """
+        """Seconds it is ranked by, dead launches counted: `mpsim.study.search.given.ranked_by`."""
         return ranked_by(self.step_time_s, self.fits_probability)
 
     @property
@@ -179,9 +177,7 @@ class Line:
 
 
 def folded(rows: Sequence[Found]) -> tuple[Line, ...]:
-    """Rows in their order, twins folded into the line of the first: the same degrees, and times
-    that cannot be told apart.
-    """
+    """Rows in their order; twins (same degrees, times that tie) folded into the first's line."""
     lines: list[list[tuple[int, Found]]] = []
     for rank, row in enumerate(rows, start=1):
         line = next((line for line in lines if _twin(line[0][1], row)), None)
@@ -201,9 +197,7 @@ def tie(best: Found, row: Found) -> bool:
 
 
 def expected(best: Found, tied: Sequence[Found], objective: str) -> float:
-    """Step time to expect of the best layout once it was chosen among those that tie with it [s]:
-    see `mpsim.study.ties.selection`.
-    """
+    """Step time to expect of the best chosen among ties [s]: `mpsim.study.ties.selection`."""
     rivals = [row for row in (best, *tied) if row.setting is not None]
     if len(rivals) < 2:
         return best.step_time_s

@@ -1,6 +1,4 @@
-"""Further keys of a search: what is varied beside the usual axes when asked for, by words; and
-pipelines over nodes that differ.
-"""
+"""Further keys of a search, varied when asked for by words; pipelines over unlike nodes."""
 
 from __future__ import annotations
 

@@ -48,9 +48,7 @@ class Split(NamedTuple):
 
 
 def split_axes(over: Mapping[str, Sequence[object]], axes: Mapping[str, str]) -> Split:
-    """Divide values by dotted key into those of the axes, whose keys are given, and the others.
-    ScenarioError for a key without values.
-    """
+    """Values of axes by name, and the others. ScenarioError for a key without values."""
     names = {key: axis for axis, key in axes.items()}
     split = Split({}, {})
     for key, values in over.items():

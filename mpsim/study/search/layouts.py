@@ -270,9 +270,7 @@ class Layouts:
         return self._habits[key]
 
     def _means_one_thing(self, habit: _Habit) -> bool:
-        """Whether modules stand beside selective recomputation alone, and that has some where its
-        framework would call per-op so.
-        """
+        """Whether modules stand beside selective recomputation, where the framework has per-op."""
         if habit.recompute != _SELECTIVE:
             return habit.modules is None
         own = self._base.training_step.recompute_modules
@@ -351,9 +349,7 @@ class Layouts:
                 yield from self._grow({**values, "order": order}, rules)
 
     def _splits(self, values: Values) -> list[tuple[int, ...] | None]:
-        """Splits of layers among stages that are legal and worth a look: even, or as given, and
-        balanced where that is better.
-        """
+        """Legal splits of layers worth a look: even, or as given, and balanced where better."""
         asked = {**values, _FRAME[-1]: None}
         rules = self._within(_FRAME, _FRAME[:-1])
         splits: list[tuple[int, ...] | None] = [None] if self._obeys(asked, rules) else []

@@ -211,9 +211,7 @@ class Search(Outcome[Found]):
 
     @property
     def expected_step_time_s(self) -> float | None:
-        """Step time to expect of the best, which was chosen among predictions that err [s]; None
-        where nothing was simulated.
-        """
+        """Step time to expect of the best, as predictions err [s]; None without one."""
         return expected(self.rows[0], self.tied, self.objective) if self.rows else None
 
     @property
@@ -246,9 +244,7 @@ class Search(Outcome[Found]):
 
     @property
     def runner_up(self) -> dict[str, float]:
-        """Parts of the step by what the second layout takes longer than the best [s], the most
-        first; empty where there are no two.
-        """
+        """Parts of the step that the second takes longer for [s], the most first; or none."""
         parts = [(row.summary or {}).get("breakdown_s") for row in self.rows[:2]]
         known = [part for part in parts if isinstance(part, Mapping)]
         if not known[1:]:

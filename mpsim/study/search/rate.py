@@ -108,9 +108,7 @@ class Streams:
 
 
 def saturation(plan: ServicePlan, streams: Streams) -> float:
-    """Requests a second that no service can exceed for long, by its closed form: requests over the
-    least time that they keep it busy.
-    """
+    """Requests a second that no service exceeds for long: over the least time they keep it busy."""
     return len(streams.sample) / bound_service(plan, streams.sample).busy
 
 
@@ -250,9 +248,7 @@ def confirmed_rate(judge: Judge, bound: Rate, most: float, at_least: float = 0.0
 
 
 def fewest(counts: Sequence[int], misses: Callable[[int], bool]) -> int | None:
-    """The smallest of ascending `counts` of instances that does not miss the limits, looked for
-    upwards; None where all do.
-    """
+    """The least of ascending `counts` of instances that keeps the limits; None if none does."""
     low, high, step = -1, 0, 1
     while high < len(counts) and misses(counts[high]):
         if high == len(counts) - 1:

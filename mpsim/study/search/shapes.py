@@ -47,9 +47,7 @@ def part_names(plan: Plan) -> tuple[str, ...]:
 
 
 def content(plan: Plan, costs: PlanCosts, stage: Stage) -> tuple[object, ...]:
-    """Content of a stage, which decides its shape beside its division: its layers, its ends, and
-    where its communicators sit.
-    """
+    """Content of a stage that decides its shape: layers, ends, places of communicators."""
     return (*plan.layout.content(stage), costs.stage(stage.rank).key)
 
 

@@ -1,6 +1,4 @@
-"""The space of training steps: every legal layout, on its machine, gets its memory and a bound of
-its step time; some are simulated.
-"""
+"""The space of training steps: every legal layout gets memory and a bound; some are simulated."""
 
 from __future__ import annotations
 

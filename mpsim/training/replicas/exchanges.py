@@ -188,9 +188,7 @@ class _Adder:
             self._rows.depend(ids[gathers], start[exchanges.rank[gathers]])
 
     def _cycles(self) -> Ints:
-        """Rows in which reductions wait for the next look at what is ready, half a cycle on
-        average; -1 for none [E].
-        """
+        """Rows in which reductions wait half a cycle for the next look; -1 for none [E]."""
         exchanges = self._all
         ids = np.full(len(exchanges), -1, dtype=np.int64)
         reduces = np.flatnonzero(~exchanges.is_gather)
@@ -229,9 +227,7 @@ class _Adder:
             self._resume(waiting, exchanges.rank[later], ids[earlier])
 
     def _resume(self, rows: Ints, rank: Ints, before: Ints) -> None:
-        """Let compute rows wait, where they still belong to the pipeline's actions of their
-        rank.
-        """
+        """Let compute rows wait, where they still are the pipeline's actions of their rank."""
         inside = rows <= self._final[rank]
         self._rows.depend(rows[inside], before[inside])
 

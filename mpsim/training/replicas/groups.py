@@ -1,6 +1,4 @@
-"""Groups of ranks that share parameters: over which communicators they exchange them, and how long
-that takes.
-"""
+"""Groups of ranks that share parameters: their communicators, and how long exchanges take."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ class ReplicaGroup:
 
 
 def dense_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
-    """Data- and context-parallel ranks: those of one context-parallel group hold the same
-    parameters.
-    """
+    """Data- and context-parallel ranks: one context-parallel group holds the same parameters."""
     sharers = plan.sharers if plan.zero else plan.replicas
     tensors, layers = plan.layout.framework.data.owned_tensors, plan.layout.model.layers
     owners = tensors * -(-layers // plan.layout.mesh.pp)
@@ -144,9 +140,7 @@ def rooted_kind(kind: str) -> str:
 
 
 class CollectiveColumns(NamedTuple):
-    """Seconds of collectives, and bytes one rank sends over scale-up and scale-out links,
-    float64[n] each.
-    """
+    """Seconds of collectives, bytes a rank sends on scale-up and on scale-out links [n]."""
 
     seconds: Floats
     up: Floats

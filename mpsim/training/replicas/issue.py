@@ -41,9 +41,7 @@ class Buckets:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SegmentRuns:
-    """Every segment each time a rank runs it, columnar; those of a rank follow each other in the
-    order it runs them.
-    """
+    """Every segment each time a rank runs it, columnar, by rank and in its order."""
 
     action: Ints  # int64[V], which action a run belongs to
     rank: Ints  # int64[V], pipeline rank
@@ -56,9 +54,7 @@ class SegmentRuns:
     def of(
         cls, cuts: Sequence[CutRows], chosen: Ints, placed: PipelineRows, orders: Orders
     ) -> SegmentRuns:
-        """Lay out the segments of all actions. `chosen` (int64[N]): which of `cuts` each action
-        is.
-        """
+        """Lay out the segments of all actions. `chosen` (int64[N]): of `cuts`, for each."""
         count = np.array([len(cut.row) for cut in cuts])
         action, source = _tiled(count, chosen)
         base = np.cumsum(count[chosen]) - count[chosen]
@@ -89,9 +85,7 @@ class SegmentRuns:
 
 
 def _tiled(count: Ints, chosen: Ints) -> tuple[Ints, Ints]:
-    """For every element of every chosen list: which of `chosen`, and the element counted over all
-    lists.
-    """
+    """For every element of the chosen lists: which of `chosen`, and its count over all lists."""
     # repeat without a loop: within every list, positions count up from 0
     begin = np.cumsum(count) - count
     some = np.flatnonzero(count[chosen])
@@ -110,9 +104,7 @@ def _buckets(counts: Sequence[tuple[int, ...]], chosen: Ints, base: Ints) -> Buc
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanging:
-    """How a plan exchanges parameters and gradients: all that decides the order of exchanges and
-    what they wait for.
-    """
+    """How a plan exchanges parameters and gradients: all that decides their order and waits."""
 
     data: DataBehaviour
     # kinds of collectives that gather and that reduce, as `mpsim.training.replicas.groups` names

@@ -78,9 +78,7 @@ def add_copies(rows: Rows, offload: str, exchanges: Exchanges) -> Copies:
 
 
 def copy_prices(plan: Plan, share: Floats, gathers: int) -> Prices:
-    """Prices of copying buckets, of which the first are `gathers`. `share` (float64[B]): parameters
-    of each that a rank keeps.
-    """
+    """Prices of copying buckets, `gathers` first. `share` (float64[B]): parameters a rank keeps."""
     # casts before a gather, and after a reduction, are the device's
     sizes, gather = plan.layout.framework.optimizer, np.arange(len(share)) < gathers
     taken = plan.offload_fraction * sizes.gradient_bytes

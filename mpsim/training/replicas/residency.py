@@ -86,9 +86,7 @@ def residency(plan: Plan) -> Residency:
 
 
 def _weights(plan: Plan, units: Floats) -> tuple[Floats, Floats]:
-    """Weights that a rank has whole at a time, and gradients of weights: a few of a layer, or those
-    of the head, whichever are more.
-    """
+    """Weights a rank has whole at a time, and their gradients: of a few of a layer, or the head."""
     head = np.zeros_like(units)
     for stage in plan.layout.stages:
         head[stage.rank] += stage.head * max(weight_sizes(plan, ["head"]))
@@ -109,9 +107,7 @@ def largest_unit(plan: Plan) -> float:
 
 
 def weight_sizes(plan: Plan, parts: Iterable[str]) -> list[int]:
-    """Elements of every weight of some parts of a model on one rank, those of all its experts
-    together one weight.
-    """
+    """Elements of every weight of some parts on one rank, all its experts' as one weight."""
     whole = weights_of(plan, (plan.weights[part] for part in parts))
     return [_elements(operator) // operator.weights for operator in whole]
 
@@ -140,9 +136,7 @@ def _elements(gradient: Operator) -> int:
 
 
 def _units(plan: Plan) -> tuple[Floats, Floats]:
-    """Largest unit of each rank, and its root (0 where embedding and head are units of their
-    own).
-    """
+    """Largest unit of each rank, and its root (0 where embedding and head are units)."""
     largest, root = np.zeros((2, plan.layout.mesh.pp))
     for stage in plan.layout.stages:
         rank = stage.rank
