@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from mpsim.cli.complete import keys
 from mpsim.cli.console import print_answer, print_json, print_sheet, print_text, wrote
-from mpsim.cli.options import AsJson, Plot, Reading, argument, count, option, wrong
+from mpsim.cli.options import AsJson, Plot, Reading, argument, count, option, pairs, wrong
 from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
 from mpsim.inputs import DOCUMENT, parse_json, read_text, shown
 from mpsim.stamp import stamp
@@ -58,6 +58,7 @@ def compare(
     from mpsim.study import compare as compare_results
 
     others = b or []
+    pairs(vs, option="--vs", needed="KEY=VALUE")  # one value a key: a second one would win unsaid
     if any(map(_is_recording, others)):
         if vs:
             raise wrong("a recording is set beside one scenario; change that with --set", "--vs")

@@ -293,6 +293,14 @@ def test_compare_sets_several_results_against_the_first(mpsim_cli, quickstart):
     assert mpsim_cli("compare", quickstart).code == 2
 
 
+def test_compare_takes_one_value_of_a_key(mpsim_cli, quickstart):
+    """Of two the last would count, and neither the table nor its title would say so."""
+    twice = [f"--vs=training.micro_batch={size}" for size in (1, 2)]
+    outcome = mpsim_cli("compare", quickstart, *twice)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "got training.micro_batch twice" in outcome.err
+
+
 def test_a_sweep_warns_of_what_run_warns_of(mpsim_cli, quickstart, tmp_path):
     """Under the table with the number of rows, and in the CSV beside each row: links that the network does not share."""
     thin = (
