@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
+from mpsim.cli.emit import targets
 from mpsim.cli.options import (
     AsJson,
     Emit,
@@ -68,9 +69,7 @@ def run(
         refuse(alone, f"one file holds one scenario, got {len(files)}")
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
-    if emit:
-        from mpsim.cli.emit import targets
-    emitting = targets(emit, scenarios) if emit else [[] for _ in scenarios]
+    emitting = targets(emit, scenarios)
     folders = _folders(scenarios, plots)
     for scenario, folder, wanted in zip(scenarios, folders, emitting, strict=True):
         if scenario.serves:
