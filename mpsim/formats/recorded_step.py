@@ -26,7 +26,7 @@ from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded
 from mpsim.formats.registry import read
 from mpsim.formats.spans import Array, Dense, Span, Spans
-from mpsim.parallel.axes import AXES, Stream
+from mpsim.parallel.axes import AXES, EXPOSED, Stream
 from mpsim.program import COLLECTIVE, SEND, TICK, Vocabulary
 from mpsim.program.rows import Rows
 from mpsim.training.vocabulary import PARTS, TRAINING
@@ -331,13 +331,12 @@ def _parts(timeline: Timeline) -> dict[str, float]:
     program, whole = timeline.program, timeline.makespan
     totals = dict.fromkeys(RECORDED.parts, 0.0)
     computing = [RECORDED.part(name) for name in (*RECORDED.computing, "other")]
-    communicating = [
-        place for place, name in enumerate(RECORDED.parts) if name.startswith("exposed_")
-    ]
+    communicating = map(RECORDED.part, EXPOSED)
+    parts = (*computing, *communicating)
     for rank in range(program.ranks):
         mine = program.rank == rank
         covered, before = 0.0, np.zeros(len(program), dtype=bool)
-        for part in (*computing, *communicating):
+        for part in parts:
             chosen = mine & (program.part == part)
             if not chosen.any():
                 continue

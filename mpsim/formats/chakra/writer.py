@@ -34,7 +34,7 @@ from mpsim.formats.chakra.schema import (
 )
 from mpsim.formats.outgoing import Exported, Lost, check_trains
 from mpsim.output import safe_name
-from mpsim.parallel.axes import FOLDED, Span
+from mpsim.parallel.axes import EXPOSED, FOLDED, Span
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Stream
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
@@ -198,7 +198,7 @@ class _Writer:
         }
         # communication is exposed over the axis of its queue; what only stands for waiting says
         # itself what it counts as
-        if program.collective[row] < 0 or not part.startswith("exposed_"):
+        if program.collective[row] < 0 or part not in EXPOSED:
             ours["mpsim_part"] = part
         for name in ("stage", "chunk", "microbatch"):
             value = int(getattr(program, name)[row])
