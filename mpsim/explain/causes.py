@@ -288,7 +288,7 @@ def _stages(
     plain, level, whole = (_steps(result, each) for each in (np.ones((1, stages)), alike, ratios))
     # a format or a path that all stages ran in weighs more on the one with the head
     excess = float((busy.mean(axis=1) - expected.compute[stage]).mean())
-    wide = _odd(account, np.arange(len(busy)), expected.bits)[2] > _PART * excess > 0
+    wide = _odd(account, np.arange(len(busy)), expected.bits).seconds > _PART * excess > 0
     longer = 0.0 if wide else whole - level
     calls = account.classes["gemm calls"].mean(axis=1)
     calls = np.array([calls[mine].mean() for mine in members]) / np.maximum(1.0, expected.products)
@@ -509,16 +509,25 @@ def _likeliest(
     return min(odds, key=lambda each: odds[each])
 
 
-def _odd(account: Account, shared: NDArray[np.int64], bits: int) -> tuple[str, str, float]:
-    """The class of kernels of which most ran unfused, or wider than `bits`: words and seconds."""
-    found = [("", "", 0.0)]
+class _Odd(NamedTuple):
+    """Kernels that ran another way than the scenario says."""
+
+    kind: str  # class of kernels; empty where none did
+    how: str
+    seconds: float
+
+
+def _odd(account: Account, shared: NDArray[np.int64], bits: int) -> _Odd:
+    """The class of kernels of which most ran unfused, or wider than `bits`."""
+    found = [_Odd("", "", 0.0)]
     for name, seconds in account.classes.items():
         kind, _, how = name.partition(" ")
         # norms, losses and the states of an optimizer are 32 bits wide by design
         wide = how.isdigit() and int(how) > (_WIDE if kind == "memory" else max(bits, _WIDE // 2))
         if wide or how == "unfused":
-            found.append((kind, f"in {how} bits" if wide else how, float(seconds[shared].mean())))
-    return max(found, key=lambda each: each[2])
+            words = f"in {how} bits" if wide else how
+            found.append(_Odd(kind, words, float(seconds[shared].mean())))
+    return max(found, key=lambda odd: odd.seconds)
 
 
 def _ms(seconds: float) -> str:
