@@ -430,15 +430,11 @@ def _searched(base: Scenario, seconds: float) -> tuple[Mapping[str, object], tup
     from mpsim.study.search.outcome import REASONS
 
     outcome = search(base, top=1, front=False, budget=seconds)
-    if outcome.interrupted:  # what was not looked at may be better than what was found
-        raise KeyboardInterrupt
-    if outcome.best is None:
-        counted = outcome.counted(REASONS)
-        raise ScenarioError(f"{base.name}: {outcome.why_nothing} ({counted})")
+    values = outcome.chosen(REASONS).values
     if outcome.complete:
-        return outcome.best.values, ()
+        return values, ()
     cut = f"the search for a layout ended after {seconds:g} s; a longer one may find a better"
-    return outcome.best.values, (cut,)
+    return values, (cut,)
 
 
 def changed(values: Mapping[str, object]) -> str:

@@ -187,12 +187,8 @@ def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | 
     if job.rate is not None:
         scenario = scenario.with_values({"serving.workload.rate": job.rate}, checked=False)
     outcome = search(scenario, top=1, budget=budget)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
     assert isinstance(outcome, ServiceSearch)
-    if (best := outcome.best) is None:
-        counted = outcome.counted(SERVICE_REASONS)
-        raise ScenarioError(f"no layout keeps the limits at this rate ({counted})")
+    best = outcome.chosen(SERVICE_REASONS)
     return {
         "layout": dict(best.values),
         "name": best.name,

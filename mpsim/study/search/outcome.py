@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular, aligned, named
 from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
@@ -92,8 +93,26 @@ class Outcome(Shown, Tabular, Generic[R]):
         return aligned([row.flat() for row in self.rows])
 
     @property
+    def best(self) -> R | None:
+        """The best row; None if nothing was simulated."""
+        return self.rows[0] if self.rows else None
+
+    def chosen(self, reasons: Mapping[str, str]) -> R:
+        """The best row of a search that ended. ScenarioError with what became of all where there
+        is none; KeyboardInterrupt if it was interrupted: what it left out may be better.
+        """
+        if self.interrupted:
+            raise KeyboardInterrupt
+        if self.best is None:
+            counted = self.counted(reasons)
+            raise ScenarioError(f"{self.scenario}: {self.why_nothing} ({counted})")
+        return self.best
+
+    @property
     def why_nothing(self) -> str:
-        """Why there is no row: nothing is within the limits, or nobody looked."""
+        """Why there is no best: nothing is within the limits, or nobody looked."""
+        if self.rows:
+            return "no layout keeps the limits"
         if {"unseen", "unsimulated"} & self.counts.keys():
             return (
                 "nothing was simulated: the search ended before the first layout was; give it"
@@ -186,11 +205,6 @@ class Search(Outcome[Found]):
         if self.floor is None or self.best is None:
             return None
         return max(0.0, 1.0 - self.floor / self.best.objective(self.objective))
-
-    @property
-    def best(self) -> Found | None:
-        """The best layout; None if none was simulated."""
-        return self.rows[0] if self.rows else None
 
     @property
     def front(self) -> tuple[Found, ...]:
