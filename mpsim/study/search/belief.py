@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,31 @@ class Ran:
     memory: float | None = None  # measured peak; None where nobody told [B]
 
 
+class Learnt(NamedTuple):
+    """A factor on times or on memory, in logarithms."""
+
+    mean: float
+    spread: float
+    before: float  # its spread before anything ran
+
+
+class _Errors(NamedTuple):
+    """Errors that layouts share."""
+
+    names: list[str]
+    sigma: Floats  # [F], spread of each
+    rows: Floats  # [F, L], what each is multiplied by in each layout
+
+
+class _Draws(NamedTuple):
+    """Draws of what layouts will do, after what ran."""
+
+    errors: Floats  # [D, F]
+    times: Floats  # times, memory: [D, L], logarithms, of memory over its prediction
+    memory: Floats
+    weights: Floats  # [D], summing to 1
+
+
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: draws are kept
 class Belief:
     """Joint distribution of the times and the fits of layouts."""
@@ -66,8 +92,8 @@ class Belief:
         return dataclasses.replace(self, ran=(*self.ran, *ran))
 
     @functools.cached_property
-    def _features(self) -> tuple[list[str], Floats, Floats]:
-        """Names, spreads, and what each is multiplied by in each layout [F, L]."""
+    def _errors(self) -> _Errors:
+        """Level, slopes and errors of single choices."""
         known = residuals_of(self.settings[0])
         chosen = [chosen_of(setting) for setting in self.settings]
         widest = max(known.pairs.values(), default=0.1)
@@ -86,12 +112,12 @@ class Belief:
                 names.append(f"{kind} {value}")
                 sigma.append(known.pairs.get(kind, widest) / _HALF * math.sqrt(2.0))
                 rows.append(np.array([float(other == value) for other in values]))
-        return names, np.array(sigma), np.array(rows)
+        return _Errors(names, np.array(sigma), np.array(rows))
 
     @functools.cached_property
-    def _drawn(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Coefficients [D, F], ln of times and of relative memory [D, L], weights [D]."""
-        _, sigma, rows = self._features
+    def _drawn(self) -> _Draws:
+        """What layouts will do, conditioned on what ran."""
+        _, sigma, rows = self._errors
         draw, own = np.random.default_rng(0), self._noise
         many = len(self.settings)
         drawn = draw.normal(0.0, 1.0, (_DRAWS, len(sigma))) * sigma
@@ -108,7 +134,7 @@ class Belief:
             drawn = drawn + (rows[:, places] * sigma[:, None] ** 2 @ gain).T
             rest[:, places] += (own**2 * gain).T
         held, weights = self._held(draw)
-        return drawn, np.log(self.seconds) + drawn @ rows + rest, held, weights
+        return _Draws(drawn, np.log(self.seconds) + drawn @ rows + rest, held, weights)
 
     def _held(self, draw: np.random.Generator) -> tuple[Floats, Floats]:
         """ln of memory over its prediction, and the likelihood of who ran and who ran out."""
@@ -136,7 +162,7 @@ class Belief:
     @functools.cached_property
     def runs(self) -> NDArray[np.bool_]:
         """Whether a layout fits, in each draw [D, L]; of those launched what was seen."""
-        fits: NDArray[np.bool_] = self._drawn[2] <= np.log(self.room / self.memory)
+        fits: NDArray[np.bool_] = self._drawn.memory <= np.log(self.room / self.memory)
         for each in self.ran:
             fits[:, each.place] = each.seconds is not None
         return fits
@@ -144,7 +170,7 @@ class Belief:
     @functools.cached_property
     def times(self) -> Floats:
         """Seconds in each draw, of those launched what was measured [D, L]."""
-        times = np.exp(self._drawn[1])
+        times = np.exp(self._drawn.times)
         for each in self.ran:
             times[:, each.place] = each.seconds or np.inf
         return times
@@ -152,7 +178,7 @@ class Belief:
     @property
     def weights(self) -> Floats:
         """Weights of the draws, summing to 1 [D]."""
-        return self._drawn[3]
+        return self._drawn.weights
 
     @property
     def surprised(self) -> bool:
@@ -219,21 +245,19 @@ class Belief:
         times = np.where(self.runs[:, place], self.times[:, place], known)
         return 1.0 - float(self.weights @ np.minimum(times, known)) / known
 
-    def learnt(self) -> dict[str, tuple[float, float, float]]:
-        """Factors on the time by name: mean, spread (both of its logarithm), and the spread before
-        anything ran; ``memory`` is that on the memory.
-        """
-        names, sigma, _ = self._features
-        drawn = self._drawn[0]
+    def learnt(self) -> dict[str, Learnt]:
+        """Factors on the time by name; ``memory`` is that on the memory."""
+        names, sigma, _ = self._errors
+        drawn = self._drawn.errors
         found = {
-            name: (float(drawn[:, n].mean()), float(drawn[:, n].std()), float(sigma[n]))
+            name: Learnt(float(drawn[:, n].mean()), float(drawn[:, n].std()), float(sigma[n]))
             for n, name in enumerate(names)
             if name == "level" or name in SLOPES
         }
-        level = self._drawn[2].mean(axis=1)
+        level = self._drawn.memory.mean(axis=1)
         mean = float(self.weights @ level)
         spread = math.sqrt(float(self.weights @ (level - mean) ** 2))
-        return {**found, "memory": (mean, spread, float(level.std()))}
+        return {**found, "memory": Learnt(mean, spread, float(level.std()))}
 
 
 def _count(text: str) -> float:
