@@ -9,11 +9,12 @@ NVIDIA Nsight Systems, SQLite schema: tables are made when there is something to
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded, collective_name
@@ -82,7 +83,57 @@ def _columns(base: sqlite3.Connection, table: str) -> set[str]:
     )
 
 
-def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
+class _Timed(NamedTuple):
+    """Something with a name that began and ended, in the file's own time [ns]."""
+
+    start: float
+    end: float
+    name: str
+    device: object = None
+
+
+@dataclasses.dataclass(slots=True)
+class _Device:
+    """What one device did."""
+
+    busy: Busy = dataclasses.field(default_factory=lambda: Busy(_NANO))
+    calls: list[Span] = dataclasses.field(default_factory=list)
+    marks: dict[str, list[tuple[float, float]]] = dataclasses.field(default_factory=dict)
+
+    def add(self, kernel: _Timed, *, keeps: bool) -> None:
+        """Take a kernel; `keeps`: with when it ran."""
+        kind = self.busy.add(kernel.name, kernel.start, kernel.end)
+        at, until = kernel.start * _NANO, kernel.end * _NANO
+        if keeps and kind == "communication":
+            word = collective_name(kernel_word(kernel.name)) or kernel.name[:40]
+            self.calls.append(Span.communication(at, until, word, axis="dp"))
+        elif keeps and kind == "computation":
+            self.marks.setdefault(kernel_class(kernel.name), []).append((at, until))
+
+    def spans(
+        self,
+        name: object,
+        own: Sequence[Span],
+        steps: Sequence[tuple[float, float]],
+        host: Mapping[str, list[tuple[float, float]]],
+    ) -> Spans:
+        """Everything that it did; actions among its `own` ranges stand for what computes."""
+        spans = [*self.calls, *own]
+        has_actions = any(span.is_action for span in spans)
+        computed = next(self.busy.dense("computation", "compute", ""), None)
+        marks = {kind: _pairs(times) for kind, times in {**host, **self.marks}.items()}
+        return Spans(
+            f"device {name}",
+            name if isinstance(name, int) else None,
+            tuple(sorted(spans, key=lambda span: (span.start, span.end))),
+            tuple(dense_of(self.busy, "kernels", has_actions=has_actions)),
+            tuple(steps),
+            marks=marks | {"busy": _pairs([]) if computed is None else computed.times},
+        )
+
+
+def _kernels(path: Path, base: sqlite3.Connection, names: Mapping[int, str]) -> Iterator[_Timed]:
+    """Every kernel with a time."""
     columns = _columns(base, _KERNELS)
     if not columns:
         raise FormatError(
@@ -95,52 +146,36 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
             f"{path}: its kernels have no names or times; export again with this version of nsys"
         )
     device = "deviceId" if "deviceId" in columns else "0"
+    query = f"SELECT start, end, {device}, {named} FROM {_KERNELS}"
+    for start, end, where, name in base.execute(query):
+        if is_number(start) and is_number(end) and end >= start:
+            yield _Timed(start, end, str(names.get(name, name)), where)
+
+
+def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
     has_names = bool(_columns(base, "StringIds"))
     names = dict(base.execute("SELECT id, value FROM StringIds")) if has_names else {}
-    devices: dict[object, Busy] = {}
-    calls: dict[object, list[Span]] = {}
-    marks: dict[object, dict[str, list[tuple[float, float]]]] = {}
+    devices: dict[object, _Device] = {}
     count = 0
-    for start, end, where, name in base.execute(
-        f"SELECT start, end, {device}, {named} FROM {_KERNELS}"
-    ):
-        if not (is_number(start) and is_number(end)) or end < start:
-            continue
-        count += 1
-        word = str(names.get(name, name))
-        kind = devices.setdefault(where, Busy(_NANO)).add(word, start, end)
-        if keeps and kind == "communication":
-            collective = collective_name(kernel_word(word)) or word[:40]
-            calls.setdefault(where, []).append(
-                Span.communication(start * _NANO, end * _NANO, collective, axis="dp")
-            )
-        elif keeps and kind == "computation":
-            marked = marks.setdefault(where, {}).setdefault(kernel_class(word), [])
-            marked.append((start * _NANO, end * _NANO))
-    if not count:
+    for count, kernel in enumerate(_kernels(path, base, names), start=1):  # noqa: B007
+        devices.setdefault(kernel.device, _Device()).add(kernel, keeps=keeps)
+    if not devices:
         raise FormatError(f"{path}: holds no kernels; record a step with --trace=cuda")
     actions, steps = _ranges(base)
-    # calls of several processes in one file do not say of which device they are
-    host = _host(base, names) if keeps and len(devices) == 1 else {"host": []}
+    alone = len(devices) == 1  # ranges and calls do not say of which device they are
+    host = _host(base, names) if keeps and alone else {"host": []}
     facts: dict[str, object] = {
         "devices": len(devices),
         "kernels": count,
-        **devices[min(devices, key=str)].facts(),
+        **devices[min(devices, key=str)].busy.facts(),
     }
     if actions:
         facts["actions"] = [span.token for span in actions]
     if steps:
         facts["step_s"] = [end - start for start, end in steps]
-    own = actions if len(devices) == 1 else []  # ranges belong to a device where it is the only one
     spans = [
-        _spans(
-            where,
-            devices[where],
-            [*calls.get(where, []), *own],
-            steps,
-            {**host, **marks.get(where, {})},
-        )
-        for where in sorted(devices, key=str)
+        devices[name].spans(name, actions if alone else (), steps, host)
+        for name in sorted(devices, key=str)
     ]
     return Recorded(
         format="nsys",
@@ -148,30 +183,6 @@ def _recorded(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:
         files=(str(path),),
         facts=facts,
         spans=tuple(spans) if keeps else (),
-    )
-
-
-def _spans(
-    device: object,
-    busy: Busy,
-    spans: list[Span],
-    steps: list[tuple[float, float]],
-    marks: Mapping[str, list[tuple[float, float]]],
-) -> Spans:
-    """Everything that one device did; actions stand for what computes."""
-    has_actions = any(span.is_action for span in spans)
-    return Spans(
-        f"device {device}",
-        device if isinstance(device, int) else None,
-        tuple(sorted(spans, key=lambda span: (span.start, span.end))),
-        tuple(dense_of(busy, "kernels", has_actions=has_actions)),
-        tuple(steps),
-        marks={kind: _pairs(times) for kind, times in marks.items()}
-        | {
-            "busy": next(
-                (item.times for item in busy.dense("computation", "compute", "")), _pairs([])
-            )
-        },
     )
 
 
@@ -198,20 +209,20 @@ def _host(
 def _ranges(base: sqlite3.Connection) -> tuple[list[Span], list[tuple[float, float]]]:
     """Actions of a pipeline and steps among the ranges of NVTX, by their start."""
     actions, steps = [], []
-    for start, end, text in _marked(base):
-        at, until = start * _NANO, end * _NANO
-        if match := _ACTION.match(text):
+    for marked in _marked(base):
+        at, until = marked.start * _NANO, marked.end * _NANO
+        if match := _ACTION.match(marked.name):
             stage, what, microbatch = match.groups()
             actions.append(
                 Span(at, until, ACTIONS[what], what, stage=int(stage), microbatch=int(microbatch))
             )
-        elif _STEP.match(text):
+        elif _STEP.match(marked.name):
             steps.append((at, until))
     return sorted(actions, key=lambda span: (span.start, span.token)), sorted(steps)
 
 
-def _marked(base: sqlite3.Connection) -> Iterator[tuple[float, float, str]]:
-    """Start, end and text of every range of NVTX."""
+def _marked(base: sqlite3.Connection) -> Iterator[_Timed]:
+    """Every range of NVTX."""
     columns = _columns(base, "NVTX_EVENTS")
     if not {"start", "text"} <= columns:
         return
@@ -223,7 +234,8 @@ def _marked(base: sqlite3.Connection) -> Iterator[tuple[float, float, str]]:
         f"SELECT n.start, {last}, {text} FROM NVTX_EVENTS n {joined}"
     ):
         if is_number(start):
-            yield start, end if is_number(end) and end >= start else start, str(words)
+            until = end if is_number(end) and end >= start else start
+            yield _Timed(start, until, str(words))
 
 
 NSYS: Final = Format(
