@@ -31,8 +31,7 @@ class Score:
     what: str
     form: str  # ``constants``, ``curve`` or ``constants, refused for a curve``
     ids: tuple[str, ...]
-    # sizes, measured, predicted: of every point, in FLOP, B, or whatever orders the series, and in
-    # s
+    # sizes, measured, predicted: of every point, in FLOP, B or what orders the series, and in s
     sizes: tuple[float, ...]
     measured: tuple[float, ...]
     predicted: tuple[float, ...]

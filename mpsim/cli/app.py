@@ -149,8 +149,7 @@ def _report(error: BaseException) -> int:
     """Print `error` and say which exit code it means."""
     if _DEBUG.get():
         traceback.print_exception(error)
-    # a library may turn an interrupt into an error of its own, as pydantic does where it builds a
-    # schema
+    # a library may turn an interrupt into an error of its own, as pydantic does
     unexpected = not isinstance(error, (MpsimError, OSError))
     if isinstance(error, (KeyboardInterrupt, typer.Abort)) or (
         unexpected and _INTERRUPTED.is_set()

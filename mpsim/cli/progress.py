@@ -56,8 +56,7 @@ class _Work:
     @property
     def left(self) -> float | None:
         """Seconds that the work takes yet; None where its rate is not known."""
-        # layouts that fit take far longer to bound than those that do not, and nobody knows
-        # beforehand where they stand
+        # layouts that fit take far longer to bound, and nobody knows beforehand where they stand
         if self.phase or not self.total or not _KNOWN <= self.done / self.total < 1:
             return None
         parts = min(_PARTS, len(self._marks) // 2)

@@ -55,8 +55,7 @@ class Curve:
 
     sizes: tuple[float, ...]  # S, rising [B]
     times: tuple[float, ...]  # S [s]
-    # how much faster than S the time has to grow between two neighbours before they count as two
-    # algorithms
+    # how much faster than S the time grows between neighbours that count as two algorithms
     switch_jump: float = SWITCH_JUMP
 
     def __post_init__(self) -> None:
@@ -83,8 +82,7 @@ class Curve:
     def seconds(self, size: ArrayLike) -> Floats:
         """Time of S bytes [s]."""
         given = np.asarray(size, dtype=np.float64)
-        # every piece is evaluated at every size and the right one picked: a few pieces cost less
-        # than splitting the sizes
+        # every piece is evaluated at every size: a few cost less than splitting the sizes
         piece = np.searchsorted(np.array(self.switches), given, side="right")
         lines = [_line(given, sizes, times) for sizes, times in self._pieces()]
         stacked = np.stack([np.broadcast_to(times, given.shape) for times in lines])
@@ -102,8 +100,7 @@ class Curve:
 
 def _rising(times: tuple[float, ...]) -> tuple[float, ...]:
     """The nearest curve in log that never falls: neighbours that do are pooled."""
-    # pool-adjacent-violators: whenever a block lies below the one before, both become their mean in
-    # log
+    # pool-adjacent-violators: a block below the one before takes with it their mean in log
     blocks: list[tuple[float, int]] = []
     for value in times:
         blocks.append((math.log(value), 1))

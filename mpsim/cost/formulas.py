@@ -27,8 +27,7 @@ class GemmConstants:
     compute_fraction: float  # share of the dense peak that large products reach, in (0, 1]
     memory_fraction: float  # share of the memory rate that thin products reach, in (0, 1]
     launch: float  # fixed time of a kernel [s]
-    # sharpness of the bend between the two limits, at least 1; the roofline is the limit of
-    # infinity
+    # sharpness of the bend between the two limits, at least 1; infinite for the roofline
     knee: float
 
 

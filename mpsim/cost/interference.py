@@ -29,8 +29,7 @@ class Interference:
     touches: float  # bytes of device memory moved per byte a rank sends
     # by how much longer a collective takes while a kernel runs beside it; 0.1 is a tenth
     drag: float
-    # share of processors or memory bandwidth that all collectives together take of a kernel at
-    # most, in [0, 1)
+    # share of processors or bandwidth that all collectives take of a kernel at most, in [0, 1)
     most: float
     # share of its rate that a kernel loses on average while a collective runs beside it at
     # `full_rate` or more, in [0, 1)

@@ -430,8 +430,7 @@ class KernelModel:
             forward=np.array([o.phase is Phase.FORWARD for o in operators]),
         )
         (moved,) = _columns(operators, "bytes")
-        # a short window leaves so little to compute that queries, keys and values themselves take
-        # longest
+        # of a short window queries, keys and values themselves take longest
         result: Floats = np.maximum(self._attention.seconds(work), moved / self._bandwidth)
         return result
 

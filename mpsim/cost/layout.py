@@ -283,8 +283,7 @@ class StageCosts:
         taken = self._costs.interference
         if not seconds:
             return 0.0
-        # a kernel that sends over NICs holds its processors for their rate, however much it hands
-        # on inside meanwhile
+        # a kernel that sends over NICs holds its processors for their rate, whatever it hands on
         sent = out if item.across else up + out
         return taken.lost_at("ep", sent / seconds)
 

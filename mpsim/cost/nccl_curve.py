@@ -221,8 +221,7 @@ def _latency(cluster: Cluster, kind: str, ranks: int, *, simple: bool) -> float:
     link = cluster.node.scale_up
     wired = link.shape is not LinkShape.HOST and link.links > 0
     passes = 2 if kind == "all_reduce" else 1
-    # a tree goes up and down through all ranks of a node, so it has as many steps as a ring; its
-    # hops differ
+    # a tree through all ranks of a node has as many steps as a ring; its hops differ
     algorithms = ("ring", "tree") if kind == "all_reduce" else ("ring",)
     protocols = ("simple",) if simple else ("ll", "ll128", "simple") if wired else ("ll", "simple")
     steps = {f"{name}_{way}": passes * (ranks - 1) for name in algorithms for way in protocols}

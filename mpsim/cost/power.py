@@ -67,8 +67,7 @@ class PowerCurve:
 
     static: float  # what a board that works draws whatever its clock, over its own limit
     least_voltage: float  # lowest voltage over that of full clock
-    # fall of the voltage with the clock, both relative, above the knee where it meets
-    # `least_voltage`
+    # fall of the voltage with the clock, both relative, above the knee at `least_voltage`
     slope: float
 
     def power(self, clock: ArrayLike, full: float) -> Floats:

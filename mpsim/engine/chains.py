@@ -114,8 +114,7 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
     fellow = [-1] * nodes  # the one that waited for the same before it
     follows, followers = _followers(begin, gates)
     follower = followers.tolist()
-    # a stack, not a queue: a chain that was opened last is walked on while what it reads is in the
-    # cache
+    # a stack, no queue: what the chain that was opened last reads is in the cache
     ready = begin[~follows].tolist()
     while ready:
         node = ready.pop()

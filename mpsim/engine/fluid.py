@@ -185,8 +185,7 @@ class Fluid:
             shares = filling.shares()
             level = min(shares.values(), default=math.inf)
             reach = level * (1 + _TOLERANCE)
-            # what its cap holds back before any link does is done; a cap met up to rounding is met
-            # exactly
+            # what its cap holds back before any link does is done, up to rounding
             if capped := [flow for flow in waiting if flow.cap <= reach]:
                 filling.freeze(dict.fromkeys(capped, 1.0))
             else:

@@ -30,8 +30,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-# periods that are walked: to become steady, two that show it, to run out (GPT-3's pipeline needs no
-# more)
+# periods that are walked: to become steady, two that show it, to run out
 _WALKED = 5
 _WORTH = 4096  # from so many nodes left out finding them costs less than walking them (measured)
 
@@ -113,8 +112,7 @@ class _Steady:
             return None
         ends = np.empty(len(stays))
         ends[stays] = walked
-        # the graph is steady if one period takes every chain the same time; whether it does is
-        # checked at the end
+        # the graph is steady if one period takes every chain the same time; checked at the end
         passed = ends[self.cut[mine] - 1] - ends[self.cut[mine] - 1 - self.step[mine]]
         ends[self._late()] += self.periods * passed[0]
         ends[self.chains.gate == self.chains.never] = -1.0  # the node behind each chain
@@ -133,8 +131,7 @@ class _Steady:
         # gates behind what is left out move forward with it; those before it stay where they are
         late = self._behind(nodes) & (gate - out >= first[owner])
         late |= (self.step[self.chain[nodes]] == 0) & (gate >= cut[owner] + out)
-        # a gate loses the nodes left out before it, and the whole graph those of the chains before
-        # its own
+        # a gate loses the nodes left out before it, the whole graph those of the chains before
         moved = gate - late * out - np.append(begin - place, 0)[owner]
         known = owner < len(begin)
         if (moved >= np.append(place[1:], [len(nodes)] * 2)[owner])[known].any():
@@ -155,8 +152,7 @@ class _Steady:
         late = np.append(self._behind(np.arange(len(self.chain))), [False, False])
         others = np.flatnonzero(self.step[self.chain] == 0)
         owner, known = self.chain[others], -1
-        # to the fixed point: a chain outside the periods may wait for another one that a late node
-        # holds up
+        # to the fixed point: a chain outside the periods may wait for a late node of another
         while late.sum() > known:
             known = late.sum()
             waits = late[others] | late[self.chains.gate[others]]

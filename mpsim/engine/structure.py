@@ -174,8 +174,7 @@ class Levels:
         if not level.begin:
             return np.zeros((level.end, *end.shape[1:]))
         pointer = self._waits.ptr[level.begin : level.end + 1]
-        # few rows wait for many: a column for each of their waits would be mostly padding, so waits
-        # are reduced by segment
+        # few rows wait for many: waits are reduced by segment, as columns were mostly padding
         ended = end.take(self._waits.value[pointer[0] : pointer[-1]], axis=0)
         result: Floats = np.maximum.reduceat(ended, pointer[:-1] - pointer[0], axis=0)
         return result

@@ -38,8 +38,7 @@ class Explanation(Shown):
     causes: tuple[Cause, ...]  # in falling order; with `unexplained` they sum to the difference
     unseen: tuple[str, ...]  # what the recording cannot show
     recorded: RecordedStep | None  # the step of median length; None of a log
-    # mapping of str to float64[n, 2], when causes that a trace shows as themselves were on, in that
-    # step, by cause [s]
+    # mapping of str to float64[n, 2], by cause: when what a trace shows was on in that step [s]
     shown: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
 
     @property

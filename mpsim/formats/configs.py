@@ -16,8 +16,7 @@ from mpsim.inputs import DEEPEST, parse_json
 
 LARGEST: Final = 4_000_000
 """Characters of a configuration: the longest that people keep hold a few thousand keys."""
-# a quote that nothing closes takes the rest: looked for from every later quote, its end would never
-# be found
+# a quote that nothing closes takes the rest, or its end would be looked for again and again
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[{}\[\],:]|\n', re.DOTALL)
 _SECTION = re.compile(r"\s*\[\[?([^\]#]+)\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")

@@ -152,8 +152,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     bubble = program.vocabulary.part("bubble")
     result, gaps = program.busy_parts.copy(), idle_gaps(timeline)
     waits_before(timeline, gaps.where(gaps.row >= 0), bubble).add_to(result)
-    # after its last kernel a rank may still communicate; what nothing of its own covers is waiting
-    # for the others
+    # after its last kernel a rank may still communicate; what nothing covers is waiting
     ends = gaps.where(gaps.row < 0)
     row, rank, _ = program.slots
     moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (program.duration[row] > 0)

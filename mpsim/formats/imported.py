@@ -74,8 +74,7 @@ class Imported:
     # what the source leaves open, or asks for and is not simulated
     assumed: tuple[Assumed, ...] = ()
     ignored: tuple[str, ...] = ()  # keys of the source that change nothing here
-    # where each value comes from: dotted key of the scenario to a place such as ``config.json:12
-    # hidden_size``
+    # where each value comes from, by dotted key, such as ``config.json:12 hidden_size``
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
     format: str = ""  # name of the format, as commands take it
     # tool, version: what wrote the file, and which era of it, in words
@@ -113,8 +112,7 @@ class MeasuredPoint:
     ranks: int = 1
     domains: int = 1
     phase: str = "burst"  # ``burst`` or ``sustained``
-    # flops, bytes: work of one execution [FLOP], memory traffic or payload [B]; 0 where it is not
-    # known
+    # flops, bytes: of one execution [FLOP], memory traffic or payload [B]; 0 if unknown
     flops: float = 0.0
     bytes: float = 0.0
 
@@ -132,8 +130,7 @@ class Points:
     # format, version: name of the format, as commands take it, and the era of the tool
     format: str = ""
     version: str = ""
-    # every row of the file in SI units, as ``mpsim import`` prints it; those that are no collective
-    # or kernel of ours too
+    # every row in SI units, as ``mpsim import`` prints it, kernels of ours or not
     rows: tuple[Mapping[str, object], ...] = ()
 
 

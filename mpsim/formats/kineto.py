@@ -615,8 +615,7 @@ class _Trace:
                 count = min(count + math.prod(shape), MOST)
         name = collective_name(word) or word[:40]
         self.launched[name, count] += 1
-        # a send or a receive of gloo lasts until somebody waits for it: its range says when it was
-        # over
+        # gloo's send or receive lasts until somebody waits for it: its range says how long
         self._call(word if word in ("send", "recv") else name, start, end, count)
 
     def _call(

@@ -103,8 +103,7 @@ class Reading(Settings):
     usual: ClassVar[str] = "Megatron's default"
     preset: str  # framework preset of the era
     tag: str  # first version of the era
-    # whether absent settings take the defaults of the dataclasses instead of those of the command
-    # line
+    # whether absent settings take the defaults of the dataclasses, not of the command line
     is_dataclass: bool
 
     def on(self, *names: str) -> bool:

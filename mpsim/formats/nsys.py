@@ -94,7 +94,7 @@ class _Timed(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _Device:
-    """What one device did."""
+    """A device and everything that it ran."""
 
     busy: Busy = dataclasses.field(default_factory=lambda: Busy(_NANO))
     calls: list[Span] = dataclasses.field(default_factory=list)

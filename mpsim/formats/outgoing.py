@@ -57,8 +57,7 @@ class Lost:
 class Exported:
     """A scenario in the words of another tool."""
 
-    # format, tool: name of the format, as commands take it, and which tool and version reads the
-    # file
+    # format, tool: its name, as commands take it, and the tool and version that reads the file
     format: str
     tool: str
     text: str = ""  # what the file holds; empty where there are several

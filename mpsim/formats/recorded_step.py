@@ -60,8 +60,7 @@ _FEWEST = 3  # matched collectives: fewer say nothing of a clock
 class RecordedStep:
     """One step of a recording, all ranks on one clock."""
 
-    # a row a span, ``engine`` is the tool that recorded it. Rows of one queue may overlap, as
-    # recorded ones do
+    # a row a span, ``engine`` is the tool; rows of one queue may overlap, as recorded ones do
     timeline: Timeline
     # rank of the job that each class is; None where the recording does not say
     ranks: tuple[int | None, ...]
@@ -127,8 +126,7 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
     offsets = clock_offsets(ranks)
     steps = min(len(spans.steps) for spans in ranks)
     chosen = _step(ranks, steps, step)
-    # whole nanoseconds between the bases first: their difference is exact, each alone as a float is
-    # not
+    # whole nanoseconds between the bases first: each alone is not exact as a float
     base = min(spans.base_ns for spans in ranks)
     cuts = [
         _Cut.of(
@@ -227,8 +225,7 @@ def _by_messages(left: Spans, right: Spans, apart: float) -> float | None:
     forth, back = _delays(left, right, apart), _delays(right, left, -apart)
     if not forth or not back:
         return None
-    # by both clocks the quickest message takes its time plus the difference one way, and minus it
-    # the other way
+    # the quickest message takes its time plus the difference one way, minus it the other way
     difference = (min(forth) - min(back)) / 2
     return difference if min(*forth, *back) < 0 else 0.0
 

@@ -121,8 +121,7 @@ class Spans:
     # that computes hands over or awaits a message), ``busy`` (all that computes, inside actions
     # too) [s]
     marks: Mapping[str, Array] = dataclasses.field(default_factory=dict)
-    # moment from which its times count, on the clock of its host [ns]; whole, as a float of seconds
-    # would lose microseconds
+    # moment from which its times count on its host's clock [ns]; whole, to keep microseconds
     base_ns: int = 0
 
     @property

@@ -222,8 +222,7 @@ class _Reader(Settings):
             why = "torchtitan's default of schedules with several stages a rank"
             self.ledger.assume(to, 2, why)
             return 2
-        # torchtitan counts the layers that its ends have less (pipeline_parallel.py: ceil of the
-        # sum over layers a stage)
+        # pipeline_parallel.py: ceil of the sum of layers, and less of its ends, over layers a stage
         stages = -(-(self.layers + sum(self._less().values())) // each)
         chunks = max(1, stages // self.mesh["pp"])
         self.put(key, to, chunks)

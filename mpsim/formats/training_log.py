@@ -98,8 +98,7 @@ def parse_line(line: str) -> LogStep | None:
         return _of_json(text)
     for form in _forms():
         if form.mark in text and (number := form.step.search(text)):
-            # a line cut inside a number would say another one: a figure counts if something stands
-            # behind it
+            # a line cut inside a number would say another one: something has to stand behind it
             found = {
                 name: float(match[1].replace(",", "")) * unit
                 for name, (pattern, unit) in form.figures.items()

@@ -72,8 +72,7 @@ class Key:
     # ``int``, ``number``, ``word``, ``switch`` (true where it is on), ``off`` (false where it is
     # on), ``says`` (that where it is on, else nothing); empty where the row alone does not decide
     kind: str = ""
-    # default, dataclass: value where the key is absent, and where it is absent in a file that fills
-    # dataclasses
+    # default, dataclass: value where the key is absent, and in a file that fills dataclasses
     default: object = None
     dataclass: object = None
     ask: bool = False  # whether the scenario needs it

@@ -46,8 +46,7 @@ class Calibration:
     kernels: tuple[MeasuredCurve, ...]
     collectives: tuple[MeasuredCurve, ...]
     library: str  # communication library that was measured; empty where none was
-    # fields of a framework that belong to this machine, such as the cost of a launch; a scenario's
-    # own fields win
+    # fields of a framework that belong to this machine; a scenario's own fields win
     framework: Mapping[str, object]
     # the file they were read from, as plain data
     document: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)

@@ -244,8 +244,7 @@ class Node:
     accelerator: Accelerator
     accelerators: int  # in the node
     scale_up: Link
-    # accelerators of one scale-up domain: those of the node, or more (72 for NVL72, a pod for a
-    # torus)
+    # accelerators of one scale-up domain: of the node, or more (72 for NVL72)
     domain: int
     # NICs of the node for traffic between nodes; 0 where the scale-up link is the only network
     nics: int

@@ -62,8 +62,7 @@ class Fabric:
     shape: tuple[int, ...] = ()  # lengths of the axes of a torus; empty for the most cube-like one
     # relative bandwidth of the axes of a torus; empty for equal ones
     widths: tuple[float, ...] = ()
-    # of a graph: two vertices and the bandwidth between them in either direction [B/s]. Node i is
-    # the vertex ``node i``
+    # edges of a graph: two vertices and the bandwidth each way [B/s]; node i is ``node i``
     links: tuple[tuple[str, str, float], ...] = ()
     # switch_price, cable_price: of one switch, of one cable [USD]
     switch_price: float | None = None

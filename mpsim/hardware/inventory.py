@@ -23,8 +23,7 @@ class Inventory:
     bisection: float  # what one half of the nodes can send to the other at once [B/s]
     full_bisection: float  # what their NICs could [B/s]
     hops: float  # switches (torus: links) between far nodes
-    # price, power_w: of switches and cables [USD], of switches [W]; None where what one costs or
-    # draws is not given
+    # price, power_w: of switches and cables [USD], of switches [W]; None where not given
     price: float | None
     power_w: float | None
 

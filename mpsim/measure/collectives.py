@@ -107,8 +107,7 @@ def _prepare(world: World, *, op: str, count: int, group: tuple[int, ...], dtype
         part.copy_(torch.randn_like(part))
         return Work(run=run, divide=2.0 if op == "send_recv" else 1.0, check=check)
     noise = torch.randn_like(part) * 10.0 ** (-LARGEST_DECADES / 2)
-    # a sum that is summed again grows by the number of ranks each time: start over before it
-    # overflows
+    # a sum that is summed again grows each time: start over before it overflows
     most = 0 if op == "broadcast" else int(LARGEST_DECADES / math.log10(ranks))
     return Work(run=run, before=lambda: part.copy_(noise), most_calls=most, check=check)
 

@@ -18,8 +18,7 @@ class Launch:
     world_size: int
     local_rank: int
     address: str = ""  # host of rank 0, and
-    # the port it listens on; empty and 0 where the launcher has set them for torch already, or
-    # where there is one process
+    # the port it listens on; empty and 0 if set for torch already, or of one process
     port: int = 0
 
 

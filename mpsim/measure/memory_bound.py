@@ -23,8 +23,7 @@ class Kernel:
     tensors: int  # tensors, weights: inputs of (tokens, features), and of features alone
     weights: int
     call: Callable[..., torch.Tensor]
-    # tensors of (tokens, features) that one forward moves; a backward moves one more than forward,
-    # at least
+    # tensors (tokens, features) that one forward moves; a backward moves at least one more
     reads: float
     backward: bool = True  # whether its backward is measured too
 
@@ -167,8 +166,7 @@ def _adam_case(world: World, count: int, dtype: str) -> Case:
 
         _, weight, before = make()
         assert weight.grad is not None
-        # the first step of Adam is the learning rate times the sign of the gradient (Kingma and Ba
-        # 2015, algorithm 1)
+        # Adam's first step is the rate times the gradient's sign (Kingma and Ba 2015, algorithm 1)
         small = weight.grad.abs() < 1e-4  # where epsilon counts
         moved = (weight - before).masked_fill(small, 0.0) / rate
         wanted = -weight.grad.sign().masked_fill(small, 0.0)

@@ -187,8 +187,7 @@ class World:
             self.threads = torch.get_num_threads()
         else:
             torch.cuda.set_device(self.device)
-            # a stream of its own: a backward runs on the stream of its forward, and the default one
-            # cannot be captured
+            # a stream of its own: a backward runs on its forward's, and the default is not captured
             cuda.set_stream(cuda.Stream())
         if self.size > 1:
             self._init_process_group()

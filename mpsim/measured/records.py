@@ -215,23 +215,20 @@ class Measurement:
     dtype: str  # as torch names it, without ``torch.``
     group: tuple[Count, ...]  # ranks that took part
     domains: Positive  # how many hosts they sit on
-    # whether all ranks began together, so that the slowest is the time of the group; else each rank
-    # ran the operation alone
+    # whether all ranks began together, so that the slowest is the time of the group
     synchronous: bool
     # one of `PHASES`: from cool, or after running long enough to throttle
     phase: Annotated[str, BeforeValidator(_among(PHASES))]
     method: str  # ``perf_counter``, ``cuda-events`` or ``cuda-graph``
     seconds: tuple[tuple[Duration, ...], ...]  # samples of each rank of `group`, in its order [s]
-    # flops, bytes: work of one execution on one rank [FLOP], least memory traffic or payload [B]; 0
-    # where it has none
+    # flops, bytes: of one execution on one rank [FLOP], least traffic or payload [B]; or 0
     flops: Amount = 0.0
     bytes: Amount = 0.0
     calls: Positive = 1  # executions behind each sample, whose mean it is
     check: str = ""  # how the result was checked; empty where it was not
     # most that was allocated on the fullest rank [B]; 0 where it is not known
     peak_memory_bytes: Amount = 0.0
-    # share of the first rank's host that other processes used meanwhile, 0 to 1; 0 where nothing
-    # tells
+    # share of the first rank's host that others used meanwhile, 0 to 1; 0 if nothing tells
     others: Amount = 0.0
     actions: Actions | None = None
     kind: Literal["measurement"] = "measurement"
@@ -313,8 +310,7 @@ class End:
     # whether everything asked for was measured, rather than as much as the budget allowed
     complete: bool
     elapsed: Amount  # [s]
-    # time of one fixed kernel before and after everything [s]: what a changed clock or a busy
-    # neighbour does to it
+    # time of one fixed kernel before and after everything [s]: did clocks change
     yardstick: tuple[Duration, Duration]
     # of the device of each rank at the end [Hz]; 0 where nothing tells
     clocks_hz: tuple[Amount, ...]

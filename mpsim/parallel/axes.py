@@ -70,14 +70,12 @@ class Axis:
 
     name: str  # key of its degree in a scenario
     label: str  # what legends call its communication
-    # queues of its communicators; the first is that of collectives inside layers, or of what
-    # replicas exchange
+    # queues of its communicators, first that of collectives inside layers, or of replicas
     streams: tuple[Stream, ...]
     colour: str  # of its communication in every picture, ``#RRGGBB``
     accounted: int  # place among the parts of exposed communication in the account of a step
     span: Span = Span.NONE  # ranks of a class that a collective over this axis brings together
-    # whether its degree multiplies the number of ranks; experts are laid over ranks that are there
-    # already
+    # whether its degree multiplies the ranks; experts are laid over those there are
     multiplies: bool = True
     replicates: bool = False  # whether its ranks hold the same parameters, as replicas do
     of_experts: str = ""  # its name in the experts' mesh; empty where experts do not use it
@@ -121,8 +119,7 @@ AXES = (
         streams=(Stream.EP,),
         colour="#88CCEE",
         accounted=2,
-        # its groups are cut from all ranks of a stage: whoever waits for one of them is taken to
-        # wait for all
+        # its groups are cut from all ranks of a stage: who waits for one waits for all
         span=Span.TP | Span.CP | Span.DP,
         multiplies=False,
         of_experts="ep",

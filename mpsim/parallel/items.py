@@ -90,6 +90,5 @@ class Repeat:
     operators: tuple[Operator, ...]  # of the forward, in order
     # places of forward operators: the first backward kernel in any of them waits for it
     before: frozenset[tuple[Module, Role]]
-    # whether they run when what that kernel reads has arrived at its rank, not before it is sent
-    # there
+    # whether they run when what that kernel reads has arrived, not before it is sent
     late: bool = False

@@ -44,8 +44,7 @@ Floats = NDArray[np.float64]
 
 _INSIDE_LAYERS = {axis.streams[0]: axis.name for axis in FOLDED if axis.communicators}
 _VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
-# models, divisions and pipelines whose derived values stay ready: a search meets them again and
-# again
+# models, divisions and pipelines whose derived values stay ready for a search
 _KEPT = 256
 
 

@@ -47,8 +47,7 @@ class Mesh:
     pp: int = 1
     # a permutation of `mpsim.parallel.axes.AXIS_NAMES`, fastest first
     order: tuple[str, ...] = AXIS_NAMES
-    # tensor parallelism of experts; left out, `tp` with experts divided (as it was before there was
-    # a choice)
+    # tensor parallelism of experts; left out, `tp`, as before there was a choice
     etp: int | None = None
 
     def __post_init__(self) -> None:

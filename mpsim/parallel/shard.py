@@ -25,14 +25,12 @@ class Routing:
     # tokens of the busiest rank over the mean: what everybody waits for. 1 where experts have a
     # capacity, which all of them fill
     load: float = 1.0
-    # places of an expert over its even share of tokens; the operators of the experts count them
-    # already
+    # places of an expert over its even share of tokens, which its operators count already
     capacity: float = 1.0
     software: ExpertBehaviour = _NO_WAITS  # how tokens travel and their experts are launched
     # whether rows are copied to counts that products of a narrow format take, and back
     pads: bool = False
-    # scale-up domains that an expert-parallel group spans with as many ranks in each; 1 also where
-    # they are uneven
+    # domains that an expert-parallel group spans evenly; 1 where it does unevenly
     domains: int = 1
 
     @property

@@ -65,8 +65,7 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
         yield Compute(_sum_of_weights(whole, sharding))
     if column_input:
         waits = Waits.NOT_WEIGHTS if beside else Waits.ALL
-        # modules that copy their input to all ranks reduce its gradient, each for itself; tokens
-        # are gathered once for all
+        # each module that copies its input reduces its gradient; tokens are gathered once for all
         for _ in range(1 if sharding.sequence_parallel else whole.weights):
             yield from _reduce(whole.m * whole.n, whole, sharding, waits=waits)
 

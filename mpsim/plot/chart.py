@@ -37,8 +37,7 @@ class Axis:
     """Kind of the numbers along an axis."""
 
     name: str = ""
-    # ``s``, ``B``, ``share``, ``FLOP/s`` and the like are written with the prefix that suits; any
-    # other word as it is
+    # ``s``, ``B``, ``share``, ``FLOP/s`` and the like get the prefix that suits, others none
     unit: str = ""
     log: int = 0  # base of a logarithmic scale; 0 for a linear one
     # first and last number shown; either may be None
@@ -134,8 +133,7 @@ class Bars(Chart):
     across: str = ""  # what the names are
     upright: bool = False  # whether a picture has columns; the page always has rows
     beside: bool = False
-    # ``share`` writes into wide parts how much of their bar they are, ``total`` over each bar what
-    # it sums to
+    # ``share`` writes each wide part's share of its bar, ``total`` the sum over each bar
     written: str = ""
     joined: bool = False  # whether thin lines join equal parts of neighbours
     limits: Sequence[Limit] = ()
@@ -238,8 +236,7 @@ class Heat(Chart):
     names: Sequence[str]  # one a row, from top to bottom
     edges: Numbers  # of the columns; one more than there are
     values: Sequence[Numbers] | Floats  # by row and column
-    # x, z: what the columns and the cells are; with ``z.log`` small values are told apart, from its
-    # first limit on
+    # x, z: of columns and cells; with ``z.log`` small values are told apart from its first limit on
     x: Axis
     z: Axis
     columns: Sequence[str] = ()  # names of the columns where they are no numbers

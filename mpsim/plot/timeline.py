@@ -214,8 +214,7 @@ def _bars(
         timeline.end,
         np.flatnonzero(chosen),
     )
-    # by rank, stream and then row (the last key counts first), so that rows of a lane are
-    # neighbours
+    # by rank, stream and row (the last key counts first): rows of a lane are neighbours
     rows = rows[np.lexsort((rows, program.stream[rows], program.rank[rows]))]
     before, after = rows[:-1], rows[1:]
     joined = (across | (end[before] == start[after])) & (program.microbatch[after] >= 0)

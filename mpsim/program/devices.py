@@ -32,8 +32,7 @@ class Devices:
     traffic: NDArray[np.float64]
     drag: NDArray[np.float64]  # float64[N], by how much longer a collective takes beside a kernel
     most: float  # share of a device that collectives take of a kernel at most
-    # float64[N], time of a row that loses nothing, over that in the program, which has what it
-    # loses at least
+    # float64[N], time of a row that loses nothing, over that in the program, with its least loss
     alone: NDArray[np.float64]
 
 

@@ -46,8 +46,7 @@ def expand(program: Program) -> Program:
     ]
     stream = tiles.inside([template.stream for template in program.templates], program.stream)
     dependencies, slots = tiles.dependencies(), tiles.slots(stream)
-    # one block of memory for several columns: the fewer pages are touched for the first time, the
-    # better
+    # one block of memory for several columns touches fewer new pages
     rank, stage, chunk, microbatch, peer = tiles.along(
         np.stack([program.rank, program.stage, program.chunk, program.microbatch, program.peer])
     )
@@ -107,8 +106,7 @@ class _Tiles:
         self.count = np.array([*size, 1], dtype=np.int64)[self._template]
         self.base = np.cumsum(self.count) - self.count
         first = np.cumsum([0, *size])[self._template]
-        # where each stands among the kernels of all templates, int64[X]; plain rows share the place
-        # after the last
+        # place among the kernels of all templates, int64[X]; plain rows share that after the last
         self.place = np.repeat(first - self.base, self.count)
         self.place += np.arange(len(self.place))
         self.single = self.base[self._plain]  # kernels that are plain rows

@@ -194,8 +194,7 @@ def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -
     sends = program.kind[rows] == SEND
     stream = np.where(sends, -1, program.stream[rows])
     traffic = np.stack([stream, program.rank[rows], program.peer[rows]])
-    # few patterns, many rows: each is routed once. The inverse is flattened where it is used, as
-    # numpy 2.0 gives it two axes
+    # few patterns, many rows: each is routed once; numpy 2.0 gives the inverse two axes
     keys, pattern = np.unique(traffic, axis=1, return_inverse=True)
     loads = np.stack(
         [load(deployment.layout.cluster, _flows(deployment, *key)) for key in keys.T.tolist()],
@@ -218,8 +217,7 @@ def _alike(
     names: tuple[str, ...], capacity: NDArray[np.float64], loads: NDArray[np.float64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64]]:
     """One of links that every pattern loads alike, without idle ones: name, number, loads."""
-    # rounded, so that sums that differ in their last bits are alike; where nothing is loaded,
-    # 1e-300 avoids 0 / 0
+    # rounded, so that sums that differ in last bits are alike; 1e-300 avoids 0 / 0
     share = np.round(
         loads / capacity[:, None] / np.max(loads / capacity[:, None], initial=1e-300), _DIGITS
     )

@@ -69,8 +69,7 @@ COLUMNS: Mapping[str, tuple[type[np.generic], float]] = {
 class Vocabulary:
     """Words of a job: what its rows do, and what the time of its ranks is attributed to."""
 
-    # names of the kinds of rows, by number: ``send`` and ``collective`` (`SEND`, `COLLECTIVE`),
-    # then the job's own
+    # names of kinds of rows, by number: `SEND` and `COLLECTIVE`, then the job's own
     kinds: tuple[str, ...]
     actions: tuple[str, ...]  # kinds that are the actions of a schedule
     # parts of the account; those of every rank sum to the time of the whole. ``host`` (the device
@@ -115,13 +114,11 @@ class Template:
     stream: NDArray[np.int8]  # int8[Q], `Stream` each occupies
     # int32[Q], layer, counted from the stage's first; -1 outside the layers (embedding, head)
     layer: NDArray[np.int32]
-    # int8[Q], part of the vocabulary that a compute kernel counts as, or that exposed time of a
-    # collective counts as
+    # int8[Q], part that a compute kernel, or a collective's exposed time, counts as
     part: NDArray[np.int8]
     start: NDArray[np.float64]  # start, duration: float64[Q], ticks from the start of the row
     duration: NDArray[np.float64]
-    # flops, up_bytes, out_bytes: float64[Q], done by the kernel; sent by one rank over scale-up and
-    # scale-out links [FLOP, B]
+    # flops, up_bytes, out_bytes: float64[Q], of the kernel; sent by a rank on both links [FLOP, B]
     flops: NDArray[np.float64]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
@@ -133,11 +130,9 @@ class Template:
     # beyond the order of its streams, CSR
     before_ptr: NDArray[np.int32]
     before: NDArray[np.int32]
-    # float64[parts], the row's duration split into the parts of the vocabulary [ticks]; sums to it
-    # exactly
+    # float64[parts], the row's duration by part of the vocabulary [ticks]; an exact sum
     parts: NDArray[np.float64]
-    # what matrix products execute, masked attention only where it is worked on [FLOP]; at most the
-    # sum of `flops`
+    # what matrix products execute, without what is masked [FLOP]; at most the sum of `flops`
     executed_flops: float = 0.0
     # time that these would take at the peaks of the formats they run in [s]
     peak_seconds: float = 0.0
@@ -145,8 +140,7 @@ class Template:
     # waiting for it [ticks]; longer than the collective where it began late. Sums by part to
     # `parts` exactly. Empty where nobody knows, as in results of versions that did not record it
     exposed: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
-    # time alone of the kernels inside by what they draw power for, in the order of `KERNELS`; empty
-    # where it is not known [s]
+    # time alone of kernels inside by what draws power, as in `KERNELS` [s]; empty if unknown
     load_seconds: tuple[float, ...] = ()
     # time in which memory moves what all kernels read and write, each on its own [s]
     memory_seconds: float = 0.0
@@ -199,12 +193,10 @@ class Program(Saved):
     span: NDArray[np.int8]  # int8[N], `Span` of a collective
     template: NDArray[np.int32]  # int32[N], index into `templates`, or -1
     duration: NDArray[np.float64]  # float64[N], alone, in ticks
-    # up_bytes, out_bytes: float64[N], sent by one rank over scale-up and scale-out links in this
-    # row, template included [B]
+    # up_bytes, out_bytes: float64[N], sent by a rank on both links, template included [B]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
-    # int8[N], index into `mpsim.cost.COLLECTIVES`, -1 for rows that are none, those with a template
-    # included
+    # int8[N], index into `mpsim.cost.COLLECTIVES`, -1 for all other rows
     collective: NDArray[np.int8]
     # float64[N], of a collective or a message as its cost model counts it: the whole tensor of an
     # all-reduce, the gathered one of an all-gather [B]
@@ -217,8 +209,7 @@ class Program(Saved):
     slot_ptr: NDArray[np.int64]
     slot: NDArray[np.int32]
     templates: tuple[Template, ...] = ()
-    # ticks that the whole takes at least, because its links cannot carry it sooner; 0 where engines
-    # follow how they are shared
+    # ticks that the whole takes at least, as links carry it no sooner; 0 if engines share them
     least: float = 0.0
     least_part: int = 0  # part of the vocabulary that what is waited for that counts as
 

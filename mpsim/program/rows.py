@@ -134,8 +134,7 @@ class Rows:
         place[rows] = np.arange(len(rows))
         row, slot = (np.concatenate(column) for column in zip(*self._slots, strict=True))
         mine = place[row] >= 0
-        # sorted numbers of pairs instead of numpy.unique, which imports masked arrays: 6 ms of a
-        # start
+        # not numpy.unique, which imports masked arrays: 6 ms of a start
         width = int(slot.max(initial=0)) + 1
         pairs = np.sort(place[row[mine]] * width + slot[mine] // len(Stream))
         places, ranks = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], width)

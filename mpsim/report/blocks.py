@@ -47,8 +47,7 @@ class Figure:
 
     label: str
     key: str
-    # ``s``, ``B``, ``share``, ``FLOP/s``, ``USD``, ``count`` or any other word that is written
-    # behind the number
+    # ``s``, ``B``, ``share``, ``FLOP/s``, ``USD``, ``count``, or a word to stand behind the number
     unit: str
     range_key: str  # key of its interval, where there is one
     note: str = ""  # a few words below it

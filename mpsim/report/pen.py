@@ -290,8 +290,7 @@ def _heat(chart: Heat, name: str) -> str:
     reading = readable(chart.x.unit, float(np.max(edges)))
     rows = _Rows(chart.names, *(edges[[0, -1]] / reading.size).tolist())
     most = max(1.0 if chart.z.unit == "share" else 0.0, float(values.max(initial=0.0))) or 1.0
-    # small loads must be seen beside large ones: what is not nothing is never of the colour of
-    # nothing
+    # small loads must be seen beside large ones: nothing else has the colour of nothing
     level = np.where(values > 0, np.maximum(np.ceil(values / most * _LEVELS), 1), -1)
     area = rows.cells(
         level.astype(np.int64),

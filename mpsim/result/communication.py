@@ -60,8 +60,7 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         count = np.bincount(place, minlength=size).reshape(-1, kinds).astype(float)
         total += count @ busy.inside.total
         hidden += count @ busy.inside.hidden
-    # rows with transfers of their own, by rank and stream, on which moments ascend: looking them up
-    # is faster
+    # rows with transfers of their own, by rank and stream, where moments ascend
     row, axis = program.slots.row, AXIS_OF_STREAM[program.slots.stream]
     moves = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
     moves = moves[stable_order(program.slot[moves])]
@@ -186,8 +185,7 @@ class _Busy:
         `most`. `rank` (int64[W]): among these. `time` (float64[W]): moment of each.
         """
         first, last = self._first[ranks.start], self._first[ranks.stop]
-        # ranks stand one after the other on one axis of time; ticks are whole, so nothing is
-        # rounded
+        # ranks stand one after the other on one axis of time, in whole ticks
         at, axis, own = time, self._start[first:last], first
         if ranks.stop > ranks.start + 1:
             at = time + (rank - ranks.start) * self._span

@@ -31,8 +31,7 @@ class Waits:
     start: Floats
     end: Floats
     part: Ints  # int64[W], by the vocabulary of the program
-    # int64[W], row that is waited for: a transfer, or what is computed elsewhere; -1 where it is no
-    # single one
+    # int64[W], row that is waited for, a transfer or computation; -1 if no single one
     row: Ints
 
     def __len__(self) -> int:

@@ -29,16 +29,14 @@ class LinkUse(Shown):
     """Use of links over time."""
 
     names: tuple[str, ...]  # such as ``pp 3 NIC out`` or ``leaf 0 up``
-    # float64[L], in one direction [B/s]: of one rank's share for ports, of the whole link for the
-    # fabric
+    # float64[L], one direction [B/s]: one rank's share of ports, whole links of the fabric
     capacity: Floats
     carried: Floats  # float64[L], over the step [B]
     edges_s: Floats  # float64[B + 1], edges of bins [s]
     # float64[L, B], carried over what could have been carried. Above 1 where ``network: analytic``
     # let transfers overlap that share a link
     share: Floats
-    # links that come first and belong to rank classes, as many of each; the others are of the
-    # fabric
+    # links that come first, as many of each rank class; the others are of the fabric
     ports: int = 0
     tiers: tuple[str, ...] = ()  # of each link: ``scale-up``, ``NIC``, or the tier of the fabric
 

@@ -120,8 +120,7 @@ class Setting:
     # ``("megatron-core", "nvidia")``
     labels: Mapping[str, tuple[str, ...]]
     size: float  # accelerators, bytes or whatever the figure grows with; distances are ratios
-    # settings that matter (degrees of parallelism, microbatch, recomputation, ...) and that whoever
-    # describes the run left open
+    # settings that matter (degrees, recomputation, ...) and were left open by the describer
     guessed: int = 0
     # of a step that was accounted: how much of it each of `PARTS` is
     shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -196,8 +195,7 @@ class Residuals:
     # accelerators that two sources or more measured, with rates of products of their own
     several: frozenset[str] = frozenset()
     single: float = 0.0  # sigma that any other accelerator adds
-    # layouts of one model on one machine, of which a sweep has thousands, are equally far from
-    # everything
+    # a sweep's thousands of layouts of one model are equally far from everything
     _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = dataclasses.field(
         default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
     )
@@ -218,8 +216,7 @@ class Residuals:
         """Variance by the distance to the nearest runs, and these."""
         key = (*(setting.labels.get(name) for name in self.attributes), setting.size)
         if key not in self._places:
-            # other hardware says less of a stack than other software of a machine: the stack comes
-            # first
+            # other hardware says less of a stack than other software of a machine
             first = next(iter(self.attributes))
             apart = [self._variance(setting, run) for run in self.runs]
             order = (

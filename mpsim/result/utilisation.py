@@ -33,8 +33,7 @@ class Utilisation(Shown):
     """Share of the step in which each resource of a rank works, by rank class [R]."""
 
     compute: NDArray[np.float64]  # float64[R], time with a kernel on the compute stream
-    # scale_up, scale_out: float64[R], bytes sent over what the link could have sent in one
-    # direction
+    # scale_up, scale_out: float64[R], bytes sent over what the link could have sent one way
     scale_up: NDArray[np.float64]
     scale_out: NDArray[np.float64]
     timeline: Timeline

@@ -79,8 +79,7 @@ def _step(scenario: Scenario) -> Extent:
     else:
         runs, engine = rows, "simpy" if simulation.engine == "simpy" else "replay"
     row, inside = constants["rows"][engine], constants["kernel"]
-    # templates are made once: a forward and a backward of a layer, tiled over those of a stage,
-    # twice where gradients leave
+    # templates are made once: a layer's forward and backward, twice where gradients leave
     tiled = 2.0 * kernels * -(-layers // stages)
     memory = runs * row["memory"] + tiled * inside["memory"]
     seconds = runs * row["time"] + tiled * inside["time"]

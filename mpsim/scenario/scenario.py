@@ -258,8 +258,7 @@ def json_schema() -> Fields:
 def _build(document: Document, *, checked: bool, like: Scenario | None = None) -> Scenario:
     """Make a scenario of a document; what it has in common with `like` is looked up once."""
     problems = list(document.problems)
-    # of a file that was not read nobody knows what it says: nothing is missing, and nothing
-    # contradicts it
+    # of a file that was not read nobody knows what is missing or contradicts it
     is_whole = not any(problem.key == "include" for problem in problems)
     try:
         scenario = Scenario.of(document, like=like)

@@ -54,8 +54,7 @@ class Orders:
     kind: NDArray[np.int8]  # int8[N], `Action` values
     stage: NDArray[np.int32]  # stage, microbatch: int32[N]
     microbatch: NDArray[np.int32]
-    # bool[N], optional, whether an action and the next of its rank are one block, a forward beside
-    # a backward; none by default
+    # bool[N], optional, whether an action and its rank's next are one block; none by default
     fused: NDArray[np.bool_] = None  # type: ignore[assignment] # filled in below
     # int32[S], optional, which part of the model each stage is, counted from 0; stage s feeds s + 1
     # when the part of s + 1 follows that of s. By default all stages are one chain; two pipelines

@@ -41,8 +41,7 @@ class Blame:
     waiting: Floats
     # float64[R + 1, R], of these, while something ran longer than it does undisturbed, by who did
     late: Floats
-    # float64[R], seconds that a rank of each class waited longer than in the undisturbed step; 0
-    # where it waited less
+    # float64[R], seconds that a rank of each class waited beyond the undisturbed step
     suffered: Floats
 
     @property

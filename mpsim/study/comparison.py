@@ -103,8 +103,7 @@ class Comparison(Shown, Tabular):
     # of the step time, or of the accelerator's time that an output token takes [s], the largest
     # difference first; their differences sum to that of the whole
     parts: tuple[Difference, ...]
-    # step time of b over that of a, in which common errors have cancelled; None where a result has
-    # no interval
+    # step time of b over that of a, common errors cancelled; None without intervals
     ratio: Ratio | None = None
     whole: str = "step_time_s"  # figure that the parts sum to
     # what both scenarios say of each dotted key that differs; None where one says nothing

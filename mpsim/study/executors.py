@@ -136,8 +136,7 @@ def dask_cluster(address: str) -> Iterator[Executor]:
         client: Any = distributed.Client(address, timeout=_PATIENCE, set_as_default=False)
     except (OSError, TimeoutError) as error:
         raise ScenarioError(f"no dask scheduler answers at {address}: {error}") from error
-    # what is wrong is said in one line by `finished`; the client's own pages come late, some after
-    # it is closed
+    # `finished` says what is wrong in one line; the client's own pages come late
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
         yield _Remote(client, address)

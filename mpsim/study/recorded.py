@@ -53,8 +53,7 @@ class RecordedComparison(Shown):
     parts: tuple[Difference, ...]  # mean time over ranks by part, the largest difference first [s]
     # actions that both have, by rank and simulated start; empty where either has none
     actions: tuple[ActionPair, ...]
-    # whether each recorded rank took its actions in the simulated order, by its name; empty without
-    # actions
+    # whether each recorded rank took its actions in the simulated order, by its name
     same_order: tuple[tuple[str, bool], ...]
     simulated: Timeline
     recorded: Timeline

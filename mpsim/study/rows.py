@@ -54,8 +54,7 @@ class Row:
     """One combination of a sweep."""
 
     values: Mapping[str, object]  # dotted key to the value it was given
-    # the result in the shape of ``mpsim run --json``, without ``calibration.constants``; None when
-    # it could not be simulated
+    # as ``mpsim run --json`` has it, without ``calibration.constants``; None if not simulated
     summary: Mapping[str, object] | None
     # why it could not be simulated, or that it does not fit into memory; None for a good row
     reason: str | None

@@ -28,8 +28,7 @@ _COMPARED_CHUNKS = 2  # virtual stages of schedules that can have any number of 
 class Times:
     """Times of the actions of one chunk, exact, in any one unit."""
 
-    # forward, backward, weight: of a forward, an input gradient and a weight gradient; a full
-    # backward takes the last two
+    # forward, backward (input gradient), weight; a full backward takes the last two
     forward: Fraction
     backward: Fraction
     weight: Fraction

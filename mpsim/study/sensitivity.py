@@ -247,8 +247,7 @@ class Elasticity:
     # less_s, more_s: step time with the parameter a little smaller and a little larger [s]
     less_s: float
     more_s: float
-    # per cent by which the step gets longer for one per cent more of the parameter; below 0 for
-    # what helps
+    # per cent the step is longer for one per cent more; below 0 for what helps
     elasticity: float
 
 

@@ -193,8 +193,7 @@ def simulate_variation(
 class _Draw(NamedTuple):
     """One step on one machine."""
 
-    # slow, thin: float64[R], how many times longer the kernels of each rank class take, and what it
-    # sends over NICs
+    # slow, thin: float64[R], times that a class's kernels, and what it sends on NICs, take longer
     slow: Floats
     thin: Floats
     jitter: Floats  # float64[N], how many times longer each action, message and collective takes
@@ -295,8 +294,7 @@ class _Machine:
         factor = self._of_classes(slow)
         thin = np.ones_like(factor)
         for share, time in self._thin:
-            # a link that flaps is down for whole steps: long against an operation, short against a
-            # run
+            # a link that flaps is down for whole steps: short only against a run
             if time >= 1 or generator.random() < time:
                 thin = np.maximum(thin, self._of_classes(share))
         jitter, load = np.ones(len(self.base)), np.ones(len(self.base))
@@ -394,8 +392,7 @@ class _Machine:
         for slower in np.unique(thin).tolist():
             mine = thin == slower
             distinct, index = np.unique(factor[mine], return_inverse=True)
-            # the time bends little with the factor: many draws are read off a few points that are
-            # reduced
+            # the time bends little with the factor: draws are read off a few points
             grid = distinct
             if len(distinct) > _GRID:
                 grid = np.linspace(distinct[0], distinct[-1], _GRID)

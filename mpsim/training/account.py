@@ -135,8 +135,7 @@ def _labelled(gaps: Waits, states: Sequence[_Spans], rest: int) -> Waits:
     time = np.concatenate([*(each.start for each in several), *(each.end for each in several)])
     order = np.lexsort((time, rank))
     rank, time, kind = rank[order], time[order], kind[order]
-    # how many of each kind are open behind an edge; all of a rank close before those of the next
-    # open
+    # how many of each kind are open behind an edge; a rank's all close before the next
     change = np.where(order < len(order) // 2, 1, -1) * (kind == np.arange(len(several))[:, None])
     inside = np.cumsum(change, axis=1) > 0
     # of edges at one moment the last knows what follows; nothing is cut where that stays the same,

@@ -190,8 +190,7 @@ def _slowdowns(rows: Sequence[ActionRow], queued: Sequence[Load]) -> list[float]
         alone = row.duration * TICK
         busy = alone - row.host * TICK
         share = lost / left if left else 0.0
-        # either all that is queued ends beside this segment, or collectives run all the time that
-        # it does
+        # either all that is queued ends beside this segment, or it runs all that time
         took = max(alone, min(busy + lost, busy / (1.0 - share)))
         left = max(left - took, 0.0)
         lost = share * left

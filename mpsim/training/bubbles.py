@@ -61,8 +61,7 @@ def bubble_causes(timeline: Timeline, idle: Waits) -> BubbleCauses:
     while len(left):
         known = row[left] >= 0
         held = np.maximum(row[left], 0)
-        # what began in the interval explains it from there on; what ended before it does not
-        # explain it at all
+        # what began in the interval explains it from there on, what ended before not at all
         since = np.where(
             known, np.maximum(timeline.start[held], bubble.start[left]), bubble.start[left]
         )

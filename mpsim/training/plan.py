@@ -37,14 +37,12 @@ class Plan(Saved):
     name: str
     layout: Layout  # who holds what of the model
     orders: Orders  # actions of every pipeline rank
-    # micro_batch, global_batch, sequence_length: sequences of a microbatch and of a step, tokens of
-    # a sequence
+    # micro_batch, global_batch, sequence_length: sequences of each, tokens of a sequence
     micro_batch: int
     global_batch: int
     sequence_length: int
     recompute: Recompute  # what every stage runs again in its backward
-    # what data-parallel ranks share: 0 nothing, 1 the optimizer's state, 2 gradients too, 3
-    # parameters too
+    # what data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients, 3 parameters
     zero: int
     engine: str
     seed: int
@@ -55,20 +53,17 @@ class Plan(Saved):
     schedule: str = ""  # name of the schedule; empty when the orders were read from a file
     # ``analytic``: transfers take the time they have alone; ``flow``: they share links
     network: str = "analytic"
-    # ranks of data x context parallelism that share one copy of what `zero` divides; all of them by
-    # default
+    # data x context parallel ranks that share a copy of what `zero` divides; all by default
     shard: int | None = None
     # what the host keeps: ``none``, ``optimizer`` (its state) or ``parameters`` (those too)
     offload: str = "none"
     offload_to: str = "host"  # ``host`` memory or ``nvme``
     offload_fraction: float = 1.0  # share of the optimizer's state that is offloaded
-    # replicas that differ from others; empty where all are alike. `orders` are those of the class
-    # with most microbatches
+    # replicas that differ, empty where all are alike; `orders` of the class with most to do
     classes: tuple[ReplicaClass, ...] = ()
     # whether kernels and collectives beside each other slow each other down
     interference: bool = False
-    # how many times the usual loss to stragglers the step has; 0 where they are drawn
-    # (``variation``) or left out
+    # times the usual loss to stragglers that the step has; 0 where drawn or left out
     straggling: float = 1.0
 
     def __repr__(self) -> str:

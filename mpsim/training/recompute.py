@@ -42,8 +42,7 @@ class Recompute:
     # what *per-op* keeps beside the layer's input: what products return (query, key, value, output,
     # gate, up), attention (context), and what tensor parallelism has summed (sums)
     keeps: tuple[str, ...] = EVERY_SECOND
-    # what of the kept waits in host memory: ``none``, ``inputs`` of layers, ``products`` (all but
-    # those) or ``all``
+    # what of the kept waits on the host: ``none``, ``inputs`` of layers, ``products``, ``all``
     offload: str = "none"
     # first layers of every stage that offload; all of them by default
     offload_layers: int | None = None
@@ -111,8 +110,7 @@ class Rerun:
     # bytes of forward operators that keep others than they report, by their place: until the input
     # gradient, until the weight gradient [B]
     kept: Mapping[Place, Bytes] = dataclasses.field(default_factory=dict)
-    # whether all that was not kept is alive at once while the layer is differentiated, not one half
-    # of the layer after the other
+    # whether all not kept is alive at once in a layer's backward, not half after half
     together: bool = False
 
     def of(self, operator: Operator) -> Bytes:

@@ -237,8 +237,7 @@ class Told(NamedTuple):
 
     kind: str
     pairs: int
-    # pairs of which predictions say which is faster: the interval of their difference does not hold
-    # zero
+    # pairs whose faster one is predicted: the interval of their difference leaves out zero
     told: int
     right: int  # of these, pairs that were measured in that order
     held: int  # pairs whose measured difference lies in that interval

@@ -57,15 +57,13 @@ class StepComparison:
     noise: float  # relative spread of the measured steps
     samples: int
     others: float  # share of the host that other processes used meanwhile
-    # measured_parts, predicted_parts: by `PARTS`, mean over ranks [s]; empty where the actions were
-    # not recorded
+    # measured_parts, predicted_parts: by `PARTS`, mean over ranks [s]; empty without actions
     measured_parts: Mapping[str, float]
     predicted_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # whether torch ran the actions of every rank in our order; None without a pipeline
     same_order: bool | None = None
     first_difference: str = ""
-    # measured_memory, predicted_memory: peak of the fullest rank, as torch's allocator counts it
-    # [B]; 0 where it is not known
+    # measured_memory, predicted_memory: the fullest rank's peak, as torch counts it [B]; or 0
     measured_memory: float
     predicted_memory: float = 0.0
     measured_slices: tuple[Slice, ...]

@@ -303,8 +303,7 @@ PASSES: Mapping[str, Passes] = MappingProxyType(
     {
         # x in, y out | grad and x in, dx out, and a second reading for the weight's gradient
         "norm": Passes(Role.NORM, 2, 4, kind=OperatorKind.NORM),
-        # seven kernels in float32 in place of one: 36 B an element, 84 B backward (counted in
-        # torchtitan's block)
+        # seven float32 kernels in place of one: 36 B an element, 84 B backward (torchtitan's block)
         "wide_norm": Passes(Role.NORM, 18, 42),
         # q, k in and out | the same rotation backwards
         "rotary": Passes(Role.ROTARY, 2, 2),

@@ -61,8 +61,7 @@ class Step:
 class Expansion:
     """The operators of one layer, of the embedding or of the head."""
 
-    # forward, backward: In order of execution. A weight gradient directly follows the input
-    # gradient of its GEMM.
+    # forward, backward: In order; a weight gradient follows its GEMM's input gradient.
     forward: tuple[Operator, ...]
     backward: tuple[Operator, ...]
     input_bytes: float

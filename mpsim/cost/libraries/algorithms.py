@@ -224,8 +224,7 @@ class Wires:
     ranks: int  # ranks, per_domain, domains: n, m, d; ranks are numbered domain by domain
     per_domain: int
     domains: int
-    # near, far: inside a domain, and between domains; `far` equals `near` in a group that stays
-    # inside
+    # near, far: inside a domain, and between domains; equal in a group that stays inside
     near: Hop
     far: Hop
     alone: float  # of the only rank of its domain that sends out, as in a ring [s/B]

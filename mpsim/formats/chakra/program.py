@@ -316,8 +316,7 @@ def _receiving(sends: Stream) -> Stream:
     """Queue on which a message of a sending queue arrives."""
     name = sends.name.removesuffix("_BACK")
     if name not in _ARRIVES:
-        # a step of a ring: every rank sends and receives at once, which one queue would put in a
-        # row
+        # a step of a ring: every rank sends and receives at once, which one queue cannot
         return Stream.RECV_PREV_BACK
     return Stream[_ARRIVES[name] + sends.name[len(name) :]]
 

@@ -196,8 +196,7 @@ class _Writer:
             "mpsim_stream": Stream(int(program.stream[row])).name.lower(),
             "mpsim_kind": program.vocabulary.kinds[program.kind[row]],
         }
-        # communication is exposed over the axis of its queue; what only stands for waiting says
-        # itself what it counts as
+        # communication is exposed over its queue's axis; what only waits says what it counts as
         if program.collective[row] < 0 or part not in EXPOSED:
             ours["mpsim_part"] = part
         for name in ("stage", "chunk", "microbatch"):

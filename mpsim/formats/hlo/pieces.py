@@ -19,8 +19,7 @@ class Piece:
     times: NDArray[np.float64]  # float64[N], executions that the row stands for
     row: Ints
     on: Ints
-    # entries, exits: int64[...], rows that wait for what comes before, and those that what follows
-    # waits for
+    # entries, exits: int64[...], rows that wait for what comes before, and that what follows awaits
     entries: Ints
     exits: Ints
     first: dict[str, int]  # first, last: the first and the last of each queue

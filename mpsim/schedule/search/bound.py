@@ -88,8 +88,7 @@ def _fits(limit: float, time: Sequence[float], size: Sequence[float], most: int)
     """
     total, left = 0.0, limit * (1 + _ROUNDING)
     kinds = [(t, s) for t, s in zip(time, size, strict=True) if t > 0]
-    # Those that take least room for their time come first: with counts that may be broken this
-    # fills the limit best.
+    # Those that take least room for their time come first: this fills the limit best.
     for duration, each in sorted(kinds, key=lambda kind: kind[1] / kind[0]):
         count: float = most
         if each > 0 and left < most * each:

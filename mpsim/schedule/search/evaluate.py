@@ -32,8 +32,7 @@ class Setting:
     stage_rank: list[int]  # rank of each stage
     feeds: list[bool]  # whether stage s hands its output to stage s + 1
     duration: list[list[float]]  # by `Action` value and stage [any one unit]
-    # ``[0][s]`` of a message from stage s to s + 1, ``[1][s]`` from s to s - 1 [same unit]; nothing
-    # within a rank
+    # ``[0][s]`` of a message from stage s to s + 1, ``[1][s]`` to s - 1; nothing within a rank
     send: list[list[float]]
 
     @classmethod

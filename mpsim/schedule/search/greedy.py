@@ -55,8 +55,7 @@ class _Greedy:
         self.size = [a + b for a, b in zip(room.until_input, room.until_weight, strict=True)]
         self.weights: list[deque[tuple[int, int]]] = [deque() for _ in range(pp)]
         self.done = [[0] * stages, [0] * stages]  # forwards and input gradients of each stage
-        # when the inputs of forwards and input gradients are there, by stage, in the order of
-        # microbatches
+        # when inputs of forwards and input gradients are there, by stage and microbatch
         self.inbox: list[list[list[float]]] = [[[] for _ in range(stages)] for _ in range(2)]
         self.inbox[0][0] = [0.0] * self.m
         self.events = [(0.0, rank) for rank in range(pp)]

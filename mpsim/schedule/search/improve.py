@@ -31,8 +31,7 @@ class Candidate:
     @property
     def cost(self) -> tuple[float, float]:
         """The makespan, and among equals the sum of the ends of all ranks: smaller is better."""
-        # A move off one of several critical paths leaves the makespan as it is; the sum lets it
-        # count as progress.
+        # A move off one of several critical paths changes the sum alone: it is progress too.
         return self.run.makespan, math.fsum(ends[-1] for ends in self.run.end)
 
 

@@ -132,8 +132,7 @@ class _Build:
 
     def source(self, kind: int, rank: int, chunk: int) -> tuple[int, int, int, int] | None:
         """The action on another rank whose output the next action of this chunk needs."""
-        # Gradients pass the chunks in reverse: those of the second go down the ranks, those of the
-        # first up.
+        # Gradients pass the chunks in reverse: the second's go down the ranks, the first's up.
         other = rank - 1 if (kind == _F) == (chunk == _FIRST) else rank + 1
         if not 0 <= other < self.pp:
             return None

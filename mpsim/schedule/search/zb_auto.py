@@ -237,8 +237,7 @@ class _Build:
             self.make_room(_F, rank)
             self.put(_F, rank)
         ahead = self.forwards_before_gradient(overrun=overrun)
-        # A rank with as many forwards as the one before it would wait for the last of them, and
-        # hold up its I0.
+        # With as many forwards as the rank before it a rank would wait, and hold up its I0.
         for rank in range(1, self.pp):
             while 0 < ahead[rank] < self.m - 1 and ahead[rank] >= ahead[rank - 1]:
                 ahead[rank] -= 1

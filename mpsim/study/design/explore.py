@@ -76,8 +76,7 @@ class Explorer:
                 scenario.training,
                 self.spec.jobs[name].tokens,
             )
-            # with an encoder or a tower not every token meets every weight; what experts drop
-            # nobody knows
+            # with an encoder or a tower, or experts that drop, not every token meets every weight
             if step is None or tokens is None or model.decoder_length or model.vision is not None:
                 continue
             if model.moe is not None and model.moe.capacity_factor:

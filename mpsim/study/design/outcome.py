@@ -52,8 +52,7 @@ class Design(Shown, Tabular):
     scenario: str
     spec: DesignChoice
     options: tuple[Option, ...]  # every cluster that was looked at, in the order of the choices
-    # clusters that no search looked at: even at the best rate of their accelerators another one is
-    # faster and cheaper
+    # clusters no search looked at, beaten even at the best rate of their accelerators
     ruled_out: int = 0
     # upgrades, flips: of the chosen one
     upgrades: tuple[Upgrade, ...] = ()

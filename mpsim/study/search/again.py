@@ -100,8 +100,7 @@ def _timed(scenario: Scenario, known: _Known, graphs: Graphs) -> Best:
     bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario), whole)
     timer = Timer(bounder, scenario, graphs)
     best, step = (math.inf, math.inf, ""), math.inf
-    # what is known holds for any links: bounded on these before it is timed, the most promising
-    # first
+    # what is known holds for any links: bounded on these first, the most promising first
     waiting = [(least, place, False) for place, (least, _) in enumerate(known.layouts)]
     while waiting and waiting[0][0] <= best[0]:
         least, place, is_bounded = heapq.heappop(waiting)

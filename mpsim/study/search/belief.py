@@ -116,7 +116,7 @@ class Belief:
 
     @functools.cached_property
     def _drawn(self) -> _Draws:
-        """What layouts will do, conditioned on what ran."""
+        """Draws of times and memory, conditioned on what ran."""
         _, sigma, rows = self._errors
         draw, own = np.random.default_rng(0), self._noise
         many = len(self.settings)
@@ -229,8 +229,7 @@ class Belief:
             times = np.where(self.runs, np.minimum(self.times, penalty), penalty)
             value = self.weights @ np.minimum(times, least[:, None])
             value[[*taken, *chosen]] = np.inf
-            # a second launch of a family says less of the others; where no family is left, any
-            # layout may be next
+            # a second launch of a family says less of the others, unless no family is left
             same = [families[n] in {families[c] for c in chosen} for n in range(len(value))]
             value = np.where(same, value + penalty, value)
             chosen.append(int(value.argmin()))

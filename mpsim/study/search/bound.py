@@ -127,8 +127,7 @@ class Bounded:
     # to rounding; of layouts that need more than there is, something above that
     memory: Floats
     bound: Floats  # float64[K]: no step is shorter [s]; infinite for those
-    # float64[K]: share of what it may use that the fullest rank takes; of those something above
-    # what is usable
+    # float64[K]: share of what is usable that the fullest rank takes; above 1 of those
     filled: Floats
 
 
@@ -282,8 +281,7 @@ class _Around:
         ]
         costs = bounder.shapes(plan).costs(plan)
         keys = [content(plan, costs, stage) for stage in plan.layout.stages]
-        # stages of equal content are costed once; reversed, so that the first of equals stands for
-        # them
+        # stages of equal content are costed once; reversed, as the first stands for equals
         self._distinct = dict(zip(reversed(keys), reversed(plan.layout.stages), strict=True))
         places = {key: place for place, key in enumerate(self._distinct)}
         self._which = np.array([places[key] for key in keys])
@@ -419,8 +417,7 @@ class _Around:
         )
         began = overhead[:, None] + first + busy + each * beside
         ends = (began + reduces).max(axis=1)
-        # where weight gradients are split off, the last action of a rank need not be on the way
-        # back
+        # with weight gradients split off, a rank's last action may not be on the way back
         if not self._splits:
             ends = np.maximum(ends, (began + last).max(axis=1) + self._least_at_start(reduces))
         ends = np.maximum(ends, overhead + each * queued.max(axis=1))

@@ -62,8 +62,7 @@ class Found:
     price_per_hour: float | None  # of all accelerators [USD/h]; None without a price
     # the whole result in the shape of ``mpsim run --json``, for the best ones
     summary: Mapping[str, object] | None = None
-    # what the residuals of its figures depend on: model, machine and software, which its layout
-    # does not change
+    # model, machine and software, of which residuals of its figures depend
     setting: Setting | None = None
     # odds that its measured peak would fit; None where nothing is known of the setting
     fits_probability: float | None = None

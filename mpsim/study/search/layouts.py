@@ -136,8 +136,7 @@ class Layout:
     sequence_parallel: bool
     zero: int
     recompute: str
-    # that selective recomputation runs again; None for those of the scenario, or else the usual
-    # ones
+    # what selective recomputation runs again; None for the scenario's, or the usual
     modules: tuple[str, ...] | None = None
     offload: str | None = None  # what the host keeps; None for what the scenario says
     cleared: tuple[str, ...] = ()  # keys of the scenario that belong to another recomputation
@@ -197,8 +196,7 @@ class Layouts:
         )
         self.choices = {axis: self._choose(axis) for axis in AXES}
         self._rules = {name: DEPENDS.get(name, tuple(AXES)) for name in _CHECKS}
-        # frames share what depends on few of their axes; those are a handful, of thousands of
-        # frames
+        # frames share what depends on few of their axes: a handful, of thousands
         self._batch_rules = self._within((*_FRAME, "micro_batch"), _FRAME)
         self._habit_rules = self._within((*_FRAME, *_HABITS), _FRAME)
         self._batch_axes = self._seen(self._batch_rules, *_MESH)

@@ -138,8 +138,7 @@ class Own:
     step_time_s: float | None = None
     reason: str = ""  # why it cannot be used; empty where it can
     objective: float | None = None  # its seconds, or dollars, a token
-    # the best layout of the same machine, as the keys searched beside the layout make it; None
-    # where it was not searched
+    # the best layout of the same machine as keys beside the layout make it; None if not searched
     rival: Found | None = None
 
 

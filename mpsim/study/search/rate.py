@@ -44,8 +44,7 @@ _STEP = 1.12  # of the first look beside a guess
 class Rate:
     """Largest rate within limits, as far as it is known."""
 
-    # largest one that kept the limits, or on a short stream did not surely miss them [1/s]; 0 if
-    # none did
+    # largest rate that kept the limits, or did not surely miss them [1/s]; or 0
     rate: float
     above: float  # smallest one that did not, or that no service can reach [1/s]
     summary: Figures  # of the service at `rate`; at `above` if none kept them

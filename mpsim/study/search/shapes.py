@@ -151,8 +151,7 @@ class Exposed(NamedTuple):
 
     once: Floats  # float64[P]: after its last action
     each: Floats  # float64[P]: between the actions of every microbatch, which wait for it
-    # float64[P]: of every microbatch, beside the actions: the queue of the communicator has to get
-    # through all of them
+    # float64[P]: of every microbatch, beside actions: what a communicator's queue passes
     queued: Floats
 
 

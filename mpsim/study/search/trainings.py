@@ -70,8 +70,7 @@ class Timer:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
         shapes = self._bounder.shapes(plan)
         costs = shapes.costs(plan)
-        # where links of the fabric may be too thin, the kernels that send have to be known one by
-        # one
+        # where links of the fabric may be thin, sending kernels are known one by one
         sums = not routes_of(plan.layout.cluster).names
         return build_program(
             plan, costs, blocks=Blocks(plan, costs, sums=sums, known=shapes.templates)

@@ -29,8 +29,7 @@ class Flight:
 
     first: Ints  # int64[P], first moment of each rank; moments are sorted by rank
     stage: Ints  # int64[U], stage whose action runs
-    # int64[U], 2 where it computes input and weight gradients, 1 where input gradients only, 0
-    # otherwise
+    # int64[U], 2 where it computes both gradients, 1 where input gradients only, else 0
     differentiates: Ints
     held_stage: Ints  # int64[U, C], stages of the rank's chunks
     # for_input, for_weight: float64[U, C], microbatches of each chunk that are held for input

@@ -218,8 +218,7 @@ class _Adder:
             same = exchanges.rank[later] == exchanges.rank[earlier]
             later, earlier = later[same], earlier[same]
             run = exchanges.run[later]
-            # where gradients are copied first, the copy waits for the reduction before; else
-            # whatever computes next
+            # gradients copied first wait for the reduction before; else for what computes next
             copied = (runs.ready[run] > runs.row[run]) & (
                 runs.ready[run] > exchanges.after[earlier]
             )

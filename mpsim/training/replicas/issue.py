@@ -107,8 +107,7 @@ class Exchanging:
     """How a plan exchanges parameters and gradients: all that decides their order and waits."""
 
     data: DataBehaviour
-    # kinds of collectives that gather and that reduce, as `mpsim.training.replicas.groups` names
-    # them
+    # kinds of collectives that gather and reduce, by `mpsim.training.replicas.groups`
     gathers: str
     reduces: str
     between: tuple[bool, bool]  # whether dense parameters and experts are summed between copies too

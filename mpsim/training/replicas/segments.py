@@ -135,8 +135,7 @@ def _distinct(
     shape, alike = (len(Action), orders.stages, 2, 2), np.array(first)[orders.stage]
     around = (gathering.of(orders).astype(int), reducing.of(orders).astype(int))
     key = np.ravel_multi_index((orders.kind, alike, *around), shape)
-    # a step has thousands of actions and a handful of distinct ones, which a table of counts finds
-    # without sorting
+    # of thousands of actions a handful are distinct, which a table counts without sorting
     distinct = np.flatnonzero(np.bincount(key))
     needs = zip(*(axis.tolist() for axis in np.unravel_index(distinct, shape)), strict=True)
     table = np.zeros(int(np.prod(shape)), dtype=np.int64)
