@@ -29,7 +29,7 @@ class Budget(Engine):
         return next((request for request in running if request not in self.arriving), None)
 
     def until_change(self, steps: int) -> int:
-        """None if the next request can be admitted."""
+        """None of them if the next request can be admitted."""
         if not self.waiting or self.running >= self.rules.max_sequences:
             return steps
         request = self.waiting[0]
