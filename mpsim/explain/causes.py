@@ -273,15 +273,9 @@ def _stages(
     members = [stage == n for n in range(stages)]
     if not all(mine.any() for mine in members):
         return
-    ratios = np.array(
-        [
-            busy[mine].mean(axis=0) / known
-            for mine, known in zip(members, expected.compute, strict=True)
-        ]
-    ).T
-    ratios = np.array(
-        [part.mean(axis=0) for part in np.array_split(ratios, min(_RUNS, len(ratios)))]
-    )
+    stretched = zip(members, expected.compute, strict=True)
+    steps = np.array([busy[mine].mean(axis=0) / known for mine, known in stretched]).T
+    ratios = np.array([part.mean(axis=0) for part in np.array_split(steps, min(_RUNS, len(steps)))])
     mean = ratios.mean(axis=0)
     last = int(mean.argmax())
     alike = np.minimum(ratios, np.delete(ratios, last, axis=1).mean(axis=1, keepdims=True))
@@ -290,42 +284,38 @@ def _stages(
     excess = float((busy.mean(axis=1) - expected.compute[stage]).mean())
     wide = _odd(account, np.arange(len(busy)), expected.bits).seconds > _PART * excess > 0
     longer = 0.0 if wide else whole - level
+    is_uneven = longer > _NOISE * step
     calls = account.classes["gemm calls"].mean(axis=1)
     calls = np.array([calls[mine].mean() for mine in members]) / np.maximum(1.0, expected.products)
     more = calls[last] > (1 + _NOISE) * np.delete(calls, last).mean()
     seconds = mean * expected.compute
     usual = float(np.delete(mean, last).mean() * expected.compute[last])
     ranks = [rank for rank, mine in zip(account.ranks, stage, strict=True) if mine == last]
-    if longer > _NOISE * step:
+    if is_uneven:
         name = "uneven_stages" if more else "slow_rank"
         took = float(seconds[last])
         yield _cause(name, longer, ranks, "stage", stage=last, took=took, usual=usual)
-    shared = np.flatnonzero(stage != last) if longer > _NOISE * step else np.arange(len(busy))
-    yield from _kernels(
-        account,
-        expected,
-        shared,
-        stage[shared],
-        level - plain if longer > _NOISE * step else whole - plain,
-        step,
-    )
-    idle = (
-        step
-        - expected.step
-        - (whole - plain)
-        - sum(float(means[part].mean()) for part in ("sync", "loader", "recompute"))
-    )
-    other = [
+    shared = np.flatnonzero(stage != last) if is_uneven else np.arange(len(busy))
+    slower = (level if is_uneven else whole) - plain
+    yield from _kernels(account, expected, shared, stage[shared], slower, step)
+    seen = sum(float(means[part].mean()) for part in ("sync", "loader", "recompute"))
+    idle = step - expected.step - (whole - plain) - seen
+    other = _out_of_order(account, expected, stage)
+    way, first = ("order", other[0]) if other else ("idle", "")
+    yield _cause("schedule_bubble", idle, account.ranks, way, shown=bool(other), other=first)
+
+
+def _out_of_order(account: Account, expected: Expected, stage: NDArray[np.int64]) -> list[int]:
+    """Ranks whose messages came in another order than the schedule has."""
+
+    def differs(order: str, known: str) -> bool:
+        return order != known and sorted(order) == sorted(known)
+
+    return [
         rank
         for rank, mine, orders in zip(account.ranks, stage, account.messages, strict=False)
-        if all(
-            order != expected.messages[mine] and sorted(order) == sorted(expected.messages[mine])
-            for order in orders
-        )
+        if all(differs(order, expected.messages[mine]) for order in orders)
     ]
-    way = "order" if other else "idle"
-    first = other[0] if other else ""
-    yield _cause("schedule_bubble", idle, account.ranks, way, shown=bool(other), other=first)
 
 
 def _allow(account: Account, common: dict[str, float], expected: Expected) -> None:
