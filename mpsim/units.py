@@ -199,11 +199,13 @@ def _complaint(value: object, dimension: Dimension, why: str) -> str:
     return f"got {got} ({why}); needed a quantity such as {wanted}"
 
 
-def format_quantity(value: float, dimension: Dimension, *, digits: int = 4) -> str:
+def format_quantity(
+    value: float, dimension: Dimension, *, digits: int = 4, signed: bool = False
+) -> str:
     """Write an SI float the way a person would.
 
     `value`: in the SI unit of `dimension`. `dimension`: what it measures; bytes are written in
-    decimal units (GB), never binary. `digits`: significant digits.
+    decimal units (GB), never binary. `digits`: significant digits. `signed`: with a + above 0.
 
     Examples
     --------
@@ -215,7 +217,7 @@ def format_quantity(value: float, dimension: Dimension, *, digits: int = 4) -> s
     if value == 0 or not math.isfinite(value):
         return f"{value:g} {dimension.value}"
     unit, scale = rung(value, dimension)
-    return f"{value / scale:.{digits}g} {unit}"
+    return f"{'+' * (signed and value > 0)}{value / scale:.{digits}g} {unit}"
 
 
 def percent(share: float, *, digits: int = 1, signed: bool = False) -> str:

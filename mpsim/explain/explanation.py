@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -198,9 +199,7 @@ def _ranks(recordings: Sequence[Recorded]) -> list[Spans]:
     )
 
 
-def _time(seconds: float, *, signed: bool = False) -> str:
-    text = format_quantity(seconds, Dimension.TIME, digits=4)
-    return f"+{text}" if signed and seconds > 0 else text
+_time = functools.partial(format_quantity, dimension=Dimension.TIME)
 
 
 def _of(ranks: tuple[int, ...]) -> str:

@@ -14,6 +14,7 @@ from mpsim.study import ScheduleChoice, Search
 from mpsim.study.plan import Plans, Training
 from mpsim.study.search.service_outcome import FoundService, ServiceSearch
 from mpsim.study.ties import front_of
+from mpsim.table import plural
 
 FRONT = "Pareto front: no other is better in both"
 _LETTERS = "ABCDEFGH"
@@ -69,7 +70,7 @@ def layouts_chart(
     quickest, slowest = min(point.x for point in rows), max(point.x for point in rows)
     edge = min(_REACH * quickest, slowest / _BEFORE)
     beyond = sum(point.x > edge for point in rows)
-    left_out = f" ({beyond} slower one{'s' * (beyond != 1)} not shown)" if beyond else ""
+    left_out = f" ({plural(beyond, 'slower one')} not shown)" if beyond else ""
     letters = dict(zip(_lettered([point.y for point in front]), _LETTERS, strict=False))
     notes = [
         *(f"{n}  {point.x:.4g} s  {point.name}" for n, point in enumerate(leaders[:3], 1)),

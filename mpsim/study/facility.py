@@ -16,6 +16,7 @@ from mpsim.result.energy import meter_constants
 from mpsim.result.words import Figures
 from mpsim.scenario.fields import PriceRate
 from mpsim.shipped import read_shipped
+from mpsim.table import plural
 from mpsim.units import Dimension, parse_quantity
 
 OFFERS = ("on-demand", "spot", "reserved-1y", "reserved-3y", "block")
@@ -163,7 +164,7 @@ def _told(offers: list[dict[str, Any]]) -> str:
         return ""
     span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     providers = sorted({str(entry["provider"]).partition(" (")[0] for entry in offers})
-    return f"{len(offers)} offer{'s' * (len(offers) != 1)} of {span}: {', '.join(providers)}"
+    return f"{plural(len(offers), 'offer')} of {span}: {', '.join(providers)}"
 
 
 def read_rates(path: str | Path) -> dict[str, float]:

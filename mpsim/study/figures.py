@@ -79,7 +79,7 @@ def figure_text(name: str, value: float | None, *, signed: bool = False, digits:
     if kind == _SHARE:
         return f"{100 * value:+.1f} points" if signed else percent(value)
     if isinstance(kind, Dimension):
-        return sign + format_quantity(value, kind, digits=digits)
+        return format_quantity(value, kind, digits=digits, signed=signed)
     if kind == _PRICE:
         return f"{sign}{price(value)}"
     if value == int(value) or abs(value) >= 10 ** (digits if digits < _USUAL else 4):

@@ -574,8 +574,7 @@ def _ties(search: Search) -> Iterator[str]:
             yield f"  {name} of these: {row.name}; {slower}, {_memory(search, row)}"
 
 
-def _signed(seconds: float) -> str:
-    return ("+" if seconds > 0 else "") + format_quantity(seconds, Dimension.TIME, digits=3)
+_signed = functools.partial(format_quantity, dimension=Dimension.TIME, digits=3, signed=True)
 
 
 def _left(search: Search) -> tuple[str, ...]:
