@@ -84,7 +84,8 @@ class Workload(Section):
                 )
         if self.burstiness != 1.0 and self.arrival != "gamma":
             raise ValueError(
-                f"burstiness with arrival: {self.arrival}; leave it out, or set arrival to gamma"
+                f"got burstiness {self.burstiness:g} with arrival: {self.arrival}; leave it out, or"
+                " set arrival to gamma"
             )
         return self
 
@@ -96,7 +97,10 @@ class Workload(Section):
             if self.arrival == "all-at-once" and getattr(self, key) is not None:
                 raise ValueError(f"got {key} with arrival: all-at-once; leave it out")
         if self.duration is not None and (self.warmup or 0.0) >= self.duration:
-            raise ValueError(f"got a warmup of {self.warmup:g} s; needed less than the duration")
+            raise ValueError(
+                f"got a warmup of {self.warmup:g} s; needed less than the duration of"
+                f" {self.duration:g} s"
+            )
         return self
 
 

@@ -65,12 +65,16 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
         (["serving.engine=vlm-v1"], "no engine 'vlm-v1'"),
         (["serving.engine.blockz=3"], "unknown key 'blockz'"),
         (["serving.workload.duration=60 s"], "got requests and duration; needed one of them"),
-        ([*TIMED, f"{LOAD}.duration=60 s", f"{LOAD}.warmup=60 s"], "got a warmup of 60 s"),
+        (
+            [*TIMED, f"{LOAD}.duration=60 s", f"{LOAD}.warmup=60 s"],
+            "got a warmup of 60 s; needed less than the duration of 60 s",
+        ),
         (
             [f"{LOAD}.arrival=all-at-once", f"{LOAD}.rate=null", f"{LOAD}.warmup=1 s"],
             "got warmup with arrival: all-at-once",
         ),
         ([f"{LOAD}.arrival=gamma", f"{LOAD}.concurrency=3"], "got concurrency with arrival: gamma"),
+        ([f"{LOAD}.burstiness=2"], "got burstiness 2 with arrival: poisson"),
         ([*TIMED, f"{LOAD}.duration=60"], "no unit"),
         ([f"{DRAFTS}={{tokens: 3, acceptance: 1.2}}"], "acceptance: got 1.2; needed at most 1"),
         ([f"{DRAFTS}={{tokens: 3, acceptance: -0.1}}"], "acceptance: got -0.1; needed"),
