@@ -114,8 +114,7 @@ def _least_step(plan: ServicePlan, context: Floats) -> Floats:
     queries = 1 + plan.rules.drafts
     stage = prices.token_seconds(queries) + prices.context_seconds(context)
     device = (stage * prices.work.pp + prices.head_seconds(1)) * engine.slowdown
-    floor = engine.host_layer_time * prices.work.layers * prices.work.pp
-    least: Floats = np.maximum(device, floor) + engine.step_time
+    least: Floats = np.maximum(device, prices.least_launches) + engine.step_time
     return least
 
 
@@ -148,10 +147,10 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
         prompt_tokens = max(prompt_tokens, longest * rules.max_sequences)
     most = fullest * queries + (prompt_tokens if len(tail) else 0)
     tokens = float(tail.sum()) + units + decodes * queries
-    hosted = engine.host_layer_time * prices.work.layers * pp
     # under the host's time, which an iteration takes at least, attention and head may hide
     plain, floored = (
-        _passes(plan, max(1, most), iterations, tokens, floor=floor) for floor in (0.0, hosted)
+        _passes(plan, max(1, most), iterations, tokens, floor=floor)
+        for floor in (0.0, prices.least_launches)
     )
     attention = reads + float(math.fsum(prices.pairs_seconds(t, t * t / 2) for t in tail.tolist()))
     samples = decodes * queries + len(tail)

@@ -23,26 +23,20 @@ class EnginePreset:
 
     name: str
     title: str = ""
-    scheduler: Scheduler = "budget"
-    """See `mpsim.serving.batching`."""
+    scheduler: Scheduler = "budget"  # see `mpsim.serving.batching`
     max_sequences: Count = 256
     """Sequences that run at once, on each rank that keeps requests of its own (`attention_dp`)."""
     max_tokens: Count = 8192
     """Tokens of an iteration, on each rank that keeps requests of its own (`attention_dp`)."""
-    chunked: Flag = True
-    """Whether a prompt may be cut into chunks."""
-    block: Count = 16
-    """Tokens of a block of cache."""
-    memory_fraction: Share = 0.9
-    """Share of the device memory that the engine may fill."""
+    chunked: Flag = True  # whether a prompt may be cut into chunks
+    block: Count = 16  # tokens of a block of cache
+    memory_fraction: Share = 0.9  # share of the device memory that the engine may fill
     fraction_of: Literal["memory", "free"] = "memory"
     """Base of `memory_fraction`: the whole `memory`, or what weights and reserve leave `free`."""
-    reserve: Bytes = 4e9
-    """Memory that context, libraries and graphs take [B]."""
+    reserve: Bytes = 4e9  # memory that context, libraries and graphs take [B]
     window_cache: Flag = False
     """Whether layers with a window keep no more than its tokens, where others see all."""
-    prefix_cache: Flag = False
-    """Whether leading blocks that prompts share are computed once."""
+    prefix_cache: Flag = False  # whether leading blocks that prompts share are computed once
     batch_wait_steps: Whole = 0
     """Decoding iterations for which prompts may be kept back until more of them have come."""
     batch_wait_share: Share = 1.0
@@ -50,19 +44,20 @@ class EnginePreset:
     poll_steps: Count = 1
     """Decoding iterations after which the engine looks for requests that have come."""
     graph_sizes: tuple[Count, ...] = ()
-    """Numbers of sequences that graphs were captured for, ascending; none without graphs."""
-    step_time: Seconds = 0.0
-    """Host time of an iteration that the device waits for [s]."""
-    request_time: Seconds = 0.0
-    """Host time of each sequence of an iteration [s]."""
+    """Numbers of sequences, of each rank that keeps requests of its own, that graphs were captured
+    for, ascending; none without graphs."""
+    graph_padding: Flag = True
+    """Whether a batch runs in the next larger graph; else it has its own graph, or none."""
+    piecewise_graphs: Flag = False
+    """Whether iterations without a graph are compiled and run as pieces of graphs."""
+    step_time: Seconds = 0.0  # host time of an iteration that the device waits for [s]
+    request_time: Seconds = 0.0  # host time of each sequence of an iteration [s]
     prompt_layer_time: Seconds = 0.0
-    """Least time of a layer of experts that the host launches: prompts, or without graphs [s]."""
-    layer_time: Seconds = 0.0
-    """Host time of a layer that the device waits for [s]."""
+    """Host time of a layer of experts beside the device, where no graph launches it [s]."""
+    layer_time: Seconds = 0.0  # host time of a layer that the device waits for [s]
     host_layer_time: Seconds = 0.0
-    """Host time of a layer beside the device: an iteration is never shorter [s]."""
-    slowdown: Number = 1.0
-    """Time of the device over that of the kernels alone."""
+    """Host time of a layer beside the device: no iteration without a graph is shorter [s]."""
+    slowdown: Number = 1.0  # time of the device over that of the kernels alone
     sampling_time: Seconds = 0.0
     first_token_time: Seconds = 0.0
     """Time to the first token beside queue and prompt: server, tokenizer, network [s]. A
@@ -78,14 +73,10 @@ class EnginePreset:
     """Time of quantising the input of a product in blocks beyond the kernel that does it [s]."""
     two_batch_overlap: Flag = False
     """Whether half of a batch computes while the tokens of the other half travel to experts."""
-    eplb: Flag = False
-    """Whether experts are placed by their load, hot ones with copies."""
-    redundant_experts: Whole = 0
-    """Slots for copies of experts, of all ranks together, with `eplb`."""
-    stream_kernels: Number = 4.0
-    """Memory-bound kernels of a layer."""
-    stream_elements: Number = 14.0
-    """Elements of the hidden width a token that they move."""
+    eplb: Flag = False  # whether experts are placed by their load, hot ones with copies
+    redundant_experts: Whole = 0  # slots for copies of experts, of all ranks together, with `eplb`
+    stream_kernels: Number = 4.0  # memory-bound kernels of a layer
+    stream_elements: Number = 14.0  # elements of the hidden width a token that they move
     reduction: Literal["custom", "library"] = "custom"
     """`custom` (one-shot and two-shot kernels for small tensors) or `library`."""
     reduction_time: Seconds = 0.0
@@ -132,26 +123,17 @@ def override(
     """An engine with some fields replaced, written as in that section of a scenario: quantities
     with units. ScenarioError names every field that does not exist or has a wrong value.
     """
-    usable = [
-        field.name for field in dataclasses.fields(EnginePreset) if field.name not in _PROVENANCE
-    ]
-    problems = [
-        Problem(f"unknown key {key[:60]!r}; {nearest(key, usable)}", key=f"{section}.engine.{key}")
-        for key in fields
-        if key not in usable
-    ]
+    usable = [name for name in EnginePreset.__dataclass_fields__ if name not in _PROVENANCE]
+    wrong = {f: f"unknown key {f[:60]!r}; {nearest(f, usable)}" for f in fields if f not in usable}
     known = {key: value for key, value in fields.items() if key in usable}
     values: dict[str, object] = {}
     try:
         parsed = read(EnginePreset, {**known, "name": preset.name})
         values = {key: getattr(parsed, key) for key in known}
     except MistakenError as error:
-        problems += [
-            Problem(str(mistake), key=f"{section}.engine.{mistake.key}")
-            for mistake in error.mistakes
-        ]
-    if problems:
-        raise ScenarioError(problems)
+        wrong |= {mistake.key: str(mistake) for mistake in error.mistakes}
+    if wrong:
+        raise ScenarioError([Problem(text, f"{section}.engine.{f}") for f, text in wrong.items()])
     if "graph_sizes" in values:
         values["graph_sizes"] = tuple(sorted(parsed.graph_sizes))
     return dataclasses.replace(preset, **values)  # type: ignore[arg-type]
@@ -159,10 +141,8 @@ def override(
 
 def engine_for(words: str) -> EnginePreset | None:
     """The engine that name and version mean, such as ``vLLM 0.11.2``; None if there is none."""
-    for name, entry in _entries().items():
-        if re.fullmatch(entry["versions"], words.strip()):
-            return engine(name)
-    return None
+    fits = (n for n, e in _entries().items() if re.fullmatch(e["versions"], words.strip()))
+    return next(map(engine, fits), None)
 
 
 @remembered(64)

@@ -67,6 +67,11 @@ class IterationPrices:
     def __post_init__(self) -> None:
         work, rates, engine, draft = self.work, self.rates, self.engine, self.draft
         self._queries = 1 if draft is None else 1 + draft.tokens  # of a decoding sequence
+        experts = engine.prompt_layer_time * work.expert_layers
+        launches = max(engine.host_layer_time * work.layers, experts) * work.pp
+        # what the host takes to launch the layers one by one; compiled ones run as pieces of graphs
+        self._launches = 0.0 if engine.piecewise_graphs and engine.graph_sizes else launches
+        self.least_launches = 0.0 if engine.graph_sizes else launches
         self._drafting: IterationPrices | None = None
         if draft is not None and draft.work is not None:
             self._drafting = dataclasses.replace(self, work=draft.work, draft=None)
@@ -84,10 +89,9 @@ class IterationPrices:
         states = [] if work.state is None else [StateScan(work.state, rates)]
         self._decode += states
         # decoding alone takes a time for so many sequences, and so much a token of their contexts
-        self._fixed: dict[int, float] = {}
+        self._fixed: dict[int, float | None] = {}
         slopes = [shape.slope for shape in self._decode]
-        launched = engine.host_layer_time or (engine.prompt_layer_time and not engine.graph_sizes)
-        plain = self._drafting is None and not launched and None not in slopes
+        plain = self._drafting is None and None not in slopes
         each = sum(slope for slope in slopes if slope is not None) / work.attention_dp
         self._slope = each * work.pp * engine.slowdown if plain else None
         rate = rates.prompt_share * rates.peaks["bf16"]
@@ -101,25 +105,30 @@ class IterationPrices:
     def seconds(self, batch: Batch, prompts: int = 0) -> Seconds:
         """Time of one iteration through all stages, in which so many prompts end."""
         if not batch.prompt_tokens and not prompts and self._slope is not None:
-            return self._fixed_seconds(batch.decodes) + self._slope * batch.context
+            fixed = self._fixed_seconds(batch.decodes)
+            if fixed is not None:
+                return fixed + self._slope * batch.context
         return self._whole(batch, prompts)
 
     def decoding(self, decodes: int, context: float) -> tuple[float, float] | None:
         """Time of the next decoding iteration, what each later one adds [s]; None if no line."""
-        if self._slope is None:
+        if self._slope is None or (fixed := self._fixed_seconds(decodes)) is None:
             return None
-        return self._fixed_seconds(decodes) + self._slope * context, self._slope * decodes
+        return fixed + self._slope * context, self._slope * decodes
 
-    def _fixed_seconds(self, decodes: int) -> float:
-        """Time that decoding so many sequences takes whatever their contexts [s]."""
+    def _fixed_seconds(self, decodes: int) -> float | None:
+        """Time of decoding so many whatever their contexts [s]; None if the host may be slower."""
         if decodes not in self._fixed:
-            self._fixed[decodes] = float(self._whole(Batch(decodes, 0.0), 0))
+            batch = Batch(decodes, 0.0)
+            line = not self._launches or self._graph(batch)
+            self._fixed[decodes] = float(self._whole(batch, 0)) if line else None
         return self._fixed[decodes]
 
     def _whole(self, batch: Batch, prompts: int) -> Seconds:
         """The same, term by term."""
         sequences = (batch.decodes + prompts) / self.work.attention_dp
-        return self._joined(self.stage_seconds(batch), batch, prompts, sequences)
+        stage = self.stage_seconds(batch)
+        return self._joined(stage, batch, prompts, sequences, launched=not self._graph(batch))
 
     def apart_seconds(self, loads: Sequence[Batch], prompts: int) -> Seconds:
         """Time of one iteration of ranks that keep requests of their own and wait for the busiest
@@ -133,8 +142,11 @@ class IterationPrices:
             sum(load.prompt_tokens for load in loads),
             sum(load.pairs for load in loads),
         )
-        tokens = self._passed(whole)
-        most = max(self.tokens_of(load.decodes, load.prompt_tokens) for load in loads)
+        decodes = [load.decodes for load in loads]
+        alike = len(loads) == own and min(decodes) == max(decodes)
+        graph = 0 if whole.prompt_tokens else self._captured(max(decodes), alike=alike)
+        tokens = self.tokens_of(graph or whole.decodes, whole.prompt_tokens)
+        most = max(self.tokens_of(graph // own or n.decodes, n.prompt_tokens) for n in loads)
         stage: Seconds = self.token_seconds(tokens)
         if most * own > tokens:
             own_table = self._own_table
@@ -150,8 +162,9 @@ class IterationPrices:
             (self.pairs_seconds(*load[2:]) * own for load in loads if load.prompt_tokens),
             default=0.0,
         )
-        sequences = max(load.decodes for load in loads) + -(-prompts // own)
-        return self._joined(stage + attention + busiest, whole, prompts, sequences)
+        sequences = max(decodes) + -(-prompts // own)
+        stage = stage + attention + busiest
+        return self._joined(stage, whole, prompts, sequences, launched=not graph)
 
     def _own_parts(self, tokens: Floats) -> Floats:
         """Products and streaming kernels of so many of a rank's own tokens on one stage [s]."""
@@ -161,7 +174,9 @@ class IterationPrices:
                 seconds = seconds + linear.layers * self.products.seconds(linear, tokens)
         return seconds
 
-    def _joined(self, stage: Seconds, batch: Batch, prompts: int, sequences: float) -> Seconds:
+    def _joined(
+        self, stage: Seconds, batch: Batch, prompts: int, sequences: float, *, launched: bool
+    ) -> Seconds:
         """Time of an iteration of so long a stage, with head, drafts, messages and the host."""
         engine, work = self.engine, self.work
         device = stage * work.pp + self.head_seconds(batch.decodes * self._queries + prompts)
@@ -170,11 +185,8 @@ class IterationPrices:
         if work.pp > 1:
             device = device + self.send_seconds(self.tokens_of(batch.decodes, batch.prompt_tokens))
         device = device * engine.slowdown
-        launching = engine.host_layer_time * work.layers
-        if batch.prompt_tokens or not engine.graph_sizes:
-            launching = max(launching, engine.prompt_layer_time * work.expert_layers)
-        if launching:
-            device = np.maximum(device, launching * work.pp)
+        if launched and self._launches:
+            device = np.maximum(device, self._launches)
         return device + engine.step_time + engine.request_time * sequences
 
     def exposed_seconds(self, tokens: float) -> tuple[float, float]:
@@ -209,10 +221,12 @@ class IterationPrices:
 
     def stage_seconds(self, batch: Batch) -> Seconds:
         """Time of one stage without the head."""
-        seconds: Seconds = self.token_seconds(self._passed(batch))
+        decodes = self._graph(batch) or batch.decodes
+        seconds: Seconds = self.token_seconds(self.tokens_of(decodes, batch.prompt_tokens))
         if batch.decodes and batch.prompt_tokens and not self.engine.mixes:
             seconds = self.token_seconds(batch.prompt_tokens)
-            seconds += self.token_seconds(self._passed(Batch(batch.decodes, 0.0)))
+            decodes = self._graph(Batch(decodes, 0.0)) or decodes
+            seconds += self.token_seconds(self.tokens_of(decodes, 0))
         if batch.decodes:
             own = self.work.attention_dp
             for shape in self._decode:
@@ -221,16 +235,23 @@ class IterationPrices:
             seconds = seconds + self.pairs_seconds(batch.prompt_tokens, batch.pairs)
         return seconds
 
-    def _passed(self, batch: Batch) -> int:
-        """Tokens that pass the layers, padding to the graph of a batch without prompts included."""
-        verified = batch.decodes * self._queries
+    def _graph(self, batch: Batch) -> int:
+        """Sequences of the graph in which a batch that ranks share evenly runs; 0 without one."""
         if batch.prompt_tokens:
-            return batch.prompt_tokens + verified
-        sizes = self.engine.graph_sizes
-        place = bisect.bisect_left(sizes, verified)
-        return sizes[place] if place < len(sizes) else verified
+            return 0
+        own = self.work.attention_dp
+        return self._captured(-(-batch.decodes // own), alike=batch.decodes % own == 0)
 
-    def token_seconds(self, tokens: int) -> float:
+    def _captured(self, most: int, *, alike: bool) -> int:
+        """Sequences of the graph of all ranks, which decode so many at most, or all as many."""
+        sizes = self.engine.graph_sizes
+        place = bisect.bisect_left(sizes, most)
+        if place == len(sizes):
+            return 0
+        fits = self.engine.graph_padding or (alike and sizes[place] == most)
+        return sizes[place] * self.work.attention_dp if fits else 0
+
+    def token_seconds(self, tokens: float) -> float:
         """Time of one stage for so many tokens, attention apart [s]."""
         return _between(self._table, tokens)
 

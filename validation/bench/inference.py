@@ -344,6 +344,9 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
             own["max_tokens"] = cells.required("input_tokens") + budget["tokens"] + users
         fields = {**own, **fields}
         assumed.append(Assumed("engine", ", ".join(own), recipe["why"]))
+    if graphs := _first("graphs", cells):
+        fields |= graphs["fields"]
+        assumed.append(Assumed("engine", ", ".join(graphs["fields"]), graphs["why"]))
     if kernel := re.search(_EXPERT_KERNEL, cells.text("server_flags"), re.IGNORECASE):
         fields["expert_kernel"] = kernel[1].lower()
     if cells.text("regime") == "static-batch":

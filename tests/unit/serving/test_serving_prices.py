@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,17 +130,45 @@ def test_two_stages_pay_one_message_over_the_link_between_them():
     assert staged == pytest.approx(alone + message, rel=1e-9)
 
 
-@pytest.mark.parametrize(("graphs", "floor"), [((1, 8), False), ((), True)])
-def test_without_graphs_the_host_launches_each_layer_of_experts(
-    graphs: tuple[int, ...], floor: bool
+@pytest.mark.parametrize(
+    ("options", "decodes", "floor"),
+    [
+        ({"graph_sizes": (1, 8)}, 8, False),
+        ({"graph_sizes": (1, 8)}, 7, False),
+        ({"graph_sizes": (1, 8), "graph_padding": False}, 7, True),
+        ({"graph_sizes": (1, 8), "graph_padding": False}, 8, False),
+        ({"graph_sizes": (1, 8)}, 9, True),
+        ({"graph_sizes": (1, 8), "piecewise_graphs": True}, 9, False),
+        ({"graph_sizes": (), "piecewise_graphs": True}, 8, True),
+    ],
+)
+def test_without_a_graph_the_host_launches_each_layer(
+    options: dict[str, Any], decodes: int, floor: bool
 ) -> None:
-    """Eight sequences of Mixtral, 32 layers of 2.5 ms: 80 ms without graphs, less with; lines and single prices agree."""
+    """Mixtral's 32 layers of 2.5 ms: 80 ms for batches without a graph, less with; lines and single prices agree."""
     plan = dataclasses.replace(
-        _plan(graph_sizes=graphs, prompt_layer_time=2.5e-3),  # type: ignore[arg-type]
-        model=model("mixtral-8x7b"),
-        tp=8,
+        _plan(prompt_layer_time=2.5e-3, **options), model=model("mixtral-8x7b"), tp=8
     )
-    seconds = plan.prices.seconds(Batch(8, 8000.0))
+    seconds = plan.prices.seconds(Batch(decodes, 8000.0))
     assert (seconds == pytest.approx(80e-3)) is floor
     assert floor or seconds < 40e-3
-    assert (plan.prices.decoding(8, 8000.0) is None) is floor
+    assert (plan.prices.decoding(decodes, 8000.0) is None) is floor
+
+
+def test_ranks_with_requests_of_their_own_pad_each_to_its_graph() -> None:
+    """Nine sequences on eight ranks are two on the busiest, so that sixteen pass; nine alone would pass as nine without graphs. Unequal ranks have no graph unless they pad."""
+    prices, plain, exact = (
+        dataclasses.replace(
+            _plan(**{"graph_sizes": (1, 2, 4), **options}),
+            model=model("mixtral-8x7b"),
+            tp=8,
+            ep=8,
+            attention_dp=8,
+        ).prices
+        for options in ({}, {"graph_sizes": ()}, {"graph_padding": False})
+    )
+    nine, sixteen = Batch(9, 0.0), Batch(16, 0.0)
+    assert prices.stage_seconds(nine) == prices.stage_seconds(sixteen)
+    assert plain.stage_seconds(nine) < plain.stage_seconds(sixteen)
+    assert exact.stage_seconds(nine) == plain.stage_seconds(nine)
+    assert exact.stage_seconds(sixteen) == prices.stage_seconds(sixteen)
