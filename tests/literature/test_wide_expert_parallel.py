@@ -1,7 +1,8 @@
 """The published wide expert parallel deployment of DeepSeek-V3: SGLang on nodes of eight H100, a pool for prompts and one that decodes.
 
 LMSYS, Deploying DeepSeek with PD Disaggregation and Large-Scale Expert Parallelism on 96 H100 GPUs (2025): prompts of 2,000 tokens, 4 nodes with EP 32 compute 52.3 thousand tokens/s a node,
-9 nodes with EP 72 generate 22.3 thousand. Batches are assumptions: 16,384 tokens of prompts and 256 sequences an accelerator.
+9 nodes with EP 72 generate 22.3 thousand. Experts are placed by their load (EPLB), 32 of 288 slots for copies. Batches are assumptions: 16,384 tokens of prompts and
+256 sequences an accelerator.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def plan(ranks: int, *, overlap: bool) -> ServicePlan:
         cluster=build_cluster(
             accelerator="h100-sxm", accelerators_per_node=8, nodes=ranks // 8, nic=link("ib-ndr")
         ),
-        engine=dataclasses.replace(engine("sglang"), two_batch_overlap=overlap),
+        engine=dataclasses.replace(
+            engine("sglang"), two_batch_overlap=overlap, eplb=True, redundant_experts=32
+        ),
         workload=Workload(rate=1.0),
         slo=ServiceLevel(),
         weights="fp8_block",
@@ -56,9 +59,9 @@ def computed(*, overlap: bool) -> float:
 
 @pytest.mark.parametrize(("rate", "published"), [(generated, 22.3e3), (computed, 52.3e3)])
 def test_two_batch_overlap_makes_the_published_throughput(rate, published):
-    """Within 16 % (15 until the busiest rank had the excess that draws give: prompts are at 0.8497 of it); without overlap 30 to 50 % short of it."""
-    assert rate(overlap=True) == pytest.approx(published, rel=0.16)
-    assert 0.45 < rate(overlap=False) / published < 0.75
+    """Within 12 %; without overlap 24 and 42 % short of it."""
+    assert rate(overlap=True) == pytest.approx(published, rel=0.12)
+    assert 0.55 < rate(overlap=False) / published < 0.8
 
 
 @pytest.mark.parametrize("tokens", [16.0, 1024.0, 65536.0])
