@@ -196,7 +196,8 @@ def expected_requests(load: Workload) -> int:
 
 def is_long(load: Workload) -> bool:
     """Whether a stream has so many requests that it is drawn page by page and none is kept."""
-    return expected_requests(load) >= int(_constants()["request"]["kept"])
+    follows = load.turns > 1 or load.think_time > 0.0  # requests of sessions are all kept
+    return not follows and expected_requests(load) >= int(_constants()["request"]["kept"])
 
 
 def _batches(scenario: Scenario) -> int:

@@ -56,7 +56,7 @@ class Workload(Section):
     warmup: Span | None = None
     """Start of the run that counts in no latency, rate or goodput: its requests and tokens."""
     prompt: LengthChoice = LengthChoice(tokens=1024)
-    """Tokens of a prompt."""
+    """Tokens of a prompt; with turns, those that each turn adds to what went before it."""
     output: LengthChoice = LengthChoice(tokens=256)
     """Tokens to generate."""
     trace: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
@@ -65,6 +65,12 @@ class Workload(Section):
     """Leading tokens of every prompt that requests of one group share."""
     prefix_groups: Annotated[int, Field(ge=1, le=10_000_000)] = 1
     """Groups of requests with a prefix of their own."""
+    turns: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Requests of a session, one after the other: the prompt of each is all that went before, its
+    answers included, and new tokens."""
+    think_time: Span = 0.0
+    """From an answer to the same user's next request, in the mean of an exponential distribution:
+    between the turns of a session, and the requests of a closed loop."""
 
     @pydantic.model_validator(mode="after")
     def _check_arrival(self) -> Workload:
@@ -86,6 +92,23 @@ class Workload(Section):
             raise ValueError(
                 f"got burstiness {self.burstiness:g} with arrival: {self.arrival}; leave it out, or"
                 " set arrival to gamma"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _check_sessions(self) -> Workload:
+        closed = self.arrival == "closed"
+        if self.turns > 1 and self.arrival in ("trace", "all-at-once"):
+            raise ValueError(
+                f"got turns with arrival: {self.arrival}; leave it out, or set arrival to poisson,"
+                " gamma or closed"
+            )
+        if self.turns > 1 and closed and self.duration is not None:
+            raise ValueError("got turns and duration of a closed loop; give requests in its place")
+        if self.think_time and self.turns == 1 and not closed:
+            raise ValueError(
+                f"got think_time with arrival: {self.arrival}, whose requests wait for no answer;"
+                " leave it out, set turns to 2 or more, or arrival to closed"
             )
         return self
 

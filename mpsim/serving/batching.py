@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.serving.cache import Blocks
+from mpsim.serving.cache import Blocks, Tier
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.running import Running
 
@@ -54,12 +54,16 @@ class Iteration:
     Of engines that run together it is the sum of their `parts`.
     """
 
-    __slots__ = ("context", "decodes", "done", "pairs", "parts", "prompt_tokens", "started")
+    __slots__ = (
+        *("context", "decodes", "done", "loading", "pairs", "parts", "prompt_tokens", "started"),
+    )
 
     def __init__(self, parts: Sequence[tuple[Engine, Iteration]] = ()) -> None:
         self.parts = parts
         self.decodes = self.context = self.prompt_tokens = 0
         self.pairs = 0.0
+        # of prefixes from below the device, layer by layer beside the work [s]
+        self.loading: float = max((part.loading for _, part in parts), default=0.0)
         self.started: list[int] = []
         self.done: list[int] = []
         for _, part in parts:
@@ -83,7 +87,9 @@ class Engine(ABC):
     leading units of every prompt, where prefixes are cached, of `unit` tokens each. `hands_over`:
     computed prompts keep their blocks until another engine has them to decode.
     `samples_first`: requests that come with a computed prompt are still to be given their first
-    token. `longest`: largest of `output`, where it is known.
+    token. `longest`: largest of `output`, where it is known. `keeps_answers`: units of `hashes`
+    go on through the answer, which later prompts begin with. `tiers`: memories that keep what the
+    cache drops.
 
     Requests that another engine computed the prompts of wait in `offered`; `accept` gives them
     blocks, and those whose keys and values have come decode from `land` on.
@@ -106,10 +112,12 @@ class Engine(ABC):
         hands_over: bool = False,
         samples_first: bool = False,
         longest: int | None = None,
+        keeps_answers: bool = False,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         self.rules = rules
         caches = rules.prefix_cache and unit >= rules.block
-        self.cache = Blocks(blocks, rules.block, hashes if caches else None, unit)
+        self.cache = Blocks(blocks, rules.block, hashes if caches else None, unit, tiers)
         self.decoding = Running(rules.block, rules.gain)
         self.output = output
         self.longest = max(output, default=0) if longest is None else longest
@@ -122,7 +130,7 @@ class Engine(ABC):
         self._generated: dict[int, int] = {}  # tokens that preempted requests have generated
         self._unseen: deque[int] = deque()  # they have come since the engine last looked
         self._polled_at = 0  # iterations that had decoded when prompts last ran
-        self._hands_over = hands_over
+        self._hands_over, self._keeps_answers = hands_over, keeps_answers
         self._samples_first = samples_first
         self._unsampled: list[int] = []  # landed, their first token is still to come
 
@@ -194,7 +202,7 @@ class Engine(ABC):
         self.partial = []
         self.waiting.clear()
         self._unseen.clear()
-        self.cache.shrink(0)
+        self.cache.forget()
         return found
 
     def next(self) -> Iteration | None:
@@ -262,7 +270,7 @@ class Engine(ABC):
                 self._unsampled = []
             last = self.decoding.ended()
             for request in last:
-                self._drop(request)
+                self._drop(request, keeps=self._keeps_answers)
                 del self._generated[request]
         for request in iteration.done:
             if not self._generated.get(request):
@@ -302,6 +310,9 @@ class Engine(ABC):
             running += 1
             iteration.started.append(request)
             entry = [request, self.cache.hit(request, length)]
+            brought, seconds = self.cache.bring(request, length)
+            entry[1] += brought
+            iteration.loading += seconds
             budget -= self._chunk(iteration, entry, tokens if not rules.chunked else budget)
             if entry[1] < length:
                 self.partial.append(entry)
@@ -380,10 +391,12 @@ class Engine(ABC):
         self.decoding.begin(request, self._prompt[request] + given, left)
         return True
 
-    def _drop(self, request: int) -> None:
+    def _drop(self, request: int, *, keeps: bool = False) -> None:
         """Take a running request out and its blocks back; note the tokens that it has generated."""
         tokens = 0
         if request in self.decoding.end_of:
             tokens = self.decoding.stop(request) - 1
             self._generated[request] = tokens + 1 - self._prompt[request]
+        if keeps:
+            self.cache.share(request, tokens)
         self.cache.give_back(request, tokens)

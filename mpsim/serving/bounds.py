@@ -90,6 +90,8 @@ def _computed(requests: Requests) -> tuple[Floats, float]:
     if requests.hashes is None:
         return prompt, 0.0
     known = np.array([len(units) * requests.unit for units in requests.hashes], dtype=float)
+    if requests.following is not None:  # units of answers are never computed as a prompt
+        return np.maximum(1.0, prompt - known), 0.0
     unique = len({value for units in requests.hashes for value in units})
     return np.maximum(1.0, prompt - known), 0.0 if unique == 0 else float(unique * requests.unit)
 

@@ -1,13 +1,25 @@
 """Blocks of cache of one engine: free ones, those that requests hold, and cached prefixes.
 
 Prefixes are cached in whole units of prompts by their hash. A unit that no running request uses is
-idle: it stays until its blocks are needed, the least recently used out first.
+idle: it stays until its blocks are needed, the least recently used out first: into the tiers below
+the device where there are any, from which it is brought back in place of being computed.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
+
+TIERS = ("host_cache", "disk_cache")
+"""Fields of an engine that say what room a tier has, from the device downwards."""
+
+
+class Tier(NamedTuple):
+    """A memory that keeps prefixes which the one above it has no room for."""
+
+    units: int  # that it has room for
+    seconds: float  # to bring one back to the device [s]
 
 
 class Blocks:
@@ -17,7 +29,12 @@ class Blocks:
     """
 
     def __init__(
-        self, total: int, size: int, hashes: Sequence[tuple[int, ...]] | None, unit: int
+        self,
+        total: int,
+        size: int,
+        hashes: Sequence[tuple[int, ...]] | None,
+        unit: int,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         self.total = self.free = total  # not held by a request: idle units are free
         self.reserved = 0  # set aside for running requests
@@ -30,6 +47,10 @@ class Blocks:
         self._size, self._hashes, self._unit = size, hashes, unit
         self._uses: dict[int, int] = {}  # running requests that use each cached unit
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._below: list[tuple[Tier, OrderedDict[int, None]]] = [
+            (tier, OrderedDict()) for tier in tiers
+        ]
+        self.brought = [0] * len(tiers)  # tokens that each tier gave back
 
     def own(self, request: int, tokens: int) -> int:
         """Blocks of its own that a request with so many tokens needs, beside cached units."""
@@ -72,6 +93,29 @@ class Blocks:
         hashes = self._hashes[request] if self._hashes is not None else ()
         return next((at for at, unit in enumerate(hashes) if unit not in self._uses), len(hashes))
 
+    def known(self, request: int) -> int:
+        """Leading units of a prompt that the device or a tier below it has."""
+        hashes = self._hashes[request] if self._hashes is not None else ()
+        found = (u in self._uses or any(u in kept for _, kept in self._below) for u in hashes)
+        return next((at for at, has in enumerate(found) if not has), len(hashes))
+
+    def bring(self, request: int, length: int) -> tuple[int, float]:
+        """Tokens after the hit ones that tiers give back, on blocks of its own; how long [s]."""
+        if self._hashes is None or not self._below:
+            return 0, 0.0
+        first = len(self.shared[request])
+        most, seconds = min(self.known(request), (length - 1) // self._unit), 0.0
+        start = first * self._unit
+        tokens = self.take(request, start, max(0, most - first) * self._unit)
+        for unit in self._hashes[request][first : first + -(-tokens // self._unit)]:
+            for at, (tier, kept) in enumerate(self._below):
+                if unit in kept and unit not in self._uses:
+                    kept.move_to_end(unit)
+                    seconds += tier.seconds
+                    self.brought[at] += self._unit
+                    break
+        return tokens, seconds
+
     def hit(self, request: int, length: int) -> int:
         """Use the cached tokens of so long a prompt; at least one is always computed."""
         if self._hashes is None:
@@ -113,3 +157,19 @@ class Blocks:
         while len(self._idle) * self.unit_blocks > most:
             unit, _ = self._idle.popitem(last=False)
             del self._uses[unit]
+            self._sink(unit)
+
+    def forget(self) -> None:
+        """Drop all that is idle, of the device and below it."""
+        self._below = [(tier, OrderedDict()) for tier, _ in self._below]
+        while self._idle:
+            del self._uses[self._idle.popitem(last=False)[0]]
+
+    def _sink(self, unit: int) -> None:
+        """Let the first tier keep a unit, and each pass on the one that it has no room for."""
+        for tier, kept in self._below:
+            kept[unit] = None
+            kept.move_to_end(unit)
+            if len(kept) <= tier.units:
+                return
+            unit, _ = kept.popitem(last=False)

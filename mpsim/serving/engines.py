@@ -37,6 +37,10 @@ class EnginePreset:
     window_cache: Flag = False
     """Whether layers with a window keep no more than its tokens, where others see all."""
     prefix_cache: Flag = False  # whether leading blocks that prompts share are computed once
+    # prefixes that the device has no room for: memory of the host, and room on its drives for
+    # those that this has none for, of an instance [B]
+    host_cache: Bytes = 0.0
+    disk_cache: Bytes = 0.0
     batch_wait_steps: Whole = 0
     """Decoding iterations for which prompts may be kept back until more of them have come."""
     batch_wait_share: Share = 1.0

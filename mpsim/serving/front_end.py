@@ -7,9 +7,10 @@ goes without.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeAlias
 
 import simpy
@@ -49,6 +50,8 @@ class FrontEnd:
         self._stages = [pool.pp for pool in plan.pools.values()]
         self._routing = plan.routing
         self._fragile = bool(plan.outages) or plan.autoscale is not None
+        # first requests of sessions that have not begun; None where requests follow no answer
+        self._begin = None if log.following is None else self._openers(log.following)
         self.moved = 0  # requests that an instance lost to an outage, each time
         self._handed = 0  # requests that joined the last pool after another batch had them
         self._homeless: list[tuple[int, int]] = []  # while every instance is down
@@ -56,7 +59,11 @@ class FrontEnd:
 
     def start(self) -> None:
         """Let requests come."""
-        if self._users is None:
+        if self._begin is not None:
+            for request in itertools.islice(self._begin, self._users):
+                opens = self._log.think if self._users else self._log.arrival
+                self._env.process(self._turn(request, opens[request]))
+        elif self._users is None:
             self._env.process(self._arrivals())
         else:
             for _ in range(min(self._users, self._log.count)):
@@ -64,14 +71,14 @@ class FrontEnd:
 
     def is_done(self) -> bool:
         """Whether all requests have been served, or users send no more."""
-        if self._users is None:
+        if self._users is None or self._begin is not None:
             return self._ends >= self._log.count
         return self._ends >= self._sent and not self._due
 
     def next(self, lanes: Sequence[Lane]) -> float | None:
         """When the next request comes to neighbouring batches; None if only the others can tell."""
         turns = self._turns
-        if lanes[0].pool or self._fragile:
+        if lanes[0].pool or self._fragile or self._begin is not None:
             return None
         if self._users is not None:
             if turns > 1:
@@ -90,7 +97,9 @@ class FrontEnd:
         if not self._ends % min(_TOLD, 1 + count // 100):
             self._progress(self._ends, count)
         more = self._sent + len(self._due) < count
-        if self._users is not None and more and comes < self._until:
+        if self._begin is not None:
+            self._follow(request, comes)
+        elif self._users is not None and more and comes < self._until:
             self._send(comes)
         self._log.end(request, self._env.now)
 
@@ -101,6 +110,30 @@ class FrontEnd:
             if wait > 0.0:
                 yield self._env.timeout(wait)
             self._hand_out()
+
+    @staticmethod
+    def _openers(following: Sequence[int]) -> Iterator[int]:
+        """First requests of sessions."""
+        later = set(following)
+        return (request for request in range(len(following)) if request not in later)
+
+    def _follow(self, request: int, back: float) -> None:
+        """Let a user to whom an answer comes back send the next turn, or begin anew if it waits."""
+        assert self._begin is not None
+        assert self._log.following is not None
+        turn = self._log.following[request]
+        if turn < 0 and self._users is not None:
+            turn = next(self._begin, -1)
+        if turn >= 0:
+            self._env.process(self._turn(turn, back + self._log.think[turn]))
+
+    def _turn(self, request: int, comes: float) -> Generator[simpy.Event, object, None]:
+        """Let a request of a session come, pass the tokenizer, and join a batch."""
+        env, log = self._env, self._log
+        yield env.timeout(comes - env.now)
+        log.arrival[request] = env.now
+        yield env.timeout(self._passed(env.now, log.prompt[request]) - env.now)
+        self.put(self.choose(0, request, request), request)
 
     def _send(self, comes: float) -> None:
         """Let the next request of a closed loop come."""
@@ -131,7 +164,7 @@ class FrontEnd:
 
     def _pass_page(self, page: Requests | None) -> None:
         """Work out when requests that come by themselves are through."""
-        if page is not None and self._users is None:
+        if page is not None and self._users is None and self._begin is None:
             came, prompts = page.arrival.tolist(), page.prompt.tolist()
             self._log.queued += [*map(self._passed, came, prompts)]
 
@@ -156,9 +189,10 @@ class FrontEnd:
             return lanes[turn % len(lanes)]
         loads = [lane.load for lane in lanes]
         if self._routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
-            cached = [max(e.cache.cached(request) for e in lane.engines) for lane in lanes]
-            units = self._log.hashes[request] if self._log.hashes else ()
-            if 0 < len(units) <= 2 * max(cached):  # else nobody knows it
+            cached = [max(e.cache.known(request) for e in lane.engines) for lane in lanes]
+            units = len(self._log.hashes[request]) if self._log.hashes else 0
+            units = min(units, -(-self._log.prompt[request] // self._log.unit))
+            if 0 < units <= 2 * max(cached):  # else nobody knows it
                 return lanes[min(range(len(lanes)), key=lambda at: (-cached[at], loads[at]))]
         return lanes[min(range(len(lanes)), key=loads.__getitem__)]
 

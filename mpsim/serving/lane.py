@@ -110,9 +110,11 @@ class Lane:
         """Time of an iteration [s]."""
         prompts = len(iteration.done)
         if not iteration.parts:
-            return self.pace * float(self.prices.seconds(iteration.batch, prompts))
-        loads = [part.batch for _, part in iteration.parts]
-        return self.pace * float(self.prices.apart_seconds(loads, prompts))
+            seconds = self.pace * float(self.prices.seconds(iteration.batch, prompts))
+        else:
+            loads = [part.batch for _, part in iteration.parts]
+            seconds = self.pace * float(self.prices.apart_seconds(loads, prompts))
+        return max(seconds, iteration.loading)
 
     def line(self) -> tuple[float, float] | None:
         """Time of the next decoding iteration, what each later one adds [s]; None if no line."""

@@ -82,6 +82,12 @@ class Log:
         # for each pool: time in which its batches had requests and could not run, by reason [s]
         self.stalled = [{"cache": 0.0, "transfer": 0.0, "down": 0.0} for _ in plan.pools]
         self.page = self.load()
+        # of sessions: the request that follows each, and the time before each [s]
+        self.following: list[int] | None = None
+        self.think: list[float] = []
+        if (page := self.page) is not None and page.following is not None:
+            assert page.think is not None
+            self.following, self.think = page.following.tolist(), page.think.tolist()
         # leading units of every prompt; None where they share none
         self.hashes = self._hashes or None
 

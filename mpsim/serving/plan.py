@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError, nearest
-from mpsim.hardware import Cluster
+from mpsim.hardware import Cluster, host_of
 from mpsim.parallel import Mesh, rank_load, straddling, whole_groups
 from mpsim.scenario.sections import Variation
 from mpsim.scenario.serving import Autoscale, ServiceLevel, Speculation, Workload
 from mpsim.serving.balance import balanced
 from mpsim.serving.batching import BatchRules
+from mpsim.serving.cache import TIERS, Tier
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.policies import POLICIES, Budget
 from mpsim.serving.prices import IterationPrices, Products
@@ -183,6 +184,26 @@ class ServicePlan:
     def room(self) -> int:
         """Tokens that these hold."""
         return self.rank_blocks * self.engine.block
+
+    def tiers(self, unit: int) -> tuple[Tier, ...]:
+        """Memories below the device that keep units of so many tokens of one batch, or rank of it.
+
+        Every accelerator brings its part back over its own link, from its share of the host's
+        memory or drives.
+        """
+        rooms = [getattr(self.engine, name) for name in TIERS]
+        if not any(rooms):
+            return ()
+        host, node = host_of(self.cluster), self.cluster.node.accelerators
+        size = unit // self.engine.block * self.memory.block_bytes  # on one accelerator
+        whole = size * self.tp * self.pp / self.attention_dp
+        memory = min(host.link_bandwidth, host.memory_bandwidth / node)
+        rates = memory, min(memory, host.nvme_read / node)
+        share = self.pp * self.ranks
+        return tuple(
+            Tier(int(room / share / whole), size / rate)
+            for room, rate in zip(rooms, rates, strict=True)
+        )
 
     @functools.cached_property
     def instance_ranks(self) -> NDArray[np.int64]:

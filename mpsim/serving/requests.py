@@ -28,15 +28,29 @@ class Requests:
     # leading units of each prompt: equal numbers stand for equal tokens after equal tokens
     hashes: tuple[tuple[int, ...], ...] | None = None
     unit: int = 512  # tokens of such a unit
+    # of sessions: the request that follows the answer to each, -1 after the last, int64[N], and
+    # the time before a request from the answer that it follows, float64[N] [s]
+    following: NDArray[np.int64] | None = None
+    think: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.arrival)
+
+    @property
+    def until(self) -> float | None:
+        """When the last session begins, after which they grow fewer [s]; None without sessions."""
+        if self.following is None:
+            return None
+        return float(self.arrival[np.setdiff1d(np.arange(len(self)), self.following)].max())
 
     def first(self, count: int) -> Requests:
         """The first so many of them."""
         hashes = self.hashes[:count] if self.hashes else None
         columns = (self.arrival[:count], self.prompt[:count], self.output[:count])
-        return Requests(*columns, hashes, self.unit)
+        if self.following is None or self.think is None:
+            return Requests(*columns, hashes, self.unit)
+        following = np.where(self.following < count, self.following, -1)[:count]
+        return Requests(*columns, hashes, self.unit, following, self.think[:count])
 
     def repeated(self, times: int) -> Requests:
         """All of them so many times over; every time shares prefixes with itself alone."""
@@ -84,6 +98,7 @@ class Served:
     # with autoscaling, each instance and from when to when it ran [s]
     running: tuple[tuple[int, float, float], ...] = ()
     starts: int = 0  # instances that were started
+    brought_tokens: tuple[int, ...] = ()  # of prompts, that each tier below the device had
 
     @property
     def running_s(self) -> float:

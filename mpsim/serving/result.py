@@ -23,6 +23,7 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests, Served
 from mpsim.serving.service import Service
+from mpsim.serving.sessions import as_they_came
 from mpsim.serving.stream import Stream
 from mpsim.serving.summary import figures_of
 from mpsim.serving.tally import Folded, Tally, tally_of
@@ -48,7 +49,8 @@ class ServiceResult(JobResult):
     """Sums and sketches of a stream of which neither requests nor iterations were kept."""
 
     def _figures(self) -> Figures:
-        kept = (self.plan, self.requests, self.served, self.until)
+        until = self.requests.until if self.until is None else self.until
+        kept = (self.plan, self.requests, self.served, until)
         figures = figures_of(self.plan, self.served, self.folded or tally_of(*kept))
         return {
             "scenario": self.scenario.name,
@@ -144,7 +146,7 @@ def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) ->
     service cannot hold its weights, or a request.
     """
     plan.require(requests)
-    return ServiceResult(scenario, plan, requests, Service(requests, plan).run())
+    return ServiceResult(scenario, plan, *as_they_came(requests, Service(requests, plan).run()))
 
 
 def _serve_workload(
@@ -154,7 +156,7 @@ def _serve_workload(
     workload = plan.workload
     served = Service(requests, plan, progress=progress).run()
     if workload.concurrency is None or workload.duration is None:
-        return requests, served
+        return as_they_came(requests, served)
     ended = int((served.last + plan.first_token_time < workload.duration).sum())
     wanted = workload.concurrency + ended
     if wanted > len(requests):

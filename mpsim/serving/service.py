@@ -61,6 +61,8 @@ def open_lanes(plan: ServicePlan, log: Log) -> list[list[Lane]]:
             hands_over=computes,
             samples_first=plan.samples_first,
             longest=1 if computes else log.longest_output,
+            keeps_answers=log.following is not None and plan.prefill is None,
+            tiers=pool.tiers(log.unit),
         )
         first, paces = sum(map(len, opened)), pool.paces or (1.0,) * pool.replicas
         opened.append([])
@@ -122,6 +124,7 @@ class Service:
             steps=log.steps(),
             preemptions=sum(engine.preempted for engine in engines),
             hit_tokens=sum(engine.cache.hit_tokens for engine in engines),
+            brought_tokens=tuple(map(sum, zip(*(e.cache.brought for e in engines), strict=False))),
             engines=len(lanes),
             end=self._end,
             pools=tuple(map(len, front.lanes)),

@@ -15,6 +15,7 @@ from mpsim.scenario.extent import expected_requests
 from mpsim.scenario.fields import LengthChoice
 from mpsim.scenario.serving import Workload
 from mpsim.serving.requests import Requests
+from mpsim.serving.sessions import in_sessions
 from mpsim.serving.traces import read_trace
 
 _PAGE = 16_384  # requests of a page at least
@@ -94,6 +95,9 @@ def draw_requests(
             count = len(arrival)
     prompt = _draw_lengths(workload.prompt, count, lengths)
     output = _draw_lengths(workload.output, count, lengths)
+    if workload.turns > 1 or workload.think_time:
+        thinking = lengths.exponential(workload.think_time, count)
+        return in_sessions(workload, Requests(arrival, prompt, output, think=thinking))
     if not workload.shared_prefix:  # every request is its own
         return Requests(arrival, prompt, output)
     group = np.arange(first, first + count) % workload.prefix_groups

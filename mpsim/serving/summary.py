@@ -18,6 +18,7 @@ from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
 from mpsim.result.words import Figures
 from mpsim.serving.batching import Batch
+from mpsim.serving.cache import TIERS
 from mpsim.serving.confidence import distribution
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.requests import Served
@@ -26,6 +27,7 @@ from mpsim.units import percent
 
 Floats = NDArray[np.float64]
 
+_CAME = 0.9  # of the stated rate, below which somebody should know
 _FELT = 0.01  # of the time: below it nobody feels a wait for cache
 _MEGA = 1e6
 _HOUR = 3600.0
@@ -66,6 +68,7 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         "preemptions": served.preemptions,
         "moved": served.moved,
         "prefix_hit_share": served.hit_tokens / max(1.0, tally.prompts),
+        **_brought(served, tally),
         **_pool_figures(plan, list(sums.values())[-1]),
         "account_s": parts,
         "utilisation": 1.0 - unused / served.end if served.end else 0.0,
@@ -74,6 +77,15 @@ def figures_of(plan: ServicePlan, served: Served, tally: Tally) -> Figures:
         **({"percentile_error": tally.error} if tally.error else {}),
         "warnings": list(_warnings(plan, served, tally, parts)),
     }
+
+
+def _brought(served: Served, tally: Tally) -> Figures:
+    """Shares of the prompts' tokens that tiers below the device had; nothing without tiers."""
+    if not served.brought_tokens:
+        return {}
+    parts = zip(TIERS, served.brought_tokens, strict=True)
+    shares = {name: tokens / max(1.0, tally.prompts) for name, tokens in parts}
+    return {"prefix_brought_share": shares}
 
 
 def _of_requests(plan: ServicePlan, tally: Tally) -> Figures:
@@ -197,9 +209,20 @@ def _warnings(
 ) -> Iterator[str]:
     """Say what a reader should know, such as a state that is not steady, or a flag's cost."""
     yield from (pool.straddles for pool in plan.pools.values() if pool.straddles)
-    if plan.workload.shared_prefix and not plan.engine.prefix_cache:
-        keys = "serving.workload.shared_prefix, serving.workload.prefix_groups"
-        yield f"not used: {keys}: serving.engine.prefix_cache is false"
+    load, engine = plan.workload, (plan.prefill or plan).engine
+    keys = ["serving.workload.shared_prefix", "serving.workload.prefix_groups"]
+    keys = keys if load.shared_prefix else []
+    keys += [f"serving.engine.{name}" for name in TIERS if getattr(engine, name)]
+    if keys and not engine.prefix_cache:
+        yield f"not used: {', '.join(keys)}: serving.engine.prefix_cache is false"
+    rate = _rate(tally.finished, tally.seconds)
+    if load.turns > 1 and load.rate is not None and rate < _CAME * load.rate:
+        stay = load.turns * (tally.spreads["e2e"].mean + load.think_time)
+        yield (
+            f"{rate:.3g} requests came a second, not the {load.rate:g} stated: a session takes"
+            f" about {stay:.3g} s, and until the first have ended they are fewer; set warmup to"
+            f" {stay:.0f} s and requests to {math.ceil(3.0 * load.rate * stay):,} or more"
+        )
     if not tally.state["reached"] and plan.workload.arrival != "all-at-once":
         yield f"there is no steady state, numbers hold for this run: {tally.state['reason']}"
     if served.moved:

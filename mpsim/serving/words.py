@@ -26,7 +26,7 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
         f" {summary['request_rate_per_s']:.4g} a second"
     )
     if summary["measured_s"] < summary["duration_s"]:
-        served += f", after {_time(summary['duration_s'] - summary['measured_s'])} of warm-up"
+        served += f" of the {_time(summary['duration_s'])} that were simulated"
     if "percentile_error" in summary:
         served += f"; percentiles within {percent(summary['percentile_error'])}"
     return [
@@ -140,6 +140,10 @@ def _cache(summary: Figures) -> str:
     text = f"{_use(use)} of {summary['memory']['tokens']:,} tokens"
     if summary["prefix_hit_share"]:
         text += f"; {percent(summary['prefix_hit_share'])} of prompt tokens cached"
+    places = {"host_cache": "the host's memory", "disk_cache": "its drives"}
+    brought = summary.get("prefix_brought_share", {})
+    for tier in (tier for tier in places if brought.get(tier)):
+        text += f"; {percent(brought[tier])} brought back from {places[tier]}"
     if summary["preemptions"]:
         text += f"; {plural(summary['preemptions'], 'preemption')}"
     return text

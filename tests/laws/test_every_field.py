@@ -46,6 +46,12 @@ REPLICA = {"serving.replicas": 1}
 SKEWED = {"model.moe.imbalance": 1.5, "parallelism": {"tp": 8, "ep": 4}}
 MIXTRAL = {"model.preset": "mixtral-8x7b", "parallelism.tp": 8}
 LONG = {"serving.workload.prompt": 3000, "serving.engine": {"max_tokens": 1024}}
+SESSIONS = {
+    "serving.replicas": 1,
+    "serving.kv_blocks": 400,
+    "serving.workload.turns": 6,
+    "serving.engine": {"prefix_cache": True},
+}
 PLACES: dict[str, dict[str, dict[str, Any]]] = {
     "framework": {
         **dict.fromkeys(("fused_softmax", "softmax_group"), APART),
@@ -78,6 +84,12 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         "narrow_gathers": {**NARROW, **SEQUENCES},
         **dict.fromkeys(("keeps_gathered", "copies_parts"), SEQUENCES),
         **dict.fromkeys(("context_exchange", "eager_context_sums"), CONTEXTS),
+        "whole_groups": {
+            "framework.preset": "torchtitan",
+            "schedule": {"name": "interleaved-1f1b", "virtual_stages": 2},
+            "training.global_batch": 12,
+        },
+        "has_chunks": {"schedule": {"name": "interleaved-1f1b", "virtual_stages": 2}},
         "overlap_warmup_flush": {
             "schedule": {"name": "interleaved-1f1b", "virtual_stages": 2},
         },
@@ -124,6 +136,7 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         **dict.fromkeys(("prompt_layer_time", "expert_kernel"), MIXTRAL),
         "cast_time": {"serving.weights": "fp8_block"},
         "chunked": LONG,
+        **dict.fromkeys(("host_cache", "disk_cache"), SESSIONS),
         "two_batch_overlap": {
             "model.preset": "mixtral-8x7b",
             "parallelism": {"tp": 8, "ep": 8},

@@ -64,6 +64,11 @@ def require_stream(workload: Workload, slo: ServiceLevel) -> None:
             f"got arrival: {workload.arrival}, which has no rate; needed poisson, gamma or trace to"
             " search for a rate, or for the fewest gpus"
         )
+    if workload.turns > 1:
+        raise ScenarioError(
+            f"got turns: {workload.turns}, whose requests wait for answers; needed 1 to search for"
+            " a rate, or for the fewest gpus: run the layouts side by side with a sweep"
+        )
     if slo.ttft is None and slo.tpot is None:
         raise ScenarioError(
             "got no limits; needed serving.slo with ttft or tpot to search for a rate, or for the"
