@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from mpsim import accessors
 from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run
-from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError, nearest
 from mpsim.hardware import Cluster, system, system_names
 from mpsim.parallel.axes import COMMUNICATION, Stream
 from mpsim.parallel.crossing import message_slowdown, placed
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
+from mpsim.result.communication import Over, communication_time
 from mpsim.result.figures import calibration
 from mpsim.result.intervals import Waits, idle_gaps, waits_before
 from mpsim.training.vocabulary import PARTS
@@ -181,28 +181,20 @@ def _charge_end(
 def _communication(timeline: Timeline, axes: Sequence[str]) -> dict[str, dict[str, float]]:
     program = timeline.program
     row, rank, stream = program.slots
+    own = {program.vocabulary.part(f"exposed_{axis}"): n for n, axis in enumerate(axes)}
+    axis_of = np.array([own.get(part, -1) for part in range(len(program.vocabulary.parts))])
     moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (stream != Stream.COMPUTE)
+    axis = np.where(moves, axis_of[program.part[row]], -1)
+    took = communication_time(timeline, Over(axis, len(axes)))
+    sends = (axis >= 0) & ((program.kind[row] != SEND) | (program.rank[row] == rank))
+    sent = np.zeros((program.ranks, len(axes)))
+    np.add.at(sent, (rank[sends], axis[sends]), (program.up_bytes + program.out_bytes)[row[sends]])
     weight = program.class_size / program.class_size.sum()
-    parts = {program.vocabulary.part(f"exposed_{axis}"): axis for axis in axes}
-    totals = {axis: {"hidden": 0.0, "exposed": 0.0, "bytes": 0.0} for axis in axes}
-    owner, kernels = program.compute_rows
-    for number in range(program.ranks):
-        mine = kernels[owner == number]
-        busy = Cover(timeline.start[mine], timeline.end[mine])
-        rows = row[moves & (rank == number)]
-        start, end = timeline.start[rows], timeline.end[rows]
-        hidden = busy.within(start, end)
-        sent = program.up_bytes[rows] + program.out_bytes[rows]
-        sent = np.where((program.kind[rows] == SEND) & (program.rank[rows] != number), 0.0, sent)
-        for part, axis in parts.items():
-            here = program.part[rows] == part
-            covered = float(hidden[here].sum())
-            entry = totals[axis]
-            entry["hidden"] += weight[number] * covered * TICK
-            entry["exposed"] += weight[number] * (float((end - start)[here].sum()) - covered) * TICK
-            entry["bytes"] += weight[number] * float(sent[here].sum())
+    columns = (weight @ took.hidden * TICK, weight @ took.exposed * TICK, weight @ sent)
+    figures = zip(*(column.tolist() for column in columns), strict=True)
+    keys = ("hidden", "exposed", "bytes")
     return {
-        axis: {key: float(value) for key, value in entry.items()} for axis, entry in totals.items()
+        name: dict(zip(keys, each, strict=True)) for name, each in zip(axes, figures, strict=True)
     }
 
 

@@ -10,6 +10,7 @@ Shapes: R rank classes, A axes, Q kernels of a template, W windows of time, B sp
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +48,21 @@ class CommunicationTime:
         return self.both[:, 1]
 
 
-def communication_time(timeline: Timeline) -> CommunicationTime:
-    """Measure a finished step, of a program with templates or without."""
+class Over(NamedTuple):
+    """Axes that a program communicates over, where they are not those of its streams."""
+
+    axis: Ints  # of each of its slots, -1 where it is none of a transfer
+    axes: int
+
+
+def communication_time(timeline: Timeline, over: Over | None = None) -> CommunicationTime:
+    """Measure a finished step, of a program with templates or, with axes of its own, without."""
     program = timeline.program
+    axis, axes = over or Over(AXIS_OF_STREAM[program.slots.stream], len(AXIS_NAMES))
     busy = _Busy(timeline)
     rank, row = program.compute_rows
     template = program.template[row]
-    total, hidden = np.zeros((2, program.ranks, len(AXIS_NAMES)))
+    total, hidden = np.zeros((2, program.ranks, axes))
     if busy.inside:
         chosen, kinds = template >= 0, len(program.templates)
         place, size = rank[chosen] * kinds + template[chosen], program.ranks * kinds
@@ -61,7 +70,7 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         total += count @ busy.inside.total
         hidden += count @ busy.inside.hidden
     # rows with transfers of their own, by rank and stream, where moments ascend
-    row, axis = program.slots.row, AXIS_OF_STREAM[program.slots.stream]
+    row = program.slots.row
     moves = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
     moves = moves[stable_order(program.slot[moves])]
     bounds = np.searchsorted(program.slots.rank[moves], np.arange(program.ranks + 1)).tolist()
@@ -74,7 +83,7 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         start, end = timeline.start[row[mine]], timeline.end[row[mine]]
         before = busy.until(ranks, np.tile(rank, 2), np.concatenate([start, end]))
         took = end - start, before[len(mine) :] - before[: len(mine)]
-        place = (rank - begin) * len(AXIS_NAMES) + axis[mine]
+        place = (rank - begin) * axes + axis[mine]
         for sums, ticks in zip((total[ranks], hidden[ranks]), took, strict=True):
             sums += np.bincount(place, weights=ticks, minlength=sums.size).reshape(sums.shape)
     return CommunicationTime(np.stack([hidden, total - hidden], axis=1))
