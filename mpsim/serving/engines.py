@@ -48,8 +48,7 @@ class EnginePreset:
     poll_steps: Count = 1
     """Decoding iterations after which the engine looks for requests that have come."""
     graph_sizes: tuple[Count, ...] = ()
-    """Numbers of sequences, of each rank that keeps requests of its own, that graphs were captured
-    for, ascending; none without graphs."""
+    """Sequences of each rank that keeps its own that graphs were captured for, ascending."""
     graph_padding: Flag = True
     """Whether a batch runs in the next larger graph; else it has its own graph, or none."""
     piecewise_graphs: Flag = False
@@ -57,7 +56,7 @@ class EnginePreset:
     step_time: Seconds = 0.0  # host time of an iteration that the device waits for [s]
     request_time: Seconds = 0.0  # host time of each sequence of an iteration [s]
     prompt_layer_time: Seconds = 0.0
-    """Host time of a layer of experts beside the device, where no graph launches it [s]."""
+    """Least time of a layer of experts in an iteration with prompts and without a graph [s]."""
     layer_time: Seconds = 0.0  # host time of a layer that the device waits for [s]
     host_layer_time: Seconds = 0.0
     """Host time of a layer beside the device: no iteration without a graph is shorter [s]."""
@@ -86,8 +85,7 @@ class EnginePreset:
     reduction_time: Seconds = 0.0
     """Time of the host at each of the library's all-reduces, which the device waits for [s]."""
     attention_ranks: Literal["even", "apart"] = "even"
-    """Requests of ranks that keep their own (`attention_dp`): `even`, as one engine that spreads
-    its work, or `apart`, each with its part of the budgets, waiting for the busiest."""
+    """Requests of ranks that keep their own: `even`, as of one engine, or `apart`."""
     shared_reads: Flag = True
     """Whether query heads of a group share the reads of their keys and values."""
     source: str = ""

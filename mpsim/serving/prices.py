@@ -34,6 +34,8 @@ _ACTIVATION = 2.0  # B: activations are 16 bits wide whatever the weights are
 _LOGIT = 4.0  # B
 _SAMPLING_PASSES = 3  # over the logits: scale, softmax, choice
 _STATE_KERNELS = 2  # a decoding layer's convolution and update of its state
+# launches of experts over a dense layer's: 45 (Megatron-LM, catalog of frameworks), 15 (vLLM 2023)
+_EXPERT_LAUNCHES = 3
 _EXACT = 64  # up to so many tokens an iteration is priced by itself, above between grid points:
 _GRAPHS = 512  # up to here every eighth, as graphs are captured, then by
 _GRID_STEP = 1.05
@@ -67,11 +69,13 @@ class IterationPrices:
     def __post_init__(self) -> None:
         work, rates, engine, draft = self.work, self.rates, self.engine, self.draft
         self._queries = 1 if draft is None else 1 + draft.tokens  # of a decoding sequence
-        experts = engine.prompt_layer_time * work.expert_layers
-        launches = max(engine.host_layer_time * work.layers, experts) * work.pp
-        # what the host takes to launch the layers one by one; compiled ones run as pieces of graphs
-        self._launches = 0.0 if engine.piecewise_graphs and engine.graph_sizes else launches
-        self.least_launches = 0.0 if engine.graph_sizes else launches
+        # layers that the host launches one by one; compiled ones run as pieces of graphs
+        alone = work.pp * (not engine.piecewise_graphs or not engine.graph_sizes)
+        layers = work.layers + _EXPERT_LAUNCHES * work.expert_layers
+        self._launches = engine.host_layer_time * layers * alone
+        self.least_launches = 0.0 if engine.graph_sizes else self._launches
+        experts = engine.prompt_layer_time * work.expert_layers * alone
+        self._floors = self._launches, max(self._launches, experts)  # without prompts, and with
         self._drafting: IterationPrices | None = None
         if draft is not None and draft.work is not None:
             self._drafting = dataclasses.replace(self, work=draft.work, draft=None)
@@ -185,8 +189,8 @@ class IterationPrices:
         if work.pp > 1:
             device = device + self.send_seconds(self.tokens_of(batch.decodes, batch.prompt_tokens))
         device = device * engine.slowdown
-        if launched and self._launches:
-            device = np.maximum(device, self._launches)
+        if launched and (floor := self._floors[batch.prompt_tokens > 0]):
+            device = np.maximum(device, floor)
         return device + engine.step_time + engine.request_time * sequences
 
     def exposed_seconds(self, tokens: float) -> tuple[float, float]:
