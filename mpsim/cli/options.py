@@ -167,9 +167,7 @@ def refuse(given: Mapping[str, object], why: str) -> None:
 def values_over(
     scenario: Scenario, over: Sequence[str] | None, *, option: str = "--over"
 ) -> dict[str, list[object]]:
-    """Values of each ``KEY=A,B,C``, as YAML reads them. ScenarioError if keys or values fit no
-    scenario; it names all of them, before any is simulated.
-    """
+    """Values of each ``KEY=A,B,C``, as YAML reads them. ScenarioError names all that fit none."""
     from mpsim.document import parse_scalar
     from mpsim.scenario import wrong_values
 

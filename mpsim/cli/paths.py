@@ -29,9 +29,7 @@ def check_trace(path: Path | None) -> Path | None:
 
 
 def check_file(path: Path | None) -> Path | None:
-    """`path` if a file can be written there; the folder must be there already. typer.BadParameter
-    if it cannot; it says what stands in the way.
-    """
+    """`path` if a file can be written there, in a folder that is there; else BadParameter."""
     if path is None:
         return None
     try:
@@ -59,9 +57,7 @@ def check_file_and_folder(path: Path | None) -> Path | None:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """`path` if it is a folder that files can be written to, or can become one. typer.BadParameter
-    if neither; it says what stands in the way.
-    """
+    """`path` if it is, or can become, a folder for files; typer.BadParameter says why it is not."""
     if path is None:
         return None
     try:

@@ -377,9 +377,7 @@ _TRACE = ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace
 
 
 def _show_formats(name: str | None, *, as_json: bool) -> None:
-    """Print every format, which way it goes, and what it becomes. `name`: of one format; all by
-    default. FormatError if there is no such format.
-    """
+    """Print every format, or that of a name, and both ways; FormatError if there is none."""
     from mpsim.formats import WRITERS
     from mpsim.formats.registry import ALIASES, FORMATS, named
 

@@ -23,9 +23,7 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")
 
 
 def json_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
-    """Content of a JSON object and the line of every dotted key. FormatError if it is no object,
-    breaks off, repeats a key, or is too large or too deep.
-    """
+    """A JSON object and the line of every dotted key. FormatError if it is none, or not sound."""
     text = _bounded(head, "a configuration in JSON")
     data = parse_json(text, head.path, error=FormatError)
     if not isinstance(data, dict):

@@ -239,9 +239,7 @@ class _Collective(NamedTuple):
 
 
 def _read_points(source: Head, options: Options) -> Points:
-    """Read matrix products and collectives of a trace. CalibrationError if it breaks off, a
-    duration is no number, or no event says of what shape it is.
-    """
+    """Read products and collectives of a trace. CalibrationError if it is cut or has no shapes."""
     del options
     path = source.path
     events = stream_events(path)
@@ -730,9 +728,7 @@ class _Trace:
 
 
 def _joined(times: Array, pieces: Cover) -> Array:
-    """One interval a piece, from its begin to the last of `times` within: what Python does before
-    and between operators that run again is part of it.
-    """
+    """One interval a piece, from its begin to the last of `times` within, with what is between."""
     import numpy as np
 
     if not len(times):

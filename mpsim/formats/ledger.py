@@ -146,9 +146,7 @@ class Ledger:
         version: str = "",
         moves: Callable[[str], bool] = lambda _: False,
     ) -> Imported:
-        """The file as it was understood: values, and the fate of every key. FormatError if
-        something was refused; every refusal is named.
-        """
+        """The file as understood, with the fate of every key. FormatError names every refusal."""
         if self._refused:
             raise FormatError(
                 "\n".join(

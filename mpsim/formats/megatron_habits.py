@@ -144,9 +144,7 @@ def _attention_changes(given: Reading) -> Iterator[_Change]:
 
 
 def write_habits(put: Writing) -> None:
-    """Put switches into the settings: each value that a row may have is tried, and kept where it
-    brings what a reader takes nearer to the run's habits.
-    """
+    """Put switches: values that bring what a reader takes nearer to the run's habits are kept."""
     chosen = put.run.framework
     wanted = framework(chosen.preset, chosen.overrides).fields()
     missed = _missed(put, put.given, wanted)

@@ -1,6 +1,4 @@
-"""Division of the work in Megatron's settings, and what one step trains on, read and written:
-degrees, sharding, schedule, batches, precision, recomputation.
-"""
+"""Division of the work in Megatron's settings, and what a step trains on, read and written."""
 
 from __future__ import annotations
 

@@ -200,9 +200,7 @@ class Writing:
         return False
 
     def write(self, *targets: str, usual: object = None) -> None:
-        """Write rows of the table: the first key of each value (else the usual one) that the
-        version has, in the tool's word where it has words of its own.
-        """
+        """Write rows of the table: each value's first key that the version has, in its word."""
         for to in targets:
             rows = keys_to(_KEYS, to)
             row = next((row for row in rows if self.has(row.name)), rows[0])

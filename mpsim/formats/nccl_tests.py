@@ -51,9 +51,7 @@ _LONGEST_LINE = 10_000  # characters: patterns go over lines again and again
 
 
 def _read_text_report(head: Head, options: Options) -> Points:
-    """Read the table that a program of nccl-tests prints. CalibrationError if it breaks off, a rank
-    is missing, results were wrong, or a time is no number.
-    """
+    """Read the table of nccl-tests. CalibrationError if it breaks off, or a result is no result."""
     path = head.path
     lines = read_text(path, needed="a report of nccl-tests", largest=_LARGEST).splitlines()
     if max(map(len, lines), default=0) > _LONGEST_LINE:

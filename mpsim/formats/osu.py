@@ -62,9 +62,7 @@ def _lines(path: Path, text: str) -> list[str]:
 
 
 def _read_report(head: Head, options: Options) -> Points:
-    """Read the tables of one run. FormatError if the number of ranks is not given, a result failed
-    its check, a row breaks off, or there is no row.
-    """
+    """Read the tables of one run. FormatError without a number of ranks, or of failed results."""
     text = read_text(head.path, needed="output of an OSU benchmark", largest=LARGEST)
     if options.ranks is None:
         raise FormatError(

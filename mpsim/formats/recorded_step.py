@@ -231,9 +231,7 @@ def _by_messages(left: Spans, right: Spans, apart: float) -> float | None:
 
 
 def _delays(left: Spans, right: Spans, apart: float) -> list[float]:
-    """Times from the end of an action of `left` to the end of that of `right` which takes its
-    result and may wait for it inside, by their own clocks.
-    """
+    """Times from ends of actions of `left` to those of `right` that take their results."""
     ends = {
         (span.kind == "forward", span.stage, span.microbatch): span.end for span in left.actions
     }

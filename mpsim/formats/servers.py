@@ -204,9 +204,7 @@ def _shared(name: str) -> frozenset[str]:
 
 
 def export_server(name: str, scenario: Scenario) -> Exported:
-    """Write the line that launches a service. FormatError if the scenario trains, has pools of
-    their own, another engine, or a model of no known repository.
-    """
+    """Write a service's launch line. FormatError if it trains, or the engine cannot run it."""
     engine, preset = tables.table_of(name), scenario.model.preset
     values = _values(scenario)
     models = (e for e in table(DATA, "servers")["models"] if e["preset"] == preset)

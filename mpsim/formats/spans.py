@@ -131,9 +131,7 @@ class Spans:
 
 
 class Busy:
-    """Intervals of one device by what it did in them: ``computation``, ``communication``,
-    ``memory``. `unit`: of the recording's times [s].
-    """
+    """Intervals of one device by what it did, in a recording's `unit` [s]."""
 
     def __init__(self, unit: float) -> None:
         self.unit = unit

@@ -65,9 +65,7 @@ def _is_torchtitan(head: Head) -> bool:
 
 
 def _read_torchtitan(head: Head, options: Options) -> Imported:
-    """Read a configuration of any of the four eras. FormatError if degrees do not divide, a name is
-    unknown, or a value is no number; it is named.
-    """
+    """Read a configuration of any era. FormatError names degrees, names, numbers that are wrong."""
     data, lines = json_config(head) if head.is_object else toml_config(head)
     ledger = Ledger(str(head.path), flat(data), lines)
     signs: Mapping[str, str] = _rules()["signs"]

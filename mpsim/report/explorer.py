@@ -158,9 +158,7 @@ def _schedule(scenario: Scenario) -> Iterator[Setting]:
 
 
 class Explorer:
-    """Answers to settings of a scenario, one at a time. `unlimited`: whether to compute whatever is
-    asked, however much memory and time it takes.
-    """
+    """Answers to settings of a scenario, one at a time; `unlimited`: however much they take."""
 
     def __init__(self, scenario: Scenario, *, unlimited: bool = False) -> None:
         self.scenario = scenario

@@ -27,8 +27,7 @@ class Work:
     """Work of the places of a model, in the order a token passes them, in any unit."""
 
     layers: tuple[float, ...]  # of every layer
-    # of the output head with its loss and what predicts further tokens. The embedding is a lookup
-    # and counts nothing
+    # of the output head with its loss and further tokens; the embedding, a lookup, counts nothing
     head: float
 
 

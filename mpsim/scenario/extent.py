@@ -40,9 +40,7 @@ def extent_of(scenario: Scenario, requests: int = 0) -> Extent:
 
 
 def refuse_large_scenario(scenario: Scenario, requests: int = 0) -> None:
-    """Refuse a scenario that costs more than the limits, with so many requests if they are known,
-    unless it was said that it is meant: a TooLargeError.
-    """
+    """Refuse a scenario that costs more than the limits, unless it is meant: a TooLargeError."""
     extent = extent_of(scenario, requests)
     refuse_large(
         f"{scenario.name or 'scenario'}: {extent.what}",

@@ -133,9 +133,7 @@ def said(data: Data) -> dict[str, object]:
 def server_problems(
     section: Mapping[str, object], preset: str, *, places: Mapping[str, tuple[int, int]]
 ) -> Iterator[Problem]:
-    """Options of ``server:`` that its engine does not have, that are not simulated, or whose value
-    is wrong; `places` are those of the keys of the file.
-    """
+    """Options of ``server:`` that are unknown, idle or wrong; `places` of the file's keys."""
     if not (name := _server_of(preset)):
         engines = [preset for name in SERVERS for preset in table_of(name)["presets"]]
         yield Problem(f"got {preset}; {nearest(preset, engines)}", "server.engine")

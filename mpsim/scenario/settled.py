@@ -94,9 +94,7 @@ def in_words(values: Mapping[str, object]) -> list[str]:
 
 
 def _written(data: Data, key: str) -> bool:
-    """Whether a file has a key; one that is no mapping where another key of it is needed counts
-    too, for the schema to complain.
-    """
+    """Whether a file has a key, or in its place something that the schema will refuse."""
     section, _, name = key.partition(".")
     if not name or section not in data:
         return section in data

@@ -150,9 +150,7 @@ def unused(scenario: Written) -> list[str]:
 
 
 def _leaves(data: object, head: str = "") -> Iterator[str]:
-    """Dotted keys of the values of a file, without those of its variants; a schedule is one, whose
-    keys take each other's place.
-    """
+    """Dotted keys of a file's values, without variants; a schedule counts as one."""
     inner = expand_shorthand(head, data)
     if isinstance(inner, dict) and head != "schedule":
         for key, value in inner.items():

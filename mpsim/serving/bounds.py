@@ -33,8 +33,7 @@ class ServiceBounds:
     """No simulation of the plan is better."""
 
     duration: float  # from the first arrival to the last token [s]
-    # that the batches of the busiest pool work, each as long as the others [s]: no stream is served
-    # faster, however long it is
+    # that the busiest pool's batches work, each as long as the others [s]: no stream is faster
     busy: float
     # of each request, float64[N] [s]
     ttft: Floats

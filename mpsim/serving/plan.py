@@ -41,8 +41,7 @@ _STREAM = 17  # of the seed: the requests are drawn from others
 class ServiceMemory:
     """Memory of the fullest accelerator of an instance, by its use [B]."""
 
-    # weights, activations, reserve: of the model; of the largest iteration; of context, libraries
-    # and graphs
+    # weights, activations, reserve: of the model; the largest iteration; context and graphs
     weights: float
     activations: float
     reserve: float

@@ -19,8 +19,7 @@ Floats = NDArray[np.float64]
 class Requests:
     """A stream of requests, in order of arrival."""
 
-    # since the start of the run [s]; in a closed loop, where a user sends the next request when the
-    # last one has ended, they do not count
+    # since the start of the run [s]; of no use in a closed loop, where users wait for answers
     arrival: NDArray[np.float64]
     # prompt, output: tokens of the prompt, and tokens to generate, at least 1 each
     prompt: NDArray[np.int64]
@@ -89,8 +88,7 @@ class Served:
     end: float = math.inf  # end of the last iteration [s]
     # of these batches, those of each pool; prompts first where they have one
     pools: tuple[int, ...] = (1,)
-    # for each pool: time in which its batches had requests but no ``cache`` for them, or waited for
-    # a ``transfer``, their sum [s]
+    # by pool: time in which batches lacked ``cache`` or waited for a ``transfer``, their sum [s]
     stalled: tuple[Mapping[str, float], ...] = ()
     # ``request``, ``source`` and ``target`` (batches), ``start``, ``end``, ``bytes``: float64[T]
     transfers: Mapping[str, Floats] = dataclasses.field(default_factory=dict)

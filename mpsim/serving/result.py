@@ -142,9 +142,7 @@ def run_service(
 
 
 def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) -> ServiceResult:
-    """Serve requests that were drawn before, as studies of many plans do. ScenarioError if the
-    service cannot hold its weights, or a request.
-    """
+    """Serve requests drawn before. ScenarioError if weights, or a request, do not fit."""
     plan.require(requests)
     return ServiceResult(scenario, plan, *as_they_came(requests, Service(requests, plan).run()))
 

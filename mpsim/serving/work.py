@@ -54,8 +54,7 @@ class Linear:
     product: Operator  # one rank's product for a token
     layers: int  # how many such matrices
     format: Format
-    # tokens that pass it over those of the instance's iteration: below 1 with attention data
-    # parallelism
+    # tokens that pass it over the iteration's: below 1 with attention data parallelism
     share: float = 1.0
 
     @property
@@ -126,8 +125,7 @@ class Attention:
     value_width: int
     # elements of cache a token that one decode reads: all key-value heads of the rank
     read_width: float
-    # elements multiplied a query head and cached token in decoding (two FLOP each): absorbed for
-    # latent attention
+    # elements a query head and cached token multiply in decoding (two FLOP each)
     decode_width: float
     window: int = 0  # tokens a query sees, 0 for all
     latent: bool = False

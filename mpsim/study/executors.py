@@ -194,9 +194,7 @@ def finished(waiting: Iterable[Future[T]], pool: Executor) -> Iterator[Future[T]
 def computed(
     pool: Executor | None, function: Callable[..., T], tasks: Sequence[Sequence[Any]]
 ) -> Iterator[T]:
-    """Results of a function for the arguments of each task, in their order, each as soon as it and
-    all before it have finished; in this process without a pool.
-    """
+    """Results of a function for each task, in order, each as soon as those before it are there."""
     if pool is None:
         yield from (function(*task) for task in tasks)
         return

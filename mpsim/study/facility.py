@@ -141,9 +141,7 @@ def _passed_over(winner: str, stated: float | None) -> str:
 
 
 def check_rates(rates: Mapping[str, float], used: Iterable[str]) -> None:
-    """Refuse a user's prices of accelerators that do not exist, or of none that is `used`.
-    ScenarioError with every name that is wrong.
-    """
+    """Refuse prices of no accelerators, or of none that is `used`. ScenarioError names all."""
     chips = dict.fromkeys(used)
     known = [*chips, *accelerator_names()]
     problems = [

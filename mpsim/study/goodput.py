@@ -94,9 +94,7 @@ class Goodput(Shown, Tabular):
         ]
 
     def sheet(self, *, name: str = "", tokens_per_s: float | None = None) -> Sheet:
-        """Shares of the time and what interrupts it, as ``mpsim goodput`` prints them; `name` and
-        rate [tokens/s] of the step that is repeated.
-        """
+        """Shares of the time, as ``mpsim goodput`` prints them; of a `name` and rate [tokens/s]."""
         told = self.to_json()
         rows = tuple((part, percent(share, digits=2)) for part, share in told["shares"].items())
         rate = ""

@@ -148,9 +148,7 @@ class Points:
 
 
 def named(journal: Journal, base: str) -> dict[str, str]:
-    """Names of points of the scenario `base` that were simulated, by their values: numbers and
-    quantities, which mean the same whatever files and catalogs hold.
-    """
+    """Names of simulated points of `base` by values whose meaning no file or catalog can change."""
     return {
         _words(entry["values"]): name
         for name, entry in journal.items()
@@ -288,9 +286,7 @@ def sweep(
 
 
 def _chunks(missing: Sequence[int], jobs: int) -> list[Sequence[int]]:
-    """Points computed together: few at first, so that there is something to see, then more; several
-    chunks for every process, and few enough to lose.
-    """
+    """Points computed together: few at first, to be seen, then more; several chunks a process."""
     most = max(1, min(_TOGETHER, len(missing) // (4 * max(jobs, 1))))
     chunks: list[Sequence[int]] = []
     at = 0

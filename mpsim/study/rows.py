@@ -172,9 +172,7 @@ class Sweep(Shown, Tabular):
 
     @property
     def best(self) -> Row | None:
-        """The usable row with the most tokens per second and accelerator (of services that keep
-        their limits, with output tokens); the first of equals.
-        """
+        """Usable row with most tokens/s an accelerator; of services one that keeps its limits."""
         usable = [row for row in self.rows if row.usable]
         if any(row.serves for row in usable):
             kept = [row for row in usable if figure_of(row.summary or {}, "slo.met")]
@@ -184,9 +182,7 @@ class Sweep(Shown, Tabular):
 
     @property
     def thriftiest(self) -> Row | None:
-        """The usable row of a training step that takes the least energy a token, as the meter sees
-        it; the first of equals, None of services.
-        """
+        """The usable row of a step with least energy a token at the meter; None of services."""
         usable = [row for row in self.rows if row.usable and not math.isnan(row.number(_AT_METER))]
         return min(usable, key=lambda row: row.number(_AT_METER), default=None)
 

@@ -31,8 +31,8 @@ class Known(NamedTuple):
     bias: float
 
     def ends(self, known: tuple[float, float]) -> tuple[float, float]:
-        """Factors on the hours of a plan whose steps and stops leave them between two: as much
-        farther off as trainings were.
+        """Factors on the hours of a plan that leaves them between two: as much farther off as
+        trainings were.
         """
         half = math.log(known[1] / known[0]) / 2
         return math.exp(self.low * half), math.exp(self.high * half)

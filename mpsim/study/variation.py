@@ -429,9 +429,7 @@ def _table(variance: float, peers: int) -> Floats:
 
 
 def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Floats, float]]]:
-    """Factors by which every rank computes longer [coordinates of the mesh], and sends longer on
-    each thin link, with the share of time it does.
-    """
+    """Factors by which ranks compute longer, and send longer on thin links, at a share of time."""
     plan, cluster = result.plan, result.plan.layout.cluster
     ranks = plan.layout.mesh.ranks
     node = cluster.node_of(ranks)

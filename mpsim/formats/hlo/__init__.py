@@ -56,9 +56,7 @@ def _read_facts(head: Head, options: Options) -> Recorded:
 
 
 def facts_of(module: Module, path: Path) -> Recorded:
-    """Facts of a compiled module: FLOPs of one device, collectives with bytes and groups.
-    FormatError if groups are in no known spelling.
-    """
+    """Facts of a compiled module: FLOPs of a device, collectives. FormatError: unknown spelling."""
     flops, collectives, warnings = 0, [], dict[str, None]()
     carried: dict[str, bool] = {}  # long computations hold many collectives
     for computation, line, times in module.walk():

@@ -1,6 +1,4 @@
-"""Checks of what both jobs have: presets that exist, and variants (sweep, overrides) that fit; and
-the nearest legal values that any check can suggest.
-"""
+"""Checks of what both jobs have: presets, variants that fit; and the nearest legal values."""
 
 from __future__ import annotations
 

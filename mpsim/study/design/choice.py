@@ -1,6 +1,4 @@
-"""Changes of the choice of a design: upgrades of the chosen cluster, prices and times that make
-another as good, and constants it rests on.
-"""
+"""Changes of a design's choice: upgrades, what makes another as good, constants it rests on."""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ _PLACES = 200  # of the integral over the error of the chosen one
 
 
 class Upgrade(NamedTuple):
-    """One change to the chosen cluster: what it makes faster, and what it costs more, each as a
-    share; None where nobody says what it costs.
-    """
+    """One change to the chosen cluster: how much faster and dearer; None where nobody says."""
 
     name: str
     faster: float

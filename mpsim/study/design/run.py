@@ -1,6 +1,4 @@
-"""A design study: clusters beyond a bound, or beaten even at the best rate of their accelerators,
-are ruled out, the others get the best layout of each job.
-"""
+"""A design study: hopeless clusters are ruled out, the others get best layouts of each job."""
 
 from __future__ import annotations
 

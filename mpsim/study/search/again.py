@@ -124,9 +124,7 @@ def _timed(scenario: Scenario, known: _Known, graphs: Graphs) -> Best:
 
 
 def _envelope(scenarios: Sequence[Scenario]) -> Scenario:
-    """A scenario whose network is at least as good as that of each: the fastest NICs, and one
-    switch without latency that joins all nodes.
-    """
+    """A scenario with a network as good as each: the fastest NICs, one switch without latency."""
     machines = [scenario.hardware for scenario in scenarios]
     fastest = max(machines, key=lambda machine: machine.node.nic_bandwidth)
     place = machines.index(fastest)

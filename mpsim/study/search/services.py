@@ -178,9 +178,7 @@ class Services(Space[_Candidate]):
         return self.objective in ("rate", *FEWEST) and has_stream(service.workload, service.slo)
 
     def _counts(self, layout: ServiceLayout, streams: Streams) -> Sequence[int]:
-        """Numbers of instances that may serve the rate of the workload, the fewest first: none
-        serves more than one alone, times their number.
-        """
+        """Numbers of instances that may serve the rate, fewest first, each as much as alone."""
         plan, most = layout.plan, layout.plan.replicas
         free = "replicas" not in self._given and plan.prefill is None
         least = 1

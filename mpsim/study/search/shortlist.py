@@ -1,6 +1,4 @@
-"""A shortlist: a few layouts to launch for twenty steps each, written as short runs;
-`mpsim.study.search.tried` reads their logs.
-"""
+"""A shortlist: layouts to launch for twenty steps; `mpsim.study.search.tried` reads the logs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Switches of a stack that a search leaves as the file has them: what each, and all that help
-together, would give the best layout and its ties.
-"""
+"""Switches that a search leaves as they are: what each, and all that help, would give."""
 
 from __future__ import annotations
 
