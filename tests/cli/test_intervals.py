@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "sweep services": ("sweep", SERVICE, "--over", f"{REQUESTS}=1,2,5,9,19,20,40", "--jobs", 1),
     "validate": ("validate", "rows.csv"),
     "validate services": ("validate", "served.csv"),
-    "search": ("search", STEP, "--set", "cluster.nodes=1"),
+    "search": ("search", STEP, "--set", "cluster.nodes=1", "--over", "parallelism.cp=1", "--over", "parallelism.tp=1,2"),
     "search services": ("search", SERVICE),
     "plan": ("plan", STEP, "--tokens", "1T"),
     "scale": ("scale", STEP, "--gpus", "16,32"),

@@ -21,10 +21,18 @@ DATA = Path(__file__).resolve().parents[3] / "validation" / "data" / "memory-run
 GIBI = 2.0**30
 
 
+ASKED = ("tune-", "litgpt", "mb-70bsft", "titan", "peft-", "mrel-")
+"""How the ids of rows begin that are asked for below; those of adapters have lora in them."""
+
+
 @pytest.fixture(scope="module")
-def shipped() -> dict[str, Record]:
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
     """Records of the shipped rows by id."""
-    return {record.id: record for record in validate_files([DATA]).records}
+    head, *rows = DATA.read_text("utf-8").splitlines(keepends=True)
+    kept = [row for row in rows if row.startswith(ASKED) or "lora" in row.partition(",")[0]]
+    few = tmp_path_factory.mktemp("peaks") / DATA.name
+    few.write_text(head + "".join(kept), "utf-8")
+    return {record.id: record for record in validate_files([few]).records}
 
 
 def plan_of(**columns: str) -> Plan:
