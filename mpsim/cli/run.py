@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
-from mpsim.cli.emit import targets
 from mpsim.cli.options import (
     AsJson,
     Emit,
@@ -25,6 +24,7 @@ from mpsim.inputs import shown
 from mpsim.output import safe_name
 
 if TYPE_CHECKING:
+    from mpsim.cli.emit import Target
     from mpsim.result import Result
     from mpsim.scenario import Scenario
     from mpsim.serving import ServiceResult
@@ -69,7 +69,7 @@ def run(
         refuse(alone, f"one file holds one scenario, got {len(files)}")
     changes = [] if engine is None else [f"simulation.engine={engine.value}"]
     scenarios = reading.load_all(files, *changes)
-    emitting = targets(emit, scenarios)
+    emitting = _emitting(emit, scenarios)
     folders = _folders(scenarios, plots)
     for scenario, folder, wanted in zip(scenarios, folders, emitting, strict=True):
         if scenario.serves:
@@ -97,6 +97,15 @@ def run(
             _write_snapshot(result, memory_snapshot, as_json=as_json)
         for item in configurations:
             item.write(as_json=as_json)
+
+
+def _emitting(words: list[str] | None, scenarios: list[Scenario]) -> list[list[Target]]:
+    """Targets of every scenario; what writes them is imported for who asks for some."""
+    if not words:
+        return [[] for _ in scenarios]
+    from mpsim.cli.emit import targets
+
+    return targets(words, scenarios)
 
 
 def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]:
