@@ -8,7 +8,7 @@ says takes the default of the engine on a device of that memory. What `serving` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,12 +36,14 @@ class _Form(NamedTuple):
     """Text of a number, how it is read, and what it has to be."""
 
     pattern: str
-    read: type[int] | type[float]
+    read: Callable[[str], object]
     needed: str
 
 
 _FORMS: Final = {
     "int": _Form(r"[1-9]\d{0,14}", int, "a whole number of at least 1"),
+    # sizes of graphs up to a largest one
+    "graphs": _Form(r"[1-9]\d{0,3}", lambda n: [1, 2, 4, *range(8, int(n), 8), int(n)], "a size"),
     "number": _Form(r"0?\.\d{1,9}|1(\.0*)?", float, "a share above 0, at most 1"),
 }
 _SWITCH: Final = {"true": True, "false": False}

@@ -103,7 +103,7 @@ def test_traffic_and_limits_are_told_as_lost(scenarios):
 
 def test_the_file_that_a_line_names_is_read_where_the_script_writes_it(launched):
     """trtllm-serve has no option for the cache's format: it stands in a YAML file, here a heredoc."""
-    config = "kv_cache_config:\n  dtype: fp8\n  enable_block_reuse: false\nenable_attention_dp: true\nmoe_load_balancer: {num_slots: 144}"
+    config = "kv_cache_config:\n  dtype: fp8\n  enable_block_reuse: false\nenable_attention_dp: true\nmoe_load_balancer: {num_slots: 144}\ncuda_graph_config: {enable_padding: true, max_batch_size: 20}"
     line = f"cat > opt.yml << EOF\n{config}\nEOF\n{TRTLLM} --extra_llm_api_options opt.yml"
     values = launched(line)
     expected = {
@@ -112,6 +112,8 @@ def test_the_file_that_a_line_names_is_read_where_the_script_writes_it(launched)
         "serving.attention_dp": 4,
         "serving.engine.eplb": True,
         "serving.engine.redundant_experts": 16,
+        "serving.engine.graph_padding": True,
+        "serving.engine.graph_sizes": [1, 2, 4, 8, 16, 20],
     }
     assert expected.items() <= values.items()
 
