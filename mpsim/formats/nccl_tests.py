@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import MeasuredPoint, Points, collective_name, collective_point
@@ -64,8 +64,8 @@ def _read_text_report(head: Head, options: Options) -> Points:
     width = _HALF + (_SPREAD if "p99" in head_line or "cv%" in head_line else 0)
     name = _named(path, next((m[1] for line in lines if (m := _PROGRAM.search(line))), ""))
     if ranks or options.ranks is None:
-        members, hosts, device = _places(
-            path, [(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
+        members, hosts, device = _group(
+            path, [_Rank(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
         )
     else:
         members, hosts, device = options.ranks, 1, ""
@@ -129,7 +129,7 @@ def _read_json_report(head: Head, options: Options) -> Points:
         )
     if "end_time" not in report or not isinstance(report.value("results"), list):
         raise CalibrationError(f"{path}: truncated, it has no end_time; run it to its end")
-    members, hosts, device = _places(path, _ranks(report.record("config")))
+    members, hosts, device = _group(path, _ranks(report.record("config")))
     program = _PROGRAM.search(" ".join(map(str, report.items("args", []))))
     name = _named(path, program[1] if program else "")
     points: dict[int, MeasuredPoint] = {}
@@ -159,8 +159,25 @@ def _read_json_report(head: Head, options: Options) -> Points:
     )
 
 
-def _ranks(config: Record) -> list[tuple[int, int, str, str]]:
-    """Rank, group, host and GPU of every process, which has a rank a thread and GPU."""
+class _Rank(NamedTuple):
+    """One rank of a run."""
+
+    rank: int
+    group: int
+    host: str
+    gpu: str  # its name; empty where the report has none
+
+
+class _Group(NamedTuple):
+    """A communicator."""
+
+    members: int
+    hosts: int
+    gpu: str
+
+
+def _ranks(config: Record) -> list[_Rank]:
+    """Ranks of every process, which has one a thread and GPU."""
     each = config.whole("nthreads", 1, least=1, most=_MOST_RANKS) * config.whole(
         "ngpus", 1, least=1, most=_MOST_RANKS
     )
@@ -168,7 +185,7 @@ def _ranks(config: Record) -> list[tuple[int, int, str, str]]:
     if each * len(devices) > _MOST_RANKS:
         raise config.wrong("devices", f"{_MOST_RANKS:,} ranks or fewer")
     return [
-        (
+        _Rank(
             device.whole("rank", most=_MOST_RANKS) + index,
             device.whole("group", 0),
             device.text("hostname"),
@@ -234,23 +251,23 @@ def _named(path: Path, word: str) -> str:
     )
 
 
-def _places(path: Path, ranks: Sequence[tuple[int, int, str, str]]) -> tuple[int, int, str]:
-    """Ranks of a communicator, their nodes and GPU's name, of (rank, group, host, GPU)."""
+def _group(path: Path, ranks: Sequence[_Rank]) -> _Group:
+    """The communicator of the first rank."""
     if not ranks:
         raise CalibrationError(f"{path}: names no rank; needed the lines '#  Rank 0 Pid ...'")
-    numbers = sorted({rank for rank, _, _, _ in ranks})
+    numbers = sorted({each.rank for each in ranks})
     missing = next((index for index, rank in enumerate(numbers) if rank != index), None)
     if missing is not None:
         raise CalibrationError(
             f"{path}: rank {missing} of {numbers[-1] + 1} is missing; join the output of all ranks"
         )
-    devices = {info for _, _, _, info in ranks if info}
+    devices = {each.gpu for each in ranks if each.gpu}
     if len(devices) > 1:
         raise CalibrationError(
             f"{path}: mixes {', '.join(map(shown, sorted(devices)[:4]))}; calibrate each on its own"
         )
-    first = [(host, info) for _, group, host, info in ranks if group == ranks[0][1]]
-    return len(first), len({host for host, _ in first}), next(iter(devices), "")
+    first = [each.host for each in ranks if each.group == ranks[0].group]
+    return _Group(len(first), len(set(first)), next(iter(devices), ""))
 
 
 def _source(

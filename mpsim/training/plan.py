@@ -205,7 +205,7 @@ class Plan(Saved):
 
     @property
     def keeps_gathered(self) -> bool:
-        """Whether a stage gathers its parameters once a step and keeps them, as pipelines do."""
+        """Whether a stage gathers its parameters once a step and keeps them, as pipelines may."""
         return (
             self.gathers_units
             and self.layout.mesh.pp > 1

@@ -385,5 +385,5 @@ def _kept_features(by_place: Mapping[Place, Operator], keeps: Collection[str]) -
 
 
 def _last_needed(operators: Collection[Operator]) -> int:
-    """Where no gradient of the layer reads on: its second product, or that product's cast."""
+    """Where begins what no gradient of the layer reads: the MLP's second product, or its cast."""
     return next(i for i, operator in enumerate(operators) if operator.place == _DOWN)

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpsim.errors import FormatError
 from mpsim.formats.hlo.groups import MOST_DEVICES
@@ -89,6 +89,14 @@ class Instruction:
         return int(match[1]) if match else None
 
 
+class Visit(NamedTuple):
+    """An instruction that a step runs."""
+
+    computation: str  # in which it stands
+    line: Instruction
+    times: int  # how often it runs
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Module:
     """A compiled module."""
@@ -127,15 +135,13 @@ class Module:
         """Bytes of each operand that lie in the device's main memory."""
         return [device_bytes(self.operand_type(computation, item)) for item in line.operands]
 
-    def walk(self) -> Iterator[tuple[str, Instruction, int]]:
-        """Every instruction that a step runs, with its computation and how often it runs."""
+    def walk(self) -> Iterator[Visit]:
+        """Every instruction that a step runs."""
         yield from self._walk(self.entry, 1, 0)
 
-    def _walk(
-        self, computation: str, times: int, depth: int
-    ) -> Iterator[tuple[str, Instruction, int]]:
+    def _walk(self, computation: str, times: int, depth: int) -> Iterator[Visit]:
         for line in self.lines(computation) if depth <= DEEPEST else ():
-            yield computation, line, times
+            yield Visit(computation, line, times)
             times_inside = times * self.trips(line) if line.kind == "while" else times
             for name in self.called(line):
                 yield from self._walk(name, times_inside, depth + 1)
