@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=pydantic.BaseModel)
 
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _PROVENANCE = ("source", "as_of", "title")
 _PRESETS = 16  # models, frameworks and hashes of files that stay ready
 
@@ -62,13 +63,13 @@ def digest_of(scenario: Written) -> str:
     del content["name"]
     for study in STUDIES:
         content.pop(study, None)
-    content["framework"] = _behaviour(scenario.software)
     if scenario.schedule.file is not None:
         content["schedule"]["file"] = _hashed(scenario, scenario.schedule.file, "a schedule")
     if scenario.serving is not None and (trace := scenario.serving.workload.trace) is not None:
         content["serving"]["workload"]["trace"] = _hashed(scenario, trace, "a trace of requests")
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    known = {"model": _words(scenario.transformer), "framework": _words(scenario.software)}
+    texts = (f'"{key}":{known.get(key) or _JSON(content[key])}' for key in sorted(content))
+    return hashlib.sha256(f"{{{','.join(texts)}}}".encode()).hexdigest()
 
 
 def _hashed(scenario: Written, file: str, needed: str) -> str:
@@ -99,13 +100,12 @@ def _figures(preset: Transformer | Framework) -> Fields:
 
 
 @remembered(_PRESETS)
-def _behaviour(software: Framework) -> Fields:
-    """Fields of a framework that decide a result, its word for recomputation settled by then."""
-    fields = _figures(software)
-    kernels = {
-        name: value for name, value in fields["kernels"].items() if name != "recompute_selective"
-    }
-    return {**fields, "kernels": kernels}
+def _words(preset: Transformer | Framework) -> str:
+    """Fields that decide a result as JSON; a word for recomputation is settled by then."""
+    fields = dict(_figures(preset))
+    if kernels := fields.get("kernels"):
+        fields["kernels"] = {k: value for k, value in kernels.items() if k != "recompute_selective"}
+    return _JSON(fields)
 
 
 def _parallelism(scenario: Written) -> Fields:
@@ -160,7 +160,9 @@ def _simulation(scenario: Written) -> Fields:
     return {key: value for key, value in data.items() if usual.get(key) is not value}
 
 
+@remembered(_PRESETS)
 def _cluster(cluster: Cluster) -> Fields:
+    """Fields of a cluster, shared by points: do not change."""
     node, chip, where = cluster.node, cluster.accelerator, cluster.placement
     placed = where.value if isinstance(where, Placement) else where
     choice = _spelled(
