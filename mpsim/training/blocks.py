@@ -95,7 +95,7 @@ class Blocks:
         self.sums = sums
         self._plan = plan
         self._costs = costs
-        self._recipes = _recipes(_division(plan))
+        self._recipes = _recipes(plan.division)
         self._templates: dict[tuple[object, ...], Template] = {} if known is None else known
         self._rows: dict[tuple[object, ...], list[Block]] = {}
         # what each template was priced by, and consists of
@@ -412,19 +412,6 @@ class Blocks:
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end; equal rows of blocks share one template."""
         return _laid(action, *[(block.layer, block.template) for block in blocks])
-
-
-def _division(plan: Plan) -> tuple[object, ...]:
-    """Key of what decides the recipes of a plan beside its recomputation: the model, how its layers
-    are divided, and what software and chips make of them.
-    """
-    layout = plan.layout
-    return (
-        *(layout.model, layout.framework, layout.precision, layout.tuning, layout.document),
-        *(layout.mesh.of_layers, layout.sequence_parallel, plan.sharding),
-        *(plan.micro_batch, plan.sequence_length, plan.reference, plan.interference),
-        *(layout.cluster.accelerator, *(part.accelerator for part in layout.stage_clusters)),
-    )
 
 
 @remembered(_DIVISIONS)

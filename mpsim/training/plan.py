@@ -124,6 +124,19 @@ class Plan(Saved):
         return self.layout.sharding(self.tokens)
 
     @property
+    def division(self) -> tuple[object, ...]:
+        """Key of what decides operators inside a stage, beside recomputation: the model, how its
+        layers are divided, and what software and chips make of them.
+        """
+        layout = self.layout
+        return (
+            *(layout.model, layout.framework, layout.precision, layout.tuning, layout.document),
+            *(layout.mesh.of_layers, layout.sequence_parallel, self.sharding),
+            *(self.micro_batch, self.sequence_length, self.reference, self.interference),
+            *(layout.cluster.accelerator, *(part.accelerator for part in layout.stage_clusters)),
+        )
+
+    @property
     def message_bytes(self) -> float:
         """Whole message from a stage to the next about one microbatch [B]."""
         return self.layout.message_bytes(self.tokens)

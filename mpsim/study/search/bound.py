@@ -33,9 +33,10 @@ from mpsim.program.program import TICK
 from mpsim.program.template import ticks
 from mpsim.schedule import Action, Orders, schedule
 from mpsim.study.search.layouts import Frame, Layout
-from mpsim.study.search.shapes import KEPT, Exposed, Shapes, StageParts, content, part_names, varied
+from mpsim.study.search.shapes import Exposed, Shapes, StageParts, content, part_names, varied
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.account import overhead
+from mpsim.training.memory.activations import KEPT
 from mpsim.training.memory.flight import Flight
 from mpsim.training.memory.fresh import Fresh, fresh_gradients
 from mpsim.training.memory.states import (

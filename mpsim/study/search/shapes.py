@@ -25,7 +25,7 @@ from mpsim.program.template import ticks
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
-from mpsim.training.memory.activations import Kept, Pieces
+from mpsim.training.memory.activations import Pieces, columns_of
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (
     collective_columns,
@@ -37,8 +37,6 @@ from mpsim.training.vocabulary import TRAINING
 _TEMPLATES = 4096
 _DIVISIONS = 1024  # whose pieces stay ready
 Floats = NDArray[np.float64]
-
-KEPT = tuple(field.name for field in dataclasses.fields(Kept))  # columns of what stages keep
 
 
 def part_names(plan: Plan) -> tuple[str, ...]:
@@ -77,7 +75,7 @@ class Shapes:
         key = (len(plan.layout.stages) == 1, _division(plan))
         pieces = self._pieces.get_or(key, lambda: Pieces(plan))
         kept = [pieces.kept(plan, stage) for stage in stages.values()]
-        return np.array([[getattr(each, field) for field in KEPT] for each in kept])
+        return np.array([columns_of(each) for each in kept])
 
     def ticks(
         self, plan: Plan, stages: Mapping[tuple[object, ...], Stage], actions: tuple[Action, ...]

@@ -9,12 +9,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost.quantise import FORMATS, format_bytes
-from mpsim.memo import asked_once
+from mpsim.memo import Memo, asked_once, remembered
 from mpsim.parallel import Sharding, Stage, shard
 from mpsim.schedule import Action
 from mpsim.training.memory.fresh import blocks_as_one, fresh_gradients, fullest
@@ -32,6 +33,7 @@ from mpsim.workload import (
     kept_narrow,
 )
 
+_DIVISIONS = 64  # whose pieces stay ready, for points of a sweep
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 _FLOAT32 = 4  # in which a loss is computed
 _SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
@@ -69,6 +71,10 @@ class Kept:
             max(self.of_layers, other.of_layers),
             max(self.of_loss, other.of_loss),
         )
+
+
+KEPT = tuple(field.name for field in dataclasses.fields(Kept))  # columns of what stages keep
+columns_of = attrgetter(*KEPT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -120,8 +126,18 @@ SIGNS = {
 
 def kept_by_stage(plan: Plan) -> list[Kept]:
     """Bytes that each stage keeps of a microbatch, and needs beside that while it runs backward."""
-    pieces = Pieces(plan)
+    # what a head needs beside its logits is another where gradients do not stay
+    fresh = len(plan.layout.stages) == 1, bool(fresh_gradients(plan).total)
+    known = _pieces((*plan.division, plan.recompute, plan.longest, *fresh))
+    pieces = known.get_or("", lambda: Pieces(plan))
     return [pieces.kept(plan, stage) for stage in plan.layout.stages]
+
+
+@remembered(_DIVISIONS)
+def _pieces(division: tuple[object, ...]) -> Memo[str, Pieces]:
+    """The pieces of all plans with a division."""
+    del division
+    return Memo(1)
 
 
 def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
@@ -201,9 +217,8 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     """
     orders = plan.orders
     kind = orders.kind
-    names = [field.name for field in dataclasses.fields(Kept)]
-    table = np.array([dataclasses.astuple(stage) for stage in kept or kept_by_stage(plan)])
-    columns = dict(zip(names, table.T[:, orders.stage], strict=True))
+    table = np.array([columns_of(stage) for stage in kept or kept_by_stage(plan)])
+    columns = dict(zip(KEPT, table.T[:, orders.stage], strict=True))
     held = np.stack([columns[name] for name in ("for_input", "for_weight", "logits")])
     change = held * np.array([SIGNS[action] for action in Action], dtype=float).T[:, kind]
     bounds = orders.rank_ptr.tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpsim import Scenario, load, simulate
+from mpsim import Scenario, load, memo, simulate
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
 from mpsim.training.memory.account import (
@@ -331,3 +331,21 @@ def test_links_of_another_rate_are_the_same_account() -> None:
     )
     assert account_memory(slow) is account_memory(fast)
     assert account_memory(narrow) is not account_memory(fast)
+
+
+def test_memory_is_the_same_whichever_plan_of_a_division_was_asked_first() -> None:
+    """What stages keep is shared by plans that divide layers alike, and depends on nothing else."""
+    plans = [
+        small_plan(pp=pp, microbatches=8, recompute=recompute, zero=zero, tp=tp)
+        for pp, recompute, zero, tp in (
+            (1, "none", 0, 1),
+            (4, "none", 0, 1),
+            (4, "full", 0, 1),
+            (2, "full", 1, 2),
+        )
+    ]
+    asked = []
+    for order in (plans, plans[::-1]):
+        memo.forget()
+        asked.append([kept_by_stage(plan) for plan in order])
+    assert asked[0] == asked[1][::-1]
