@@ -181,14 +181,14 @@ class LayoutCosts:
         divide it [B].
         """
         key = (self.layout.mesh, self.layout.sequence_parallel, source, target, size)
-        if key not in self._sent:
+        if (sent := self._sent.get(key)) is None:
             crosses = self.places.crosses(self.layout.mesh, source, target)
             receivers = self.group(("tp",), target)
             slower = self.slowdown(source, target)
-            self._sent[key] = max(
+            self._sent[key] = sent = max(
                 self.of(end)._message(size, crosses, receivers, slower) for end in (source, target)
             )
-        return self._sent[key]
+        return sent
 
     def slowdown(self, source: int, target: int) -> float | None:
         """How many times longer the fabric makes messages of two ranks; None without thin links."""

@@ -51,6 +51,7 @@ def accelerator(name: str) -> Accelerator:
     return parse_accelerator(name, catalog_entry("accelerators", name))
 
 
+@remembered(1024)
 def board_power(chip: Accelerator) -> float:
     """Power limit of a board [W]: the catalog's where somebody lowered that of `chip`."""
     if chip.name not in accelerator_names():

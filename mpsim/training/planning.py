@@ -42,6 +42,7 @@ class Division:
         return cls(scenario.stage_layers, p.embedding_counts_as_layer, p.loss_counts_as_layer)
 
 
+@remembered(_ORDERS)
 def place_layers(layers: int, orders: Orders, division: Division) -> tuple[Stage, ...]:
     """Divide layers among the stages of an order, each on its pipeline rank."""
     parts = partition_layers(
