@@ -134,6 +134,10 @@ class MissingExtraError(MpsimError, ImportError):
         self.extra = extra
 
 
+# what others call a thing, where no spelling of ours is near
+_OTHERS = dict.fromkeys(("int4", "awq", "gptq"), "w4a16")
+
+
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
     """Say which known names are close to `name`. `name`: what was written. `known`: what would have
     been accepted. `count`: how many suggestions at most.
@@ -147,6 +151,8 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
     "did you mean 'h100-sxm'?"
     """
     names = sorted(set(known))
+    if (meant := _OTHERS.get(name.lower())) in names:
+        return f"did you mean {meant!r}?"
     cutoff = 0.5 if len(name) < 4 else 0.6  # one slip in two letters is half of them
     close = difflib.get_close_matches(name.rpartition("/")[2], names, n=count, cutoff=cutoff)
     if close:

@@ -38,6 +38,7 @@ from mpsim.workload import model as find_model
 _LARGEST: Final = 4_000_000  # characters of a script
 _FILE, _IN_FILE = "llm-api.yaml", "file"
 _MODEL, _DRAFTS = "model.preset", "serving.speculation.tokens"
+_ENGINE: Final = "serving.engine.preset"
 
 
 def _read_server(name: str, head: Head, options: Options) -> Imported:
@@ -49,7 +50,7 @@ def _read_server(name: str, head: Head, options: Options) -> Imported:
         if word.unknown:
             ledger.refuse(f"{ledger.place(key)}: got {', '.join(word.unknown)}; write its value")
     engine = tables.table_of(name)
-    ledger.assume("serving.engine.preset", engine["engine"], f"{engine['title']} of 2025 on")
+    ledger.assume(_ENGINE, engine["engine"], f"{engine['title']} of 2025 on")
     for row in engine["keys"]:
         _read_row(ledger, row)
     routed = _read_model(name, ledger)
@@ -69,7 +70,8 @@ def _stated(name: str, head: Head) -> dict[str, Word]:
     found: dict[tuple[str, ...], dict[str, Word]] = {}
     script = head.read("a launch line", _LARGEST)
     for command in commands(script):
-        texts = [PurePosixPath(word.text).name for word in command.words]
+        # an image that starts the server has its name without a tag
+        texts = [PurePosixPath(word.text).name.partition(":")[0] for word in command.words]
         for place, start in itertools.product(range(len(texts)), starts):
             end = place + len(start)
             if texts[place:end] == start:
@@ -209,11 +211,12 @@ def export_server(name: str, scenario: Scenario) -> Exported:
     values = _values(scenario)
     models = (e for e in table(DATA, "servers")["models"] if e["preset"] == preset)
     repository = next((entry["repository"] for entry in models), "")
-    chosen = values.get("serving.engine.preset")
+    chosen = values.get(_ENGINE)
+    engines = {engine["engine"], *(row.says for row in keys(name) if row.to == _ENGINE)}
     reasons = {
         "describes a training step; a launch line is a service's": scenario.serves,
         f"serving.engine is {chosen}; needed {engine['engine']} for {engine['title']}": chosen
-        == engine["engine"],
+        in engines,
         "pools of their own have a line each": "serving.disaggregated.first_token" not in values,
         f"no repository of model {preset or 'without a preset'} is known": repository,
     }
@@ -307,7 +310,7 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
 
 def _recognises(name: str, head: Head) -> bool:
     starts = "|".join(tables.table_of(name)["starts"]).replace(".", r"\.").replace(" ", r"\s+")
-    found = re.search(rf"(?m)(?:^|[\s/])(?:{starts})(?:\s|$)", head.text)
+    found = re.search(rf"(?m)(?:^|[\s/])(?:{starts})(?:[:\s]|$)", head.text)
     return found is not None and not head.is_object
 
 

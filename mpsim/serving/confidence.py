@@ -30,6 +30,7 @@ from mpsim.result.residuals import (
 from mpsim.result.words import Figures
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.spread import BATCHES, MANY, Sketch, Values, batches
+from mpsim.units import Dimension, format_quantity
 
 Floats = NDArray[np.float64]
 
@@ -193,11 +194,11 @@ def verdict(course: Course, *, kind: str, users: int | None) -> SteadyState:
                 f" counts; {_TURNS:g} were enough"
             )
     elif course.counted < MANY:
-        reason = f"{course.counted} requests are too few to tell"
+        reason = f"too few requests to tell: {course.counted} of {MANY}"
     else:
         reason = _waiting(course.waits, course.service) or _crowding(course)
         growing = bool(reason) and kind != "trace"  # which has ups and downs of its own
-        reason = reason or _short(course.span, course.service)
+        reason = reason or _short(course)
     return {"reached": not reason, "reason": reason, "growing": growing}
 
 
@@ -213,7 +214,7 @@ def _waiting(means: Floats, service: float) -> str:
     ):
         return (
             "requests come faster than they are served: those of the second half wait"
-            f" {late.mean():.3g} s on average, those of the first {early.mean():.3g} s"
+            f" {_time(late.mean())} on average, those of the first {_time(early.mean())}"
         )
     return ""
 
@@ -236,14 +237,23 @@ def _crowding(course: Course) -> str:
     return ""
 
 
-def _short(span: float, service: float) -> str:
-    """Why a stream is too short to show a steady state."""
+def _short(course: Course) -> str:
+    """Why a stream is too short to show a steady state, or that more come than are served."""
+    span, service = course.span, course.service
     if span >= _SERVICES * service:
         return ""
+    told = ""
+    if span:
+        enough = f"{course.counted * _SERVICES * service / span:.2g}"
+        told = f"; about {float(enough):,.0f} requests show whether the service keeps up at all"
     return (
-        f"requests come for {span:.3g} s and take {service:.3g} s each: the start and the end, when"
-        f" the service is emptier, count too much; {_SERVICES:g} times as long were enough"
+        f"requests come for {_time(span)} and take {_time(service)} each: the start and the end,"
+        f" when the service is emptier, count too much{told}"
     )
+
+
+def _time(seconds: float) -> str:
+    return format_quantity(seconds, Dimension.TIME)
 
 
 def setting_of(plan: ServicePlan) -> Setting:

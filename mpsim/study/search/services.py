@@ -42,6 +42,7 @@ from mpsim.study.search.service_outcome import (
 )
 
 _HOUR = 3600.0
+_CHIPS = frozenset({"cluster.preset", "cluster.accelerator"})
 _MEGA = 1e6
 _ROUNDING = 1e-9
 _FIGURES = {
@@ -89,7 +90,7 @@ class Services(Space[_Candidate]):
         unlimited = service.slo.ttft is None and service.slo.tpot is None
         usual = "throughput" if unlimited else "goodput"
         if has_stream(service.workload, service.slo):
-            usual = "gpus"
+            usual = "cost" if self._chips_differ() else "gpus"
         self.objective = self.objective or usual
         if self.objective not in SERVICE_OBJECTIVES:
             raise ScenarioError(
@@ -105,6 +106,16 @@ class Services(Space[_Candidate]):
         self._entries: dict[_Candidate, Entry] = {}
         # of what the last service could serve at most, that it did
         self._share: float | None = None
+
+    def _chips_differ(self) -> bool:
+        """Whether chips are compared, all with a price: one of a dear kind is not fewer."""
+        machines = [
+            self.scenario.replace({key: value}).hardware.accelerator
+            for key in self.over.keys() & _CHIPS
+            for value in self.over[key]
+        ]
+        priced = all(chip.price_per_hour is not None for chip in machines)
+        return priced and len({chip.name for chip in machines}) > 1
 
     @property
     def nothing(self) -> str:

@@ -51,7 +51,7 @@ def test_every_mistake_is_told_at_once():
         served(
             {
                 "max-num-sequences": 4,
-                "async-scheduling": True,
+                "swap-space": 4,
                 "tensor-parallel-size": 2,
                 "block-size": "x",
             }
@@ -59,7 +59,7 @@ def test_every_mistake_is_told_at_once():
     text = str(error.value)
     for part in (
         "server.max-num-sequences: no option of vLLM; did you mean 'max-num-seqs'",
-        "server.async-scheduling: is not simulated",
+        "server.swap-space: is not simulated",
         "server.tensor-parallel-size: is of the layout; give parallelism.tp",
         "server.block-size: got 'x'; needed a whole number",
     ):
@@ -93,3 +93,10 @@ def test_every_default_of_a_table_has_a_meaning(name):
         values = row.get("default")
         for value in [pair[1] for pair in values] if isinstance(values, list) else [values]:
             assert value is None or "says" in row or not meaning(row, value).needed
+
+
+@pytest.mark.parametrize("word", ["int4", "AWQ", "gptq"])
+def test_formats_that_others_name_lead_to_ours(word):
+    """No spelling of w4a16 is near, and int8 is not what was meant."""
+    with pytest.raises(ScenarioError, match="did you mean 'w4a16'"):
+        served({}, {"weights": word})

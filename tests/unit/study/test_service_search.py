@@ -14,8 +14,9 @@ from mpsim.plot import service_front_chart
 from mpsim.scenario import Scenario
 from mpsim.serving.planning import make_service
 from mpsim.study.search import rate, search
-from mpsim.study.search.given import defaults
+from mpsim.study.search.given import Clock, Limits, defaults
 from mpsim.study.search.rate import Judge, Streams, bounded_rate, confirmed_rate, saturation
+from mpsim.study.search.services import Services
 
 
 def _scenario(model="llama3-8b", *, nodes=1, **serving):
@@ -173,6 +174,19 @@ def test_the_default_answer_is_the_fewest_accelerators(short_streams):
     assert all(row.misses for row in refused if row.accelerators < found.best.accelerators)
     assert {row.kind for row in found.rows} == {"TP"}
     assert "TP" in str(found.sheet())
+
+
+@pytest.mark.parametrize(
+    ("over", "objective"),
+    [({"cluster.preset": ["dgx-h100", "dgx-b200"]}, "cost"), ({"cluster.nodes": [1, 2]}, "gpus")],
+)
+def test_chips_compared_without_an_objective_are_ranked_by_price(over, objective):
+    """Fewest B200s are not better than fewest H100s: each costs more. Of one chip fewer are."""
+    given = {"objective": "", "pools": False, "limits": Limits(), "clock": Clock(None)}
+    services = Services(
+        scenario=_scenario().replace({"cluster.price_per_hour": None}), over=over, **given
+    )
+    assert services.objective == objective
 
 
 def test_experts_may_be_divided_and_attention_ranks_apart():
