@@ -23,10 +23,11 @@ from mpsim.training.costs import PlanCosts
 from mpsim.training.intervals import fits_probability, intervals, nearest_measured, setting_of, told
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
-from mpsim.units import Dimension, format_quantity
+from mpsim.units import Dimension, format_quantity, percent
 from mpsim.workload import model_flops
 
 _FULL = 1.001  # of a floor: what ticks round is not told
+_FELT = 0.1  # share of a step from which waiting for the host is told
 
 
 def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str, object]:
@@ -86,6 +87,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         "calibration": figures.calibration(result.constants),
         "validated": nearest_measured(setting),
         "warnings": _warnings(result, plan, floors, straddles)
+        + _small_microbatches(result, plan, breakdown["host"] / step)
         + figures.unsure(result, precision, breakdown, interference=plan.interference),
         **({"straddling": straddles} if straddles else {}),
         **({"variation": varied} if varied else {}),
@@ -216,6 +218,19 @@ def needs_of(program: Program, plan: Plan, least: NDArray[np.float64]) -> Needs:
         "nic": np.concatenate(ports[2:]) * TICK,
         "fabric": fabric_ticks(program, plan)[0] * TICK,
     }
+
+
+def _small_microbatches(result: Result, plan: Plan, waits: float) -> list[str]:
+    """Say that nobody chose a micro batch so small that the step waits for its launches."""
+    stated = "micro_batch" in result.scenario.training_step.model_fields_set
+    if stated or plan.orders.microbatches == 1 or waits < _FELT:
+        return []
+    text = (
+        f"training.micro_batch is mpsim's own {plan.micro_batch}, and the step waits for the host"
+        f" in {percent(waits)} of its time: larger ones need fewer launches; 'mpsim plan' takes"
+        " what fills the memory, 'mpsim search' what is fastest"
+    )
+    return [text]
 
 
 def _floor_warnings(result: Result, plan: Plan, floors: dict[str, float]) -> list[str]:

@@ -136,6 +136,8 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         **dict.fromkeys(("prompt_layer_time", "expert_kernel"), MIXTRAL),
         "cast_time": {"serving.weights": "fp8_block"},
         "chunked": LONG,
+        "host_layer_time": {"serving.engine": {"graph_sizes": []}},
+        "piecewise_graphs": {"serving.engine": {"graph_sizes": [1], "host_layer_time": "1 ms"}},
         **dict.fromkeys(("host_cache", "disk_cache"), SESSIONS),
         "two_batch_overlap": {
             "model.preset": "mixtral-8x7b",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import mpsim
 from mpsim.engine import run
 from mpsim.program import Program, Rows, Stream
+from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 from mpsim.training.account import attribute
@@ -113,3 +117,23 @@ def test_parts_are_whole_ticks_that_sum_exactly() -> None:
         from_orders(orders, forward=times[0], backward=times[1], weight=times[2], send=12345)
     )
     assert (attribute(timeline).sum(axis=1) == timeline.makespan).all()
+
+
+def test_a_micro_batch_that_nobody_chose_is_told_where_the_host_is_waited_for() -> None:
+    """Small experts wait for their launches with one sequence at a time; a stated one, or few launches, say nothing."""
+    data: dict[str, Any] = {
+        "schema": 1,
+        "model": {"preset": "gpt-oss-20b", "layers": 2},
+        "cluster": {"preset": "dgx-b200", "nodes": 1},
+        "parallelism": {"ep": 8},
+        "training": {"global_batch": 32, "sequence_length": 1024},
+    }
+    stated = {**data, "training": {**data["training"], "micro_batch": 1}}
+    long = {**data["training"], "sequence_length": 8192}
+    large = {**data, "model": "llama3-8b", "parallelism": {"zero": 3}, "training": long}
+    told = [
+        [w for w in mpsim.simulate(Scenario.from_mapping(one)).summary["warnings"] if "own 1" in w]
+        for one in (data, stated, large)
+    ]
+    assert list(map(len, told)) == [1, 0, 0]
+    assert "'mpsim plan' takes what fills the memory" in told[0][0]
