@@ -67,7 +67,7 @@ def require_stream(workload: Workload, slo: ServiceLevel) -> None:
     if workload.turns > 1:
         raise ScenarioError(
             f"got turns: {workload.turns}, whose requests wait for answers; needed 1 to search for"
-            " a rate, or for the fewest gpus: run the layouts side by side with a sweep"
+            " a rate, or for the fewest gpus: ask for --objective goodput, cost or throughput"
         )
     if slo.ttft is None and slo.tpot is None:
         raise ScenarioError(
