@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from mpsim.errors import MpsimError
 from mpsim.hardware import Cluster
@@ -23,28 +24,31 @@ _MOST = 8.0  # times a price: further than that nobody is wrong
 _LEAST = 0.02  # elasticity below which a constant moves nothing
 
 
-def _changes(machine: Cluster) -> Iterator[tuple[str, str, object]]:
-    """Changes to a machine: name, key, new value."""
+class _Change(NamedTuple):
+    """A change to a machine."""
+
+    name: str
+    key: str  # of the scenario
+    value: object
+
+
+def _changes(machine: Cluster) -> Iterator[_Change]:
+    """Changes to a machine that it allows."""
     node, chip = machine.node, machine.accelerator
     if node.nics and machine.domains > 1:
         rate = format_exact(2 * node.nic.bandwidth, Dimension.BANDWIDTH)
-        yield "twice the NICs", "cluster.nics_per_node", 2 * node.nics
-        yield "NICs twice as fast", "cluster.nic.bandwidth", rate
+        yield _Change("twice the NICs", "cluster.nics_per_node", 2 * node.nics)
+        yield _Change("NICs twice as fast", "cluster.nic.bandwidth", rate)
         if machine.fabric.oversubscription > 1:
-            yield "full bisection", "cluster.fabric.oversubscription", 1
+            yield _Change("full bisection", "cluster.fabric.oversubscription", 1)
     if 2 * node.domain <= min(node.scale_up.max_domain or math.inf, machine.accelerators):
-        yield "twice the scale-up domain", "cluster.domain", 2 * node.domain
-    for name, key, value, dimension in (
-        ("10 % more memory", "memory", 1.1 * chip.memory_bytes, Dimension.BYTES),
-        (
-            "10 % more memory bandwidth",
-            "memory_bandwidth",
-            1.1 * chip.memory_bandwidth,
-            Dimension.BANDWIDTH,
-        ),
-        ("power cap at 80 %", "tdp", 0.8 * chip.tdp_w, Dimension.POWER),
-    ):
-        yield name, f"cluster.accelerator.{key}", format_exact(value, dimension)
+        yield _Change("twice the scale-up domain", "cluster.domain", 2 * node.domain)
+    memory = format_exact(1.1 * chip.memory_bytes, Dimension.BYTES)
+    yield _Change("10 % more memory", "cluster.accelerator.memory", memory)
+    rate = format_exact(1.1 * chip.memory_bandwidth, Dimension.BANDWIDTH)
+    yield _Change("10 % more memory bandwidth", "cluster.accelerator.memory_bandwidth", rate)
+    cap = format_exact(0.8 * chip.tdp_w, Dimension.POWER)
+    yield _Change("power cap at 80 %", "cluster.accelerator.tdp", cap)
 
 
 def upgrades_of(explorer: Explorer, best: Option) -> tuple[Upgrade, ...]:
