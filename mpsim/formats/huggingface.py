@@ -29,6 +29,7 @@ from mpsim.workload import Transformer
 
 _TOWERS = ("text_config", "llm_config", "language_config", "thinker_config")
 _GENERIC: Final = "llama"
+_PACKED: Final = "quantization_config"
 _NEEDED = ("hidden", "layers", "heads", "vocab")
 _ROUTED = ("experts", "top_k", "width", "shared", "shared_width", "dense_first", "every")
 
@@ -61,12 +62,25 @@ def _read_config(head: Head, options: Options) -> Imported:
     versions = {"5": {"rope_parameters"}, "4": {"rope_theta", "torch_dtype", "rope_scaling"}}
     spelling = next((version for version, words in versions.items() if words & names), "4 or 5")
     moves = re.compile(_rules()["moves"])
+    told = _PACKED if _told_packed(ledger) else None
     return ledger.close(
         "hf",
         tool=f"Hugging Face transformers, {reader.kind}",
         version=f"spelling of version {spelling}",
-        moves=lambda key: moves.fullmatch(key.removeprefix(reader.head)) is not None,
+        moves=lambda key: (
+            key.partition(".")[0] != told
+            and moves.fullmatch(key.removeprefix(reader.head)) is not None
+        ),
     )
+
+
+def _told_packed(ledger: Ledger) -> bool:
+    """Say which format of a service has the weights as the checkpoint packs them, if one does."""
+    method, blocks = ledger.get(f"{_PACKED}.quant_method"), f"{_PACKED}.weight_block_size"
+    form = _rules()["packed"].get(f"{method} in blocks" if blocks in ledger else method)
+    if form is not None:
+        ledger.warn(f"weights are packed ({method}); of a service give serving.weights: {form}")
+    return form is not None
 
 
 @dataclasses.dataclass(slots=True)

@@ -113,7 +113,10 @@ def over(imported: Imported, base: Path) -> Imported:
         why = "left out: what the cluster has room for, with the imported degrees"
         assumed += (Assumed("parallelism.dp", "", why),)
     merged = laid(below, above)
-    missing = tuple(key for key in imported.missing if _at(merged, key) is ...)
+    idle = "training." if "serving" in merged else "serving."
+    missing = tuple(
+        key for key in imported.missing if _at(merged, key) is ... and not key.startswith(idle)
+    )
     return dataclasses.replace(
         imported, scenario=merged, missing=missing, lines=lines, assumed=assumed
     )

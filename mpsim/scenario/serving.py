@@ -85,8 +85,8 @@ class Workload(Section):
                 )
             if key != need and value is not None:
                 raise ValueError(
-                    f"got {key} with arrival: {self.arrival}, which does not use it; leave it out,"
-                    f" or set arrival to {_USES[key]}"
+                    f"got {key} with arrival: {self.arrival}, which does not use it; leave it out"
+                    f" (null), or set arrival to {_USES[key]}"
                 )
         if self.burstiness != 1.0 and self.arrival != "gamma":
             raise ValueError(

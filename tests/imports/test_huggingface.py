@@ -10,6 +10,7 @@ import pytest
 
 from mpsim.errors import FormatError
 from mpsim.formats import registry as formats
+from mpsim.formats.scenarios import over
 
 COUNTS = json.loads(
     gzip.decompress((Path(__file__).parent / "transformers-counts.json.gz").read_bytes())
@@ -132,3 +133,24 @@ def test_a_size_that_is_no_number_is_refused_with_its_line(value, config):
     """The key is named, and what was needed."""
     with pytest.raises(FormatError, match="hidden_size"):
         config(**({"model_type": "llama"} | SMALL | {"hidden_size": value}))
+
+
+@pytest.mark.parametrize(
+    ("packed", "form"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "w4a16"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+    ],
+)
+def test_packed_weights_say_what_a_service_has_to_give(packed, form, config):
+    """The format by its name here is the one warning; 16 bits would be the answer of another checkpoint."""
+    warnings = config(model_type="llama", quantization_config=packed, **SMALL).warnings
+    assert len(warnings) == 1
+    assert warnings[0].endswith(f"serving.weights: {form}")
+
+
+def test_a_model_laid_over_a_service_misses_nothing_of_a_training(config, scenarios):
+    """A service has no global batch."""
+    read = over(config(model_type="llama", **SMALL), scenarios / "serving/llama3-8b-h100.yaml")
+    assert read.missing == ()
