@@ -59,8 +59,8 @@ def remembered(bound: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 class Memo(dict[K, V]):
-    """A dictionary that forgets its oldest entry when it gets one more than `bound`. `bound`:
-    entries kept, at least 1.
+    """A dictionary that forgets its oldest entries when all weigh more than `bound`. `bound`: at
+    least 1. `weigh`: what an entry weighs; 1 when left out, so that `bound` counts entries.
 
     Notes
     -----
@@ -74,22 +74,36 @@ class Memo(dict[K, V]):
     ...     memo[name] = len(memo)
     >>> memo
     {'b': 1, 'c': 2}
+    >>> texts = Memo[int, str](5, weigh=len)
+    >>> for number, text in enumerate(("ab", "cd", "efg", "more than all")):
+    ...     texts[number] = text
+    ...     print([*texts])
+    [0]
+    [0, 1]
+    [1, 2]
+    [3]
     """
 
-    __slots__ = ("_bound",)
+    __slots__ = ("_bound", "_weigh")
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, *, weigh: Callable[[V], int] | None = None) -> None:
         super().__init__()
         if bound < 1:
             raise ValueError(f"got a bound of {bound}; needed 1 or more")
-        self._bound = bound
+        self._bound, self._weigh = bound, weigh
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
-        if len(self) > self._bound:
+        # the newest stays whatever it weighs: somebody asked for it
+        while len(self) > 1 and self._weight > self._bound:
             # another thread may have made room at the same moment
             with contextlib.suppress(KeyError, RuntimeError):
                 del self[next(iter(self))]
+
+    @property
+    def _weight(self) -> int:
+        weigh = self._weigh
+        return sum(weigh(each) for each in [*self.values()]) if weigh else len(self)
 
     def get_or(self, key: K, make: Callable[[], V]) -> V:
         """The value of `key`; made and kept where it is not there."""

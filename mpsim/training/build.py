@@ -16,7 +16,7 @@ import numpy as np
 
 from mpsim.errors import ScenarioError
 from mpsim.framework import BlockingSends, PipelineBehaviour
-from mpsim.memo import remembered
+from mpsim.memo import Memo, remembered
 from mpsim.program.floors import held_to_links, may_be_held
 from mpsim.program.program import Program
 from mpsim.program.rows import Graph, Rows
@@ -34,7 +34,8 @@ from mpsim.training.replicas.segments import CutRows, cut_actions
 from mpsim.training.step_end import Ending, StepEnd, add_ending, add_overhead, add_shared_sums
 from mpsim.training.vocabulary import TRAINING
 
-_GRAPHS = 16  # that stay ready, for points of a sweep and layouts of a search
+_ROWS = 1 << 20  # of graphs that stay ready, for points of a sweep and layouts of a search
+_EACH = 512  # rows that a graph weighs beside its own
 _LONG = 1 << 16  # actions of a step
 
 
@@ -102,7 +103,10 @@ def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> Program:
         ending=end.ending,
     )
     # the graph of a long step takes more memory than it is worth to keep
-    graph, travels = (_graph if len(plan.orders) <= _LONG else _lay_out)(shape)
+    known: dict[_Shape, _StepGraph] = _graphs() if len(plan.orders) <= _LONG else {}
+    if (laid_out := known.get(shape)) is None:
+        known[shape] = laid_out = _lay_out(shape)
+    graph, travels = laid_out
     prices = {
         ACTIONS: actions.prices,
         **dict(zip(MESSAGES, costs.sends(), strict=True)),
@@ -137,7 +141,10 @@ def _lay_out(shape: _Shape) -> _StepGraph:
     return _StepGraph(rows.graph(f"pp {rank}" for rank in range(orders.pp)), travels)
 
 
-_graph = remembered(_GRAPHS)(_lay_out)
+@remembered(1)
+def _graphs() -> Memo[_Shape, _StepGraph]:
+    """Graphs that stay ready; what their rows take decides how many."""
+    return Memo(_ROWS, weigh=lambda step: len(step.graph.price) + _EACH)
 
 
 def _joined(plan: Plan, programs: list[Program]) -> Program:
