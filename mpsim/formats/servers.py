@@ -33,6 +33,7 @@ from mpsim.formats.written import yaml_text
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario
 from mpsim.scenario import servers as tables
+from mpsim.units import Dimension, parse_quantity
 from mpsim.workload import model as find_model
 
 _LARGEST: Final = 4_000_000  # characters of a script
@@ -296,7 +297,10 @@ def _words(name: str, wanted: Mapping[str, Any], repository: str) -> Iterator[st
             continue
         option = f"--{row.name}" if name != "trtllm" else f"--{row.name.replace('-', '_')}"
         word = row.word(value) if row.kind == "word" else value
-        if row.kind == "field" and value is not None:
+        if row.kind == "gib":
+            size = parse_quantity(str(value), Dimension.BYTES) / 2**30
+            word = f"{size:.3f}".rstrip("0").rstrip(".") if size else None
+        elif row.kind == "field" and value is not None:
             word = json.dumps({row.note: value})
         if row.says is not None or word is True:
             if row.says in (None, value):

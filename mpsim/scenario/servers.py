@@ -88,6 +88,9 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
         return Meaning(to, count or None, "" if count > 0 else "a number of 1 or more")
     if text == "-1" and to == "serving.engine.max_tokens":
         return Meaning("serving.engine.chunked", False)
+    if kind == "gib":
+        fits = re.fullmatch(r"\d{1,7}(\.\d{1,3})?", text) is not None
+        return Meaning(to, f"{text} GiB" if fits else None, "" if fits else "a number of GiB")
     if kind in _FORMS:
         form = _FORMS[kind]
         fits = re.fullmatch(form.pattern, text) is not None

@@ -148,3 +148,18 @@ def test_balanced_experts_and_a_narrow_cache_come_back(name, tmp_path):
     assert again["serving.kv"] == "fp8"
     assert again["serving.engine.redundant_experts"] == 16
     assert again["serving.engine.eplb"] is True
+
+
+def test_memory_of_the_host_for_prefixes_comes_back(tmp_path):
+    """vLLM counts it in GiB, of all ranks of an instance; other servers' options a rank are not mapped."""
+    path = tmp_path / "serve.sh"
+    words = "vllm serve meta-llama/Meta-Llama-3-8B --kv-offloading-size 37.5"
+    path.write_text(words)
+    first = {"schema": 1, **read(path, format="vllm", cluster="dgx-h100").scenario}
+    assert flat(first)["serving.engine.host_cache"] == "37.5 GiB"
+    path.write_text(export(Scenario.from_mapping(first), "vllm").text)
+    again = read(path, format="vllm", cluster="dgx-h100").scenario
+    assert flat(again)["serving.engine.host_cache"] == "37.5 GiB"
+    path.write_text(words.replace("37.5", "much"))
+    with pytest.raises(FormatError, match="a number of GiB"):
+        read(path, format="vllm", cluster="dgx-h100")
