@@ -33,7 +33,7 @@ from mpsim.workload import (
     kept_narrow,
 )
 
-_DIVISIONS = 64  # whose pieces stay ready, for points of a sweep
+_DIVISIONS, _RECOMPUTED = 64, 16  # of each, whose pieces stay ready, for points of a sweep
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 _FLOAT32 = 4  # in which a loss is computed
 _SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
@@ -128,16 +128,15 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
     """Bytes that each stage keeps of a microbatch, and needs beside that while it runs backward."""
     # what a head needs beside its logits is another where gradients do not stay
     fresh = len(plan.layout.stages) == 1, bool(fresh_gradients(plan).total)
-    known = _pieces((*plan.division, plan.recompute, plan.longest, *fresh))
-    pieces = known.get_or("", lambda: Pieces(plan))
+    known = _pieces((*plan.division, plan.longest, *fresh))
+    pieces = known.get_or(plan.recompute, lambda: Pieces(plan))
     return [pieces.kept(plan, stage) for stage in plan.layout.stages]
 
 
 @remembered(_DIVISIONS)
-def _pieces(division: tuple[object, ...]) -> Memo[str, Pieces]:
-    """The pieces of all plans with a division."""
-    del division
-    return Memo(1)
+def _pieces(division: tuple[object, ...]) -> Memo[Recompute, Pieces]:
+    """Pieces of all plans with a division, by what runs again."""
+    return Memo(_RECOMPUTED)
 
 
 def kept_by_piece(plan: Plan) -> list[list[tuple[str, Kept]]]:
