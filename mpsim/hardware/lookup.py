@@ -51,7 +51,7 @@ def accelerator(name: str) -> Accelerator:
     return parse_accelerator(name, catalog_entry("accelerators", name))
 
 
-@remembered(1024)
+@remembered(16)  # few, as chips of one name are told apart one by one
 def board_power(chip: Accelerator) -> float:
     """Power limit of a board [W]: the catalog's where somebody lowered that of `chip`."""
     if chip.name not in accelerator_names():
