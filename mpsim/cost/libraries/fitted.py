@@ -72,7 +72,7 @@ class FittedLibrary:
         self.cluster = cluster
         self._use = ledger.use
         link, nic = cluster.node.scale_up, cluster.node.nic
-        label = f"{link.name}@{cluster.accelerator.family}"
+        label = f"{link.name}@{cluster.accelerator.name}"
         self.inside = choose_group("collectives", "inside", label, link.shape.value)
         groups = constant_groups("collectives")
         quiet = choose_group("collectives", "quiet", nic.name, nic.shape.value)

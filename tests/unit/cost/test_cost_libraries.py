@@ -16,10 +16,10 @@ from mpsim.cost.libraries.host import decision_table
 from mpsim.cost.network import cross_rail_span
 from mpsim.errors import HardwareError
 from mpsim.hardware.fabric import FabricKind
-from mpsim.hardware.lookup import system
+from mpsim.hardware.lookup import accelerator, system
 from mpsim.parallel.crossing import GroupShape
 
-KIB, MIB = 1024.0, 2.0**20
+KIB, MIB, GIB = 1024.0, 2.0**20, 2.0**30
 NODE = GroupShape(8, 8, 1)
 FLAT = Wires(8, 8, 1, Hop(1.0, 0.5), Hop(1.0, 0.5), 0.5, 0.25, 0.0, 0.125)
 """Eight ranks on one kind of link: alpha 1 s, beta 0.5 s/B, gamma 0.25 s/B."""
@@ -258,6 +258,17 @@ def test_constants_of_a_host_library_are_accounted_for() -> None:
 
 
 SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
+
+
+def test_one_node_of_l40s_says_nothing_of_hosts_of_other_boards() -> None:
+    """Its 8 cards gather at 1.2 GB/s; those of another board do as any PCIe 4 node, 0.36 of 31.5 GB/s."""
+    measured = system("l40s-pcie")
+    rates = []
+    for board in ("l40s", "rtx4090", "a40"):
+        node = dataclasses.replace(measured.node, accelerator=accelerator(board))
+        model = CollectiveModel(dataclasses.replace(measured, node=node))
+        rates.append(7 * GIB / float(model.seconds("all_gather", 8 * GIB, NODE)))
+    assert rates == pytest.approx([1.2e9, 11.3e9, 11.3e9], rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["dgx-a100-80gb", "dgx-h100", "mi300x-8", "tpu-v5p-pod"])
