@@ -15,8 +15,9 @@ import numpy as np
 from mpsim.frame import named
 from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residuals
 from mpsim.sheet import Section, Sheet, Shown
-from mpsim.units import percent
+from mpsim.units import Dimension, format_quantity, percent
 
+_DIMENSIONS = {"s": Dimension.TIME, "B": Dimension.BYTES}
 _WORST = 5  # rows named under a table
 _REASONS = 8  # reasons for skipping named under a table
 _COLUMNS = ("family", "rows", "predicted", "mean", "median", "p90", "bias", "worst", "differ", "")
@@ -359,11 +360,18 @@ def _headed(head: str, lines: list[str]) -> list[str]:
     return [head, *lines] if lines else []
 
 
+def _quantity(value: float | None, unit: str) -> str:
+    """A value in the unit that a reader of it would choose."""
+    if value is None or unit not in _DIMENSIONS:
+        return f"{value:.6g} {unit}".rstrip()
+    return format_quantity(value, _DIMENSIONS[unit])
+
+
 def _worst(validation: Validation, kind: str) -> list[str]:
     """The rows that are furthest off, and those whose oracle differs."""
     lines = [
-        f"  {row.error:+.1%}  {row.id}: measured {row.measured:.6g}, predicted {row.predicted:.6g}"
-        f" {row.unit}"
+        f"  {row.error:+.1%}  {row.id}: measured {_quantity(row.measured, row.unit)},"
+        f" predicted {_quantity(row.predicted, row.unit)}"
         for row in validation.worst(kind, _WORST)
         if row.error
     ]
