@@ -12,6 +12,7 @@ from mpsim.cli.paths import check_file
 from mpsim.errors import FormatError, ScenarioError
 
 _EVERY_S = 2.0
+_SHARES = ("slower", "memory_grows")
 
 
 def watch(
@@ -72,13 +73,15 @@ def watch(
     if as_json:
         print_json(told)
     else:
-        print_table([(name.replace("_", " "), _text(value)) for name, value in told.items()])
+        print_table([(name.replace("_", " "), _text(value, name)) for name, value in told.items()])
     end_early(interrupted)
 
 
-def _text(value: object) -> str:
+def _text(value: object, name: str = "") -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value)) or "none"
     if isinstance(value, dict):
         return f"step {value['step']} {value['share']:+.1%}"
+    if name in _SHARES:
+        return f"{value:+.1%}"
     return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -84,15 +84,15 @@ class Watch:
         if seconds is None or number <= self.last:
             return None
         # of which the line is the mean; a restart leaves a gap that it is not the mean of
-        steps = min(number - self.last, _LEARN) if self.last >= 0 else 1
-        self.last = number
+        width = number - self.last if self.last >= 0 else 1
+        steps, self.last = min(width, _LEARN), number
         self.times = [*self.times[-_KEPT + 1 :], seconds]
         count = _changed(np.array(self.times), steps)
         if not count:
             return None
         earlier, after = self.times[:-count], self.times[-count:]
         before, now = statistics.median(earlier), statistics.median(after)
-        change = Change(number - count + 1, now / before - 1, before, now)
+        change = Change(max(1, number - count * width + 1), now / before - 1, before, now)
         self.times = after
         if abs(change.share) < _LEAST:
             return None
@@ -128,6 +128,7 @@ class Watch:
             known |= {} if usd_per_s is None else {"usd_left": left * mean * usd_per_s}
         grown = self.memory[-1] / self.memory[0] - 1 if len(self.memory) > 1 else 0.0
         known["memory_grows"] = grown if grown > _GROWS else 0.0
+        known["lines_until_judged"] = max(0, _LEARN + 1 - len(self.times))
         known["changes"] = [dataclasses.asdict(change) for change in self.changes]
         return known
 

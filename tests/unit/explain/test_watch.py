@@ -48,6 +48,16 @@ def test_three_per_cent_is_found_in_noise_of_two(known: int) -> None:
     assert found >= 16
 
 
+@pytest.mark.parametrize("every", [1, 10, 50])
+def test_a_change_is_dated_in_steps_however_many_a_line_has(every: int) -> None:
+    """Twenty lines at 1 s and as many at 1.4 s: the change begins where the twentieth line ends."""
+    draw, watch = random.Random(3), Watch(1.0)
+    for line in range(1, 41):
+        watch.take(line * every, draw.gauss(1.0 if line <= 20 else 1.4, 0.004), None)
+    assert [change.step for change in watch.changes] == [20 * every + 1]
+    assert watch.told()["lines_until_judged"] > 0  # those before the change count no more
+
+
 def test_lines_of_five_steps_show_three_per_cent_in_a_few() -> None:
     """Lines that print means, noise of 1 %: within thirty steps in six of ten logs, within fifty in nine; before, nothing."""
     found = []
