@@ -149,12 +149,8 @@ class IterationPrices:
         decodes = [load.decodes for load in loads]
         alike = len(loads) == own and min(decodes) == max(decodes)
         graph = 0 if whole.prompt_tokens else self._captured(max(decodes), alike=alike)
-        tokens = self.tokens_of(graph or whole.decodes, whole.prompt_tokens)
-        most = max(self.tokens_of(graph // own or n.decodes, n.prompt_tokens) for n in loads)
-        stage: Seconds = self.token_seconds(tokens)
-        if most * own > tokens:
-            own_table = self._own_table
-            stage = stage + _between(own_table, most) - _between(own_table, tokens / own)
+        most = max(self.tokens_of(n.decodes, n.prompt_tokens) for n in loads)
+        stage = self._layers_seconds(whole, max(most, self.tokens_of(graph // own, 0)))
         attention: Seconds = 0.0
         for load in loads:
             if load.decodes:
@@ -162,12 +158,9 @@ class IterationPrices:
                 for shape in self._decode:
                     each = each + shape.seconds(load.decodes, load.context)
                 attention = np.maximum(attention, each)
-        busiest = max(
-            (self.pairs_seconds(*load[2:]) * own for load in loads if load.prompt_tokens),
-            default=0.0,
-        )
+        pairs = [self.pairs_seconds(*load[2:]) * own for load in loads if load.prompt_tokens]
+        stage = stage + attention + max(pairs, default=0.0)
         sequences = max(decodes) + -(-prompts // own)
-        stage = stage + attention + busiest
         return self._joined(stage, whole, prompts, sequences, launched=not graph)
 
     def _own_parts(self, tokens: Floats) -> Floats:
@@ -225,19 +218,26 @@ class IterationPrices:
 
     def stage_seconds(self, batch: Batch) -> Seconds:
         """Time of one stage without the head."""
-        decodes = self._graph(batch) or batch.decodes
-        seconds: Seconds = self.token_seconds(self.tokens_of(decodes, batch.prompt_tokens))
+        own, seconds = self.work.attention_dp, self._layers_seconds(batch)
         if batch.decodes and batch.prompt_tokens and not self.engine.mixes:
             seconds = self.token_seconds(batch.prompt_tokens)
-            decodes = self._graph(Batch(decodes, 0.0)) or decodes
-            seconds += self.token_seconds(self.tokens_of(decodes, 0))
+            seconds += self._layers_seconds(Batch(batch.decodes, 0.0))
         if batch.decodes:
-            own = self.work.attention_dp
             for shape in self._decode:
                 seconds = seconds + shape.seconds(batch.decodes / own, batch.context / own)
         if batch.prompt_tokens:
             seconds = seconds + self.pairs_seconds(batch.prompt_tokens, batch.pairs)
         return seconds
+
+    def _layers_seconds(self, batch: Batch, most: float = 0.0) -> Seconds:
+        """Time of one stage, attention apart; `most`: tokens on the busiest rank or its graph."""
+        own, tokens = self.work.attention_dp, self.tokens_of(batch.decodes, batch.prompt_tokens)
+        most = max(most, self.tokens_of(self._graph(batch), 0) / own, tokens / own)
+        if own == 1:
+            return self.token_seconds(most)
+        # padding of ranks does not travel to experts: SGLang masks it
+        more = _between(self._own_table, most) - _between(self._own_table, tokens / own)
+        return self.token_seconds(tokens) + more
 
     def _graph(self, batch: Batch) -> int:
         """Sequences of the graph in which a batch that ranks share evenly runs; 0 without one."""

@@ -158,7 +158,7 @@ def test_without_a_graph_the_host_launches_each_layer(
 
 
 def test_ranks_with_requests_of_their_own_pad_each_to_its_graph() -> None:
-    """Nine sequences on eight ranks are two on the busiest, so that sixteen pass; nine alone would pass as nine without graphs. Unequal ranks have no graph unless they pad."""
+    """Nine sequences on eight ranks are two on the busiest, whose attention all ranks wait for: two tokens of each, not 9 / 8. Unequal ranks have no graph unless they pad."""
     prices, plain, exact = (
         dataclasses.replace(
             _plan(**{"graph_sizes": (1, 2, 4), **options}),
@@ -170,7 +170,8 @@ def test_ranks_with_requests_of_their_own_pad_each_to_its_graph() -> None:
         for options in ({}, {"graph_sizes": ()}, {"graph_padding": False})
     )
     nine, sixteen = Batch(9, 0.0), Batch(16, 0.0)
-    assert prices.stage_seconds(nine) == prices.stage_seconds(sixteen)
-    assert plain.stage_seconds(nine) < plain.stage_seconds(sixteen)
+    one, two = prices._own_parts(np.array([1.0, 2.0]))
+    more = prices.stage_seconds(nine) - plain.stage_seconds(nine)
+    assert more == pytest.approx(7 / 8 * (two - one))
     assert exact.stage_seconds(nine) == plain.stage_seconds(nine)
     assert exact.stage_seconds(sixteen) == prices.stage_seconds(sixteen)
