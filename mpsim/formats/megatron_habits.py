@@ -92,6 +92,9 @@ def _changes(given: Reading, usual: Mapping[str, object]) -> Iterator[_Change]:
 
 
 def _data_changes(given: Reading) -> Iterator[_Change]:
+    stays = keys_to("megatron", f"{_FRAMEWORK}reshard_after_forward")[0].name
+    if given.on("use-torch-fsdp2") and given.on(stays):
+        yield _Change([stays], "reshard_after_forward", False)
     if given.since("core_v0.4.0") and not given.on("use-torch-fsdp2"):
         word = "always" if given.on("overlap-grad-reduce") else "never"
         yield _Change(["overlap-grad-reduce"], "gradient_overlap", word)

@@ -70,9 +70,8 @@ def _read_sharding(given: Reading) -> None:
     usual = "optim_grads_params" if given.since("core_v0.18.0") else "no_shard"
     stage = given.meant("data-parallel-sharding-strategy", usual)
     distributed = int(given.on("use-distributed-optimizer"))
-    stays = "torch-fsdp2-no-reshard-after-forward"
     if given.on("use-torch-fsdp2"):
-        given.put(["use-torch-fsdp2", stays], "parallelism.zero", 2 if given.on(stays) else 3)
+        given.put("use-torch-fsdp2", "parallelism.zero", 3)
     elif given.on("use-megatron-fsdp", "use-custom-fsdp") and stage is not None:
         given.put(names, "parallelism.zero", max(stage, distributed))
     else:

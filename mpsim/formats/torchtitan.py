@@ -32,6 +32,7 @@ from mpsim.workload import model
 _NAME: Final = "torchtitan"
 _USUAL: Final = "torchtitan-2025-12"
 _LOSS: Final = "framework.loss"
+_RESHARDS: Final = "framework.reshard_after_forward"
 _SECTIONS: Final = (
     "parallelism",
     "training",
@@ -172,21 +173,18 @@ class _Reader(Settings):
         return replicate
 
     def _sharding(self, replicate: int) -> None:
-        row = keys_to(_NAME, "parallelism.zero")[0]
+        row = keys_to(_NAME, _RESHARDS)[0]
         stays = str(self.ledger.get(row.name, "default"))
         if stays not in row.values:
             self.refuse(row.name, f"got {shown(stays)}; needed default, always or never")
             return
         kind = str(self.ledger.get("training.data_parallel_type", "fsdp"))
         is_sharded = kind == "fsdp" and (self.mesh["shard"] != 1 or self.mesh["cp"] > 1)
-        names = [
-            "data_parallel_shard_degree",
-            "data_parallel_degree",
-            "data_parallel_type",
-            "fsdp_reshard_after_forward",
-        ]
+        names = ["data_parallel_shard_degree", "data_parallel_degree", "data_parallel_type"]
         why = "data_parallel_shard_degree -1: all that is left"
-        self.put(names, "parallelism.zero", row.values[stays] if is_sharded else 0, why)
+        self.put(names, "parallelism.zero", 3 if is_sharded else 0, why)
+        if is_sharded and not row.values[stays]:
+            self.put(row.name, _RESHARDS, False)  # a rank still owns its share alone
         if replicate > 1 and is_sharded and self.ranks is not None:
             both = ["data_parallel_replicate_degree", self.first(*names)]
             self.put(both, "parallelism.shard", self.mesh["shard"] * self.mesh["cp"])
@@ -478,7 +476,9 @@ class _Writer:
             return
         self._write("parallelism.data_parallel_replicate_degree", dp * p.cp // group)
         self._write("parallelism.data_parallel_shard_degree", shard)
-        if p.zero == 2 and (shard > 1 or p.cp > 1):
+        chosen = self.scenario.framework
+        stays = not framework(chosen.preset, chosen.overrides).fields()["reshard_after_forward"]
+        if (p.zero == 2 or (p.zero == 3 and stays)) and (shard > 1 or p.cp > 1):
             self._write("parallelism.fsdp_reshard_after_forward", "never")
 
     def _schedule(self) -> None:

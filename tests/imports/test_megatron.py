@@ -86,6 +86,7 @@ def test_every_flag_has_a_fate(first, script):
         ("--use-distributed-optimizer", "parallelism.zero", 1),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "parallelism.zero", 2),
         ("--use-torch-fsdp2", "parallelism.zero", 3),
+        ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", "framework.reshard_after_forward", False),
         ("--num-query-groups 2", "model.kv_heads", 8),
         ("--group-query-attention --num-query-groups 2", "model.kv_heads", 2),
         ("--group-query-attention", "model.kv_heads", 1),

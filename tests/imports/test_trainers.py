@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from mpsim import Scenario, simulate
 from mpsim.errors import FormatError
 from mpsim.formats import registry as formats
 
@@ -85,7 +86,23 @@ def test_torchtitan_of_2026(given):
         "precision": "bf16",
         "recompute": "per-op",
     }
-    assert (scenario["parallelism"]["zero"], scenario["parallelism"]["shard"]) == (2, 16)
+    assert (scenario["parallelism"]["zero"], scenario["parallelism"]["shard"]) == (3, 16)
+
+
+def test_torchtitan_that_never_reshards_still_owns_a_share(given):
+    """What stays gathered is a bf16 copy, 2 bytes a parameter; the fp32 weights are still shared."""
+    peaks = {}
+    for word in ("never", "always"):
+        words = {
+            "model": {"name": "llama3", "flavor": "8B"},
+            "training": {"local_batch_size": 1, "seq_len": 2048},
+            "parallelism": {"data_parallel_shard_degree": 8, "fsdp_reshard_after_forward": word},
+        }
+        read = given("torchtitan", json.dumps(words), cluster="dgx-h100").scenario
+        peaks[word] = simulate(Scenario.from_mapping({"schema": 1, **read})).summary[
+            "peak_memory_bytes"
+        ]
+    assert 1.5 < (peaks["never"] - peaks["always"]) / 8.03e9 < 2.0
 
 
 TITAN_2025 = """
