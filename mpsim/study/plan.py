@@ -456,7 +456,8 @@ def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
     if row.interruptions:
         every += f" (Daly's optimum is {row.daly_interval_s / _MINUTE:.3g} min)"
     failures = f"{_number(row.interruptions)} interruptions"
-    yield "goodput", f"{percent(row.goodput)}, {failures}, {every}"
+    evaluation = f"evaluation {percent(constants()['evaluation'])} of computing"
+    yield "goodput", f"{percent(row.goodput)}, {evaluation}, {failures}, {every}"
     yield "price", _price(row)
     if row.rate is not None and row.rate.offer == "spot":
         yield "", "spot offers are withdrawn at any time: what that costs is not counted"
