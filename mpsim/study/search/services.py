@@ -110,7 +110,7 @@ class Services(Space[_Candidate]):
     def _chips_differ(self) -> bool:
         """Whether chips are compared, all with a price: one of a dear kind is not fewer."""
         machines = [
-            self.scenario.replace({key: value}).hardware.accelerator
+            self.scenario.with_values({key: value}, checked=False).hardware.accelerator
             for key in self.over.keys() & _CHIPS
             for value in self.over[key]
         ]

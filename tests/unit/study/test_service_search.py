@@ -178,13 +178,19 @@ def test_the_default_answer_is_the_fewest_accelerators(short_streams):
 
 @pytest.mark.parametrize(
     ("over", "objective"),
-    [({"cluster.preset": ["dgx-h100", "dgx-b200"]}, "cost"), ({"cluster.nodes": [1, 2]}, "gpus")],
+    [
+        ({"cluster.preset": ["dgx-h100", "dgx-b200"]}, "cost"),
+        ({"cluster.preset": ["dgx-h100", "dgx-a100-80gb"]}, "cost"),  # which has no fp8
+        ({"cluster.nodes": [1, 2]}, "gpus"),
+    ],
 )
 def test_chips_compared_without_an_objective_are_ranked_by_price(over, objective):
     """Fewest B200s are not better than fewest H100s: each costs more. Of one chip fewer are."""
     given = {"objective": "", "pools": False, "limits": Limits(), "clock": Clock(None)}
     services = Services(
-        scenario=_scenario().replace({"cluster.price_per_hour": None}), over=over, **given
+        scenario=_scenario(weights="fp8").replace({"cluster.price_per_hour": None}),
+        over=over,
+        **given,
     )
     assert services.objective == objective
 
