@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
+from mpsim.scenario.sections import Training
 from mpsim.simulate import resolve, simulate_step
 from mpsim.training.memory.account import account_memory
 from mpsim.units import Dimension, format_quantity, percent
@@ -59,11 +60,26 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
 
 def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
     """Single steps towards less memory, cheapest in time first."""
-    parallelism, training = scenario.parallelism, scenario.training_step
+    parallelism = scenario.parallelism
     if scenario.replicas > 1 and parallelism.zero == 0:
         yield {"parallelism.zero": 1}
     if parallelism.tp > 1 and not parallelism.sequence_parallel:
         yield {"parallelism.sequence_parallel": True}
+    yield from _of_training(scenario.training_step)
+    for axis, degree in parallelism.dividing.items():
+        for factor in (2, 4):
+            if scenario.dp % factor == 0:
+                values: dict[str, object] = {f"parallelism.{axis}": degree * factor}
+                given = parallelism.dp
+                yield values if given is None else {**values, "parallelism.dp": given // factor}
+    if scenario.replicas > 1 and parallelism.zero < 3:
+        yield {"parallelism.zero": 3}
+    if scenario.training_step.micro_batch > 2:
+        yield {"training.micro_batch": 1}
+
+
+def _of_training(training: Training) -> Iterator[dict[str, object]]:
+    """Steps that leave the layout as it is."""
     if training.recompute == "none":
         yield {"training.recompute": "selective"}
     if training.recompute == "full" and training.recompute_method == "block":
@@ -73,14 +89,8 @@ def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
     if training.recompute != "full":
         modules = {"training.recompute_modules": None} if training.recompute_modules else {}
         yield {"training.recompute": "full", **modules}
-    for axis, degree in parallelism.dividing.items():
-        for factor in (2, 4):
-            if scenario.dp % factor == 0:
-                values: dict[str, object] = {f"parallelism.{axis}": degree * factor}
-                given = parallelism.dp
-                yield values if given is None else {**values, "parallelism.dp": given // factor}
-    if scenario.replicas > 1 and parallelism.zero < 3:
-        yield {"parallelism.zero": 3}
+    if training.method == "lora":  # a full training is another question
+        yield {"training.method": "qlora"}
 
 
 def _fits(scenario: Scenario, values: Mapping[str, object]) -> bool:

@@ -199,6 +199,39 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
     assert changes_that_fit(scenario) == []
 
 
+@pytest.mark.parametrize(
+    ("method", "batch", "change"),
+    [
+        ("lora", 1, {"training.method": "qlora"}),
+        ("qlora", 8, {"training.recompute": "full", "training.micro_batch": 1}),
+    ],
+)
+def test_adapters_fit_beside_narrow_weights_or_with_one_sequence_at_a_time(
+    method: str, batch: int, change: dict[str, object]
+) -> None:
+    """LoRA of 8 B parameters in 16 bits fills 16 GiB, which hold NF4; half of eight sequences is not few enough."""
+    scenario = Scenario.from_mapping(
+        {
+            "schema": 1,
+            "model": "llama3-8b",
+            "cluster": {
+                "accelerator": {"preset": "rtx4090", "memory": f"{16 + batch // 2} GiB"},
+                "accelerators_per_node": 1,
+                "nodes": 1,
+            },
+            "framework": "peft" if batch > 1 else "torchtune",
+            "training": {
+                "global_batch": batch,
+                "micro_batch": batch,
+                "sequence_length": 512 * batch,
+                "recompute": "none" if batch > 1 else "full",
+                "method": method,
+            },
+        }
+    )
+    assert change in [found.values for found in changes_that_fit(scenario)]
+
+
 def test_the_loss_is_as_large_as_its_tensors_at_a_time() -> None:
     """torchtitan 2024: log-softmax, its gradient and that of the likelihood in fp32, 12 B a logit; compiled, bf16 logits and gradient."""
     plan = small_plan(tp=1, pp=1, dp=8, zero=3, preset="torchtitan-2024", recompute="full")
