@@ -87,6 +87,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         "calibration": figures.calibration(result.constants),
         "validated": nearest_measured(setting),
         "warnings": _warnings(result, plan, floors, straddles)
+        + _other_habits(result, plan)
         + _small_microbatches(result, plan, breakdown["host"] / step)
         + figures.unsure(result, precision, breakdown, interference=plan.interference),
         **({"straddling": straddles} if straddles else {}),
@@ -218,6 +219,19 @@ def needs_of(program: Program, plan: Plan, least: NDArray[np.float64]) -> Needs:
         "nic": np.concatenate(ports[2:]) * TICK,
         "fabric": fabric_ticks(program, plan)[0] * TICK,
     }
+
+
+def _other_habits(result: Result, plan: Plan) -> list[str]:
+    """Say that a stack which shards parameters is simulated with whole ones on every rank."""
+    stack, zero = plan.layout.framework, plan.zero
+    usual = stack.suits.get("parallelism.zero")
+    if usual != 3 or zero == 3 or plan.layout.mesh.dp == 1:
+        return []
+    kept = " (kept gathered after the forward with framework.reshard_after_forward: false)"
+    text = (
+        f"{stack.name} shards parameters, and parallelism.zero: {zero} keeps all of them on every"
+    )
+    return [f"{text} rank; set it to 3{kept if zero == 2 else ''}"]
 
 
 def _small_microbatches(result: Result, plan: Plan, waits: float) -> list[str]:

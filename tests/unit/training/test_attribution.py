@@ -137,3 +137,25 @@ def test_a_micro_batch_that_nobody_chose_is_told_where_the_host_is_waited_for() 
     ]
     assert list(map(len, told)) == [1, 0, 0]
     assert "'mpsim plan' takes what fills the memory" in told[0][0]
+
+
+def test_a_stack_that_shards_parameters_is_not_simulated_whole_in_silence() -> None:
+    """FSDP without a `zero`, or with 2 as its users call what stays gathered, says what to write; with 3, on one rank and under DDP nothing."""
+    data: dict[str, Any] = {
+        "schema": 1,
+        "model": {"preset": "llama3-8b", "layers": 2},
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "parallelism": {},
+        "training": {"global_batch": 8, "micro_batch": 1, "sequence_length": 1024},
+        "framework": "torch-fsdp2",
+    }
+    cases = [{}, {"zero": 2}, {"zero": 3}, {"tp": 8, "zero": 0}]
+    told = [
+        [w for w in mpsim.simulate(Scenario.from_mapping(one)).summary["warnings"] if "shards" in w]
+        for one in (
+            *({**data, "parallelism": p} for p in cases),
+            {**data, "framework": "torch-ddp"},
+        )
+    ]
+    assert list(map(len, told)) == [1, 1, 0, 0, 0]
+    assert "reshard_after_forward: false" in told[1][0]
