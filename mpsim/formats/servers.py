@@ -33,6 +33,7 @@ from mpsim.formats.written import yaml_text
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario
 from mpsim.scenario import servers as tables
+from mpsim.serving.work import released
 from mpsim.units import Dimension, parse_quantity
 from mpsim.workload import model as find_model
 
@@ -159,7 +160,7 @@ def _read_model(name: str, ledger: Ledger) -> bool:
         ledger.put(key, _MODEL, entry["preset"])
     if "serving.weights" not in ledger.scenario:
         named = (e["format"] for e in shared["weights"] if re.fullmatch(e["pattern"], repository))
-        form = next(named, (entry or {}).get("weights"))
+        form = next(named, released(entry["preset"]) if entry else None)
         if form is not None:
             ledger.assume("serving.weights", form, f"as the checkpoint {repository[:60]} is named")
     moe = find_model(entry["preset"]).moe if entry is not None else None

@@ -27,7 +27,7 @@ from mpsim.serving.requests import Requests
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft, last_layer
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork
-from mpsim.serving.work import FORMATS, Format, RankWork, wide_in
+from mpsim.serving.work import FORMATS, Format, RankWork, released, wide_in
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 
@@ -503,9 +503,10 @@ class ServicePlan:
             "parallelism.pp": [*range(self.pp + 1, min(most // self.tp, self.model.layers) + 1)],
             "serving.weights": [
                 name
-                for name in ("fp8", "w4a16", "nvfp4")
-                if FORMATS[name].bytes < FORMATS[self.weights].bytes
-                and FORMATS[name].compute in chip.peak_flops
+                for name in (released(self.model.name), "fp8", "w4a16", "nvfp4")
+                if name is not None
+                and FORMATS[name].bytes < FORMATS[self.weights].bytes
+                and (name == released(self.model.name) or FORMATS[name].compute in chip.peak_flops)
             ],
         }
         load = self.workload

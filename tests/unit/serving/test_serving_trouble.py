@@ -120,3 +120,20 @@ def test_outages_are_of_services_with_one_pool():
     )
     with pytest.raises(ScenarioError, match="which services have"):
         mpsim.simulate(training)
+
+
+def test_a_model_that_was_released_narrow_is_told_so():
+    """In 16 bits gpt-oss does not fit and its own format leads the mends; where it fits, the run says what the checkpoint holds."""
+    data = {
+        "schema": 1,
+        "model": "gpt-oss-120b",
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "serving": {"replicas": 1, "workload": {"rate": 1.0, "requests": 3, "output": 4}},
+    }
+    with pytest.raises(ScenarioError, match=r"or serving\.weights: mxfp4"):
+        mpsim.simulate(Scenario.from_mapping(data))
+    wide = mpsim.simulate(Scenario.from_mapping({**data, "parallelism": {"tp": 4}}))
+    own = {**data["serving"], "weights": "mxfp4"}
+    narrow = mpsim.simulate(Scenario.from_mapping({**data, "serving": own}))
+    told = [[w for w in one.summary["warnings"] if "released in" in w] for one in (wide, narrow)]
+    assert list(map(len, told)) == [1, 0]
