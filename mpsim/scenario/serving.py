@@ -69,8 +69,8 @@ class Workload(Section):
     """Requests of a session, one after the other: the prompt of each is all that went before, its
     answers included, and new tokens."""
     think_time: Span = 0.0
-    """From an answer to the same user's next request, in the mean of an exponential distribution:
-    between the turns of a session, and the requests of a closed loop."""
+    """From an answer to the same user's next request on average, exponentially distributed: between
+    the turns of a session, and the requests of a closed loop."""
 
     @pydantic.model_validator(mode="after")
     def _check_arrival(self) -> Workload:

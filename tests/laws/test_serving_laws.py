@@ -142,13 +142,14 @@ _PAIRS = [(a.name, b.name) for a, b in itertools.permutations(_CHIPS, 2) if outd
 @pytest.mark.parametrize("weights", ["bf16", "nvfp4"])
 @pytest.mark.parametrize(("old", "new"), _PAIRS)
 def test_a_chip_that_another_outdoes_is_never_faster(old, new, weights):
-    """No kernel of an iteration takes longer on the better one, whatever the tokens."""
+    """No kernel of an iteration takes longer on the better one, whatever the tokens; the head is asked of one rank, as its gather is the link's, and the one host of L40S that was measured is slow."""
     tokens = np.array([1.0, 8.0, 64.0, 256.0, 1024.0, 8192.0])
     parts = []
     for name in (old, new):
         cluster = build_cluster(accelerator=name, accelerators_per_node=8, nodes=1)
         plan = dataclasses.replace(_plan("mixtral-8x7b", tp=4, weights=weights), cluster=cluster)
-        heads = np.array([plan.prices.head_seconds(count) for count in tokens])
+        alone = dataclasses.replace(plan, tp=1).prices
+        heads = np.array([alone.head_seconds(count) for count in tokens])
         parts.append({**plan.prices.parts(tokens), "head": heads})
     for part in ("linear", "experts", "streaming", "head"):
         seconds = parts[0][part]
