@@ -137,7 +137,8 @@ def check_stages(scenario: Written) -> Iterator[Problem]:
         return
     extra = f" and {counted} counted as layers" if counted else ""
     even = [n for n in range(1, layers + 1) if layers % (n * chunks) == 0]
-    sizes = nearest_two(even, p.pp, "a divisor")
+    placed = [n for n in even if scenario.world_size % (n * p.tp * p.cp) == 0]
+    sizes = nearest_two(placed or even, p.pp, "a divisor")
     message = f"{layers} layers{extra} do not divide among {spelled}; set pp to {sizes}, "
     yield Problem(message + _balanced(scenario), "parallelism.pp")
 
