@@ -196,6 +196,7 @@ def test_a_key_acts_or_is_refused(key: str) -> None:
         ({"jobs": {"a": {"share": 0.7, "tokens": 1}, "b": {"share": 0.7}}}, ["cannot share the nodes", "1.4"]),
         ({"jobs": {"a": {}, "b": {"rate": 2, "share": 0.5}}, "jobs/a/share": 0.5}, ["a.tokens", "b.rate", "b.tokens"]),
         ({"choices/parallelism.tp": [1, 2]}, ["no key of the cluster"]),
+        ({"choices/cluster": [{"preset": "dgx-h100"}]}, ["no price can name; needed cluster.preset"]),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_together_with_the_mend(

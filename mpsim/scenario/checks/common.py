@@ -69,7 +69,10 @@ def check_design(scenario: Written) -> Iterator[Problem]:
     if (design := scenario.design) is None:
         return
     yield from _wrong_grid(scenario, design.choices, "design.choices")
-    for key in design.choices:
+    for key, values in design.choices.items():
+        for value in (each for each in values if isinstance(each, Mapping) and each):
+            message = f"got a mapping, which no price can name; needed {key}.{next(iter(value))}"
+            yield Problem(message, f"design.choices.{key}")
         if key.partition(".")[0] != "cluster":
             message = (
                 "is no key of the cluster; the search finds the layout, so needed a key such as"
