@@ -148,7 +148,8 @@ def test_pools_are_checked_run_and_traced(mpsim_cli, tmp_path):
 
 def test_search_ranks_layouts_and_writes_them(call, tmp_path):
     options = (*FEW, "--over", "parallelism.tp=4,8", "--over", "serving.engine.max_tokens=8192")
-    found = call("search", *options, "--csv", tmp_path / "s.csv", "--plot", tmp_path / "s.png")
+    files = ("--csv", tmp_path / "s.csv", "--plot", tmp_path / "s.png")
+    found = call("search", *options, "--objective", "goodput", *files)
     assert found.code == 0, found.err
     assert "accelerators" in found.out
     assert (tmp_path / "s.png").stat().st_size > 1000
