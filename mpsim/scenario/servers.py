@@ -44,6 +44,7 @@ _FORMS: Final = {
     "int": _Form(r"[1-9]\d{0,14}", int, "a whole number of at least 1"),
     # sizes of graphs up to a largest one
     "graphs": _Form(r"[1-9]\d{0,3}", lambda n: [1, 2, 4, *range(8, int(n), 8), int(n)], "a size"),
+    "gib": _Form(r"\d{1,7}(\.\d{1,3})?", "{} GiB".format, "a number of GiB"),
     "number": _Form(r"0?\.\d{1,9}|1(\.0*)?", float, "a share above 0, at most 1"),
 }
 _SWITCH: Final = {"true": True, "false": False}
@@ -88,9 +89,6 @@ def meaning(row: Mapping[str, Any], value: object) -> Meaning:
         return Meaning(to, count or None, "" if count > 0 else "a number of 1 or more")
     if text == "-1" and to == "serving.engine.max_tokens":
         return Meaning("serving.engine.chunked", False)
-    if kind == "gib":
-        fits = re.fullmatch(r"\d{1,7}(\.\d{1,3})?", text) is not None
-        return Meaning(to, f"{text} GiB" if fits else None, "" if fits else "a number of GiB")
     if kind in _FORMS:
         form = _FORMS[kind]
         fits = re.fullmatch(form.pattern, text) is not None

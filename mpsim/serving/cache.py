@@ -8,7 +8,7 @@ the device where there are any, from which it is brought back in place of being 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 TIERS = ("host_cache", "disk_cache")
@@ -90,14 +90,16 @@ class Blocks:
 
     def cached(self, request: int) -> int:
         """Leading units of a prompt that are cached."""
-        hashes = self._hashes[request] if self._hashes is not None else ()
-        return next((at for at, unit in enumerate(hashes) if unit not in self._uses), len(hashes))
+        return self._leading(request, self._uses.__contains__)
 
     def known(self, request: int) -> int:
         """Leading units of a prompt that the device or a tier below it has."""
+        places: list[Container[int]] = [self._uses, *(kept for _, kept in self._below)]
+        return self._leading(request, lambda unit: any(unit in place for place in places))
+
+    def _leading(self, request: int, has: Callable[[int], bool]) -> int:
         hashes = self._hashes[request] if self._hashes is not None else ()
-        found = (u in self._uses or any(u in kept for _, kept in self._below) for u in hashes)
-        return next((at for at, has in enumerate(found) if not has), len(hashes))
+        return next((at for at, unit in enumerate(hashes) if not has(unit)), len(hashes))
 
     def bring(self, request: int, length: int) -> tuple[int, float]:
         """Tokens after the hit ones that tiers give back, on blocks of its own; how long [s]."""

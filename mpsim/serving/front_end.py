@@ -51,7 +51,7 @@ class FrontEnd:
         self._routing = plan.routing
         self._fragile = bool(plan.outages) or plan.autoscale is not None
         # first requests of sessions that have not begun; None where requests follow no answer
-        self._begin = None if log.following is None else self._openers(log.following)
+        self._begin = self._openers(log.following) if log.following else None
         self.moved = 0  # requests that an instance lost to an outage, each time
         self._handed = 0  # requests that joined the last pool after another batch had them
         self._homeless: list[tuple[int, int]] = []  # while every instance is down
@@ -120,7 +120,6 @@ class FrontEnd:
     def _follow(self, request: int, back: float) -> None:
         """Let a user to whom an answer comes back send the next turn, or begin anew if it waits."""
         assert self._begin is not None
-        assert self._log.following is not None
         turn = self._log.following[request]
         if turn < 0 and self._users is not None:
             turn = next(self._begin, -1)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mpsim.serving.lane import Lane
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.requests import Requests, Served
+from mpsim.serving.requests import TIMES, Requests, Served
 from mpsim.serving.stream import Stream
 from mpsim.serving.tally import Folded
 
@@ -23,7 +23,6 @@ Floats = NDArray[np.float64]
 Item = TypeVar("Item")
 
 _PAGE = 16_384  # iterations of a stream that are folded at once
-TIMES = ("arrival", "started", "first", "last")
 _STEPS = (
     *("start", "seconds", "count", "decodes", "context"),
     *("prompt_tokens", "used", "engine", "span"),
@@ -83,7 +82,7 @@ class Log:
         self.stalled = [{"cache": 0.0, "transfer": 0.0, "down": 0.0} for _ in plan.pools]
         self.page = self.load()
         # of sessions: the request that follows each, and the time before each [s]
-        self.following: list[int] | None = None
+        self.following: list[int] = []
         self.think: list[float] = []
         if (page := self.page) is not None and page.following is not None:
             assert page.think is not None

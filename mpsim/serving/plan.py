@@ -185,11 +185,8 @@ class ServicePlan:
         return self.rank_blocks * self.engine.block
 
     def tiers(self, unit: int) -> tuple[Tier, ...]:
-        """Memories below the device that keep units of so many tokens of one batch, or rank of it.
-
-        Every accelerator brings its part back over its own link, from its share of the host's
-        memory or drives.
-        """
+        """Memories below the device that keep units of so many tokens of one batch, or rank."""
+        # each accelerator has a link of its own, and its share of the host's memory and drives
         rooms = [getattr(self.engine, name) for name in TIERS]
         if not any(rooms):
             return ()
@@ -493,6 +490,7 @@ class ServicePlan:
         pool = f"{self.key}." if self.key != "serving" else ""
         chip, most = self.cluster.accelerator, self.cluster.accelerators
         inside = (self.model.heads, *(() if self.model.mla else (self.model.kv_heads,)))
+        own = released(self.model.name)
         ways: dict[str, list[int] | list[str]] = {
             "parallelism.tp": [
                 n
@@ -503,10 +501,10 @@ class ServicePlan:
             "parallelism.pp": [*range(self.pp + 1, min(most // self.tp, self.model.layers) + 1)],
             "serving.weights": [
                 name
-                for name in (released(self.model.name), "fp8", "w4a16", "nvfp4")
+                for name in (own, "fp8", "w4a16", "nvfp4")
                 if name is not None
                 and FORMATS[name].bytes < FORMATS[self.weights].bytes
-                and (name == released(self.model.name) or FORMATS[name].compute in chip.peak_flops)
+                and (name == own or FORMATS[name].compute in chip.peak_flops)
             ],
         }
         load = self.workload

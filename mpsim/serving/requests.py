@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+TIMES = ("arrival", "started", "first", "last")  # of every request, columns of `Served`
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

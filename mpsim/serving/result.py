@@ -18,10 +18,9 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.extent import is_long, refuse_large_scenario
 from mpsim.serving.confidence import intervals, setting_of
 from mpsim.serving.front_end import Progress
-from mpsim.serving.log import TIMES
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
-from mpsim.serving.requests import Requests, Served
+from mpsim.serving.requests import TIMES, Requests, Served
 from mpsim.serving.service import Service
 from mpsim.serving.sessions import as_they_came
 from mpsim.serving.stream import Stream

@@ -61,7 +61,7 @@ def open_lanes(plan: ServicePlan, log: Log) -> list[list[Lane]]:
             hands_over=computes,
             samples_first=plan.samples_first,
             longest=1 if computes else log.longest_output,
-            keeps_answers=log.following is not None and plan.prefill is None,
+            keeps_answers=bool(log.following) and plan.prefill is None,
             tiers=pool.tiers(log.unit),
         )
         first, paces = sum(map(len, opened)), pool.paces or (1.0,) * pool.replicas

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.scenario.serving import Workload
-from mpsim.serving.requests import Requests, Served
+from mpsim.serving.requests import TIMES, Requests, Served
 
 _UNIT = 128  # tokens of a unit: a multiple of the blocks that engines have
 
@@ -38,7 +39,7 @@ def in_sessions(workload: Workload, drawn: Requests) -> Requests:
 
 
 def _units(
-    workload: Workload, length: np.ndarray, session: np.ndarray
+    workload: Workload, length: NDArray[np.int64], session: NDArray[np.int64]
 ) -> tuple[tuple[int, ...], ...]:
     """Units of every request: those of its whole session, the shared ones of its group first."""
     last = np.flatnonzero(np.diff(session, append=session[-1] + 1))
@@ -58,7 +59,7 @@ def as_they_came(requests: Requests, served: Served) -> tuple[Requests, Served]:
         return requests, served
     order = np.argsort(served.arrival, kind="stable")
     place = np.argsort(order)
-    times = {n: getattr(served, n)[order] for n in ("arrival", "started", "first", "last")}
+    times = {n: getattr(served, n)[order] for n in TIMES}
     moves = dict(served.transfers)
     if len(moves.get("request", ())):
         moves["request"] = place[moves["request"].astype(int)].astype(float)
