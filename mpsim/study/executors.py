@@ -70,7 +70,7 @@ def local_processes(jobs: int) -> Iterator[Executor]:
     except BaseException:
         pool.kill()
         raise
-    pool.shutdown()
+    pool.shutdown(cancel_futures=True)
 
 
 class _Processes(ProcessPoolExecutor):
@@ -83,13 +83,14 @@ class _Processes(ProcessPoolExecutor):
             return super().submit(fn, *args, **kwargs)
 
     def kill(self) -> None:
-        """End every process, whatever it does; nothing that they compute is kept by them."""
-        workers = list((self._processes or {}).values())
-        self.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
+        """End every process, whatever it does; nothing that they compute is kept by them.
+
+        No future is cancelled: the pool's own thread fails those that are left, and dies of one
+        that was cancelled meanwhile.
+        """
+        for worker in list((self._processes or {}).values()):
             worker.kill()
-        for worker in workers:
-            worker.join()
+        self.shutdown()
 
 
 @contextmanager
@@ -208,5 +209,5 @@ def computed(
                 yield results.pop(following)
                 following += 1
     finally:
-        for future in waiting:
+        for future in () if isinstance(pool, _Processes) else waiting:  # that pool ends its own
             future.cancel()
