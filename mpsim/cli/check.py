@@ -33,6 +33,7 @@ def check(
     (wanted,) = targets(emit, [scenario])
     able = ready(scenario)
     derived = _derived(able) if isinstance(able, Prepared) else _derived_service(able)
+    derived |= {"taken_by_default": taken} if (taken := scenario.taken_by_default) else {}
     derived |= {"warnings": told} if (told := told_of(scenario)) else {}
     files = [item.of(scenario) for item in wanted]
     if as_json:
@@ -85,7 +86,6 @@ def _stages(layers: Sequence[int]) -> str:
 def _derived(prepared: Prepared) -> dict[str, object]:
     """The values that a scenario leaves to be worked out."""
     from mpsim.cost import CollectiveModel
-    from mpsim.scenario.settled import in_words, settled_by
     from mpsim.training.intervals import fits_probability, setting_of
     from mpsim.training.memory.account import account_memory, at_the_peak
     from mpsim.training.summary import straddling_words
@@ -122,8 +122,6 @@ def _derived(prepared: Prepared) -> dict[str, object]:
 
         changes = [str(change) for change in changes_that_fit(scenario)]
         derived["would_fit_with"] = changes or "no change of one or two keys"
-    if settled := settled_by(scenario.source.data):
-        derived["set_by_framework"] = in_words(settled)
     return derived
 
 

@@ -33,7 +33,7 @@ from mpsim.formats.written import yaml_text
 from mpsim.inputs import shown
 from mpsim.scenario import Scenario
 from mpsim.scenario import servers as tables
-from mpsim.serving.work import released
+from mpsim.scenario.settled import released
 from mpsim.units import Dimension, parse_quantity
 from mpsim.workload import model as find_model
 

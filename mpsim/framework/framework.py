@@ -48,7 +48,7 @@ class Framework:
     as_of: str
     suits: Mapping[str, Scalar] = dataclasses.field(default_factory=dict, hash=False)
     """Dotted keys of a scenario that this preset was written for, such as `parallelism.zero: 3`.
-    They describe; nothing is set by them."""
+    Of these only the sharding of a stack that is written for the most it has is set."""
     notes: tuple[str, ...] = ()
     """What could not be decided from sources, and what is approximated."""
 

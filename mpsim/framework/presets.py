@@ -15,6 +15,7 @@ from mpsim.shipped import load_catalog, read_shipped
 _PERSONAL = ("suits", "notes")  # what a preset says of itself alone
 _Preset: TypeAlias = dict[str, Any]  # fields of a framework, and what a preset says beside them
 _SETTLES = "settles"  # of a preset, not of a framework: keys of the scenario
+_SHARDING = "parallelism.zero"  # settled too by a stack that is written for the most it has
 _COMPILE = "compile"  # beside a preset
 _UNCOMPILED = "uncompiled"  # too: fields that `compile: false` replaces
 _LOSS = "loss"  # beside a preset: a word for fields of the loss
@@ -53,18 +54,24 @@ def framework_line(name: str) -> tuple[str, str]:
     return ("", "") if line is None else (preset, line)
 
 
+@remembered(64)
 def settled_keys(preset: str) -> tuple[Mapping[str, object], ...]:
     """Groups of values by dotted key of a scenario that a preset settles where none of the group is
     written; none of a name that is no preset.
 
     Examples
     --------
-    >>> settled_keys("deepseek-2024")[0], settled_keys("megatron-lm")
-    ({'schedule': 'dualpipe'}, ())
+    >>> settled_keys("deepseek-2024")[0], settled_keys("megatron-lm"), settled_keys("torchtitan")
+    ({'schedule': 'dualpipe'}, (), ({'parallelism.zero': 3},))
     """
     presets, aliases = _catalog()
-    known = presets.get(aliases.get(preset, preset), {})
-    return tuple(known.get(_SETTLES, ()))
+    name = aliases.get(preset, preset)
+    if name not in presets:
+        return ()
+    stack = framework(name)
+    zero = stack.suits.get(_SHARDING)
+    sharding = ({_SHARDING: zero},) if zero and zero == stack.data.zero_limit else ()
+    return (*presets[name].get(_SETTLES, ()), *sharding)
 
 
 def selective_of(preset: str) -> str:

@@ -15,7 +15,8 @@ _LEAST_SHARE = 0.0005  # that is told
 _DOUBT = 0.005  # odds of fitting nearer to 0 or 1 are not worth a word
 _EVERYBODY_ASKS = {
     *("step time", "throughput", "utilisation", "where time goes", "memory", "price"),
-    *("nearest measured", "with variation"),  # who varies the step asks for what comes of it
+    # who varies the step asks for what comes of it, who leaves a key out for what it became
+    *("nearest measured", "with variation", "taken by default"),
 }
 
 
@@ -63,7 +64,14 @@ def summary_rows(summary: Figures) -> list[tuple[str, str]]:
         ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
         ("nearest measured", validated(summary["validated"])),
         *_variation(summary),
+        *taken_by_default(summary),
     ]
+
+
+def taken_by_default(summary: Figures) -> list[tuple[str, str]]:
+    """Keys that framework or model settled; nothing for results stored before it was kept."""
+    keys = summary.get("taken_by_default")
+    return [("taken by default", ", ".join(keys))] if keys else []
 
 
 def of_peak(summary: Figures) -> str:
@@ -78,25 +86,15 @@ def _model(summary: Figures) -> list[tuple[str, str]]:
     if known is None:
         return []
     active = f", {known['active'] / 1e9:.4g} B active" if known["active"] != known["total"] else ""
-    return [
-        (
-            "parameters",
-            (
-                f"{known['total'] / 1e9:.4g} B{active}, {known['per_rank'] / 1e9:.4g} B on the"
-                " largest rank"
-            ),
-        )
-    ]
+    total, largest = known["total"] / 1e9, known["per_rank"] / 1e9
+    return [("parameters", f"{total:.4g} B{active}, {largest:.4g} B on the largest rank")]
 
 
 def execution_rows(summary: Figures) -> list[tuple[str, str]]:
     """Lines of a summary of an imported program, one a figure, with units."""
+    where = f" of {summary['cluster']}" if "cluster" in summary else ""
     rows = [
-        (
-            "accelerators",
-            f"{summary['accelerators']}"
-            + (f" of {summary['cluster']}" if "cluster" in summary else ""),
-        ),
+        ("accelerators", f"{summary['accelerators']}{where}"),
         ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
         ("products", f"{summary['hardware_tflops_per_accelerator']:.1f} TFLOP/s per accelerator"),
         ("where time goes", _shares(summary)),
@@ -109,9 +107,8 @@ def execution_rows(summary: Figures) -> list[tuple[str, str]]:
         )
         verdict = "fits" if memory["total"] <= memory["capacity"] else "DOES NOT FIT"
         rows.append(("memory", f"{total} of {capacity}: {verdict}"))
-    basis = (
-        _calibration(summary["calibration"]) if "calibration" in summary else "times of the file"
-    )
+    known = summary.get("calibration")
+    basis = _calibration(known) if known else "times of the file"
     rows.append(("numbers from", f"engine {summary['engine']}; {basis}"))
     return rows
 

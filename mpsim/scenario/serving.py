@@ -231,7 +231,8 @@ class Serving(Section):
     engine: Annotated[EngineChoice, Shorthand("serving.engine")] = EngineChoice()
     """The serving engine."""
     weights: WeightFormat = "bf16"
-    """Format of the weights of linear layers and experts; the others stay in 16 bits."""
+    """Format of the weights of linear layers and experts, the others in 16 bits; left out, that
+    in which a preset was released."""
     kv: CacheFormat = "bf16"
     """Format of cached keys and values."""
     replicas: Annotated[int, Field(ge=1, le=1_000_000)] | None = None

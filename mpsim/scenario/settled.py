@@ -1,9 +1,10 @@
-"""Keys that a framework settles: what a trainer always does, and what its words mean.
+"""Keys that framework or model settle: what a trainer always does, the format that a served model
+was released in.
 
-Most presets describe how a stack runs whatever it is told to run. A few are the whole recipe of one
-training, and their name promises it; those settle the keys that a file leaves out. What is written
-always wins. A word that means another thing to users of the stack than to those of Megatron is
-replaced by the one that means it here.
+Most presets describe how a stack runs whatever it is told to run. Some shard as their name says, a
+few are the whole recipe of one training; those settle the keys that a file leaves out. What is
+written always wins. A word that means another thing to users of the stack than to those of Megatron
+is replaced by the one that means it here.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Mapping
 
 from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
 from mpsim.scenario.paths import Data, assign, expand_shorthand
+from mpsim.shipped import read_shipped
 
 _SELECTIVE = "selective"
 
 
 def settle(data: Data) -> Data:
-    """`data` of a file with the keys that its framework settles, its words as they are meant; the
-    same object where nothing changes.
+    """`data` of a file with what is settled and its words as they are meant; itself if nothing is.
 
     Examples
     --------
@@ -48,16 +49,25 @@ def _said(data: Data) -> dict[str, object]:
 
 
 def settled_by(data: Data) -> dict[str, object]:
-    """Values by dotted key that the framework of a file settles: those of each of its groups of
-    which the file writes no key, and what its users mean by a word that the file writes.
+    """Values by dotted key that the framework or the model of a file settles: those of each of
+    their groups of which the file writes no key, and what is meant by a word that the file writes.
     """
+    groups, said = settled_keys(str(_framework(data).get("preset"))), _said(data)
+    if form := released(str(_section(data, "model", {"serving", "server"}).get("preset"))):
+        groups += ({"serving.weights": form},)
     left_out = {
         key: value
-        for group in settled_keys(str(_framework(data).get("preset")))
-        if not any(_written(data, key) for key in group)
+        for group in groups
+        if not any(key in said or _written(data, key) for key in group)
         for key, value in group.items()
     }
     return {**left_out, **_meant(data)}
+
+
+def released(model: str) -> str | None:
+    """The format of the weights that a model of the catalog was released with; None for 16 bits."""
+    found: str | None = read_shipped("mpsim.scenario.data", "released.yaml")["weights"].get(model)
+    return found
 
 
 def _meant(data: Data) -> dict[str, object]:
@@ -72,10 +82,13 @@ def _meant(data: Data) -> dict[str, object]:
 
 
 def _framework(data: Data) -> Mapping[str, object]:
-    """The framework section of a file that trains, spelled out; empty if there is none."""
-    if not isinstance(data.get("training"), Mapping):
-        return {}
-    chosen = expand_shorthand("framework", data.get("framework"))
+    return _section(data, "framework", {"training"})
+
+
+def _section(data: Data, name: str, jobs: set[str]) -> Mapping[str, object]:
+    """A section spelled out; empty if there is none, or if the file has none of the jobs."""
+    has_job = any(isinstance(data.get(job), Mapping) for job in jobs)
+    chosen = expand_shorthand(name, data.get(name)) if has_job else None
     return chosen if isinstance(chosen, Mapping) else {}
 
 

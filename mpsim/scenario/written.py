@@ -32,7 +32,7 @@ from mpsim.scenario.sections import (
     Training,
     Variation,
 )
-from mpsim.scenario.settled import settle
+from mpsim.scenario.settled import in_words, settle, settled_by
 from mpsim.workload import Transformer
 
 if TYPE_CHECKING:
@@ -164,6 +164,11 @@ class Written(Section):
     def source(self) -> Document:
         """The data it was made from, with the place of every key that was read from a file."""
         return self._source
+
+    @property
+    def taken_by_default(self) -> list[str]:
+        """Keys with the values that framework or model settle, as a file would have them."""
+        return in_words(settled_by(self._source.data))
 
     @property
     def folder(self) -> Path:

@@ -16,6 +16,7 @@ from mpsim.hardware import Cluster, host_of
 from mpsim.parallel import Mesh, rank_load, straddling, whole_groups
 from mpsim.scenario.sections import Variation
 from mpsim.scenario.serving import Autoscale, ServiceLevel, Speculation, Workload
+from mpsim.scenario.settled import released
 from mpsim.serving.balance import balanced
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.cache import TIERS, Tier
@@ -27,7 +28,7 @@ from mpsim.serving.requests import Requests
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft, last_layer
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork
-from mpsim.serving.work import FORMATS, Format, RankWork, released, wide_in
+from mpsim.serving.work import FORMATS, Format, RankWork, wide_in
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 

@@ -56,6 +56,7 @@ class ServiceResult(JobResult):
             "job": self.kind,
             "engine": self.plan.engine.name,
             **figures,
+            **({"taken_by_default": taken} if (taken := self.scenario.taken_by_default) else {}),
             "interval": intervals(setting_of(self.plan), figures),
         }
 

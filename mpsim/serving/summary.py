@@ -23,7 +23,6 @@ from mpsim.serving.confidence import distribution
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.requests import Served
 from mpsim.serving.tally import ACCOUNT, RowSums, Tally
-from mpsim.serving.work import released
 from mpsim.units import percent
 
 Floats = NDArray[np.float64]
@@ -216,12 +215,6 @@ def _warnings(
     keys += [f"serving.engine.{name}" for name in TIERS if getattr(engine, name)]
     if keys and not engine.prefix_cache:
         yield f"not used: {', '.join(keys)}: serving.engine.prefix_cache is false"
-    form = released(plan.model.name)
-    if form is not None and plan.weights in ("bf16", "fp16"):
-        yield (
-            f"{plan.model.name} was released in {form}, and is served in {plan.weights} here:"
-            f" serving.weights: {form} is what its checkpoint holds"
-        )
     rate = _rate(tally.finished, tally.seconds)
     if load.turns > 1 and load.rate is not None and rate < _CAME * load.rate:
         stay = load.turns * (tally.spreads["e2e"].mean + load.think_time)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from mpsim.parallel import Sharding, shard
 from mpsim.parallel.experts import busiest_rank, expected_maximum
-from mpsim.shipped import read_shipped
 from mpsim.workload import (
     Lowering,
     Module,
@@ -308,12 +307,6 @@ def _attention(model: Transformer, kind: LayerKind, tp: int, layers: int) -> Att
         decode_width=2 * model.head_dim,
         window=kind.window,
     )
-
-
-def released(model: str) -> str | None:
-    """The format of the weights that a model of the catalog was released with; None for 16 bits."""
-    found: str | None = read_shipped("mpsim.serving.data", "released.yaml")["weights"].get(model)
-    return found
 
 
 def wide_in(model: Transformer, weights: str) -> frozenset[Role]:

@@ -87,9 +87,10 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         "calibration": figures.calibration(result.constants),
         "validated": nearest_measured(setting),
         "warnings": _warnings(result, plan, floors, straddles)
-        + _other_habits(result, plan)
+        + _gathered_shards(plan)
         + _small_microbatches(result, plan, breakdown["host"] / step)
         + figures.unsure(result, precision, breakdown, interference=plan.interference),
+        **({"taken_by_default": taken} if (taken := result.scenario.taken_by_default) else {}),
         **({"straddling": straddles} if straddles else {}),
         **({"variation": varied} if varied else {}),
         "interval": head["interval"],
@@ -221,17 +222,13 @@ def needs_of(program: Program, plan: Plan, least: NDArray[np.float64]) -> Needs:
     }
 
 
-def _other_habits(result: Result, plan: Plan) -> list[str]:
-    """Say that a stack which shards parameters is simulated with whole ones on every rank."""
+def _gathered_shards(plan: Plan) -> list[str]:
+    """Say that ZeRO 2 is not what users of FSDP call so."""
     stack, zero = plan.layout.framework, plan.zero
-    usual = stack.suits.get("parallelism.zero")
-    if usual != 3 or zero == 3 or plan.layout.mesh.dp == 1:
+    if zero != 2 or stack.suits.get("parallelism.zero") != 3 or plan.layout.mesh.dp == 1:
         return []
-    kept = " (kept gathered after the forward with framework.reshard_after_forward: false)"
-    text = (
-        f"{stack.name} shards parameters, and parallelism.zero: {zero} keeps all of them on every"
-    )
-    return [f"{text} rank; set it to 3{kept if zero == 2 else ''}"]
+    text = f"{stack.name} shards parameters; parallelism.zero: 2 keeps all of them on every rank"
+    return [f"{text}: 3 with framework.reshard_after_forward: false gathers them once a step"]
 
 
 def _small_microbatches(result: Result, plan: Plan, waits: float) -> list[str]:

@@ -122,18 +122,19 @@ def test_outages_are_of_services_with_one_pool():
         mpsim.simulate(training)
 
 
-def test_a_model_that_was_released_narrow_is_told_so():
-    """In 16 bits gpt-oss does not fit and its own format leads the mends; where it fits, the run says what the checkpoint holds."""
+def test_a_model_that_was_released_narrow_is_served_so():
+    """gpt-oss fits one H100 in the 4 bits of its checkpoint, and the run says what it took; what is written wins."""
     data = {
         "schema": 1,
         "model": "gpt-oss-120b",
         "cluster": {"preset": "dgx-h100", "nodes": 1},
         "serving": {"replicas": 1, "workload": {"rate": 1.0, "requests": 3, "output": 4}},
     }
+    result = mpsim.simulate(Scenario.from_mapping(data))
+    assert result.plan.weights == "mxfp4"
+    assert dict(result.sheet().sections[0].rows)["taken by default"] == "serving.weights: mxfp4"
+    wide = {**data["serving"], "weights": "bf16"}
     with pytest.raises(ScenarioError, match=r"or serving\.weights: mxfp4"):
-        mpsim.simulate(Scenario.from_mapping(data))
-    wide = mpsim.simulate(Scenario.from_mapping({**data, "parallelism": {"tp": 4}}))
-    own = {**data["serving"], "weights": "mxfp4"}
-    narrow = mpsim.simulate(Scenario.from_mapping({**data, "serving": own}))
-    told = [[w for w in one.summary["warnings"] if "released in" in w] for one in (wide, narrow)]
-    assert list(map(len, told)) == [1, 0]
+        mpsim.simulate(Scenario.from_mapping({**data, "serving": wide}))
+    other = Scenario.from_mapping({**data, "model": "llama3-8b"})
+    assert (other.service.weights, other.taken_by_default) == ("bf16", [])

@@ -10,6 +10,7 @@ import pytest
 import mpsim
 from mpsim.engine import run
 from mpsim.program import Program, Rows, Stream
+from mpsim.result.words import summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
@@ -139,23 +140,24 @@ def test_a_micro_batch_that_nobody_chose_is_told_where_the_host_is_waited_for() 
     assert "'mpsim plan' takes what fills the memory" in told[0][0]
 
 
-def test_a_stack_that_shards_parameters_is_not_simulated_whole_in_silence() -> None:
-    """FSDP without a `zero`, or with 2 as its users call what stays gathered, says what to write; with 3, on one rank and under DDP nothing."""
+def test_a_stack_that_shards_parameters_does_unless_the_file_says_otherwise() -> None:
+    """FSDP without a `zero` shards and says so; what is written wins, and 2 as its users call what stays gathered says what to write."""
     data: dict[str, Any] = {
         "schema": 1,
         "model": {"preset": "llama3-8b", "layers": 2},
         "cluster": {"preset": "dgx-h100", "nodes": 1},
-        "parallelism": {},
         "training": {"global_batch": 8, "micro_batch": 1, "sequence_length": 1024},
         "framework": "torch-fsdp2",
     }
-    cases = [{}, {"zero": 2}, {"zero": 3}, {"tp": 8, "zero": 0}]
-    told = [
-        [w for w in mpsim.simulate(Scenario.from_mapping(one)).summary["warnings"] if "shards" in w]
-        for one in (
-            *({**data, "parallelism": p} for p in cases),
-            {**data, "framework": "torch-ddp"},
-        )
-    ]
-    assert list(map(len, told)) == [1, 1, 0, 0, 0]
-    assert "reshard_after_forward: false" in told[1][0]
+    bare, whole, gathered, shards = (
+        mpsim.simulate(Scenario.from_mapping({**data, "parallelism": written})).summary
+        for written in ({}, {"zero": 0}, {"zero": 2}, {"zero": 3})
+    )
+    assert bare["taken_by_default"] == ["parallelism.zero: 3"]
+    assert bare["memory"] == shards["memory"] != whole["memory"]
+    assert not {"taken_by_default"} & (whole.keys() | shards.keys())
+    assert "reshard_after_forward: false" in str(gathered["warnings"])
+    rows = dict(summary_sheet(bare, long=False).sections[0].rows)
+    assert rows["taken by default"] == "parallelism.zero: 3"
+    plain = Scenario.from_mapping({**data, "framework": "torch-ddp"})
+    assert (plain.parallelism.zero, plain.taken_by_default) == (0, [])
