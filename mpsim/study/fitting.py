@@ -10,6 +10,7 @@ from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
 from mpsim.scenario.sections import Training
 from mpsim.simulate import resolve, simulate_step
+from mpsim.study.search.given import ranked_by
 from mpsim.training.memory.account import account_memory
 from mpsim.units import Dimension, format_quantity, percent
 
@@ -27,7 +28,7 @@ class Change:
     step_time_s: float  # of the changed scenario [s]
 
     def __str__(self) -> str:
-        spelled = ", ".join(f"{key} {_spelled(value)}" for key, value in self.values.items())
+        spelled = ", ".join(f"{key} {str(value).lower()}" for key, value in self.values.items())
         step = format_quantity(self.step_time_s, Dimension.TIME)
         return (
             f"{spelled} ({self.total / 1e9:.1f} GB, {percent(self.odds)} likely to fit, {step} a"
@@ -38,8 +39,9 @@ class Change:
 def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
     """Find changes of a scenario that does not fit after which it does.
 
-    Returns: the fastest first; pairs of changes only where single ones are too few, and none that
-    holds a single one; empty where not even pairs are enough.
+    Returns: the fastest first, launches that die counted as a search counts them; pairs of changes
+    only where single ones are too few, and none that holds a single one; empty where not even pairs
+    are enough.
 
     Notes
     -----
@@ -55,7 +57,7 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
         if len(found) == most:
             break
     changes = [_changed(scenario, values) for values in found]
-    return sorted(changes, key=lambda change: change.step_time_s)
+    return sorted(changes, key=lambda change: ranked_by(change.step_time_s, change.odds))
 
 
 def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
@@ -105,7 +107,3 @@ def _changed(scenario: Scenario, values: Mapping[str, object]) -> Change:
     summary = simulate_step(scenario.with_values(values)).summary
     figures = (summary[name] for name in ("peak_memory_bytes", "fits_probability", "step_time_s"))
     return Change(values, *(float(str(figure)) for figure in figures))
-
-
-def _spelled(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 from typing import Any
@@ -12,10 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim import Scenario, simulate
+from mpsim.errors import ScenarioError
 from mpsim.framework import framework
-from mpsim.simulate import Prepared
+from mpsim.simulate import Prepared, resolve
+from mpsim.study.fitting import changes_that_fit
 from mpsim.study.search.bound import Bounder
+from mpsim.study.search.given import ranked_by
 from mpsim.study.search.layouts import Layouts
+from mpsim.training.intervals import fits_probability, setting_of
 from mpsim.training.memory.account import COMPONENTS, account_memory
 from mpsim.training.memory.curve import memory_curve
 from mpsim.training.plan import Plan, ReplicaClass
@@ -50,6 +55,50 @@ def step(sizes: dict[str, Any], **more: Any) -> Plan:
     shared = {"zero": min(sizes["zero"], most) if sizes["dp"] > 1 else 0}
     chip = {"cluster": "dgx-h100", "sequence_parallel": sizes["tp"] > 1}
     return small_plan(**{**sizes, **shared, **chip, **more})
+
+
+def _too_large(seed: int) -> dict[str, Any]:
+    """A scenario that does not fit, of a model, a stack, a machine and a layout drawn at random."""
+    draw = random.Random(seed)
+    while True:
+        tp, pp, dp = (draw.choice(degrees) for degrees in ((1, 2, 4), (1, 2), (1, 2, 4)))
+        each, method = draw.choice((1, 2, 4, 8)), ("full", "lora", "qlora")[seed % 3]
+        chip = draw.choice(("a100-sxm-40", "a100-sxm-80", "h100-sxm"))
+        lengths = draw.choice((2048, 4096, 8192))
+        data = {
+            "schema": 1,
+            "model": draw.choice(("llama2-7b", "llama2-13b", "llama3-8b", "llama3-70b")),
+            "cluster": {"accelerator": chip, "accelerators_per_node": tp * pp * dp, "nodes": 1},
+            "parallelism": {"tp": tp, "pp": pp, "zero": draw.choice((0, 1, 3)) if dp > 1 else 0},
+            "training": {"method": method, "global_batch": 4 * dp * each, "micro_batch": each,
+                         "sequence_length": lengths, "recompute": draw.choice(("none", "full"))},
+            "framework": draw.choice(("megatron-core", "torchtitan-2025", "torch-fsdp2", "peft")),
+        }  # fmt: skip
+        try:
+            memory = account_memory(resolve(Scenario.from_mapping(data)))
+        except ScenarioError:
+            continue
+        if 1.0 < memory.total.max() / memory.capacity < 3.0:
+            return data
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_changes_have_the_odds_that_they_name(seed: int) -> None:
+    """`check` of the file with the change written into it finds the peak and the odds that were told, and the surest of equally fast ones leads."""
+    data = _too_large(seed)
+    found = changes_that_fit(Scenario.from_mapping(data))
+    ranked = [ranked_by(change.step_time_s, change.odds) for change in found]
+    assert ranked == sorted(ranked)
+    for change in found:
+        written = copy.deepcopy(data)
+        for key, value in change.values.items():
+            section, name = key.split(".")
+            written[section][name] = value
+        plan = resolve(Scenario.from_mapping(written))
+        memory = account_memory(plan)
+        assert memory.fits
+        assert float(memory.total.max()) == change.total
+        assert fits_probability(memory, setting_of(plan)) == change.odds
 
 
 @given(sizes=st.fixed_dictionaries(STEPS))

@@ -31,8 +31,8 @@ def ranked_by(seconds: float, odds: float | None) -> float:
     Notes
     -----
     Launches until one fits are geometric, so (1 - P) / P of them die on average. One that dies
-    costs a share c of the training (`lost_launch`), and tries in the order of t (1 + c (1 - P) / P)
-    take least: a layout of low odds leads only where it is faster by more than its failures cost.
+    costs a share c of the training, the job booked for it (`lost_launch`); tries in the order of
+    t (1 + c (1 - P) / P) take least: low odds lead only where they are worth their failures.
     """
     if odds is None:
         return seconds
