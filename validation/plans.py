@@ -19,7 +19,7 @@ from bench import validate_files
 from bench.plans import hours_of
 from mpsim import memo
 from mpsim.formats.cells import Cells
-from mpsim.study.trainings import known_trainings
+from mpsim.study.plan import known_trainings
 from mpsim.validate.records import Record
 
 ROOT = Path(__file__).parent

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, Reading, argument, option, pairs, wrong
-from mpsim.cli.paths import check_file
+from mpsim.cli.options import AsJson, Plots, Reading, argument, check_file, option, pairs, wrong
 from mpsim.errors import CalibrationError, FormatError, HardwareError
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpsim.cli.console import note, print_text, wrote
-from mpsim.cli.options import wrong
-from mpsim.cli.paths import check_file, check_folder
+from mpsim.cli.options import check_file, check_folder, wrong
 from mpsim.errors import ScenarioError
 from mpsim.output import safe_name
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from mpsim.accessors import Drawn
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, Trace, argument, option, refuse
-from mpsim.cli.paths import check_file
+from mpsim.cli.options import AsJson, Plots, Trace, argument, check_file, option, refuse
 from mpsim.errors import CalibrationError, FormatError
 from mpsim.output import write_whole
 from mpsim.units import Dimension, format_quantity, percent

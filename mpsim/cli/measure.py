@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from mpsim.cli.console import note, print_json, print_table, print_text
-from mpsim.cli.options import AsJson, option, wrong
-from mpsim.cli.paths import check_file_and_folder
+from mpsim.cli.options import AsJson, check_file_and_folder, option, wrong
 from mpsim.errors import nearest
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from mpsim.cli.complete import templates
 from mpsim.cli.console import print_json, print_table, print_text
-from mpsim.cli.options import AsJson, argument, option, wrong
-from mpsim.cli.paths import check_file
+from mpsim.cli.options import AsJson, argument, check_file, option, wrong
 from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 from mpsim.cli.console import print_json, wrote
-from mpsim.cli.options import AsJson, Reading, argument, option, values_over, wrong
-from mpsim.cli.paths import check_page
+from mpsim.cli.options import AsJson, Reading, argument, check_page, option, values_over, wrong
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import Problem, ScenarioError
 from mpsim.inputs import read_json

@@ -29,13 +29,13 @@ from mpsim.cli.options import (
     Reading,
     Resume,
     argument,
+    check_folder,
     option,
     quantity_option,
     refuse,
     share,
     values_over,
 )
-from mpsim.cli.paths import check_folder
 from mpsim.cli.progress import phases_bar
 from mpsim.errors import ScenarioError
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mpsim.cli.console import end_early, note, print_json, print_table
-from mpsim.cli.options import AsJson, Reading, argument, option, wrong
-from mpsim.cli.paths import check_file
+from mpsim.cli.options import AsJson, Reading, argument, check_file, option, wrong
 from mpsim.errors import FormatError, ScenarioError
 
 _EVERY_S = 2.0

@@ -1,14 +1,16 @@
-"""The runner: goes through the cases within the budget, and writes each when measured."""
+"""The runner: goes through cases within the budget and writes each, after those of a run before."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from time import perf_counter
+from pathlib import Path
+from time import perf_counter, process_time
 from typing import NamedTuple
 
 import torch
@@ -19,15 +21,13 @@ from mpsim.measure.blocks import block_series
 from mpsim.measure.case import Case, Work
 from mpsim.measure.collectives import collective_series
 from mpsim.measure.kernels import gemm_case, kernel_series
-from mpsim.measure.load import others_share, read_usage
 from mpsim.measure.plan import load_grid, round_robin
 from mpsim.measure.recorder import join_actions
-from mpsim.measure.resume import Past, take_up
 from mpsim.measure.steps import step_series
 from mpsim.measure.timer import Timed, Timer
 from mpsim.measure.world import World
-from mpsim.measured.files import RecordWriter, read_measured
-from mpsim.measured.records import FAMILIES, End, Measured, Measurement, Skipped
+from mpsim.measured.files import RecordWriter, partial_path, read_measured
+from mpsim.measured.records import FAMILIES, End, Header, Line, Measured, Measurement, Skipped
 
 _FAILURES = (
     *(RuntimeError, MemoryError, NotImplementedError),
@@ -315,3 +315,113 @@ def _why(error: BaseException) -> str:
         return "out of memory"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+SAME = ("torch", "cuda", "nccl", "driver", "backend", "world_size")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Past:
+    """Measurements of an earlier run."""
+
+    lines: tuple[Line, ...] = ()  # header and measurements to keep; empty where there are none
+    done: frozenset[str] = frozenset()  # ids of the measurements
+    whole: Measured | None = None  # the file, where nothing is left to do
+
+
+def take_up(path: Path, header: Header, families: Sequence[str]) -> Past:
+    """Read what was begun at `path`, if anything; what was skipped is tried again. CalibrationError
+    if it was measured on another machine, with other software or on other ranks.
+    """
+    partial = partial_path(path)
+    source = partial if partial.exists() else path
+    if not source.exists() or not source.stat().st_size:
+        return Past()
+    past_run = read_measured(source, partial=True)
+    _check_same(source, past_run.header, header)
+    if past_run.end is not None and past_run.end.complete:
+        measured = {measurement.family for measurement in past_run.measurements}
+        if measured.issuperset(families):
+            return Past(whole=past_run)
+    return Past(
+        (past_run.header, *past_run.measurements), frozenset(m.id for m in past_run.measurements)
+    )
+
+
+def _check_same(source: Path, old: Header, new: Header) -> None:
+    for name in SAME:
+        if getattr(old, name) != getattr(new, name):
+            raise CalibrationError(
+                f"{source}: {name} was {getattr(old, name)!r} and is {getattr(new, name)!r} now; "
+                "measure into another file, or remove this one"
+            )
+    for before, now in zip(old.ranks, new.ranks, strict=True):
+        if (before.device_name, before.threads) != (now.device_name, now.threads):
+            raise CalibrationError(
+                f"{source}: rank {now.rank} ran on {before.device_name} with {before.threads}"
+                f" threads and is on {now.device_name} with {now.threads} now; measure into another"
+                " file, or remove this one"
+            )
+
+
+IDLE = (3, 4)
+"""Columns of /proc/stat that are no work: idle, and waiting for input or output (proc(5))."""
+GUEST = 8  # from this column on guests are counted a second time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Usage:
+    """Time used until one moment [s]."""
+
+    wall: float  # wall, own: time, and CPU time of this process
+    own: float
+    # CPU time of every process on the cores that this one may use; 0 where nothing tells
+    busy: float
+    cores: tuple[int, ...]
+
+
+def read_usage() -> Usage:
+    """Time used until now."""
+    cores = _cores()
+    return Usage(perf_counter(), process_time(), _busy(cores), cores)
+
+
+def others_share(before: Usage, after: Usage, own: Sequence[float]) -> float:
+    """Share of some cores that processes other than ours used between two moments.
+
+    `before` and `after`: of one rank. `own`: CPU time that each of our ranks that may use these
+    cores used between [s].
+
+    Examples
+    --------
+    >>> others_share(Usage(0.0, 0.0, 5.0, (0, 1)), Usage(10.0, 9.0, 23.0, (0, 1)), [9.0, 8.0])
+    0.05
+    """
+    wall = after.wall - before.wall
+    if not before.busy or wall <= 0:
+        return 0.0
+    others = (after.busy - before.busy - sum(own)) / (wall * len(before.cores))
+    return round(min(max(others, 0.0), 1.0), 3)
+
+
+def _cores() -> tuple[int, ...]:
+    """Cores that this process may use; all of them where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _busy(cores: tuple[int, ...]) -> float:
+    """CPU time that some cores have worked [s]."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0.0
+    wanted = {f"cpu{core}" for core in cores}
+    ticks = 0.0
+    for line in lines:
+        name, *columns = line.split()
+        if name in wanted:
+            work = [float(column) for column in columns[:GUEST]]
+            ticks += sum(value for place, value in enumerate(work) if place not in IDLE)
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -5,9 +5,14 @@ Importing this package imports no matplotlib; drawing does. Charts are methods o
 
 from mpsim.plot.accuracy import Scored, agreement_chart, error_chart, residual_chart
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Panels, Part, Series
-from mpsim.plot.designs import design_chart
 from mpsim.plot.fabric import fabric_chart
-from mpsim.plot.fronts import plan_chart, schedules_chart, search_chart, service_front_chart
+from mpsim.plot.fronts import (
+    design_chart,
+    plan_chart,
+    schedules_chart,
+    search_chart,
+    service_front_chart,
+)
 from mpsim.plot.pen import FORMATS, Display
 from mpsim.plot.plots import Plots, ServicePlots, draw_timeline
 from mpsim.plot.step import blame_chart

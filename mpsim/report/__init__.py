@@ -6,7 +6,7 @@ numbers are those of the document.
 """
 
 from mpsim.report.document import AnyResult, document, page_of, report
-from mpsim.report.page import LARGEST, page
+from mpsim.report.markup import LARGEST, page
 from mpsim.report.studies import is_study
 
 __all__ = ["LARGEST", "AnyResult", "document", "is_study", "page", "page_of", "report"]

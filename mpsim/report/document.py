@@ -1,20 +1,35 @@
-"""The document of a page: titles, summaries as ``run --json`` has them, their sections."""
+"""The document of a page: titles, summaries as ``run --json`` has them, their sections, last of all
+those of what stands behind the figures: assumptions, constants, warnings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from mpsim.formats.ledger import flat
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot import palette
 from mpsim.plot.studies import comparison_chart
-from mpsim.report.assumed import ASSUMED, settings_of
-from mpsim.report.blocks import Cell, Column, Quantity, Section, Table, plain
+from mpsim.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Note,
+    Quantity,
+    Section,
+    Sections,
+    Table,
+    plain,
+    setting_text,
+)
 from mpsim.report.choices import what_if
 from mpsim.report.service import SERVICE
 from mpsim.report.step import STEP
 from mpsim.report.studies import study_page
 from mpsim.result import Result
+from mpsim.result.result import JobResult
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
@@ -173,3 +188,98 @@ def _palette() -> dict[str, object]:
         "serving": dict(palette.SERVING),
         "axes": list(AXIS_NAMES),
     }
+
+
+_SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "serving", "simulation")
+_NO_HABITS = ("name", "title", "source", "as_of")
+_STATUS = {
+    "calibrated": "fitted on measurements",
+    "family_default": "taken over from like hardware",
+    "datasheet": "of datasheets",
+}
+
+ASSUMED: Sections[JobResult] = Sections()  # sections that end the part of every result
+
+
+def settings_of(scenario: Scenario) -> dict[str, object]:
+    """Every setting by dotted key, as it was written, or else as it is resolved."""
+    return flat(scenario.resolved()) | flat(scenario.source.data)
+
+
+def _settings(scenario: Scenario) -> dict[str, list[tuple[str, ...]]]:
+    """Every setting by where it comes from: key, value, and the origin of unwritten ones."""
+    written = flat(scenario.source.data)
+    filled = [
+        (key, setting_text(value), _origin(key, written))
+        for key, value in flat(scenario.resolved()).items()
+        if key.partition(".")[0] in _SECTIONS and key not in written
+    ]
+    habits = [
+        (f"framework.{key}", setting_text(value), f"habit of {scenario.framework.preset}")
+        for key, value in flat(dataclasses.asdict(scenario.software)).items()
+        if key.rpartition(".")[2] not in _NO_HABITS and f"framework.{key}" not in written
+    ]
+    return {
+        "Left open": [*(row for row in filled if row[2] == "default"), *habits],
+        "From presets": [row for row in filled if row[2] != "default"],
+        "Written": [(key, setting_text(value)) for key, value in written.items()],
+    }
+
+
+def _origin(key: str, written: Mapping[str, object]) -> str:
+    """Which preset gives a setting that nobody wrote; ``default`` where none does."""
+    section = key.partition(".")[0]
+    name = written.get(section, written.get(f"{section}.preset"))
+    if section in ("model", "cluster") and isinstance(name, str):
+        return f"preset {name}"
+    return "default"
+
+
+def _assumed_lead(result: JobResult) -> str:
+    left_open, presets, stated = map(len, _settings(result.scenario).values())
+    return (
+        f"{stated} settings are written in the scenario; {left_open} were left open and taken as"
+        f" shown, {presets} come from presets it names."
+    )
+
+
+@ASSUMED.add("assumed", "What was assumed", _assumed_lead)
+def _assumed(result: JobResult) -> Iterator[Block]:
+    for title, rows in _settings(result.scenario).items():
+        names = ("setting", "value") if title == "Written" else ("setting", "taken as", "from")
+        yield Table(f"{title} ({len(rows)})", list(map(Column, names)), rows, folded=True)
+
+
+def _constants_lead(result: JobResult) -> str:
+    known = result.summary["calibration"]
+    counts = [f"{known[key]} {words}" for key, words in _STATUS.items() if known[key]]
+    return f"The results rest on {', '.join(counts)}."
+
+
+@ASSUMED.add("constants", "Constants and their sources", _constants_lead)
+def _constants(result: JobResult) -> Iterator[Block]:
+    """Every constant behind the figures, with its source; nothing where the summary has none."""
+    known = result.summary.get("calibration")
+    if known:
+        rows = [
+            (
+                each["name"],
+                "no limit" if each["value"] is None else f"{each['value']:.6g}",
+                "" if each["unit"] == "1" else each["unit"],
+                *(each[key] for key in ("status", "source", "as_of")),
+            )
+            for each in known["constants"]
+        ]
+        names = ("constant", "value", "unit", "status", "source", "as of")
+        yield Table(f"Constants ({len(rows)})", [*map(Column, names)], rows, folded=True)
+
+
+def _warnings_lead(result: JobResult) -> str:
+    count = len(result.summary["warnings"])
+    return f"{count} of them." if count else "There are none."
+
+
+@ASSUMED.add("warnings", "Warnings", _warnings_lead)
+def _warnings(result: JobResult) -> Sequence[Block]:
+    warnings = [Note(text, "warning") for text in result.summary["warnings"]]
+    return warnings or [Note("No warnings.", "good")]

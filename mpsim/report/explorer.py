@@ -18,8 +18,7 @@ from mpsim.memo import Memo
 from mpsim.report.blocks import plain, setting_text
 from mpsim.report.choices import Slider
 from mpsim.report.document import AnyResult, Page, document, page_of, report
-from mpsim.report.markup import article, contents
-from mpsim.report.page import page
+from mpsim.report.markup import article, contents, page
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule, schedule_names

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from mpsim.errors import ScenarioError
 from mpsim.formats.ledger import flat
 from mpsim.plot.chart import Axis, Bars, Chart
-from mpsim.plot.designs import design_charts
-from mpsim.plot.fronts import Point, layouts_chart, lowest, services_chart
+from mpsim.plot.fronts import Point, design_charts, layouts_chart, lowest, services_chart
 from mpsim.plot.step import parts_of
 from mpsim.report.blocks import Block, Column, Note, Section, Table, at, setting_text
 from mpsim.report.choices import MOST, what_if

@@ -2,6 +2,14 @@
 
 The walk goes one way: cuts, what runs beside them, templates, end of the step; then the graph of
 them all, which plans of one shape share, and its prices.
+
+An action is one row with one template, unless data parallelism cuts it
+(`mpsim.training.replicas.segments`); then every segment is a row, and copies of its gradients
+before they are reduced another. A segment takes longer where gathers and reductions run beside it:
+a collective's blocks hold processors and memory bandwidth of the device, so a kernel beside them
+loses a part of its rate (`Interference.lost_at`). Segments run in order; what is queued beside one
+and does not end there runs on beside the next. What the next action finds still under way is left
+out, and so are collectives of other axes. Shapes: N actions.
 """
 
 from __future__ import annotations
@@ -9,30 +17,34 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mpsim.cost import copy_seconds, update_seconds
 from mpsim.errors import ScenarioError
 from mpsim.framework import BlockingSends, PipelineBehaviour
+from mpsim.hardware import Calibration
 from mpsim.memo import Memo, remembered
 from mpsim.program.floors import held_to_links, may_be_held
-from mpsim.program.program import Program
-from mpsim.program.rows import Graph, Rows
-from mpsim.schedule import Orders
-from mpsim.training.actions import ActionVariants, exchanges_beside
-from mpsim.training.blocks import Blocks
+from mpsim.program.program import TICK, Program, Template
+from mpsim.program.rows import Graph, Prices, Rows
+from mpsim.program.template import one_kernel, stretched, ticks
+from mpsim.schedule import Action, Orders
+from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import MESSAGES, blocking_actions
 from mpsim.training.pipeline import ACTIONS, add_pipeline
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import Travels, add_exchanges, exchange_prices
-from mpsim.training.replicas.groups import exchanging, replica_groups
+from mpsim.training.replicas.groups import exchange_times, exchanging, replica_groups
 from mpsim.training.replicas.issue import Exchanging, SegmentRuns, issue_exchanges
-from mpsim.training.replicas.segments import CutRows, cut_actions
+from mpsim.training.replicas.segments import Bucket, CutAction, CutRows, Cuts, Segment, cut_actions
 from mpsim.training.step_end import Ending, StepEnd, add_ending, add_overhead, add_shared_sums
-from mpsim.training.vocabulary import TRAINING
+from mpsim.training.vocabulary import PARTS, TRAINING
 
 _ROWS = 1 << 20  # of graphs that stay ready, for points of a sweep and layouts of a search
 _EACH = 512  # rows that a graph weighs beside its own
@@ -161,3 +173,237 @@ def _joined(plan: Plan, programs: list[Program]) -> Program:
             f" ({counts} collectives by class); give every replica as many microbatches, or take a"
             " framework and a zero that reduce gradients once a step"
         ) from None
+
+
+_GRADIENT = (Action.B, Action.W)
+_HOST = PARTS.index("host")
+_Seconds: TypeAlias = Callable[[float, float, Calibration | None], float]
+_KEPT = 1024  # passes that stay ready: equal ones are one template, whoever asks
+
+
+class ActionVariants:
+    """Collects the templates of the actions of one Plan: actions that do the same are one variant.
+    `beside`: what runs beside the segments of each of them.
+    """
+
+    def __init__(
+        self, plan: Plan, blocks: Blocks, cuts: Cuts, beside: Sequence[Sequence[Load]]
+    ) -> None:
+        self._plan = plan
+        self._blocks = blocks
+        self._gathers_units = plan.gathers_units
+        self._data = plan.layout.framework.data
+        self._rows: list[ActionRow] = []  # of all variants
+        self.cuts: list[CutRows] = []  # rows of every variant
+        # what is gathered before the segments of all variants, and reduced after them
+        self.gathers: list[Bucket] = []
+        self.reduces: list[Bucket] = []
+        for cut, queued in zip(cuts.distinct, beside, strict=True):
+            self._append(cut, queued)
+
+    @functools.cached_property
+    def templates(self) -> tuple[Template, ...]:
+        """Every template once; they compare by identity, as equal ones are made once."""
+        return tuple(dict.fromkeys(row.template for row in self._rows if row.template))
+
+    @functools.cached_property
+    def prices(self) -> Prices:
+        """Prices of the rows of all variants, one variant after the other."""
+        number = {template: place for place, template in enumerate(self.templates)}
+        duration, up, out = np.array([row[:3] for row in self._rows]).T
+        numbers = [number[row.template] if row.template else -1 for row in self._rows]
+        return Prices(duration, up, out, template=numbers)
+
+    def busy(self, orders: Orders, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Time of each rank's actions, float64[R] [ticks]. `chosen` (int64[N]): variant of each."""
+        ends = np.cumsum([0, *(cut.rows for cut in self.cuts)])[:-1]
+        took = np.add.reduceat(self.prices.duration, ends)
+        busy = np.bincount(orders.rank, weights=took[chosen], minlength=orders.pp)
+        return busy.astype(np.float64)
+
+    def _append(self, cut: CutAction, queued: Sequence[Load]) -> None:
+        """Register an action's rows: one a segment, longer by what runs beside, one for copies."""
+        action, rank = cut.action, cut.stage.rank
+        alone = [_row(cut.fused)] if cut.fused else self._alone(cut)
+        factors = _slowdowns(alone, queued)
+        rows: list[ActionRow] = []
+        own, ready = [], []
+        # a reference model's units are gathered beside the model's own
+        times = 1.0 + (self._gathers_units and self._plan.reference and action is Action.F)
+        for segment, row, factor in zip(cut.segments, alone, factors, strict=True):
+            own.append(len(rows))
+            rows.append(row if factor == 1.0 else row.longer(factor))
+            reduced = _parameters(segment.reduces) * self._data.reduce_copy_traffic
+            if copies := self._pass("copy gradients", "exposed_dp", reduced, rank):
+                rows.append(self._joined(action, copies))
+            ready.append(len(rows) - 1)
+            self.gathers += [Bucket(*(times * each for each in all_)) for all_ in segment.gathers]
+            self.reduces += segment.reduces
+        self._rows += rows
+        travels = [(len(segment.gathers), len(segment.reduces)) for segment in cut.segments]
+        gathers, reduces = zip(*travels, strict=True)
+        self.cuts.append(CutRows(len(rows), tuple(own), tuple(ready), gathers, reduces))
+
+    def _alone(self, cut: CutAction) -> list[ActionRow]:
+        """Rows of segments beside which nothing runs."""
+        return [
+            self._joined(cut.action, self._computed(cut.action, segment, cut.stage.rank))
+            for segment in cut.segments
+        ]
+
+    def _joined(self, action: Action, blocks: Sequence[Block]) -> ActionRow:
+        """A row of blocks end to end."""
+        if self._blocks.sums:
+            return _added(*[block.template for block in blocks])
+        return _row(self._blocks.join(action, blocks))
+
+    def _computed(self, action: Action, segment: Segment, rank: int) -> list[Block]:
+        """Blocks of a segment with the passes over memory around them."""
+        gathered = _parameters(segment.gathers) if self._gathers_units else 0.0
+        gathered *= self._data.gather_copy_traffic
+        before = self._pass("copy gathered parameters", "exposed_dp", gathered, rank)
+        added = math.fsum([each.trained for each in segment.blocks]) if action in _GRADIENT else 0.0
+        added *= self._data.accumulation_traffic
+        after = self._pass("accumulate gradients", "other", added, rank, update_seconds)
+        return [*before, *segment.blocks, *after]
+
+    def _pass(
+        self, name: str, part: str, moved: float, rank: int, time: _Seconds = copy_seconds
+    ) -> list[Block]:
+        """A pass over memory on the compute stream: a block of one kernel that moves so many bytes,
+        or none. Copies that only sharding needs count as ``exposed_dp``; what is added in place
+        moves as fast as the optimizer does it.
+        """
+        if not moved:
+            return []
+        chip = self._plan.layout.cluster_of(rank).accelerator
+        seconds = time(moved, chip.memory_bandwidth, chip.calibration)
+        return [Block(-1, _kernel(name, part, float(ticks(seconds))), 0.0)]
+
+
+class ActionRow(NamedTuple):
+    """A row of an action."""
+
+    duration: float  # [ticks]
+    up_bytes: float  # up_bytes, out_bytes: that one rank sends in it [B]
+    out_bytes: float
+    host: float  # for which the device waits for its host [ticks]
+    template: Template | None = None  # kernels inside, where they are asked for
+
+    def longer(self, factor: float) -> ActionRow:
+        """The same with every kernel longer by a factor."""
+        template = stretched(self.template, factor) if self.template else None
+        # to whole ticks, as the template's parts add up to
+        return self._replace(duration=float(round(self.duration * factor)), template=template)
+
+
+@remembered(_KEPT)
+def _row(template: Template) -> ActionRow:
+    """The row of a template."""
+    columns = (template.parts, template.up_bytes, template.out_bytes)
+    duration, up, out = (float(column.sum()) for column in columns)
+    return ActionRow(duration, up, out, float(template.parts[_HOST]), template)
+
+
+@remembered(_KEPT)
+def _added(*templates: Template) -> ActionRow:
+    """A row of templates end to end, without their kernels."""
+    columns = zip(*(_row(each)[:4] for each in templates), strict=True)
+    duration, up, out, host = map(math.fsum, columns)
+    return ActionRow(duration, up, out, host)
+
+
+def _parameters(buckets: tuple[Bucket, ...]) -> float:
+    return sum([bucket.dense + bucket.experts for bucket in buckets])
+
+
+def _slowdowns(rows: Sequence[ActionRow], queued: Sequence[Load]) -> list[float]:
+    """How many times longer than alone each segment takes, beside what is queued at its start.
+
+    A segment that waits for the host is longer only by what does not fit into the waiting.
+    """
+    factors, left, lost = [], 0.0, 0.0
+    for row, joining in zip(rows, queued, strict=True):
+        left, lost = left + joining.seconds, lost + joining.lost
+        alone = row.duration * TICK
+        busy = alone - row.host * TICK
+        share = lost / left if left else 0.0
+        # either all that is queued ends beside this segment, or it runs all that time
+        took = max(alone, min(busy + lost, busy / (1.0 - share)))
+        left = max(left - took, 0.0)
+        lost = share * left
+        factors.append(took / alone if took > alone else 1.0)
+    return factors
+
+
+@remembered(_KEPT)
+def _kernel(name: str, part: str, duration: float) -> Template:
+    return one_kernel(TRAINING, name, part, duration)
+
+
+class Load(NamedTuple):
+    """Time of collectives, and what kernels beside them lose meanwhile [s]."""
+
+    seconds: float
+    lost: float
+
+
+_NOTHING = Load(0.0, 0.0)
+
+
+def exchanges_beside(plan: Plan, costs: PlanCosts, cuts: Cuts) -> list[list[Load]]:
+    """Exchanges that join the queue as segments of distinct actions begin, a list an action."""
+    if not plan.exchanges_beside:
+        return [[_NOTHING] * len(cut.segments) for cut in cuts.distinct]
+    pricing = _Pricing(plan, costs)
+    return [_queued(plan, pricing, cut.segments, cut.stage.rank) for cut in cuts.distinct]
+
+
+def _queued(plan: Plan, pricing: _Pricing, segments: Sequence[Segment], rank: int) -> list[Load]:
+    """Gathers for the segments behind each one, and the reduction of the one before it."""
+    gathers, reduces = [_NOTHING] * len(segments), [_NOTHING] * len(segments)
+    if len(segments) == 1:
+        return gathers
+    ahead = [pricing.load(segment.gathers, rank, gather=True) for segment in segments[1:]]
+    if plan.gathers_units and plan.units_in_flight > 1:
+        gathers[:-1] = ahead
+    elif plan.gathers_beside:
+        gathers[0] = _sum(ahead)
+    if plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) and not plan.keeps_gathered:
+        before = segments[:-1]
+        reduces[1:] = [pricing.load(segment.reduces, rank, gather=False) for segment in before]
+    return [_sum(both) for both in zip(gathers, reduces, strict=True)]
+
+
+class _Pricing:
+    """Prices exchanges of buckets, each distinct one once."""
+
+    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._groups = replica_groups(plan, costs)
+        self._known: dict[tuple[Bucket, bool, int], Load] = {}
+
+    def load(self, buckets: Sequence[Bucket], rank: int, *, gather: bool) -> Load:
+        """Time of exchanging several buckets one after the other."""
+        alike = int(self._costs.alike[rank])
+        for bucket in buckets:
+            if (bucket, gather, alike) not in self._known:
+                self._known[bucket, gather, alike] = self._time(bucket, alike, gather=gather)
+        return _sum([self._known[bucket, gather, alike] for bucket in buckets])
+
+    def _time(self, bucket: Bucket, rank: int, *, gather: bool) -> Load:
+        taken = self._costs.of(rank).interference
+        times = exchange_times(
+            self._plan, self._costs, self._groups, bucket, gather=gather, rank=rank
+        )
+        return _sum(
+            Load(time.seconds, time.seconds * taken.lost_at("dp", time.rate)) for time in times
+        )
+
+
+def _sum(loads: Iterable[Load]) -> Load:
+    seconds, lost = 0.0, 0.0
+    for load in loads:
+        seconds, lost = seconds + load.seconds, lost + load.lost
+    return Load(seconds, lost)

@@ -29,7 +29,7 @@ import json, os, sys
 import torch
 from mpsim.measure.model import Sizes
 from mpsim.measure.plan import Split
-from mpsim.measure.pipeline import Pipeline
+from mpsim.measure.steps import Pipeline
 from mpsim.measure.recorder import Recorder
 from mpsim.measure.steps import Batch, place_of
 from mpsim.measure.world import World

@@ -222,7 +222,7 @@ def timed(world: Any, case: dict[str, Any], file: str, pipe: Any) -> dict[str, A
     from torch.profiler import ProfilerActivity, profile
     from torch.profiler import schedule as profiled
 
-    from mpsim.measure import pipeline as module
+    from mpsim.measure import steps as module
     from mpsim.measure.model import Sizes
     from mpsim.measure.plan import Split
     from mpsim.measure.recorder import Recorder

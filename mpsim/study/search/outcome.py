@@ -16,10 +16,9 @@ from mpsim.frame import Tabular, aligned, named
 from mpsim.parallel import EXPOSED
 from mpsim.result.residuals import fastest_measured
 from mpsim.sheet import Section, Sheet, Shown
-from mpsim.study.search.decisions import Decision
 from mpsim.study.search.found import SHORT, Found, Line, expected, folded, name_of_layout, runs, tie
 from mpsim.study.search.layouts import AXES
-from mpsim.study.search.switches import Switched, Switches
+from mpsim.study.search.switches import Decision, Switched, Switches
 from mpsim.study.ties import front_of
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent

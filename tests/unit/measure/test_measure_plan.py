@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.measure.launch import Launch, read_launch
 from mpsim.measure.plan import Split, best_first, degrees, load_grid, round_robin
-from mpsim.measure.resume import take_up
+from mpsim.measure.runner import take_up
+from mpsim.measure.world import Launch, read_launch
 from mpsim.measured.files import RecordWriter
 from mpsim.measured.records import FAMILIES, End, Header, Measurement, RankRecord
 

@@ -12,9 +12,8 @@ import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.shipped import read_shipped
 from mpsim.study.facility import Facility, rate_of, read_rates
-from mpsim.study.plan import Assumptions, plan, plan_training
+from mpsim.study.plan import Assumptions, known_trainings, plan, plan_training
 from mpsim.study.reliability import Reliability, expected_share
-from mpsim.study.trainings import known_trainings
 
 TOKENS = 3e9
 

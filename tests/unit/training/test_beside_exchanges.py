@@ -11,8 +11,8 @@ from mpsim.cost import interference_of
 from mpsim.program import TICK, Program, Stream
 from mpsim.program.template import stretched
 from mpsim.training import build_program
-from mpsim.training.actions import exchanges_beside
 from mpsim.training.blocks import Blocks
+from mpsim.training.build import exchanges_beside
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import exchange_times, replica_groups
