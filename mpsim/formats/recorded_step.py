@@ -114,8 +114,8 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
     if not ranks or not any(spans.spans or spans.dense for spans in ranks):
         files = ", ".join(file for recorded in recordings for file in recorded.files)
         raise FormatError(
-            f"{files}: holds no action, kernel, operator or collective with a time; nothing to draw"
-            " or compare"
+            f"{files}: holds no action, kernel, operator or collective with a time (a trace that"
+            " mpsim wrote is no recording); nothing to draw or compare"
         )
     known = [spans.rank for spans in ranks if spans.rank is not None]
     if len(set(known)) < len(known):

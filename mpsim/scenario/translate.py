@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pydantic
 from pydantic_core import ErrorDetails
@@ -13,6 +13,7 @@ from mpsim.inputs import shown
 from mpsim.nouns import TYPES
 from mpsim.scenario.paths import join
 from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
+from mpsim.shipped import read_shipped
 
 MISSING = "missing"  # how the message of a key that is not there begins
 
@@ -115,8 +116,13 @@ def _names_at(loc: Sequence[object], root: Kind) -> list[str]:
 
 
 def _elsewhere(loc: tuple[int | str, ...], root: Kind) -> list[str]:
-    """The shortest dotted keys that end in the unknown key at `loc`, unless one beside is near."""
-    if "did you mean" in nearest(name := str(loc[-1]), _names_at(loc[:-1], root)):
+    """Dotted keys that other tools call so; else the shortest ones that end in the unknown key at
+    `loc`, unless one beside is near.
+    """
+    name = str(loc[-1])
+    if theirs := _others()["keys"].get(name.lower().replace("-", "_")):
+        return list(theirs)
+    if "did you mean" in nearest(name, _names_at(loc[:-1], root)):
         return []
     every = [key for key in known_keys(root) if key.rpartition(".")[2] == name]
     same = [key for key in every if key.startswith(f"{join(*loc[:-1])}.")] or every
@@ -124,12 +130,19 @@ def _elsewhere(loc: tuple[int | str, ...], root: Kind) -> list[str]:
     return [key for key in same if key.count(".") == least]
 
 
+def _others() -> Mapping[str, Mapping[str, Any]]:
+    """What to write for `keys` and `values` of other tools."""
+    words: Mapping[str, Mapping[str, Any]] = read_shipped("mpsim.scenario.data", "others.yaml")
+    return words
+
+
 def _choice(detail: ErrorDetails, context: Mapping[str, object]) -> str:
     # pydantic has put the choices into one text: 'a', 'b' or 'c'
     words = str(context["expected"]).replace(" or ", ", ").split(", ")
     choices = [word.strip("'") for word in words]
     got = detail["input"]
-    near = nearest(got, choices) if isinstance(got, str) else ""
+    known = _others()["values"]
+    near = known.get(got) or nearest(got, choices) if isinstance(got, str) else ""
     listed = f"needed one of {', '.join(choices)}"
     return f"got {_got(got)}; {near if near.startswith('did') else listed}"
 

@@ -116,7 +116,9 @@ class Written(Section):
     def training_step(self) -> Training:
         """The training section; ScenarioError for a scenario that serves."""
         if self.training is None:
-            message = "missing; this needs a training step, and the scenario serves"
+            message = (
+                "missing; this needs a training step, and the scenario serves: see mpsim search"
+            )
             raise ScenarioError([Problem(message, key="training")])
         return self.training
 

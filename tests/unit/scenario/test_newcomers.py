@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 import mpsim
+from mpsim.scenario import Scenario
+from mpsim.scenario.schema import known_keys
 from mpsim.schedule import make_orders
 from mpsim.schedule.csv_file import write_csv
+from mpsim.shipped import read_shipped
 
 BASE = """schema: 1
 model: llama3.1-8b
@@ -115,3 +120,28 @@ def test_a_schedule_can_be_set_where_a_file_has_none_or_a_name_alone(own, tmp_pa
     file.write_text("\n".join([*lines, own]), encoding="utf-8")
     scenario = mpsim.load(file)
     assert scenario.with_values({"schedule.name": "gpipe"}).schedule.name == "gpipe"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("cluster.power_limit=400 W", "cluster.accelerator.tdp"),
+        ("cluster.gpus_per_node=4", "cluster.accelerators_per_node"),
+        ("parallelism.tensor-parallel=2", "parallelism.tp"),
+        ("parallelism.zero_stage=3", "parallelism.zero"),
+        ("serving.tp=2", "parallelism.tp"),
+        ("training.method=dpo", "training.reference: true"),
+    ],
+)
+def test_words_of_other_tools_are_answered_with_ours(theirs, ours, base):
+    """The nearest spelling is another thing: nics_per_node for gpus_per_node, layers_per_stage for zero_stage."""
+    with pytest.raises(mpsim.ScenarioError, match=f"did you mean [^?]*{ours}"):
+        mpsim.load(base, set=[theirs])
+
+
+def test_every_key_that_is_answered_exists():
+    """A hint that leads to another unknown key would be worse than none."""
+    keys = {*known_keys(Scenario), "serving.engine.max_sequences"}
+    assert keys >= set(
+        itertools.chain(*read_shipped("mpsim.scenario.data", "others.yaml")["keys"].values())
+    )
