@@ -12,6 +12,7 @@ from mpsim.units import Dimension, format_quantity, percent, price
 Figures: TypeAlias = Mapping[str, Any]
 """Figures by name as JSON holds them: numbers, texts, lists, further such mappings."""
 _LEAST_SHARE = 0.0005  # that is told
+_MUCH = 0.8  # of the FLOPs that are counted: where fewer are executed, it is told
 _DOUBT = 0.005  # odds of fitting nearer to 0 or 1 are not worth a word
 _EVERYBODY_ASKS = {
     *("step time", "throughput", "utilisation", "where time goes", "memory", "price"),
@@ -42,6 +43,7 @@ def summary_rows(summary: Figures) -> list[tuple[str, str]]:
     shares = f"MFU {percent(summary['mfu'])}, HFU {percent(summary['hfu'])}{of_peak(summary)}"
     units = summary.get("tensor_utilisation")  # results that were stored before it was kept lack it
     tensor = f"; matrix units {percent(units)}" if units is not None else ""
+    tensor += _convention(summary)
     rate, each = summary["tokens_per_s"], summary["tokens_per_s_per_accelerator"]
     cost = summary["cost_per_step"]
     return [
@@ -72,6 +74,15 @@ def taken_by_default(summary: Figures) -> list[tuple[str, str]]:
     """Keys that framework or model settled; nothing for results stored before it was kept."""
     keys = summary.get("taken_by_default")
     return [("taken by default", ", ".join(keys))] if keys else []
+
+
+def _convention(summary: Figures) -> str:
+    """What papers count that nothing computes, where it makes up much of MFU or HFU."""
+    if summary["mfu"] > summary["hfu"]:
+        return "; MFU counts gradients of frozen weights too"
+    counted = summary["hardware_flops_per_step"]
+    masked = summary.get("executed_flops_per_step", counted) < _MUCH * counted
+    return "; MFU and HFU count the attention that masks skip" if masked else ""
 
 
 def of_peak(summary: Figures) -> str:

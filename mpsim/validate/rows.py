@@ -302,7 +302,7 @@ def _records(
         scenario = table.scenario(row, base)
         result = simulate(scenario.with_values(values) if values else scenario)
     except MpsimError as error:
-        why = " ".join(str(error).split())
+        why = "; ".join(str(error).splitlines())
         return [dataclasses.replace(blank, skipped_because=why) for blank in blanks]
     return [
         _filled_step(blank, FIGURES[key], result)
@@ -380,7 +380,7 @@ def served_points(path: str | Path, *, only: Mapping[str, str] | None = None) ->
             figures = table.figures(row)
             plan = make_service(table.scenario(row, None))
         except MpsimError as error:
-            skipped.append(f"{name}: {' '.join(str(error).split())}")
+            skipped.append(f"{name}: {'; '.join(str(error).splitlines())}")
             continue
         measured = {FIGURES[key].point: value for key, value in figures.items()}
         if measured.pop("", None) is None and measured:

@@ -344,7 +344,7 @@ def _compared(measurement: Measurement, machine: Cluster, launch: float) -> Step
     try:
         result = simulate_step(step_of(measurement, machine, launch=launch).build())
     except MpsimError as error:
-        return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
+        return dataclasses.replace(blank, skipped_because="; ".join(str(error).splitlines()))
     return _filled(blank, measurement, result, sample)
 
 

@@ -169,6 +169,13 @@ def test_a_scenario_that_cannot_be_is_the_reason(mpsim_cli, small, table):
     assert "micro_batch" in rows["1"]["skipped_because"]
 
 
+def test_reasons_of_a_row_are_told_apart(mpsim_cli, small, table):
+    """Two mistakes are two sentences."""
+    file = table("scenario,parallelism.tp,parallelism.pp,step_time\nsmall.yaml,3,5,1\n")
+    told = _rows(mpsim_cli("validate", file, "--json"))["1"]["skipped_because"].split("; ")
+    assert sum(reason.startswith("parallelism.") for reason in told) > 1
+
+
 def test_services_are_scored_by_what_was_measured_of_them(mpsim_cli, table):
     """A record a figure, its id followed by the quantity; a time of a training step is none of a service."""
     table(SERVICE, "service.yaml")

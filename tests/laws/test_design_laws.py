@@ -219,8 +219,8 @@ def test_a_deadline_that_nothing_keeps_leaves_the_nearest() -> None:
     assert "no cluster keeps every bound" in answer.sheet().text()
 
 
-def test_a_search_that_was_cut_short_beats_nobody() -> None:
-    """Where the search of a rival ended early its best layout may be faster: no odds over it are known."""
+def test_odds_over_a_search_that_was_cut_short_say_so() -> None:
+    """Where the search of a rival ended early its best layout may be faster: the odds are those of what was found, and are called so."""
     answer = usual()
     assert answer.odds is not None
     best, rival = answer.ranking[:2]
@@ -228,8 +228,9 @@ def test_a_search_that_was_cut_short_beats_nobody() -> None:
     early = dataclasses.replace(rival, entries=cut)
     options = tuple(early if row is rival else row for row in answer.options)
     short = dataclasses.replace(answer, options=options)
-    assert short.lead(best, early) is None
-    assert short.odds is None
+    assert short.lead(best, early) == answer.lead(best, rival)
+    told = [each.sheet().text().split("\n")[0] for each in (answer, short)]
+    assert told[1] == f"{told[0]}, by the layouts found"
 
 
 def test_prices_that_nobody_was_asked_for_take_certainty_from_the_choice_of_a_chip() -> None:

@@ -107,11 +107,11 @@ class Design(Shown, Tabular):
 
     def lead(self, option: Option, over: Option) -> float | None:
         """Odds that an option is better than another, by the intervals of their difference in time
-        and, where cost decides, of prices; None where nothing is known, or the other's search was
-        cut short.
+        and, where cost decides, of prices, with the layouts that were found; None where nothing is
+        known.
         """
         ratio = beats(over, option)
-        if ratio is None or not over.proved:
+        if ratio is None:
             return None
         time = math.log(ratio.high / ratio.low) / (2.0 * HALF_WIDTH)
         sigma = math.hypot(time, option.doubt(over) if self.by == "cost" else 0.0)
@@ -193,6 +193,9 @@ def _answer(design: Design) -> Iterator[str]:
         return
     least = "cheapest" if design.by == "cost" else "fastest"
     odds = "" if design.odds is None else f"; the best with odds of {percent(design.odds)}"
+    odds += (
+        ", by the layouts found" if odds and not all(row.proved for row in design.rivals) else ""
+    )
     yield f"{least} that keeps every bound: {best.name}{odds}"
     yield f"  {_figures(best)}"
     yield f"  {_taken(best)}"

@@ -140,6 +140,29 @@ def test_a_micro_batch_that_nobody_chose_is_told_where_the_host_is_waited_for() 
     assert "'mpsim plan' takes what fills the memory" in told[0][0]
 
 
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"sequence_length": 1024}, ""),
+        (
+            {"sequence_length": 1024, "method": "lora"},
+            "; MFU counts gradients of frozen weights too",
+        ),
+        ({"sequence_length": 262144}, "; MFU and HFU count the attention that masks skip"),
+    ],
+)
+def test_a_utilisation_that_looks_impossible_says_what_it_counts(training, words) -> None:
+    """MFU above HFU, or HFU above what matrix units do, are conventions of papers."""
+    data = {
+        "schema": 1,
+        "model": {"preset": "llama3-8b", "layers": 2},
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "training": {"global_batch": 8, "micro_batch": 1, **training},
+    }
+    rows = dict(summary_sheet(mpsim.simulate(Scenario.from_mapping(data)).summary).sections[0].rows)
+    assert rows["utilisation"].partition("matrix units")[2].partition("%")[2] == words
+
+
 def test_a_stack_that_shards_parameters_does_unless_the_file_says_otherwise() -> None:
     """FSDP without a `zero` shards and says so; what is written wins, and 2 as its users call what stays gathered says what to write."""
     data: dict[str, Any] = {
