@@ -126,9 +126,7 @@ _offer("timeline.write_trace", "mpsim.formats.perfetto", "write_trace")
 
 
 class _FrontDoor(ModuleType):
-    """The package, whose functions keep their names when modules of the same name are imported:
-    Python would put `mpsim.simulate`, the module, there.
-    """
+    """The package: functions keep their names where a module of the same name is imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

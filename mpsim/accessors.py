@@ -35,9 +35,7 @@ _OFFERED: dict[str, Service] = {}
 
 
 def offer(name: str, service: Service) -> None:
-    """Put a service into the table. `name`: such as ``result.plot``. `service`: it imports what it
-    needs when it is called, so that offering costs nothing.
-    """
+    """Put a `service` (it imports what it needs when called) into the table as `name`."""
     _OFFERED[name] = service
 
 

@@ -154,10 +154,7 @@ class Prepared:
 
 
 def prepare(scenario: Scenario) -> Prepared:
-    """Resolve a scenario, cost it and build its program.
-
-    Raises ScenarioError: with every problem of the scenario.
-    """
+    """Resolve a scenario, cost it, build its program; ScenarioError with every problem."""
     plan = resolve(scenario)
     try:
         costs = PlanCosts(plan)
@@ -172,10 +169,7 @@ def prepare(scenario: Scenario) -> Prepared:
 
 
 def ready(scenario: Scenario) -> Prepared | ServicePlan:
-    """Go as far as it takes to refuse all that `simulate` refuses: what ``mpsim check`` does.
-
-    Raises ScenarioError: with every problem of the scenario.
-    """
+    """Go as far as it takes to refuse what `simulate` refuses: what ``mpsim check`` does."""
     if scenario.serves:
         from mpsim.serving import make_service
 
@@ -248,10 +242,7 @@ def _whole_step(scenario: Scenario) -> TrainingResult:
 
 
 def resolve(scenario: Scenario) -> Plan:
-    """Work out the Plan of a scenario, and refuse an order of actions that cannot run.
-
-    Raises ScenarioError: with every problem of the scenario.
-    """
+    """Work out the Plan of a scenario, and refuse orders that cannot run."""
     plan = make_plan(scenario)
     if plan.schedule:
         return plan
@@ -264,10 +255,7 @@ def resolve(scenario: Scenario) -> Plan:
 
 
 def result_class(kind: str) -> type[JobResult]:
-    """The class of the results of a kind of job.
-
-    Raises ScenarioError: if there is no such kind.
-    """
+    """The class of the results of a kind of job. Raises ScenarioError: if there is no such kind."""
     if kind == TrainingResult.kind:
         return TrainingResult
     from mpsim.serving import ServiceResult

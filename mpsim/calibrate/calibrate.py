@@ -171,9 +171,7 @@ def fit_machine(
     header: Header | None,
     base: Fit | None = None,
 ) -> tuple[Fit, Frame]:
-    """Kernels on the datasheet's chip, then what a layer adds to them, then collectives on the link
-    they imply; a `base` is what was known before.
-    """
+    """Kernels on the datasheet's chip, a layer's own on top, then collectives on the link."""
     bare = machine_of(document_of(frame, base or Fit(), ()))
     chip = bare.accelerator
     main = _main_precision(points, measurements, chip)
@@ -216,9 +214,7 @@ def _main_precision(
 
 
 def _cpu_habits(header: Header | None) -> Fit:
-    """Fields of a framework on a CPU, where the accelerator is the host: calls add up, and without
-    cores to spare communication takes those of the compute.
-    """
+    """Fields of a framework on a CPU: calls add up, communication takes cores of compute."""
     fields: dict[str, object] = {"launch_blocking": True, "step_overhead": "0 s"}
     ranks = 1 if header is None else sum(rank.host == header.ranks[0].host for rank in header.ranks)
     cores = 0 if header is None else header.cores

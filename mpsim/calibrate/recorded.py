@@ -204,9 +204,7 @@ def _kernels(sources: Sequence[Source], more: Iterable[Measurement]) -> Iterator
 
 
 def _habits(result: Result, taken: Account, base: Fit) -> Mapping[str, object]:
-    """The cost of a call on a host that computes: what operators and the small gaps between them
-    take beside the kernels of the machine as it was fitted.
-    """
+    """The cost of a call on a host that computes: what steps take beside the fitted kernels."""
     habits, expected, program = dict(base.framework), Expected.of(result), result.timeline.program
     if taken.device or "launch_cost" not in habits:
         return habits
@@ -375,9 +373,7 @@ def _in_sum(points: Sequence[Point], predicted: NDArray[np.float64]) -> float:
 def _class_levels(
     frame: Frame, base: Fit, points: Sequence[Point], kept: Mapping[str, Fitted]
 ) -> tuple[Frame, dict[str, Fitted], list[Score]]:
-    """Matrix products and attention of too few shapes for constants: all that is known of them, by
-    the level at which their calls ran in sum.
-    """
+    """Products and attention of too few shapes for constants: the level of their calls in sum."""
     moved: dict[str, Fitted] = {}
     scores = []
     for kind, stem in (
@@ -407,9 +403,7 @@ def _class_levels(
 def _slowed(
     frame: Frame, model: KernelModel, stem: str, factor: float
 ) -> tuple[Frame, dict[str, Fitted]]:
-    """A class of kernels slower by a factor. The peak of a host that computes is a measurement
-    itself, and moves; of a device its share does.
-    """
+    """A class of kernels slower by a factor: a host's peak moves, of a device its share does."""
     found, products = {}, stem == "kernels.gemm."
     moves = products and model.accelerator.family == "cpu"
     if moves:

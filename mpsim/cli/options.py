@@ -125,9 +125,7 @@ WORDS: Mapping[object, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "FI
 
 
 def option(words: str, text: str, **more: Any) -> OptionInfo:
-    """An option as help shows it: ``--size BYTES``, and what it is for; what a type says (`WORDS`)
-    is left out. `more`: as typer has it.
-    """
+    """An option as ``--size BYTES``, and what it is for; without what its type says (`WORDS`)."""
     names = [word for word in words.split() if word.startswith("-")]
     metavar = words.removeprefix(" ".join(names)).strip() or None
     info: OptionInfo = typer.Option(*names, metavar=metavar, help=text, **more)

@@ -140,9 +140,7 @@ def _show_entry(chosen: list[Catalog], name: str, *, as_json: bool) -> None:
 
 
 def _described(kind: Catalog, name: str) -> Description:
-    """The figures of an entry, of a model with the year it came out. MpsimError if there is none;
-    it names the nearest.
-    """
+    """The figures of an entry, of a model with its year; MpsimError names the nearest."""
     names, noun = shelf(kind)
     if kind is Catalog.SCHEDULE and name not in names():
         raise ScheduleError(f"got schedule {name!r}; {nearest(name, names())}")

@@ -78,9 +78,7 @@ class CollectiveModel:
 
     def seconds(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
         """Time of one collective, never below `floor`. `kind`: one of `COLLECTIVES`. `size_bytes`:
-        S as the module's docstring defines it [B].
-
-        Returns: time [s]; 0 for a group of one.
+        S as the module's docstring defines it [B]. Returns: time [s]; 0 for a group of one.
         """
         # steps ask for the same few again and again: to price a row, and what runs beside it
         size = np.asarray(size_bytes, dtype=np.float64)

@@ -220,9 +220,7 @@ def host_constants(cluster: Cluster) -> tuple[Constant, ...]:
 def hardware_constant(
     item: Accelerator | Link | Host, figure: str, value: float, unit: str
 ) -> Constant:
-    """A figure of the hardware catalog as a constant: datasheet, or a family default where it is
-    only recalled, calibrated where it was measured.
-    """
+    """A figure of the catalog: datasheet, a family default if recalled, calibrated if measured."""
     source = source_of(item, figure)
     dated = _DATED.fullmatch(source)
     recalled = source.startswith("recalled") or not source

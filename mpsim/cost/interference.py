@@ -86,9 +86,7 @@ def interference_of(framework: str, chip: Accelerator) -> Interference:
 
 
 def straggling_constants(chip: Accelerator) -> dict[str, Constant]:
-    """The constants ``per_doubling`` and ``beyond`` of an accelerator; measured ones called
-    ``straggling.wait.LEAF`` take their place.
-    """
+    """``per_doubling`` and ``beyond`` of an accelerator, or measured ``straggling.wait.LEAF``."""
     return dict(choose_group("straggling", "wait", chip.name, chip.family, chip.calibration))
 
 

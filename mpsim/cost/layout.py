@@ -47,9 +47,7 @@ class Transfer(NamedTuple):
 
 
 class LayoutCosts:
-    """Cost models of one Layout. `like`: of a layout on the same cluster, in the same precision and
-    framework: what its models remember serves here too.
-    """
+    """Cost models of one Layout; they share what those of a layout `like` it remember."""
 
     def __init__(self, layout: Layout, *, like: LayoutCosts | None = None) -> None:
         self.layout = layout
@@ -175,10 +173,8 @@ class LayoutCosts:
         return scatters and layout.mesh.tp > 1
 
     def message(self, source: int, target: int, size: float) -> Transfer:
-        """A message between two pipeline ranks, as the slower of them has it.
-
-        `source` and `target`: pipeline ranks. `size`: whole message, before tensor-parallel ranks
-        divide it [B].
+        """A message between two pipeline ranks, as the slower of them has it. `source` and
+        `target`: pipeline ranks. `size`: whole message, before tensor-parallel ranks divide it [B].
         """
         key = (self.layout.mesh, self.layout.sequence_parallel, source, target, size)
         if (sent := self._sent.get(key)) is None:

@@ -71,9 +71,7 @@ class PowerCurve:
     slope: float
 
     def power(self, clock: ArrayLike, full: float) -> Floats:
-        """Power at a clock of a load that draws `full` at full clock, over the board's own limit; a
-        load below `static` draws the same at any clock.
-        """
+        """Power at a clock of a load that draws `full` at full clock; the same below `static`."""
         clocks = np.asarray(clock, dtype=np.float64)
         voltage = np.maximum(self.least_voltage, 1.0 - self.slope * (1.0 - clocks))
         low = min(self.static, full)

@@ -233,9 +233,7 @@ class CommunicationPrices:
 
 
 def sized_cluster(name: str, devices: int) -> Cluster:
-    """A system of the catalog with nodes for so many devices. FormatError if there is no such
-    system; HardwareError if it does not have that many.
-    """
+    """A system of the catalog with nodes for so many devices; FormatError if there is none."""
     if name not in system_names():
         raise FormatError(f"--cluster {name[:60]!r}: {nearest(name, system_names())}")
     each = system(name).node.accelerators

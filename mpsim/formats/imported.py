@@ -90,10 +90,7 @@ class Imported:
     model_parameters: int | None = None
 
     def build(self) -> Scenario:
-        """The scenario, checked.
-
-        Raises ScenarioError: if a section is missing, or values contradict each other.
-        """
+        """The scenario, checked: ScenarioError if a section is missing or values contradict."""
         return Scenario.from_mapping(dict(self.scenario))
 
 

@@ -189,10 +189,7 @@ def accelerators_of(cluster: str | None) -> int | None:
 
 
 def put_cluster(ledger: Ledger, launch: Launch, options: Options) -> int | None:
-    """Put nodes and accelerators of a launch into the ledger.
-
-    Returns: accelerators of the job; None where neither the launcher nor the user says.
-    """
+    """Put nodes of a launch into the ledger; returns accelerators of the job, None if unsaid."""
     each = accelerators_of(options.cluster)
     ranks = launch.ranks
     nodes, per_node = launch.nodes, launch.per_node

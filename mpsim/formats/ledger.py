@@ -226,9 +226,7 @@ class Settings:
         return number
 
     def meant(self, name: str, usual: str | None = None) -> Any:
-        """Value of the scenario that the word of a setting stands for, or `usual` where it is
-        absent; refused by name where nobody knows the word.
-        """
+        """Value that the word of a setting stands for, `usual` if absent; refused if unknown."""
         value = self.values.get(name)
         given = value[0] if isinstance(value, list) and value else value
         word = usual if given is None or given is True else str(given)

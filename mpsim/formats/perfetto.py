@@ -63,7 +63,6 @@ def write_events(
     events: Iterable[Event], path: str | Path, *, about: Mapping[str, object] | None = None
 ) -> None:
     """Write events of a trace, one a line; gzipped, without a clock, when `path` ends in ``.gz``.
-
     `about` says what the trace shows, as ``otherData`` of the file.
     """
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -57,9 +57,7 @@ class Head:
 
 
 def read_head(path: Path, *, binary: bool = False) -> Head:
-    """The beginning of a file. `binary`: whether it may be something else than text.
-    CalibrationError if it cannot be read, is empty, or is no text.
-    """
+    """The beginning of a file, `binary` or text; CalibrationError if it is empty or unread."""
     with inputs.open_input(
         path, needed="measurements", error=CalibrationError, largest=inputs.RECORDING
     ) as stream:

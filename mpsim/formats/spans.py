@@ -202,9 +202,7 @@ def kernel_class(kernel: str) -> str:
 
 
 def kernel_word(kernel: str) -> str:
-    """Collective in the name of a kernel such as
-    ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``.
-    """
+    """Collective in a kernel's name such as ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``."""
     match = _COLLECTIVE_KERNEL.search(kernel)
     return match[1] if match else kernel
 

@@ -134,9 +134,7 @@ def _read(file: Path, changed_ns: int, size: int) -> Cluster:
 
 
 def machine_of(data: Mapping[str, object], document: Document | None = None) -> Cluster:
-    """The cluster that the plain data of a machine file describe; mistakes have their places in
-    `document`. HardwareError with every mistake found.
-    """
+    """The cluster of a machine file's data; HardwareError with every mistake in `document`."""
     origin = document or Document(data, {}, "cluster.machine")
     problems = list(origin.problems)
     if not problems:

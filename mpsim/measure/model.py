@@ -183,9 +183,7 @@ class Layer(nn.Module):
 
 
 def attention_backend(sizes: Sizes, place: Place) -> str:
-    """Which kernel torch picks for the attention of a layer: ``flash``, ``cudnn``, ``efficient`` or
-    ``math``; empty where it does not say.
-    """
+    """Kernel that torch picks for attention: flash, cudnn, efficient, math; empty if unsaid."""
     shape = (sizes.micro_batch, sizes.sequence, sizes.heads // place.size, 3, -1)
     packed = torch.empty(
         *shape[:2], 3 * sizes.hidden // place.size, device=place.device, dtype=place.dtype

@@ -97,9 +97,7 @@ class Recorder:
 
 
 def join_actions(steps: Sequence[Sequence[tuple[int, StepRows]]]) -> Actions:
-    """The actions of every rank and step as one table, each step counted from its first rank's
-    start. `steps`: on one clock.
-    """
+    """Actions of every rank and step, each step from its first rank's start; `steps`: one clock."""
     table: list[tuple[int, int, str, float, float]] = []
     for number, ranks in enumerate(steps):
         zero = min(step.began for _, step in ranks)

@@ -60,9 +60,7 @@ def core_items(
 def _gathered(
     core: Sequence[Operator], sharding: Sharding, *, backward: bool
 ) -> Iterator[Communication | Compute]:
-    """Gather keys and values before the core (again in backward: only a rank's own are kept); in
-    backward reduce what answers them after it.
-    """
+    """Gather keys and values before the core, and in backward; reduce gradients after it."""
     yield _exchange(core[0], "cp", "all_gather", _key_value_bytes(core[0], sharding), "key-value")
     yield from (Compute(shard(kernel, sharding)) for kernel in core)
     if backward:

@@ -98,9 +98,7 @@ def _busiest(cluster: Cluster, flows: Flows) -> float:
 
 
 def message_slowdown(cluster: Cluster, source: Ints, target: Ints) -> float | None:
-    """How many times longer the fabric makes messages than shares of NICs; None where all
-    accelerators have a NIC and no link is thin.
-    """
+    """How many times longer than shares of NICs the fabric makes messages; None if no longer."""
     node = cluster.node
     if not routes_of(cluster).names and node.nics >= node.accelerators:
         return None
@@ -109,9 +107,7 @@ def message_slowdown(cluster: Cluster, source: Ints, target: Ints) -> float | No
 
 
 def _lent(cluster: Cluster, flows: Flows) -> float:
-    """Time of a message over that on its accelerator's share of NICs alone: below 1 where a node
-    has fewer NICs than accelerators and not all of these send.
-    """
+    """Time of a message over that on its accelerator's share of NICs; below 1 where few send."""
     node = cluster.node
     if not len(flows.source) or node.nics >= node.accelerators:
         return 1.0

@@ -267,9 +267,7 @@ class Layout:
         return ParameterKinds(*kinds)
 
     def frozen_bytes(self, size: float) -> Floats:
-        """Bytes of a parameter without its adapters, on average over each pipeline rank,
-        float64[P]. `size`: of one that trains, or could [B].
-        """
+        """Mean bytes of a parameter without adapters, float64[P]. `size`: of one that could [B]."""
         sizes, adapts = np.full(self.mesh.pp, float(size)), self.tuning.rank > 0
         for rank in range(self.mesh.pp) if adapts else ():
             total = moved = 0.0

@@ -105,9 +105,7 @@ class Mesh:
         return np.moveaxis(grid, [laid.index(axis) for axis in _GRID], range(len(_GRID)))
 
     def groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
-        """Members of every communicator over `axes` among the ranks of one pipeline rank. `axes`:
-        of the mesh, or all of `EXPERT_AXES`.
-        """
+        """Members of every communicator over `axes` (or `EXPERT_AXES`) in one pipeline rank."""
         laid, grid = _OF_STAGE, self.ranks[stage]
         if not set(axes).isdisjoint(EXPERT_AXES):
             laid = tuple(_OF_EXPERTS[axis] for axis in reversed(self.order) if axis in _OF_EXPERTS)

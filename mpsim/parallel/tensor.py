@@ -41,9 +41,7 @@ def forward_items(whole: Operator, sharding: Sharding) -> Iterator[Item]:
 
 
 def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> Iterator[Item]:
-    """One backward operator with its collectives. `together`: whether both backward phases run in
-    one action, so that one can hide what the other needs.
-    """
+    """One backward operator with its collectives; `together`: both phases in one action."""
     is_input = whole.phase is Phase.INPUT_GRADIENT
     column_input = is_input and whole.split is Split.COLUMN and sharding.tp > 1
     beside = together and sharding.tensor.tensor_overlap in _BESIDE

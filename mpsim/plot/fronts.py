@@ -118,9 +118,7 @@ def _lettered(memory: Sequence[float]) -> list[int]:
 
 
 def service_front_chart(search: ServiceSearch) -> Lines:
-    """Output tokens/s of a user against those of an accelerator, and the services that no other
-    beats in both. ScenarioError if nothing was simulated.
-    """
+    """Output tokens/s of a user against those of an accelerator, with the Pareto front."""
 
     def points(rows: Iterable[FoundService]) -> list[Point]:
         return [Point(row.name, row.per_user, row.per_accelerator) for row in rows]
@@ -134,9 +132,7 @@ def service_front_chart(search: ServiceSearch) -> Lines:
 
 
 def services_chart(groups: Mapping[str, Sequence[Point]], front: Sequence[Point] = ()) -> Lines:
-    """The same from points of output tokens/s of a user and of an accelerator, marks of the second
-    group hollow; places of the front are numbered in the notes.
-    """
+    """The same from points, marks of the second group hollow, the front numbered in the notes."""
     every = [point for points in groups.values() for point in points]
     if not every:
         raise ScenarioError("no service was simulated: nothing to draw")

@@ -161,7 +161,6 @@ def _binned(columns: Mapping[str, tuple[Floats, Floats]], *, apart: bool) -> lis
 
 def lives_chart(result: ServiceResult, count: int = _LIVES, *, unit: str = "") -> Timeline:
     """Lives of requests around the one that waited longest: queue, prompt, transfer, tokens.
-
     `unit`: of times, such as "s"; what reads well if it is left out.
     """
     result.require_requests("pictures show")

@@ -402,9 +402,7 @@ def _kernel_series(kernels: Roofline, letters: Mapping[int, str]) -> list[Series
 
 
 def blame_chart(blame: Blame) -> Heat:
-    """Seconds that one rank of each class waited beyond the undisturbed step on account of each
-    cause; those with most waiting, in the order of ranks.
-    """
+    """Seconds that ranks of each class waited beyond the undisturbed step, by who caused it."""
     rows, columns = (
         np.sort(np.argsort(-np.abs(blame.matrix).sum(axis=axis), kind="stable")[:_MOST_BLAMED])
         for axis in (1, 0)

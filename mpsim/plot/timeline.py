@@ -156,9 +156,7 @@ def timelines_chart(
     *,
     shaded: Sequence[Mapping[str, Floats]] = (),
 ) -> Panels:
-    """Timelines one above the other, such as a simulated step and a recorded one, time to the same
-    scale; with spans that are `shaded` in each [s].
-    """
+    """Timelines one above the other, to one scale, with spans that are `shaded` in each [s]."""
     longest = max(timeline.makespan for timeline in timelines) * TICK
     unit, size = readable("s", longest)
     charts = [
@@ -205,9 +203,7 @@ def _bars(
     *,
     across: bool = False,
 ) -> Actions:
-    """One bar for all chosen rows of an action that follow each other without a gap, or `across`
-    gaps too, by the place of their rank and start.
-    """
+    """One bar for the chosen rows of an action without a gap between, or `across` gaps too."""
     program, start, end, rows = (
         timeline.program,
         timeline.start,

@@ -85,9 +85,7 @@ def unpacked(text: str) -> NDArray[np.int64]:
 
 
 def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
-    """The lanes of a result. `most`: bars; of more, communication inside ranks is left out first,
-    then ranks, evenly, the first and the last never.
-    """
+    """The lanes of a result in `most` bars: communication goes first, then ranks, evenly."""
     chart = timeline_chart(result, communication=False, unit="s")
     names, actions = chart.names, chart.actions
     ranks = _spread(len(names), max(2, len(names) * most // max(1, len(actions))))

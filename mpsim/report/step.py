@@ -150,9 +150,7 @@ def _kernels(result: Result) -> Iterator[Block]:
 
 @STEP.add("links", "Links and fabric", slow=True)
 def _links(result: Result) -> Iterator[Block]:
-    """How much of its bandwidth each link carries: ports of the ranks, and links of the fabric
-    where they could be too thin.
-    """
+    """How much of its bandwidth each link carries: ports, and links that could be too thin."""
     use = result.links
     busy = use.busiest(len(use.names)).tolist()
     yield charts.utilisation_chart(result)

@@ -73,9 +73,7 @@ class Utilisation(Shown):
 def measure_utilisation(
     timeline: Timeline, clusters: Sequence[Cluster], used: NDArray[np.float64]
 ) -> Utilisation:
-    """Measure a finished step. `clusters`: as each rank class has it: the bandwidths per
-    accelerator and direction. `used`: what `used_of` says of it.
-    """
+    """Measure a finished step. `clusters`: of each rank class. `used`: as `used_of` says it."""
     step, nodes = timeline.makespan, [cluster.node for cluster in clusters]
     speeds = {
         "scale_up": np.array([node.scale_up.bandwidth for node in nodes]) * TICK,
@@ -87,9 +85,7 @@ def measure_utilisation(
 
 
 def kernel_seconds(program: Program) -> NDArray[np.float64]:
-    """Time alone of the kernels of each rank class by load [R, K]; rows without a template that
-    compute, the optimizer above all, stream [s].
-    """
+    """Time alone of kernels by load [R, K]; rows without template, as the optimizer, stream [s]."""
     nothing = (0.0,) * len(KERNELS)
     # the last line is of rows without a template, whose number is -1
     inside = np.array([*(t.load_seconds or nothing for t in program.templates), nothing])
@@ -121,9 +117,7 @@ def _share(amount: NDArray[np.float64], could: NDArray[np.float64]) -> NDArray[n
 
 
 def used_of(timeline: Timeline) -> NDArray[np.float64]:
-    """Ticks of kernels on each rank, and bytes that it sends by class of link [R, 3]: all members
-    of a collective do, and the sender of a message.
-    """
+    """Ticks of kernels on each rank, and bytes that it sends by class of link [R, 3]."""
     program, amounts = timeline.program, _amounts(timeline)
     row, rank, _ = program.slots
     counts = (program.kind[row] != SEND) | (rank == program.rank[row])

@@ -83,10 +83,7 @@ class Layers:
         *,
         dotted: bool = False,
     ) -> None:
-        """Merge `value`, written at key `written` of `origin`, into the data at `parts`.
-
-        `dotted` says that keys inside `value` may be dotted.
-        """
+        """Merge `value`, `written` in `origin`, at `parts`; `dotted`: keys inside may be dotted."""
         key = join(*parts)
         self._mark_missing(parts, origin, written)
         for name in RIVALS.get(key, ()) if self._open(parts[:-1]) else ():

@@ -93,7 +93,6 @@ class Scenario(Shown, Written):
 
     def resolved(self) -> Fields:
         """Plain data with every preset spelled out and units on every quantity.
-
         `Scenario.from_mapping` makes the same scenario of it, also after a preset has changed.
         """
         return copy.deepcopy(resolved_data(self))

@@ -71,9 +71,7 @@ class Facility:
         )
 
     def energy(self, parts: Mapping[str, float]) -> float:
-        """Energy at the meter [J]. `parts`: ``meter_parts_j`` of a summary; what the summary
-        assumed of the facility is replaced by this one's PUE.
-        """
+        """Energy at the meter [J] of ``meter_parts_j`` of a summary, with this facility's PUE."""
         inside = math.fsum(energy for name, energy in parts.items() if name != "facility")
         return inside * self.pue
 

@@ -548,9 +548,7 @@ class Known(NamedTuple):
     bias: float
 
     def ends(self, known: tuple[float, float]) -> tuple[float, float]:
-        """Factors on the hours of a plan that leaves them between two: as much farther off as
-        trainings were.
-        """
+        """Factors on hours between two ends: as much farther off as trainings were."""
         half = math.log(known[1] / known[0]) / 2
         return math.exp(self.low * half), math.exp(self.high * half)
 

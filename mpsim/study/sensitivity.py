@@ -51,10 +51,7 @@ class Parameter:
 
 
 def parameters(plan: Plan) -> list[Parameter]:
-    """Everything of a plan that has a size other than zero.
-
-    Returns: hardware first.
-    """
+    """Everything of a plan that has a size other than zero. Returns: hardware first."""
     return [*_hardware(plan), *_latencies(plan), *_software(plan)]
 
 
@@ -193,7 +190,6 @@ def _delayed(plan: Plan, crosses: int, factor: float) -> PlanCosts:
 
 class _Later:
     """A `CollectiveModel` whose collectives and messages take a share of their latency longer.
-
     `share`: for what stays in a scale-up domain, and for what leaves it; below 0 it comes sooner.
     """
 

@@ -43,20 +43,14 @@ _DATA = (Stream.DP, Stream.REPLICA, Stream.EDP, Stream.COPY, Stream.HOST)
 
 
 def attribute(timeline: Timeline) -> NDArray[np.float64]:
-    """Split the step time of every rank class into `PARTS`.
-
-    Returns float64[R, len(PARTS)]: ticks; every row sums to the makespan.
-    """
+    """Split the step time of every rank class into `PARTS`, float64[R, parts] ticks."""
     result = timeline.program.busy_parts.copy()
     idle_waits(timeline).add_to(result)
     return result
 
 
 def idle_waits(timeline: Timeline) -> Waits:
-    """Split the idle time of every rank class into intervals of one part each.
-
-    Returns Waits: they fill all the time in which compute streams run nothing.
-    """
+    """Split the idle time of every rank class into intervals of one part each."""
     gaps = idle_gaps(timeline)
     is_pipeline = timeline.program.vocabulary.is_action(timeline.program.kind)
     before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]

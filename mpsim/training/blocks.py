@@ -182,9 +182,7 @@ class Blocks:
     def _chunked(
         self, stage: Stage, action: Action, blocks: list[Block], costs: StageCosts
     ) -> list[Block]:
-        """The same layers, with the forwards of those that run again together after the last of
-        them: rows of a backward are turned around.
-        """
+        """The same layers; forwards that run again together come after the last of them."""
         if action not in (Action.B, Action.I):
             return blocks
         kinds, result = self._plan.layout.layer_kinds(stage), list(blocks)

@@ -49,9 +49,7 @@ class BubbleCauses:
 
 
 def bubble_causes(timeline: Timeline, idle: Waits) -> BubbleCauses:
-    """Cut the bubble of every rank class by cause. `idle`: idle time of its compute streams
-    (`mpsim.result.Result.idle`).
-    """
+    """Cut the bubble of every rank class by cause. `idle`: of its compute streams."""
     bubble = idle.where(idle.part == _BUBBLE)
     phase = _phases(timeline, bubble)
     critical, transfers = _critical(timeline), _transfers(timeline)

@@ -182,9 +182,7 @@ _KEPT = 1024  # passes that stay ready: equal ones are one template, whoever ask
 
 
 class ActionVariants:
-    """Collects the templates of the actions of one Plan: actions that do the same are one variant.
-    `beside`: what runs beside the segments of each of them.
-    """
+    """Templates of the actions of one Plan, alike ones once; `beside`: what runs beside them."""
 
     def __init__(
         self, plan: Plan, blocks: Blocks, cuts: Cuts, beside: Sequence[Sequence[Load]]

@@ -28,9 +28,7 @@ _ON_AVERAGE = (".lost", ".full_rate")  # of the constants of interference
 
 
 class PlanCosts(LayoutCosts):
-    """Cost models of one Plan. `like`: of a plan on the same cluster, in the same precision and
-    framework: what its models remember serves here too.
-    """
+    """Cost models of one Plan; they share what those of a plan `like` it remember."""
 
     def __init__(self, plan: Plan, *, like: LayoutCosts | None = None) -> None:
         super().__init__(plan.layout, like=like)

@@ -27,9 +27,7 @@ _LONG = 16_384  # tokens from which attention is a large part of a step, whateve
 
 
 def setting_of(plan: Plan, seconds: Mapping[str, float] | None = None) -> Setting:
-    """The setting of a step: ``layout`` and ``rest`` matter for the difference of two alone.
-    `seconds`: of each part of its account.
-    """
+    """The setting of a step. `seconds`: of each part of its account, for a difference of two."""
     layout = plan.layout
     setting = Setting(
         {
@@ -134,9 +132,7 @@ def odds_of_fitting(peak: float, room: float, setting: Setting) -> float:
 
 
 def nearest_measured(setting: Setting) -> dict[str, object] | None:
-    """The measured runs nearest to a setting by hardware and software, and how far off their
-    predictions were; None where nothing was measured.
-    """
+    """Measured runs nearest to a setting, and how far off their predictions were; None if none."""
     known = residuals_of(setting)
     runs = known.nearest(setting)
     if runs is None:

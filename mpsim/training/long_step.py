@@ -51,9 +51,7 @@ class Lengths:
 
 
 def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
-    """Ways to shorten a step; none where it is short, or where its rates, replicas or orders hang
-    on more than its microbatches.
-    """
+    """Ways to shorten a step; none if it is short, or hangs on more than its microbatches."""
     name, simulation = scenario.schedule.name, scenario.simulation
     if scenario.serves or name is None or "times" in schedule(name).options:
         return
@@ -125,9 +123,7 @@ def _pair(
     orders: list[Ints],
     chosen: Callable[[NDArray[np.int32], int], NDArray[np.bool_]],
 ) -> tuple[Ints, Ints] | None:
-    """Rows of both steps that are chosen by their microbatch, those that correspond at the same
-    place; None where they differ in more than that.
-    """
+    """Corresponding rows of both steps, chosen by their microbatch; None where more differs."""
     here, there = (
         order[chosen(program.microbatch[order], later)]
         for later, (program, order) in enumerate(zip(programs, orders, strict=True))

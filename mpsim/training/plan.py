@@ -125,9 +125,7 @@ class Plan(Saved):
 
     @property
     def division(self) -> tuple[object, ...]:
-        """Key of what decides operators inside a stage, beside recomputation: the model, how its
-        layers are divided, and what software and chips make of them.
-        """
+        """Key of what decides operators inside a stage, beside recomputation."""
         layout = self.layout
         return (
             *(layout.model, layout.framework, layout.precision, layout.tuning, layout.document),

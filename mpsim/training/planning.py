@@ -84,9 +84,7 @@ def runs_beside(framework: Framework, model: Transformer) -> bool:
 
 
 def make_plan(scenario: Scenario) -> Plan:
-    """Resolve a scenario. ScenarioError with every problem found, located in the scenario's file;
-    TooLargeError if it costs more than the limits.
-    """
+    """Resolve a scenario; ScenarioError has every problem, TooLargeError says it is over limits."""
     if problems := scenario.problems:
         raise ScenarioError(problems)
     refuse_large_scenario(scenario)
@@ -153,9 +151,7 @@ def has_parts(scenario: Scenario) -> bool:
 
 
 def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:
-    """The cluster of each pipeline rank or replica, where the scenario says so. ScenarioError if a
-    scale-up domain would hold ranks of more than one part.
-    """
+    """The cluster of each pipeline rank or replica, where said; scale-up domains hold one part."""
     stages, replicas = scenario.stage_clusters, scenario.replica_clusters
     nodes = stages or replicas or ()
     if len(scenario.clusters) == 1:

@@ -48,9 +48,7 @@ class Recompute:
     offload_layers: int | None = None
 
     def chunks(self, layers: int) -> tuple[range, ...]:
-        """Layers of a stage with so many that run again together from the input of the first;
-        layers in none run again in part or not.
-        """
+        """Layers of a stage, with how many run again together from the input of the first."""
         if self.granularity != FULL:
             return ()
         if self.method == "block":

@@ -320,9 +320,7 @@ def summarise_decisions(found: Sequence[Decision]) -> tuple[Decisions, ...]:
 
 
 def _validation_sheet(validation: Validation) -> Sheet:
-    """One table a kind of record, then what is furthest off, why rows were skipped, how many
-    intervals hold, and how good choices are.
-    """
+    """A table a kind of record; then what is furthest off, skipped, and how intervals hold."""
     sections = []
     for total in validation.kinds:
         families = [family for family in validation.families if family.kind == total.kind]

@@ -255,9 +255,8 @@ def _unfused(core: Core, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
 def _products(
     core: Core, lowering: Lowering, tokens: Tokens, role: Role, products: Mapping[str, str]
 ) -> Step:
-    """Batched products, one a head and sequence: the forward one, then both gradients'.
-
-    `products`: what the m, n and k of each are (see `Operator`), by its name.
+    """Batched products, one a head and sequence: the forward one, then both gradients'. `products`:
+    what the m, n and k of each are (see `Operator`), by its name.
     """
     features = core.head_dim if role is Role.SCORES else core.head_dim_v
     sizes = {"q": tokens.queries, "k": tokens.keys, "d": features}

@@ -190,10 +190,7 @@ class Tuning:
         return _Beside(len(chosen), sum(chosen))
 
     def _widened(self, product: Operator, lowering: Lowering, *, keeps: bool) -> Step:
-        """Read narrow weights, write them in 16 bits, before the product and its input gradient.
-
-        `keeps`: whether the product's input is kept anyway.
-        """
+        """Read narrow weights, write 16 bits, before a product; `keeps`: its input is kept."""
         kept = max(lowering.narrow_inputs - keeps, 0) * lowering.activation_bytes
         weights = product.batch * product.n * product.k
         moved = (BASES[self.base] + lowering.activation_bytes) * weights

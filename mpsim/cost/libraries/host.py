@@ -152,9 +152,7 @@ class HostLibrary:
         return self._table.algorithm(kind, size, group.ranks), "none"
 
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
-        """Bytes a rank sends; twice a reduce-scatter's where an all-reduce is a ring (or a
-        reduce-scatter such an all-reduce).
-        """
+        """Bytes a rank sends; twice a reduce-scatter's where an all-reduce is a ring."""
         if {kind, *self._algorithms(kind)} in _RINGS:
             inside, outside = sent_bytes("reduce_scatter", size, group)
             return 2 * inside, 2 * outside

@@ -22,10 +22,8 @@ from mpsim.schedule.search.evaluate import Room, Setting
 
 
 def lower_bound(setting: Setting, room: Room) -> float:
-    """The largest of the bounds. `setting`: all stages one chain.
-
-    Returns: lower bound on the makespan of every order that keeps within `room` [unit of the
-    times].
+    """The largest of the bounds. `setting`: all stages one chain. Returns: lower bound on the
+    makespan of every order that keeps within `room` [unit of the times].
     """
     chain = _Chain(setting)
     path = chain.turn[0] + chain.weight[0]

@@ -30,9 +30,7 @@ class Memory:
 
     @classmethod
     def of_count(cls, activations: float, *, until_weight: float = 1.0) -> Memory:
-        """Room for a number of activations, of which a part is held until W and the rest until I.
-        ScheduleError if the part is not between 0 and 1.
-        """
+        """Room for so many activations, a part (0 to 1) held until W and the rest until I."""
         if not 0 <= until_weight <= 1:
             raise ScheduleError(
                 f"got until_weight = {until_weight}; needed the part of an activation held until W,"

@@ -71,9 +71,7 @@ def zb_2p(
     send: float = 0,
     until_weight: float = UNTIL_WEIGHT,
 ) -> Orders:
-    """Orders of ZB-2p: the search with room for 2p activations. `pp`, `microbatches`,
-    `virtual_stages`, `times`, `send` and `until_weight`: as of `zb_1p`.
-    """
+    """Orders of ZB-2p: the search with room for 2p activations; arguments as of `zb_1p`."""
     check_counts("zb-2p", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     check_one_chunk("zb-2p", virtual_stages, instead="zb-v")
     return _uniform(

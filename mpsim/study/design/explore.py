@@ -199,10 +199,7 @@ def _served(scenario: Scenario, job: Job, assumed: Assumptions, budget: float | 
 
 
 def jobs_of(scenario: Scenario, spec: DesignChoice) -> dict[str, Scenario]:
-    """The scenario of each job on the cluster of the design.
-
-    Raises ScenarioError: with every job that does not say what it needs.
-    """
+    """The scenario of each job on the design's cluster; ScenarioError with all that is missing."""
     jobs, problems = {}, list[Problem]()
     for name, job in spec.jobs.items():
         jobs[name] = scenario

@@ -42,10 +42,7 @@ class Best(NamedTuple):
 def best_layouts(
     scenarios: Sequence[Scenario], *, budget: float | None = None
 ) -> list[Best | MpsimError]:
-    """The best layout of each scenario, whose networks alone differ; errors where none.
-
-    Raises KeyboardInterrupt: if the search was interrupted.
-    """
+    """The best layout of each scenario, whose networks alone differ; an error where none is."""
     known = None
     if len(scenarios) > 1 and not any(has_parts(scenario) for scenario in scenarios):
         with contextlib.suppress(MpsimError):  # where no envelope is legal, one of them may be

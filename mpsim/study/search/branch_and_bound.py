@@ -109,9 +109,7 @@ class Space(ABC, Generic[C]):
 
 
 class BranchAndBound(Generic[C]):
-    """One search. `top`: how many of the best are wanted. `journal`: candidates in it are not
-    simulated again. `report`: see `Progress`.
-    """
+    """One search for the `top` best; candidates in the `journal` are not simulated again."""
 
     def __init__(
         self, space: Space[C], *, top: int, journal: Journal, report: Progress | None = None

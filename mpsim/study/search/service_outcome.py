@@ -150,10 +150,7 @@ class Own:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class ServiceSearch(Outcome[FoundService]):
-    """Outcome of a search of services: of its rows those that keep the limits come first.
-
-    `own` is what the file's own layout does.
-    """
+    """Outcome of a search of services, those that keep the limits first; `own`: the file's."""
 
     own: Own = dataclasses.field(default_factory=lambda: Own(None, ""))
 

@@ -50,10 +50,7 @@ def content(plan: Plan, costs: PlanCosts, stage: Stage) -> tuple[object, ...]:
 
 
 class Shapes:
-    """Finds the shapes of plans, each distinct one once.
-
-    `plan`: any of the plans: cost models are those of its cluster, precision and framework.
-    """
+    """Shapes of plans, each distinct one once; cost models are those of `plan`."""
 
     def __init__(self, plan: Plan) -> None:
         self._models = PlanCosts(plan)
@@ -67,9 +64,8 @@ class Shapes:
         return PlanCosts(plan, like=self._models)
 
     def kept(self, plan: Plan, stages: Mapping[tuple[object, ...], Stage]) -> Floats:
-        """Bytes that stages keep of a microbatch, float64[D, fields of `Kept`] [B].
-
-        `stages`: distinct stages of the plan by `content`.
+        """Bytes that stages keep of a microbatch, float64[D, fields of `Kept`] [B]. `stages`:
+        distinct stages of the plan by `content`.
         """
         # what a head needs beside its logits is another where one stage is the whole model
         key = (len(plan.layout.stages) == 1, _division(plan))

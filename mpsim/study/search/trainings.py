@@ -42,10 +42,8 @@ _HOUR = 3600.0
 
 
 class Timer:
-    """Times layouts of one scenario.
-
-    `bounder`: whose cost models and templates serve here too. `graphs`: structures that others of
-    the same layouts have met; of this one alone when absent.
+    """Times layouts of one scenario. `bounder`: whose cost models and templates serve here too.
+    `graphs`: structures that others of the same layouts have met; of this one alone when absent.
     """
 
     def __init__(self, bounder: Bounder, scenario: Scenario, graphs: Graphs | None = None) -> None:
@@ -53,9 +51,8 @@ class Timer:
         self._graphs = graphs or Graphs()
 
     def seconds(self, layouts: Sequence[Layout]) -> list[float]:
-        """Step time of each layout [s], that of `mpsim.simulate` bit for bit.
-
-        Raises DeadlockError: if an order cannot run.
+        """Step time of each layout [s], that of `mpsim.simulate` bit for bit. Raises DeadlockError:
+        if an order cannot run.
         """
         simulation = self._scenario.simulation
         if simulation.network != "analytic" or simulation.interference:
@@ -388,9 +385,7 @@ class Trainings(Space[Candidate]):
         return score
 
     def labellings(self) -> Iterator[Labels[Candidate]]:
-        """The best for each value of the keys beside the layout, of simpler layouts that may tie
-        with the best, and without each decision.
-        """
+        """The best for each further key, of simpler layouts that may tie, and without decisions."""
         if self.keys:
             yield lambda candidate: [self._beside(candidate)]
         if self.timed:
