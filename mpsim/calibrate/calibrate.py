@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.calibrate.collectives import collective_points, fit_collectives, link_bandwidth
 from mpsim.calibrate.kernels import fit_attention, fit_copy, fit_gemm, fit_memory, fit_optimizer
 from mpsim.calibrate.machine import (
@@ -315,7 +315,6 @@ def _hashed(file: str | Path) -> str:
     return hash_file(file, needed="measurements", error=CalibrationError)
 
 
-Floats = NDArray[np.float64]
 _EAGER = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
 _PRESET = "torch-ddp"  # eager PyTorch: counts of launches of a layer
 _FEWEST = 4

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score, unknown
 from mpsim.calibrate.points import Point, hold_out
 from mpsim.calibrate.robust import fit_robust
@@ -18,7 +18,6 @@ from mpsim.hardware import Calibration, Cluster, Fitted, MeasuredCurve
 from mpsim.measured.records import Measurement
 from mpsim.parallel import GroupShape
 
-Floats = NDArray[np.float64]
 _HOST = ("gloo", "openmpi", "mpich")
 _FEWEST = 6
 _PAIR = 2

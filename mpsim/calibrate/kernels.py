@@ -7,8 +7,8 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score, unknown
 from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown, fit_robust
@@ -18,7 +18,6 @@ from mpsim.cost.formulas import GemmConstants
 from mpsim.hardware import Accelerator, Calibration, Fitted, MeasuredCurve
 from mpsim.workload import OperatorKind, Phase, attention_flops
 
-Floats = NDArray[np.float64]
 _HALF = ("bf16", "fp16")
 # FLOPs of forward and backward over those of forward (Dao 2023, FlashAttention-2, section 4.1)
 _PASSES = 3.5
@@ -194,10 +193,10 @@ class _Charts:
     """Attention points with the chart (mask and width) each belongs to."""
 
     labels: tuple[str, ...]
-    chart: NDArray[np.int64]
+    chart: Ints
     flops: Floats
     keys: Floats
-    forward: NDArray[np.bool_]
+    forward: Flags
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> _Charts:

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown
 from mpsim.cost.curves import Curve
@@ -17,7 +17,6 @@ from mpsim.hardware import Calibration, Fitted, MeasuredCurve
 from mpsim.plot import Lines, residual_chart
 from mpsim.shipped import read_shipped
 
-Floats = NDArray[np.float64]
 Line = tuple[tuple[float, ...], tuple[float, ...]]  # sizes and times of a curve
 _DIGITS = 6
 _MOVES = 3.0  # a known machine may be as much faster or slower

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.calibrate.calibrate import Calibrated, fit_machine
 from mpsim.calibrate.collectives import collective_points, group_of, kind_of
 from mpsim.calibrate.machine import Entry, Frame, document_of, link_entry, nic_entry, sheet_entry
@@ -364,7 +364,7 @@ def _level_of(
     return moved, score(what, "level", marked, level * read)
 
 
-def _in_sum(points: Sequence[Point], predicted: NDArray[np.float64]) -> float:
+def _in_sum(points: Sequence[Point], predicted: Floats) -> float:
     """Ratio of what all calls took in sum to what is predicted, without those that check it."""
     weights = np.array([0 if point.held_out else point.samples for point in points])
     return float(weights @ [point.seconds for point in points] / (weights @ predicted))

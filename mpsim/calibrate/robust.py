@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.errors import CalibrationError, MissingExtraError
 
-Floats = NDArray[np.float64]
 Form = Callable[[Floats], Floats]  # seconds of N points for K constants
 
 _ROUNDS = 80

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.calibrate.parts import Fit, Score, fitted, limit
 from mpsim.calibrate.robust import Estimate, Unknown, fit_robust
 from mpsim.errors import CalibrationError, MpsimError
@@ -16,8 +16,6 @@ from mpsim.serving.engines import calibrated
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.rates import BY_FORMAT
 from mpsim.serving.result import ServedPoint, measurable
-
-Floats = NDArray[np.float64]
 
 _RATES = ("attention_bandwidth", "prompt_share", "reduction_latency")
 _TIMES = ("step_time", "request_time", "layer_time", "host_layer_time", "first_token_time")

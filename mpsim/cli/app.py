@@ -93,8 +93,7 @@ def _options(
         bool, typer.Option("--debug", envvar="MPSIM_DEBUG", help="Show the traceback of an error.")
     ] = False,
     version: Annotated[
-        bool,
-        option("--version", "Print the version; with --verbose also what it is made of."),
+        bool, option("--version", "Print the version; with --verbose also what it is made of.")
     ] = False,
     verbose: Annotated[
         bool,

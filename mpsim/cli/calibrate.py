@@ -51,8 +51,7 @@ def calibrate(
         str, option("--name", "Name of the machine; left out: that of its device.")
     ] = "",
     on: Annotated[
-        str,
-        option("--on", "Accelerator of the machine in the catalog, such as h100-sxm."),
+        str, option("--on", "Accelerator of the machine in the catalog, such as h100-sxm.")
     ] = "",
     only: Annotated[
         list[str] | None,

@@ -32,8 +32,7 @@ def design(
         ),
     ] = None,
     upgrades: Annotated[
-        bool,
-        option("--upgrades/--no-upgrades", "Also look at changes to the chosen cluster."),
+        bool, option("--upgrades/--no-upgrades", "Also look at changes to the chosen cluster.")
     ] = True,
     csv: Csv = None,
     plot: Plot = None,

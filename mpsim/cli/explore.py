@@ -13,8 +13,7 @@ from mpsim.cli.options import AsJson, Reading, argument, option
 def explore(
     file: Annotated[Path, argument("Scenario file.")],
     port: Annotated[
-        int,
-        option("--port", "Port to listen on; 0: any that is free.", min=0, max=65535),
+        int, option("--port", "Port to listen on; 0: any that is free.", min=0, max=65535)
     ] = 0,
     browser: Annotated[bool, option("--open", "Open the page in this machine's browser.")] = False,
     *,

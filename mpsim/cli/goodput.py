@@ -42,8 +42,7 @@ def goodput(
     ] = None,
     trials: Annotated[int, option("--trials", "Number of trials.", min=1, max=100_000)] = 200,
     seed: Annotated[
-        int,
-        option("--seed", "Seed of the failures; equal seeds give equal results.", min=0),
+        int, option("--seed", "Seed of the failures; equal seeds give equal results.", min=0)
     ] = 0,
     plot: Plot = None,
     *,

@@ -35,8 +35,7 @@ def measure(
         str, option("--only LIST", "Measure only these of kernels,collectives,blocks,steps.")
     ] = "",
     resume: Annotated[
-        bool,
-        option("--resume", "Keep what an earlier run left in FILE, and measure the rest."),
+        bool, option("--resume", "Keep what an earlier run left in FILE, and measure the rest.")
     ] = False,
     device: Annotated[Device, option("--device", "Device to measure.")] = Device.AUTO,
     seed: Annotated[int, option("--seed", "Seed of the random data.", min=0)] = 0,

@@ -16,12 +16,10 @@ from mpsim.output import write_whole
 
 def new(
     file: Annotated[
-        Path | None,
-        argument("File to write; it must not exist yet.", callback=check_file),
+        Path | None, argument("File to write; it must not exist yet.", callback=check_file)
     ] = None,
     template: Annotated[
-        str,
-        option("--template -t", "Template to start from.", autocompletion=templates),
+        str, option("--template -t", "Template to start from.", autocompletion=templates)
     ] = "quickstart",
     list_: Annotated[bool, option("--list", "Print the names of the templates.")] = False,
     as_json: AsJson = False,

@@ -364,12 +364,10 @@ class Reading:
         option("--override NAME", "Apply a named block of `overrides:`; repeatable."),
     ] = None
     allow_include: Annotated[
-        bool,
-        option("--allow-include", "Let a scenario include files outside its folder."),
+        bool, option("--allow-include", "Let a scenario include files outside its folder.")
     ] = False
     yes: Annotated[
-        bool,
-        option("--yes", "Run even if the estimate of memory or time is over the limit."),
+        bool, option("--yes", "Run even if the estimate of memory or time is over the limit.")
     ] = False
 
     def load(self, file: Path, *changes: str, checked: bool = True) -> Scenario:

@@ -31,8 +31,7 @@ def report(
         "report.html"
     ),
     title: Annotated[
-        str,
-        option("--title", "Title of the page; left out: the names of the scenarios."),
+        str, option("--title", "Title of the page; left out: the names of the scenarios.")
     ] = "",
     what_if: Annotated[
         list[str] | None,

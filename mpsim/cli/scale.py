@@ -38,8 +38,7 @@ def scale(
     file: Annotated[Path, argument("Scenario file.")],
     gpus: Annotated[str, option("--gpus A..B", "Every doubling from A to B, or A,B,C.")],
     mode: Annotated[
-        Mode,
-        option("--mode", "Keep the global batch (strong), or that of a replica (weak)."),
+        Mode, option("--mode", "Keep the global batch (strong), or that of a replica (weak).")
     ] = Mode.BOTH,
     plot: Plot = None,
     *,

@@ -53,8 +53,7 @@ class Work:
         ),
     ] = "1,1,1"
     virtual: Annotated[
-        int | None,
-        option("--virtual", "Chunks (virtual stages) per rank.", min=1, max=MOST_CHUNKS),
+        int | None, option("--virtual", "Chunks (virtual stages) per rank.", min=1, max=MOST_CHUNKS)
     ] = None
     p2p: Annotated[str, option("--p2p C", "Latency of a transfer between stages.")] = "0"
 
@@ -91,8 +90,7 @@ class Work:
 
 def schedule(
     name: Annotated[
-        str,
-        argument("Schedule (see: mpsim show schedule), a CSV file, or 'all'.", metavar="NAME"),
+        str, argument("Schedule (see: mpsim show schedule), a CSV file, or 'all'.", metavar="NAME")
     ],
     work: Work,
     plot: Plot = None,

@@ -76,8 +76,7 @@ def search(
         ),
     ] = None,
     pools: Annotated[
-        bool,
-        option("--pools", "Also search separate pools for prefill and decode (services)."),
+        bool, option("--pools", "Also search separate pools for prefill and decode (services).")
     ] = False,
     top: Annotated[int | None, option("--top", "Layouts to rank; left out: 10.", min=1)] = None,
     max_memory: Annotated[
@@ -110,13 +109,11 @@ def search(
         float | None, quantity_option("--budget TIME", "TIME", "Stop after this time, e.g. 60s.")
     ] = None,
     front: Annotated[
-        bool,
-        option("--front/--no-front", "Also show the Pareto front of time against memory."),
+        bool, option("--front/--no-front", "Also show the Pareto front of time against memory.")
     ] = True,
     long: Annotated[bool, option("--long", "Print the whole ranking and the whole front.")] = False,
     explain: Annotated[
-        bool,
-        option("--explain", "Show the decisions that matter most, and what each is worth."),
+        bool, option("--explain", "Show the decisions that matter most, and what each is worth.")
     ] = False,
     shortlist: Annotated[
         int | None,

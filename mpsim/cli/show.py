@@ -438,8 +438,7 @@ class Asked:
         ),
     ] = None
     direction: Annotated[
-        str | None,
-        option("--pass", "Pass of a kernel: forward, backward, dgrad or wgrad."),
+        str | None, option("--pass", "Pass of a kernel: forward, backward, dgrad or wgrad.")
     ] = None
     kv_heads: Annotated[
         int | None, option("--kv-heads", "Key-value heads of attention.", min=1)
@@ -452,8 +451,7 @@ class Asked:
     ] = None
     full: Annotated[bool, option("--full", "Price attention without a causal mask.")] = False
     burst: Annotated[
-        bool,
-        option("--burst", "Assume a short benchmark on a quiet network instead of training."),
+        bool, option("--burst", "Assume a short benchmark on a quiet network instead of training.")
     ] = False
     library: Annotated[
         str | None,
@@ -463,8 +461,7 @@ class Asked:
         Path | None, option("--calibration", "File of measured curves of a collective.")
     ] = None
     nodes: Annotated[
-        int | None,
-        option("--nodes", "Nodes of a fabric; left out: those it has.", min=1, max=MOST),
+        int | None, option("--nodes", "Nodes of a fabric; left out: those it has.", min=1, max=MOST)
     ] = None
     plot: Plot = None
 

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats
 from mpsim.cost.constants import ConstantGroup, calibrated_groups, choose_group
-from mpsim.cost.formulas import Floats, attention_pairs, attention_seconds
+from mpsim.cost.formulas import attention_pairs, attention_seconds
 from mpsim.framework.framework import ATTENTION_KERNELS
 from mpsim.hardware.components import Accelerator
 
@@ -35,8 +35,8 @@ class AttentionWork:
     head_dim: Floats
     head_dim_v: Floats
     window: Floats
-    causal: NDArray[np.bool_]
-    forward: NDArray[np.bool_]
+    causal: Flags
+    forward: Flags
 
     def forward_flops(self) -> Floats:
         """FLOPs of the forward pass, only of the pairs that are worked on [FLOP]."""
@@ -194,9 +194,7 @@ class AttentionModel:
     def _total(self) -> float:
         return 1.0 + self._use(self._rules, "backward_flops")
 
-    def _between(
-        self, group: ConstantGroup, what: str, head_dim: Floats, causal: NDArray[np.bool_]
-    ) -> Floats:
+    def _between(self, group: ConstantGroup, what: str, head_dim: Floats, causal: Flags) -> Floats:
         """A constant of the chart at any head_dim: interpolated in log2 between measured ones."""
         dims = [int(dim) for dim in group.words["head_dims"]]
         curves = {

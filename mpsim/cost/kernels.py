@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from mpsim.arrays import Floats
 from mpsim.cost.attention import ATTENTION_CHARTS, AttentionModel, AttentionWork
 from mpsim.cost.constants import (
     Answer,
@@ -24,7 +25,7 @@ from mpsim.cost.constants import (
     hardware_constant,
 )
 from mpsim.cost.curves import kernel_class, kernel_reading
-from mpsim.cost.formulas import Floats, GemmConstants, attention_pairs, gemm_seconds, memory_seconds
+from mpsim.cost.formulas import GemmConstants, attention_pairs, gemm_seconds, memory_seconds
 from mpsim.cost.power import Board, Load
 from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
 from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
@@ -163,7 +164,7 @@ class KernelModel:
             OperatorKind.SCAN: self._scans,
         }
 
-    def seconds(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
+    def seconds(self, operators: Sequence[Operator]) -> Floats:
         """Time alone of each operator of one rank [s]; a shape is evaluated once by all equal
         models, and remembered with the constants that its time rests on.
         """

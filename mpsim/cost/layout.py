@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant
 from mpsim.cost.interference import Interference, interference_of
@@ -107,7 +107,7 @@ class LayoutCosts:
         """Whether linear layers compute in a precision narrower than their weights'."""
         return any(costs.kernels.casts for costs in (self, *self._others.values()))
 
-    def cast_weights(self, parameters: NDArray[np.float64]) -> NDArray[np.float64]:
+    def cast_weights(self, parameters: Floats) -> Floats:
         """Time of casting so many weights of each pipeline rank; 0 in a wide precision [s]."""
         wide = self.layout.framework.lowering.activation_bytes
         seconds = self.kernels.weight_cast_seconds(parameters, wide)
@@ -121,7 +121,7 @@ class LayoutCosts:
         return interference_of(self.layout.framework.name, self.layout.cluster.accelerator)
 
     @functools.cached_property
-    def alike(self) -> NDArray[np.int64]:
+    def alike(self) -> Ints:
         """The first pipeline rank with the same nodes and shapes of communicators, for each."""
         return self.places.alike(self.layout.mesh, tuple(self._first))
 
@@ -129,7 +129,7 @@ class LayoutCosts:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""
         return self.places.group(self.layout.mesh, axes, int(self.alike[rank]))
 
-    def sits(self, name: object, rank: int, members: Callable[[], NDArray[np.int64]]) -> GroupShape:
+    def sits(self, name: object, rank: int, members: Callable[[], Ints]) -> GroupShape:
         """Where communicators of `rank` with these `members` sit; layouts of the mesh share it."""
         return self.places.sits((self.layout.mesh, name, rank), members)
 
@@ -233,7 +233,7 @@ class StageCosts:
         self._transfers = Memo[tuple[object, ...], Transfer](_MESSAGES)
         self.key = _content(nodes, *groups.values())
 
-    def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
+    def kernels(self, operators: Sequence[Operator]) -> Floats:
         """Seconds of sharded operators [s]."""
         return self._costs.kernels.seconds(operators)
 
@@ -358,19 +358,17 @@ class Places:
             ("group", mesh, axes, rank), lambda: mesh.shape(axes, rank, self._cluster)
         )
 
-    def sits(
-        self, name: tuple[object, ...], members: Callable[[], NDArray[np.int64]]
-    ) -> GroupShape:
+    def sits(self, name: tuple[object, ...], members: Callable[[], Ints]) -> GroupShape:
         """Where communicators with these members sit, which are always called by that name."""
         return self._once(("sits", *name), lambda: placed(self._cluster, members()))
 
-    def spread(self, mesh: Mesh, name: str, members: Callable[[], NDArray[np.int64]]) -> GroupShape:
+    def spread(self, mesh: Mesh, name: str, members: Callable[[], Ints]) -> GroupShape:
         """Shape of communicators with these members, called by that name, on a free fabric."""
         return self._once(
             ("spread", mesh, name), lambda: spread(self._cluster.domain_of(members()))
         )
 
-    def alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> NDArray[np.int64]:
+    def alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> Ints:
         """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every
         communicator has the same shape.
 
@@ -378,7 +376,7 @@ class Places:
         """
         return self._once(("alike", mesh, nodes), lambda: self._alike(mesh, nodes))
 
-    def _alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> NDArray[np.int64]:
+    def _alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> Ints:
         first: dict[tuple[object, ...], int] = {}
         alike = []
         for rank, own in enumerate(self._domains(mesh)):
@@ -399,7 +397,7 @@ class Places:
 
         return self._once(("slowdown", mesh, source, target), slower)
 
-    def _domains(self, mesh: Mesh) -> NDArray[np.int64]:
+    def _domains(self, mesh: Mesh) -> Ints:
         """Scale-up domain of every rank, by pipeline rank."""
         return self._once(("domains", mesh), lambda: self._cluster.domain_of(mesh.ranks))
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, constant_groups
 from mpsim.cost.network import group_bandwidth
 from mpsim.cost.traffic import ring_passes
@@ -22,8 +22,6 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.hardware.lookup import shift_of
 from mpsim.memo import remembered
-
-Floats = NDArray[np.float64]
 
 RING_LIMIT = 4  # ranks up to which NCCL sums in a ring even where switches could
 _CURVE_OF = {"broadcast": "all_gather", "reduce": "reduce_scatter", "barrier": "all_reduce"}

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
-from mpsim.cost.formulas import Floats
 from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import board_power
 from mpsim.workload.operators import Operator, OperatorKind

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
-from mpsim.cost.formulas import Floats, memory_seconds
+from mpsim.cost.formulas import memory_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import SCALED_FORMATS, Accelerator
 from mpsim.workload.casts import Casting

@@ -11,8 +11,9 @@ import itertools
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup
-from mpsim.cost.formulas import Floats, GemmConstants, gemm_seconds
+from mpsim.cost.formulas import GemmConstants, gemm_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

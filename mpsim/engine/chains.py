@@ -26,12 +26,10 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.errors import DeadlockError
 from mpsim.program.csr import Lists, compress, owners, stable_order
 from mpsim.program.program import Program, Stream
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +145,7 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
     return np.array(end[:nodes])
 
 
-def _followers(begin: Ints, gate: Ints) -> tuple[NDArray[np.bool_], Ints]:
+def _followers(begin: Ints, gate: Ints) -> tuple[Flags, Ints]:
     """Which chains follow another [C], and the node evaluated along with each, or -1 [G]."""
     nodes = len(gate)
     length = np.diff(np.append(begin, nodes))
@@ -190,9 +188,9 @@ def chain_of(program: Program) -> NDArray[np.int32]:
     return chain
 
 
-def implied(chain: NDArray[np.int32], row: Ints, before: Ints) -> NDArray[np.bool_]:
+def implied(chain: NDArray[np.int32], row: Ints, before: Ints) -> Flags:
     """Whether each pair (row, row it waits for) follows from the order of the chain."""
-    result: NDArray[np.bool_] = (chain.take(row) == chain.take(before)) & (before < row)
+    result: Flags = (chain.take(row) == chain.take(before)) & (before < row)
     return result
 
 
@@ -228,7 +226,7 @@ def describe(program: Program, row: int) -> str:
     return f"{label}{what} on {where} ({Stream(int(program.stream[row])).name.lower()})"
 
 
-def deadlock(program: Program, waits: Lists, finished: NDArray[np.bool_]) -> DeadlockError:
+def deadlock(program: Program, waits: Lists, finished: Flags) -> DeadlockError:
     """Explain which operations wait for each other. `finished` (bool[N]): rows that ran."""
     row = int(np.flatnonzero(~finished)[0])
     seen: dict[int, int] = {}

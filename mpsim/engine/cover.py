@@ -6,9 +6,8 @@ Shapes: n intervals.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from mpsim.arrays import Flags, Floats, Ints
 
 
 class Cover:
@@ -47,15 +46,15 @@ class Cover:
         before = self.until(np.concatenate([start, np.maximum(end, start)]))
         return np.maximum(before[len(start) :] - before[: len(start)], 0.0)
 
-    def contains(self, time: Floats) -> NDArray[np.bool_]:
+    def contains(self, time: Floats) -> Flags:
         """Whether each moment is covered, an interval's end not included."""
         index = np.searchsorted(self.start, time, side="right")
         if not len(self.start):
             return np.zeros(len(time), dtype=bool)
-        covered: NDArray[np.bool_] = (index > 0) & (time < self.end[index - 1])
+        covered: Flags = (index > 0) & (time < self.end[index - 1])
         return covered
 
-    def cut(self, start: Floats, end: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
+    def cut(self, start: Floats, end: Floats) -> tuple[Ints, Floats, Floats]:
         """Covered pieces of each window: its number, start and end, in order within it.
 
         Examples

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Ints
 from mpsim.engine.contention import Flows
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import Traffic
@@ -36,7 +36,7 @@ def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
     return dataclasses.replace(timeline, traffic=traffic)
 
 
-def _of_network(traffic: Traffic, computes: NDArray[np.bool_]) -> Traffic:
+def _of_network(traffic: Traffic, computes: Flags) -> Traffic:
     """Traffic over links; kernels move nothing."""
     moves = ~computes[traffic.row]
     return dataclasses.replace(
@@ -140,6 +140,6 @@ class _Shared(Flows):
         return True
 
 
-def _home(program: Program) -> NDArray[np.int64]:
+def _home(program: Program) -> Ints:
     """The stream that each row starts from."""
     return program.rank.astype(np.int64) * len(Stream) + program.stream

@@ -14,10 +14,9 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Template
-
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +26,7 @@ class KernelTimes:
     # row, kernel: int64[X], int32[X], row of the program, and the kernel's number in the row's
     # template; 0 where a row has none, and is one kernel itself. Rows follow each other, and their
     # kernels within: the rows of ``expand(program)``
-    row: NDArray[np.int64]
+    row: Ints
     kernel: NDArray[np.int32]
     start: Floats  # start, end: float64[X], ticks since the step began
     end: Floats

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.engine.timeline import Step, Timeline
 from mpsim.program.unfold import beside
 
-Floats = NDArray[np.float64]
 _TOGETHER = 1 << 15  # rows: arrays of more leave the caches of a processor
 
 Measure: TypeAlias = Callable[[Step], Floats]

@@ -20,15 +20,11 @@ import dataclasses
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.chains import Chains, deadlock, precedence, walk
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 # periods that are walked: to become steady, two that show it, to run out
 _WALKED = 5
@@ -196,7 +192,7 @@ class Periods(NamedTuple):
     """Turns of the rows of a program, and how many of them are a period."""
 
     # int64[N], turn of each row, ascending on each rank; -1 for what belongs to none
-    turn: NDArray[np.int64]
+    turn: Ints
     turns: int  # turns of the whole program
     length: int  # turns of a period
 

@@ -15,16 +15,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine.chains import Chains, deadlock, precedence
 from mpsim.engine.steady import ends_of
 from mpsim.program.csr import Lists, stable_order
 from mpsim.program.program import Program
 from mpsim.program.unfold import Unfolding
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _LANES = 128  # vectors evaluated together: a level of all lanes stays in the processor's cache
 _VALUES = 2**22  # most values evaluated together: such arrays are reused, not mapped anew

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim.archive import Saved
+from mpsim.arrays import Floats, Ints
 from mpsim.engine.traffic import Traffic
 from mpsim.hardware import Cluster
 from mpsim.program.program import TICK, Program, Stream
@@ -23,8 +23,8 @@ class Timeline(Saved):
     """When every operation of a Program ran."""
 
     program: Program
-    start: NDArray[np.float64]  # start, end: float64[N], ticks since the step began
-    end: NDArray[np.float64]
+    start: Floats  # start, end: float64[N], ticks since the step began
+    end: Floats
     engine: str  # ``simpy`` or ``replay``: which one ran
     traffic: Traffic | None = None  # what moved over shared links, where they were
     each: tuple[Timeline, ...] = ()  # those that lie side by side in this one, where several do
@@ -43,12 +43,12 @@ class Timeline(Saved):
         return float(self.end.max(initial=0.0))
 
     @property
-    def lane(self) -> NDArray[np.int64]:
+    def lane(self) -> Ints:
         """Which of `each` every rank class belongs to [R]; 0 where there is but this one."""
         ranks = [each.program.ranks for each in self.each or (self,)]
         return np.repeat(np.arange(len(ranks)), ranks)
 
-    def per_rank(self, figure: Callable[[Timeline], float]) -> NDArray[np.float64]:
+    def per_rank(self, figure: Callable[[Timeline], float]) -> Floats:
         """A figure of the timeline that each rank class belongs to [R]."""
         figures = [figure(each) for each in self.each or (self,)]
         return np.array(figures, dtype=np.float64)[self.lane]
@@ -58,7 +58,7 @@ class Timeline(Saved):
         """The same as `makespan` [s]."""
         return self.makespan * TICK
 
-    def rows(self, rank: int, stream: Stream = Stream.COMPUTE) -> NDArray[np.int64]:
+    def rows(self, rank: int, stream: Stream = Stream.COMPUTE) -> Ints:
         """Rows that occupy (rank, stream), in the order they ran."""
         program = self.program
         wanted = rank * len(Stream) + int(stream)

@@ -8,12 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.program.links import Links
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _FULL = 1 + 1e-10  # of a link that carries one flow: that of a rate's own link, up to rounding
 # of a link on which flows meet: less is far from the rounding of what is left of it

@@ -13,14 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats
 from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
 from mpsim.formats.recorded_step import clock_offsets
 from mpsim.formats.spans import Span, Spans
-
-Floats = NDArray[np.float64]
 
 _NONE: Final = np.zeros((0, 2))
 PARTS: Final = (
@@ -190,7 +188,7 @@ def _taken(spans: Spans, windows: Floats, waits: Floats) -> tuple[Floats, Floats
     return np.column_stack([*columns, *found, rest]), length[kinds[-1]]
 
 
-def _beside(spans: Spans, begins: Floats, ends: Floats) -> NDArray[np.bool_]:
+def _beside(spans: Spans, begins: Floats, ends: Floats) -> Flags:
     """Gaps beside a collective, without a product between, if nearly every collective has its own:
     its hook or its transport waits, and not now and then something else.
     """

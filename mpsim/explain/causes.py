@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine import run
 from mpsim.explain.account import CLASSES, PARTS, Account
 from mpsim.measured.records import ELEMENT_BYTES
@@ -64,14 +64,14 @@ class Expected:
     """Figures of the simulated step that causes are held against [s], of R rank classes."""
 
     step: float
-    compute: NDArray[np.float64]  # [R], kernels, their launches and the optimizer
+    compute: Floats  # [R], kernels, their launches and the optimizer
     recompute: float
     exposed: float  # communication that kernels wait for, mean over ranks
     bubble: float  # of the pipeline, mean over ranks
     host: float  # idle that it has: the host at work between kernels
     wire: float  # collectives of a rank, hidden or not
-    classes: dict[str, NDArray[np.float64]]  # [R], kernels by class
-    products: NDArray[np.float64]  # [R], how many matrix products
+    classes: dict[str, Floats]  # [R], kernels by class
+    products: Floats  # [R], how many matrix products
     messages: tuple[str, ...]  # of each rank class, as `Account.messages` has them
     bits: int  # of the number format that the scenario computes in
     layers: int  # that a rank passes in a step: once for each microbatch
@@ -115,9 +115,7 @@ class Expected:
         )
 
 
-def _classes(
-    program: Program, *, host: bool
-) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64], float]:
+def _classes(program: Program, *, host: bool) -> tuple[dict[str, Floats], Floats, float]:
     """Kernels of each rank class by class [s], number of products, collectives in layers [s]."""
     classes = {kind: np.zeros(program.ranks) for kind in CLASSES}
     products, wire = np.zeros(program.ranks), 0.0
@@ -163,7 +161,7 @@ def _orders(program: Program) -> tuple[str, ...]:
     return tuple(orders)
 
 
-def _steps(result: Result, ratios: NDArray[np.float64]) -> float:
+def _steps(result: Result, ratios: Floats) -> float:
     """Mean step [s] with actions of R rank classes longer by factors [K, R] of K recorded steps."""
     program, found = result.timeline.program, []
     computes = (program.kind != COLLECTIVE) & (program.kind != SEND)
@@ -258,11 +256,7 @@ def _found(result: Result, account: Account, expected: Expected) -> Iterator[Cau
 
 
 def _stages(
-    result: Result,
-    account: Account,
-    means: dict[str, NDArray[np.float64]],
-    expected: Expected,
-    step: float,
+    result: Result, account: Account, means: dict[str, Floats], expected: Expected, step: float
 ) -> Iterator[Cause]:
     """The stage that all others wait for, kernels slower in all stages, and idle time beyond the
     schedule, which is run again with what stages computed: alike in all, then as it was.
@@ -305,7 +299,7 @@ def _stages(
     yield _cause("schedule_bubble", idle, account.ranks, way, shown=bool(other), other=first)
 
 
-def _out_of_order(account: Account, expected: Expected, stage: NDArray[np.int64]) -> list[int]:
+def _out_of_order(account: Account, expected: Expected, stage: Ints) -> list[int]:
     """Ranks whose messages came in another order than the schedule has."""
 
     def differs(order: str, known: str) -> bool:
@@ -330,9 +324,7 @@ def _allow(account: Account, common: dict[str, float], expected: Expected) -> No
         idle -= taken
 
 
-def _behind(
-    account: Account, means: dict[str, NDArray[np.float64]], own: NDArray[np.float64], step: float
-) -> int | None:
+def _behind(account: Account, means: dict[str, Floats], own: Floats, step: float) -> int | None:
     """The rank that all others wait for in every step; None where none is later than by drift."""
     if len(own) < 2:
         return None
@@ -359,11 +351,11 @@ def _behind(
 
 def _slow(
     account: Account,
-    means: dict[str, NDArray[np.float64]],
+    means: dict[str, Floats],
     common: dict[str, float],
-    own: NDArray[np.float64],
+    own: Floats,
     behind: int,
-    shared: NDArray[np.int64],
+    shared: Ints,
     step: float,
 ) -> Iterator[Cause]:
     """The account of the rank that others wait for: the loader where it has it, else the rank."""
@@ -379,9 +371,7 @@ def _slow(
     yield _cause("slow_rank", late, rank, part, wait=wait, more=more[part])
 
 
-def _gaps(
-    account: Account, common: dict[str, float], shared: NDArray[np.int64], layers: int
-) -> Cause:
+def _gaps(account: Account, common: dict[str, float], shared: Ints, layers: int) -> Cause:
     """Long gaps in which nothing runs: few that stop the world, or many between operators."""
     gaps = np.sort(np.concatenate([account.gaps[place] for place in shared]))[::-1]
     rounds = len(shared) * account.steps.shape[1]
@@ -423,12 +413,7 @@ def _wires(account: Account, common: dict[str, float], expected: Expected) -> It
 
 
 def _kernels(
-    account: Account,
-    expected: Expected,
-    shared: NDArray[np.int64],
-    stage: NDArray[np.int64],
-    seconds: float,
-    step: float,
+    account: Account, expected: Expected, shared: Ints, stage: Ints, seconds: float, step: float
 ) -> Iterator[Cause]:
     """Kernels below their level: one class beside the others, or all alike; what checkpointing does
     around what runs again belongs to that.
@@ -507,7 +492,7 @@ class _Odd(NamedTuple):
     seconds: float
 
 
-def _odd(account: Account, shared: NDArray[np.int64], bits: int) -> _Odd:
+def _odd(account: Account, shared: Ints, bits: int) -> _Odd:
     """The class of kernels of which most ran unfused, or wider than `bits`."""
     found = [_Odd("", "", 0.0)]
     for name, seconds in account.classes.items():

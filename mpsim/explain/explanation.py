@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
 from mpsim.explain.account import account
@@ -40,10 +40,10 @@ class Explanation(Shown):
     unseen: tuple[str, ...]  # what the recording cannot show
     recorded: RecordedStep | None  # the step of median length; None of a log
     # mapping of str to float64[n, 2], by cause: when what a trace shows was on in that step [s]
-    shown: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+    shown: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
 
     @property
-    def shaded(self) -> tuple[Mapping[str, NDArray[np.float64]], Mapping[str, NDArray[np.float64]]]:
+    def shaded(self) -> tuple[Mapping[str, Floats], Mapping[str, Floats]]:
         """Spans of the simulated and the recorded step that only one of them has [s]."""
         longer = self.measured - self.predicted
         ends = np.array([sorted((self.measured, self.predicted))])
@@ -144,7 +144,7 @@ def explain(
     )
 
 
-def _shown(ranks: Sequence[Spans], mark: str) -> NDArray[np.float64]:
+def _shown(ranks: Sequence[Spans], mark: str) -> Floats:
     """When any rank had a mark in the step of median length, from its begin [n, 2]."""
     found = [np.zeros((0, 2))]
     lengths = [

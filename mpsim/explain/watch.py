@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import parse_line
 from mpsim.inputs import open_regular, read_text
@@ -37,8 +37,6 @@ from mpsim.memo import remembered
 from mpsim.output import write_whole
 from mpsim.result.residuals import HALF_WIDTH
 from mpsim.scenario import Scenario
-
-Floats = NDArray[np.float64]
 
 _LEARN: Final = 20  # steps that a level is learnt from
 _KEPT: Final = 400

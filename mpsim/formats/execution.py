@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim import accessors
+from mpsim.arrays import Floats, Ints
 from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run
 from mpsim.errors import FormatError, nearest
@@ -78,7 +78,7 @@ class Execution:
     timeline: Timeline
 
     @functools.cached_property
-    def parts(self) -> NDArray[np.float64]:
+    def parts(self) -> Floats:
         """Ticks of each rank class by part of the vocabulary; every row sums to the makespan."""
         return attribute(self.timeline)
 
@@ -142,7 +142,7 @@ class Execution:
         }
 
 
-def attribute(timeline: Timeline) -> NDArray[np.float64]:
+def attribute(timeline: Timeline) -> Floats:
     """Split the time of every rank class of a program without templates: kernels as what they do,
     idle time as the transfer that was waited for, or as ``bubble``.
 
@@ -162,9 +162,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     return result
 
 
-def _charge_end(
-    parts: NDArray[np.float64], timeline: Timeline, gap: Waits, rows: NDArray[np.int64], bubble: int
-) -> None:
+def _charge_end(parts: Floats, timeline: Timeline, gap: Waits, rows: Ints, bubble: int) -> None:
     """Charge idle time after a rank's last kernel to its transfers, in the order of their ends."""
     program, rank = timeline.program, int(gap.rank[0])
     now, until = float(gap.start[0]), float(gap.end[0])

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
@@ -180,7 +180,7 @@ class _Rows:
             yield list(group)
 
 
-def nanoseconds(ticks: NDArray[np.float64]) -> NDArray[np.int64]:
+def nanoseconds(ticks: Floats) -> Ints:
     """Times of engines in the resolution of a trace."""
     return np.rint(ticks / _TICKS_PER_NS).astype(np.int64)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.engine import Timeline
 from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
@@ -295,7 +295,7 @@ def _timeline(cuts: Sequence[_Cut], origin: float, engine: str) -> Timeline:
     return Timeline(program=program, start=start, end=end, engine=engine)
 
 
-def _ticks(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+def _ticks(seconds: Floats) -> Floats:
     # recordings are of nanoseconds: rounded to those, what touches on the tool's clock touches here
     return np.rint(np.maximum(seconds, 0.0) * 1e9) * (1e-9 / TICK)
 

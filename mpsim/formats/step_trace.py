@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.formats import perfetto
 from mpsim.formats.perfetto import INSIDE, Added, Event, counter_event, nanoseconds, slice_event
 from mpsim.parallel.axes import AXES, AXIS_NAMES, Stream
@@ -176,7 +176,7 @@ def _memory(rank: int, curve: MemoryCurve) -> Iterator[Event]:
         previous = level
 
 
-def _moments(time: NDArray[np.int64], held: NDArray[np.float64]) -> NDArray[np.int64]:
+def _moments(time: Ints, held: Floats) -> Ints:
     """Moments to show: the last of each time, and of many the fullest of each span."""
     last = np.flatnonzero(np.append(time[1:] != time[:-1], True))
     if len(last) <= _MOST_MOMENTS:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import Fabric, FabricKind, Routing, Tier
 from mpsim.memo import Memo
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from mpsim.hardware.graph_file import Vertex
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _PAIRS = 1 << 16  # of nodes whose shortest ways are remembered
 

@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from mpsim.arrays import Floats
 from mpsim.errors import nearest
 from mpsim.inputs import shown
 
-Floats = NDArray[np.float64]
 Words: TypeAlias = "Mapping[str, str | int | float | bool]"
 
 SCHEMA: Final = 1

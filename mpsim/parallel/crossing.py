@@ -15,13 +15,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Cluster, FabricKind
 from mpsim.hardware.routes import routes_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def placed(cluster: Cluster, groups: Ints) -> GroupShape:
     )
 
 
-def spread(domains: NDArray[np.int64]) -> GroupShape:
+def spread(domains: Ints) -> GroupShape:
     """Shape that bounds groups [groups, members]: most domains touched, fewest members in one."""
     ordered = np.sort(np.atleast_2d(domains), axis=1)
     is_new = np.ones(ordered.shape, dtype=bool)

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange, Framework
 from mpsim.hardware import Cluster
@@ -39,8 +39,6 @@ from mpsim.workload import (
     expand_head,
     expand_layer,
 )
-
-Floats = NDArray[np.float64]
 
 _INSIDE_LAYERS = {axis.streams[0]: axis.name for axis in FOLDED if axis.communicators}
 _VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
@@ -207,7 +205,7 @@ class Layout:
         senders = ranks * self.mesh.expert_tp / self.mesh.tp
         return float(busiest_rank(popular, ranks, tokens * senders * moe.top_k))
 
-    def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
+    def members(self, stream: Stream, rank: int) -> Ints:
         """Ranks of a stream's communicators in layers, or of each model [groups, members]."""
         if stream in _INSIDE_LAYERS:
             return self.mesh.groups((_INSIDE_LAYERS[stream],), rank)

@@ -14,8 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster, Placement
 from mpsim.memo import remembered
@@ -98,13 +98,13 @@ class Mesh:
         return self.world // self.pp // (self.expert_tp * self.ep)
 
     @functools.cached_property
-    def ranks(self) -> NDArray[np.int64]:
+    def ranks(self) -> Ints:
         """Rank of every coordinate: pipeline first, then the axes of a stage (pp, dp, cp, tp)."""
         laid = [axis for axis in reversed(self.order) if axis in _GRID]
         grid = np.arange(self.world).reshape([self.degree(axis) for axis in laid])
         return np.moveaxis(grid, [laid.index(axis) for axis in _GRID], range(len(_GRID)))
 
-    def groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
+    def groups(self, axes: Sequence[str], stage: int) -> Ints:
         """Members of every communicator over `axes` (or `EXPERT_AXES`) in one pipeline rank."""
         laid, grid = _OF_STAGE, self.ranks[stage]
         if not set(axes).isdisjoint(EXPERT_AXES):
@@ -114,7 +114,7 @@ class Mesh:
         # the axes of a group come last, so that its members lie side by side
         places = sorted(range(grid.ndim), key=lambda place: laid[place] in axes)
         members = math.prod(grid.shape[place] for place in places if laid[place] in axes)
-        moved: NDArray[np.int64] = grid.transpose(places).reshape(-1, members)
+        moved: Ints = grid.transpose(places).reshape(-1, members)
         return moved
 
     @remembered(_KEPT)
@@ -122,14 +122,12 @@ class Mesh:
         """Where the members of a communicator of `groups` sit; a bound where groups differ."""
         return placed(cluster, self.groups(axes, stage))
 
-    def model_groups(self) -> NDArray[np.int64]:
+    def model_groups(self) -> Ints:
         """Ranks of every replica of the model, int64[replicas, ranks]."""
         replicas = [_GRID.index(axis) for axis in REPLICATING]
         grid = np.moveaxis(self.ranks, replicas, range(len(replicas)))
         return grid.reshape(self.replicas, -1)
 
-
-Ints = NDArray[np.int64]
 
 _ORDERED = ("tp", "ep", "etp", "cp")  # what suffers most from a NIC comes first
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats
 from mpsim.plot.chart import Axis, Limit, Lines, Series
 from mpsim.plot.palette import MARKERS, SERIES
 
@@ -102,9 +102,7 @@ def _families(
 
 
 def residual_chart(
-    names: Sequence[str],
-    errors: Iterable[NDArray[np.float64]],
-    held_out: Iterable[NDArray[np.bool_]],
+    names: Sequence[str], errors: Iterable[Floats], held_out: Iterable[Flags]
 ) -> Lines:
     """How far each fitted and each held-out point is from its form: a line a series, a dot a fitted
     point, a ring one that was held out.

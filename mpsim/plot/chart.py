@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim.accessors import Drawn, call
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.errors import ScenarioError
 from mpsim.plot.palette import LIMIT
 from mpsim.units import Dimension, rung
 
-Floats = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | Floats
 
 LINE_INCHES = 0.17  # height of a line of notes
@@ -191,7 +190,7 @@ class Series:
     mark: str = ""  # one of matplotlib's; empty for none
     step: bool = False  # whether a value stays until the next
     width: float = 1.4  # of the line [point]
-    hollow: Sequence[bool] | NDArray[np.bool_] = ()  # which marks are not filled
+    hollow: Sequence[bool] | Flags = ()  # which marks are not filled
     size: float | Numbers = 5.0  # of marks [point]
     labels: Sequence[str] = ()  # what each point is
     # what stands beside points, by their place
@@ -282,7 +281,7 @@ def thin(count: int, most: int) -> list[int]:
     return list(range(0, count, step))
 
 
-def fullest(values: Floats) -> NDArray[np.int64]:
+def fullest(values: Floats) -> Ints:
     """Which points of a line to draw: all, or the highest of each span of a screen's column."""
     places = np.arange(len(values))
     if len(values) <= _MOST_POINTS:

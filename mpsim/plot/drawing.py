@@ -16,10 +16,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
+from mpsim.arrays import Floats
 from mpsim.plot.chart import (
     Axis,
     Bars,
-    Floats,
     Heat,
     Limit,
     Lines,

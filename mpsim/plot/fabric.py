@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Cluster, FabricKind
 from mpsim.plot.chart import Axis, Lines, Series, thin
 from mpsim.units import Dimension, format_quantity
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from mpsim.hardware.graph_file import Vertex
 
-Floats: TypeAlias = NDArray[np.float64]
 _MOST = 40  # boxes in a row; of more, so many stand for all
 _COLOURS = ("other", "forward", "backward", "weight_gradient")
 
@@ -99,7 +98,7 @@ def _graph_chart(cluster: Cluster) -> Lines:
     return Lines(series=series, x=x, y=y, grid="", size=(7.0, 7.0))
 
 
-def _positions(cluster: Cluster, vertices: list[Vertex], graph: nx.DiGraph) -> NDArray[np.float64]:
+def _positions(cluster: Cluster, vertices: list[Vertex], graph: nx.DiGraph) -> Floats:
     if cluster.fabric.kind is not FabricKind.TORUS:
         import networkx as nx
 
@@ -113,13 +112,13 @@ def _positions(cluster: Cluster, vertices: list[Vertex], graph: nx.DiGraph) -> N
     return np.asarray(place @ steps, dtype=np.float64)
 
 
-def _middles(count: int, reach: int, nodes: int) -> NDArray[np.float64]:
+def _middles(count: int, reach: int, nodes: int) -> Floats:
     """Middles of the nodes of each unit."""
     first = np.arange(count) * reach
     return np.asarray((first + np.minimum(first + reach, nodes) - 1) / 2, dtype=np.float64)
 
 
-def _shown(count: int) -> NDArray[np.int64]:
+def _shown(count: int) -> Ints:
     return np.array(thin(count, _MOST))
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.parallel import ACCOUNTED, AXIS_NAMES
 from mpsim.training.vocabulary import PARTS
 
@@ -129,15 +129,15 @@ def event_of_part(part: str) -> str:
     return event if event in EVENTS else SERVING.get(event, "other")
 
 
-def rgb(colour: str) -> NDArray[np.float64]:
+def rgb(colour: str) -> Floats:
     """Red, green and blue of ``#RRGGBB`` in [0, 1]."""
     return np.frombuffer(bytes.fromhex(colour.removeprefix("#")), dtype=np.uint8) / 255
 
 
-def shades(colour: str, count: int) -> NDArray[np.float64]:
+def shades(colour: str, count: int) -> Floats:
     """Shades of a colour for `count` chunks, the first as it is, float64[count, 3]."""
     white = np.linspace(0.0, _LIGHTEST, count)[:, None] if count > 1 else np.zeros((1, 1))
-    result: NDArray[np.float64] = rgb(colour) * (1 - white) + white
+    result: Floats = rgb(colour) * (1 - white) + white
     return result
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.plot.chart import Axis, Limit, Lines, Series, fullest, readable
 from mpsim.plot.palette import EVENTS, SERIES, SERVING
 from mpsim.plot.timeline import Actions, Timeline
 from mpsim.serving import ServiceResult
 from mpsim.serving.tally import itl, latencies
-
-Floats = NDArray[np.float64]
 
 _BINS = 360  # spans of time of a line with more iterations
 _LIVES = 32  # requests whose lives are drawn

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.engine import Timeline
 from mpsim.errors import ScenarioError
 from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Heat, Limit, Lines, Part, Series, fullest
@@ -23,8 +23,6 @@ from mpsim.training.bubbles import CAUSES, bubble_causes
 from mpsim.training.roofline import Roofline, roofline
 from mpsim.training.vocabulary import PARTS
 from mpsim.units import Dimension, format_quantity, percent
-
-Floats = NDArray[np.float64]
 
 TIME = Axis(name="time", unit="s")
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats
 from mpsim.errors import ScenarioError, nearest
 from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Chart, Limit, Lines, Panels, Part, Series
 from mpsim.plot.palette import EVENTS, MARKERS, SERIES, event_of_part
@@ -24,8 +24,6 @@ from mpsim.study.goodput import Goodput
 from mpsim.study.rows import Row, column_of
 from mpsim.study.scaling import Scale
 from mpsim.units import percent
-
-Floats = NDArray[np.float64]
 
 _METRICS = {**FIGURES, **SERVICE_FIGURES}
 _LESS_IS_BETTER = ("accelerators", "bubble_fraction")  # besides what has a unit
@@ -200,7 +198,7 @@ def _short(key: str) -> str:
 
 def _table(
     rows: Sequence[Row], keys: Sequence[str], values: Mapping[str, list[str]], metric: str
-) -> tuple[Floats, NDArray[np.bool_]]:
+) -> tuple[Floats, Flags]:
     """The metric and whether it fits, by values of `keys`; of rows at one place the best."""
     shape = tuple(len(values[name]) for name in keys)
     figures, usable = np.full(shape, np.nan), np.zeros(shape, dtype=bool)
@@ -227,7 +225,7 @@ def line_chart(
     key: str,
     choices: Sequence[str],
     lines: Mapping[str, Floats],
-    usable: Mapping[str, NDArray[np.bool_]] | None = None,
+    usable: Mapping[str, Flags] | None = None,
     *,
     metric: str = "tokens_per_s_per_accelerator",
 ) -> Lines:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine import Timeline as Times
 from mpsim.engine.cover import Cover
 from mpsim.parallel import AXES
@@ -23,9 +23,6 @@ from mpsim.plot.chart import Chart, Panels, readable
 from mpsim.plot.palette import EVENTS, event_of_part
 from mpsim.program import COLLECTIVE, TICK, Program, Stream
 from mpsim.result import Result
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 EXPOSED, HIDDEN = 0, 1
 
@@ -43,17 +40,17 @@ _ROW_INCHES, _LANE_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 0.14, 12.0, 13
 class Actions:
     """Bars of a timeline: actions, or what is communicated."""
 
-    rank: NDArray[np.int64]  # int64[N]
-    start: NDArray[np.float64]  # start, end: float64[N], in the unit of the picture
-    end: NDArray[np.float64]
-    event: NDArray[np.int64]  # int64[N], index into `mpsim.plot.palette.EVENTS`
-    chunk: NDArray[np.int64]  # chunk, microbatch: int64[N], -1 where there is none
-    microbatch: NDArray[np.int64]
+    rank: Ints  # int64[N]
+    start: Floats  # start, end: float64[N], in the unit of the picture
+    end: Floats
+    event: Ints  # int64[N], index into `mpsim.plot.palette.EVENTS`
+    chunk: Ints  # chunk, microbatch: int64[N], -1 where there is none
+    microbatch: Ints
 
     def __len__(self) -> int:
         return len(self.rank)
 
-    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Actions:
+    def where(self, chosen: Flags | Ints) -> Actions:
         """Some of them."""
         return Actions(**{f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)})
 
@@ -179,7 +176,7 @@ def _size(ranks: int, lanes: int) -> tuple[float, float]:
     return _WIDTH_INCHES, min(1.2 + ranks * (_ROW_INCHES + lanes * _LANE_INCHES), _TALLEST_INCHES)
 
 
-def _events(program: Program) -> NDArray[np.int64]:
+def _events(program: Program) -> Ints:
     """Kind of event of each row, as an index into the palette."""
     unknown = -1
     words = program.vocabulary
@@ -191,17 +188,12 @@ def _events(program: Program) -> NDArray[np.int64]:
         of_kind[COLLECTIVE, stream] = _EVENT_NAMES.index(event)
     of_part = np.array([_EVENT_NAMES.index(event_of_part(part)) for part in words.parts])
     known = of_kind[program.kind, program.stream]
-    result: NDArray[np.int64] = np.where(known == unknown, of_part[program.part], known)
+    result: Ints = np.where(known == unknown, of_part[program.part], known)
     return result
 
 
 def _bars(
-    timeline: Times,
-    chosen: NDArray[np.bool_],
-    ranks: Sequence[int],
-    tick: float,
-    *,
-    across: bool = False,
+    timeline: Times, chosen: Flags, ranks: Sequence[int], tick: float, *, across: bool = False
 ) -> Actions:
     """One bar for the chosen rows of an action without a gap between, or `across` gaps too."""
     program, start, end, rows = (

@@ -10,13 +10,12 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.plot.chart import thin
 from mpsim.plot.drawing import HATCH, Style, event_patches, legend_above
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, rgb, shades
 from mpsim.plot.timeline import EXPOSED, HIDDEN, Actions, Lanes, Timeline
-
-Floats = NDArray[np.float64]
 
 _EVENT_NAMES = tuple(EVENTS)
 _COMPUTE_LANE, _COMMUNICATION_LANE, _ALONE_LANE = (-0.42, 0.52), (0.14, 0.24), (-0.42, 0.84)
@@ -95,13 +94,13 @@ def _label(ax: Axes, chart: Timeline) -> None:
     legend_above(ax, handles)
 
 
-def _colours(bars: Actions) -> NDArray[np.float64]:
+def _colours(bars: Actions) -> Floats:
     """Colour of each bar: its event's, lighter for later chunks of computing, float64[N, 3]."""
     chunks = int(bars.chunk.max(initial=0)) + 1
     table = np.stack([shades(EVENTS[name], chunks) for name in _EVENT_NAMES])
     thin_ones = [_EVENT_NAMES.index(name) for name in COMMUNICATION]
     table[thin_ones] = table[thin_ones, :1]
-    result: NDArray[np.float64] = table[bars.event, np.maximum(bars.chunk, 0)]
+    result: Floats = table[bars.event, np.maximum(bars.chunk, 0)]
     return result
 
 
@@ -121,19 +120,15 @@ def _add_bars(ax: Axes, bars: Actions, lane: tuple[float, float], *, separate: b
     )
 
 
-def _widths(ax: Axes, bars: Actions) -> NDArray[np.float64]:
+def _widths(ax: Axes, bars: Actions) -> Floats:
     """Width of each bar as drawn [points]."""
     left, right = ax.get_xlim()
     inches = ax.get_window_extent().width / ax.figure.dpi
-    result: NDArray[np.float64] = (
-        (bars.end - bars.start) / (right - left) * inches * _POINTS_PER_INCH
-    )
+    result: Floats = (bars.end - bars.start) / (right - left) * inches * _POINTS_PER_INCH
     return result
 
 
-def _add_numbers(
-    ax: Axes, bars: Actions, lane: tuple[float, float], free: NDArray[np.float64]
-) -> None:
+def _add_numbers(ax: Axes, bars: Actions, lane: tuple[float, float], free: Floats) -> None:
     """Write microbatch numbers into the free upper part of bars wide enough, in one size."""
     numbered = np.flatnonzero(bars.microbatch >= 0)
     bottom, top = ax.get_ylim()

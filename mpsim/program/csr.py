@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
+
 Column: TypeAlias = NDArray[Any]  # an array of any type, such as one of a table of columns
 Columns: TypeAlias = dict[str, Any]  # columns by name, to be spread over the fields of a program
 
@@ -16,10 +18,10 @@ _DIGIT_BITS = 16  # numpy sorts integers of up to 16 bits by radix
 class Lists(NamedTuple):
     """Values of row i are ``value[ptr[i]:ptr[i + 1]]``."""
 
-    ptr: NDArray[np.int64]
+    ptr: Ints
     value: NDArray[np.int32]
 
-    def pick(self, rows: NDArray[np.int64]) -> Lists:
+    def pick(self, rows: Ints) -> Lists:
         """Lists of `rows`, in that order."""
         size = np.diff(self.ptr)[rows]
         pointer = np.concatenate([[0], np.cumsum(size)])
@@ -27,7 +29,7 @@ class Lists(NamedTuple):
         return Lists(pointer, self.value[place])
 
 
-def compress(row: NDArray[np.int64], value: NDArray[np.int64], count: int) -> Lists:
+def compress(row: Ints, value: Ints, count: int) -> Lists:
     """Collect (row, value) pairs by row; each pair once, values ascending. `row` and `value`
     (int64[pairs]): not negative. `count`: rows there are.
 
@@ -48,12 +50,12 @@ def compress(row: NDArray[np.int64], value: NDArray[np.int64], count: int) -> Li
     return Lists(pointer, (key & ((1 << bits) - 1)).astype(np.int32))
 
 
-def owners(pointer: NDArray[np.int64]) -> NDArray[np.int64]:
+def owners(pointer: Ints) -> Ints:
     """Row of every value."""
     return np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
 
 
-def stable_order(value: Column) -> NDArray[np.int64]:
+def stable_order(value: Column) -> Ints:
     """Indices that sort `value` (int[n], not negative), equal values in their given order.
 
     Notes

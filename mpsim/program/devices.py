@@ -9,8 +9,8 @@ import dataclasses
 import itertools
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats
 from mpsim.cost import Constant, Interference, interference_of
 from mpsim.parallel.axes import COMMUNICATION
 from mpsim.program.expand import expand, expanded_flops
@@ -23,17 +23,17 @@ class Devices:
     """Rows as their devices see them."""
 
     program: Program  # expanded: a kernel is a row
-    computes: NDArray[np.bool_]  # bool[N], whether the row is a kernel on the compute stream
+    computes: Flags  # bool[N], whether the row is a kernel on the compute stream
     # bool[N], whether it is bound by processors; other kernels are bound by memory
-    product: NDArray[np.bool_]
+    product: Flags
     # held, traffic: float64[N], share of processors and of memory bandwidth that a collective
     # takes, of the home rank's device; 0 for all others
-    held: NDArray[np.float64]
-    traffic: NDArray[np.float64]
-    drag: NDArray[np.float64]  # float64[N], by how much longer a collective takes beside a kernel
+    held: Floats
+    traffic: Floats
+    drag: Floats  # float64[N], by how much longer a collective takes beside a kernel
     most: float  # share of a device that collectives take of a kernel at most
     # float64[N], time of a row that loses nothing, over that in the program, with its least loss
-    alone: NDArray[np.float64]
+    alone: Floats
 
 
 def devices_of(program: Program, deployment: Deployment, usual: Program | None = None) -> Devices:

@@ -15,12 +15,11 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.parallel.axes import AXES
 from mpsim.program.csr import Column, Lists, compress, owners
 from mpsim.program.program import COLLECTIVE, Program, Stream, Template
 from mpsim.program.template import exits
-
-Ints = NDArray[np.int64]
 
 _SPANS = np.zeros(len(Stream), dtype=np.int8)
 for _axis in AXES:
@@ -88,7 +87,7 @@ def expand(program: Program) -> Program:
     )
 
 
-def expanded_flops(program: Program) -> NDArray[np.float64]:
+def expanded_flops(program: Program) -> Floats:
     """Work of every row of ``expand(program)`` [FLOP]."""
     plain = np.zeros(len(program))
     return _Tiles(program).inside([template.flops for template in program.templates], plain)

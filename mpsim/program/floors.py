@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
 from mpsim.memo import remembered
@@ -22,8 +22,6 @@ from mpsim.program.links import Deployment, links_of, port_rates
 from mpsim.program.program import COLUMNS, SEND, Program, Stream, Template
 
 _KEPT = 512  # templates whose transfers stay known: points of a sweep share them
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ def _inside(template: Template, rate: float, *, far: bool) -> float:
     return float(np.minimum(sent[moving] / rate, template.duration[moving]).sum())
 
 
-def _ranks(program: Program, chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _ranks(program: Program, chosen: Flags) -> tuple[Ints, Ints]:
     """Pairs of a chosen row and a rank class that it occupies a stream of, each pair once."""
     mine = chosen[program.slots.row]
     row, rank = program.slots.row[mine], program.slots.rank[mine]

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
 from mpsim.memo import remembered
@@ -46,7 +46,7 @@ class Deployment(Protocol):
         """The cluster as each rank class has it."""
         ...
 
-    def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
+    def members(self, stream: Stream, rank: int) -> Ints:
         """Ranks of every communicator of a stream in a pipeline rank, int64[groups, members]."""
         ...
 
@@ -56,15 +56,15 @@ class Links:
     """Links and what rows take of them."""
 
     names: tuple[str, ...]  # such as ``pp 3 NIC out``
-    capacity: NDArray[np.float64]  # float64[L], of each link [B/tick]
-    row: NDArray[np.int64]  # row, link: int64[U], uses, ordered by row
-    link: NDArray[np.int64]
-    use: NDArray[np.float64]  # float64[U], what the row takes of the link per unit of its rate
+    capacity: Floats  # float64[L], of each link [B/tick]
+    row: Ints  # row, link: int64[U], uses, ordered by row
+    link: Ints
+    use: Floats  # float64[U], what the row takes of the link per unit of its rate
     # float64[N], rate of a row that nobody disturbs [B/tick]; 0 for rows that use no link
-    cap: NDArray[np.float64]
+    cap: Floats
     # float64[N], the part of the row's duration in which it moves at that rate [ticks]; latency
     # goes before it and uses nothing
-    work: NDArray[np.float64]
+    work: Floats
     # links that belong to rank classes and come first, as many of each class: out and in of the
     # scale-up domain, then of the NICs if there are any
     ports: int = 0
@@ -127,22 +127,22 @@ class _Part:
 
     names: tuple[str, ...]
     tiers: tuple[str, ...]
-    capacity: NDArray[np.float64]
-    row: NDArray[np.int64]
-    link: NDArray[np.int64]
-    amount: NDArray[np.float64]
+    capacity: Floats
+    row: Ints
+    link: Ints
+    amount: Floats
 
 
-def _ports(program: Program, rows: NDArray[np.int64], deployment: Deployment) -> _Part:
+def _ports(program: Program, rows: Ints, deployment: Deployment) -> _Part:
     """Ports of every rank class."""
     kinds = list(_kinds(deployment.layout.cluster))
     rates = [[rate for _, rate, _ in _kinds(cluster)] for cluster in deployment.class_clusters]
     each = len(kinds) * len(_DIRECTIONS)
     sizes = [program.out_bytes if far else program.up_bytes for _, _, far in kinds]
     ends = (program.rank.astype(np.int64), _receiver(program))
-    row: list[NDArray[np.int64]] = []
-    link: list[NDArray[np.int64]] = []
-    amount: list[NDArray[np.float64]] = []
+    row: list[Ints] = []
+    link: list[Ints] = []
+    amount: list[Floats] = []
     for number, size in enumerate(sizes):
         mine = rows[size[rows] > 0]
         for direction, end in enumerate(ends):
@@ -178,13 +178,13 @@ def port_rates(cluster: Cluster) -> Mapping[str, float]:
     return {name: rate for name, rate, _ in _kinds(cluster)}
 
 
-def _receiver(program: Program) -> NDArray[np.int64]:
+def _receiver(program: Program) -> Ints:
     """Rank class at whose ports each row's bytes arrive."""
     sends = program.kind == SEND
     return np.where(sends, program.peer, program.rank).astype(np.int64)
 
 
-def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -> _Part:
+def _fabric(program: Program, rows: Ints, deployment: Deployment) -> _Part:
     """Links of the fabric that could be too thin."""
     routes = routes_of(deployment.layout.cluster)
     rows = rows[program.out_bytes[rows] > 0]
@@ -214,8 +214,8 @@ def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -
 
 
 def _alike(
-    names: tuple[str, ...], capacity: NDArray[np.float64], loads: NDArray[np.float64]
-) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64]]:
+    names: tuple[str, ...], capacity: Floats, loads: Floats
+) -> tuple[tuple[str, ...], Ints, Floats]:
     """One of links that every pattern loads alike, without idle ones: name, number, loads."""
     # rounded, so that sums that differ in last bits are alike; 1e-300 avoids 0 / 0
     share = np.round(

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.archive import Saved
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.parallel.axes import ACCOUNTED, Span, Stream
 from mpsim.program.csr import owners, stable_order
 
@@ -85,10 +86,10 @@ class Vocabulary:
         """Number of a part."""
         return self.parts.index(name)
 
-    def is_action(self, kind: NDArray[np.int8]) -> NDArray[np.bool_]:
+    def is_action(self, kind: NDArray[np.int8]) -> Flags:
         """Which of some rows are actions of a schedule, by their kinds."""
         table = np.array([name in self.actions for name in self.kinds])
-        chosen: NDArray[np.bool_] = table[kind]
+        chosen: Flags = table[kind]
         return chosen
 
     @property
@@ -116,22 +117,22 @@ class Template:
     layer: NDArray[np.int32]
     # int8[Q], part that a compute kernel, or a collective's exposed time, counts as
     part: NDArray[np.int8]
-    start: NDArray[np.float64]  # start, duration: float64[Q], ticks from the start of the row
-    duration: NDArray[np.float64]
+    start: Floats  # start, duration: float64[Q], ticks from the start of the row
+    duration: Floats
     # flops, up_bytes, out_bytes: float64[Q], of the kernel; sent by a rank on both links [FLOP, B]
-    flops: NDArray[np.float64]
-    up_bytes: NDArray[np.float64]
-    out_bytes: NDArray[np.float64]
+    flops: Floats
+    up_bytes: Floats
+    out_bytes: Floats
     # int8[Q], index into `mpsim.cost.COLLECTIVES`, -1 for what is none
     collective: NDArray[np.int8]
     # float64[Q], of a collective or a message as its cost model counts it [B]
-    size: NDArray[np.float64]
+    size: Floats
     # before_ptr, before: int32[Q + 1], int32[edges], kernels of the template that must have ended,
     # beyond the order of its streams, CSR
     before_ptr: NDArray[np.int32]
     before: NDArray[np.int32]
     # float64[parts], the row's duration by part of the vocabulary [ticks]; an exact sum
-    parts: NDArray[np.float64]
+    parts: Floats
     # what matrix products execute, without what is masked [FLOP]; at most the sum of `flops`
     executed_flops: float = 0.0
     # time that these would take at the peaks of the formats they run in [s]
@@ -139,7 +140,7 @@ class Template:
     # float64[Q], for how long, up to the end of each collective, the compute stream stands idle
     # waiting for it [ticks]; longer than the collective where it began late. Sums by part to
     # `parts` exactly. Empty where nobody knows, as in results of versions that did not record it
-    exposed: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    exposed: Floats = dataclasses.field(default_factory=lambda: np.zeros(0))
     # time alone of kernels inside by what draws power, as in `KERNELS` [s]; empty if unknown
     load_seconds: tuple[float, ...] = ()
     # time in which memory moves what all kernels read and write, each on its own [s]
@@ -156,7 +157,7 @@ class Template:
         return made
 
     @property
-    def entries(self) -> NDArray[np.int64]:
+    def entries(self) -> Ints:
         """Kernels that wait for nothing inside the template: they may start when the row does."""
         return np.flatnonzero(np.diff(self.before_ptr) == 0)
 
@@ -164,9 +165,9 @@ class Template:
 class Slots(NamedTuple):
     """Slots of a program as columns [K]."""
 
-    row: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    stream: NDArray[np.int64]
+    row: Ints
+    rank: Ints
+    stream: Ints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,7 +177,7 @@ class Program(Saved):
     vocabulary: Vocabulary  # of the job
     # name of each row's class of name, for those that have no template; `label` points into it
     labels: tuple[str, ...]
-    class_size: NDArray[np.int64]  # int64[R], how many ranks each class stands for
+    class_size: Ints  # int64[R], how many ranks each class stands for
     rank_name: tuple[str, ...]  # such as ``pp 3``
     # rank, stream, kind, stage, chunk, microbatch: [N], home rank class, home stream (`Stream`),
     # kind by the vocabulary; -1 where it does not apply
@@ -192,21 +193,21 @@ class Program(Saved):
     part: NDArray[np.int8]
     span: NDArray[np.int8]  # int8[N], `Span` of a collective
     template: NDArray[np.int32]  # int32[N], index into `templates`, or -1
-    duration: NDArray[np.float64]  # float64[N], alone, in ticks
+    duration: Floats  # float64[N], alone, in ticks
     # up_bytes, out_bytes: float64[N], sent by a rank on both links, template included [B]
-    up_bytes: NDArray[np.float64]
-    out_bytes: NDArray[np.float64]
+    up_bytes: Floats
+    out_bytes: Floats
     # int8[N], index into `mpsim.cost.COLLECTIVES`, -1 for all other rows
     collective: NDArray[np.int8]
     # float64[N], of a collective or a message as its cost model counts it: the whole tensor of an
     # all-reduce, the gathered one of an all-gather [B]
-    size: NDArray[np.float64]
+    size: Floats
     # dep_ptr, dep: int64[N + 1], int32[E], rows that must have ended, CSR
-    dep_ptr: NDArray[np.int64]
+    dep_ptr: Ints
     dep: NDArray[np.int32]
     # slot_ptr, slot: int64[N + 1], int32[K], occupied (rank, stream) pairs as ``rank * len(Stream)
     # + stream``, CSR
-    slot_ptr: NDArray[np.int64]
+    slot_ptr: Ints
     slot: NDArray[np.int32]
     templates: tuple[Template, ...] = ()
     # ticks that the whole takes at least, as links carry it no sooner; 0 if engines share them
@@ -240,7 +241,7 @@ class Program(Saved):
         return Slots(owners(self.slot_ptr), rank, slot - rank * len(Stream))
 
     @functools.cached_property
-    def compute_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def compute_rows(self) -> tuple[Ints, Ints]:
         """Rank and row of everything on compute streams, ordered by rank, then stream order."""
         on_compute = self.slots.stream == Stream.COMPUTE
         rank = self.slots.rank[on_compute]
@@ -248,7 +249,7 @@ class Program(Saved):
         return rank[order], self.slots.row[on_compute][order]
 
     @functools.cached_property
-    def busy_parts(self) -> NDArray[np.float64]:
+    def busy_parts(self) -> Floats:
         """Ticks in which each rank's compute stream is busy, by part of the account [R, parts];
         waits inside an action count as the part they belong to.
         """
@@ -266,9 +267,7 @@ class Program(Saved):
         parts.setflags(write=False)  # everybody gets the same array
         return parts
 
-    def waits(
-        self, streams: Iterable[Stream] = Stream
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def waits(self, streams: Iterable[Stream] = Stream) -> tuple[Ints, Ints]:
         """Pairs of (row, row it waits for): dependencies, and the row before on each stream."""
         wanted = np.zeros(len(Stream), dtype=bool)
         wanted[[int(stream) for stream in streams]] = True

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.cost import COLLECTIVES, KERNELS, StageCosts, Transfer, load_of
 from mpsim.memo import Memo, remembered
 from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
@@ -32,7 +33,7 @@ _STRETCHED = 512  # templates that stay ready: a step asks for each of its actio
 _AXIS = {group.name: axis for axis in AXES for group in axis.communicators}
 
 
-def ticks(seconds: float | NDArray[np.float64]) -> NDArray[np.float64]:
+def ticks(seconds: float | Floats) -> Floats:
     """Round seconds to whole ticks, which engines add without error."""
     return np.rint(np.asarray(seconds, dtype=np.float64) / TICK)
 
@@ -304,15 +305,14 @@ def evaluate_block(
         block = place(block.now - block.host)
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
     template = _as_template(name, block).but(
-        load_seconds=_by_load(kernels, alone),
-        **costs.work(kernels)._asdict(),
+        load_seconds=_by_load(kernels, alone), **costs.work(kernels)._asdict()
     )
     if known is not None:
         known[priced] = template
     return template
 
 
-def _by_load(kernels: Sequence[Operator], seconds: NDArray[np.float64]) -> tuple[float, ...]:
+def _by_load(kernels: Sequence[Operator], seconds: Floats) -> tuple[float, ...]:
     """Time of kernels by what they draw power for, in the order of `KERNELS`."""
     loads = np.array([KERNELS.index(load_of(kernel)) for kernel in kernels], dtype=np.intp)
     sums = np.bincount(loads, weights=seconds, minlength=len(KERNELS))
@@ -415,9 +415,7 @@ def stretched(template: Template, factor: float) -> Template:
     )
 
 
-def _stretched_waits(
-    template: Template, end: NDArray[np.float64], factor: float, parts: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _stretched_waits(template: Template, end: Floats, factor: float, parts: Floats) -> Floats:
     """Waits of a stretched template up to new ends; each part's longest takes the rounding."""
     waited = template.exposed > 0
     if not waited.any():
@@ -430,7 +428,7 @@ def _stretched_waits(
     return exposed
 
 
-def exits(template: Template) -> NDArray[np.int64]:
+def exits(template: Template) -> Ints:
     """Last kernel on each stream: when these have ended, the template has."""
     # a later kernel takes the place of an earlier one of its stream
     last = {stream: kernel for kernel, stream in enumerate(template.stream.tolist())}
@@ -457,9 +455,7 @@ def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDA
     )
 
 
-def _edges_after(
-    previous: Template | None, block: Template
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _edges_after(previous: Template | None, block: Template) -> tuple[Ints, Ints]:
     """Number of kernels that each waits for, and which, counted from the block's first."""
     ends = (exits(previous) - len(previous.stream)).tolist() if previous else []
     before = block.before.tolist()

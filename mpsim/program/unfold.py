@@ -23,12 +23,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.memo import asked_once
 from mpsim.parallel.axes import FOLDED
 from mpsim.program.csr import Columns, Lists, compress, owners
 from mpsim.program.program import COLUMNS, Program, Span, Stream
-
-Ints = NDArray[np.int64]
 
 _AXES = tuple((axis.name, axis.span) for axis in reversed(FOLDED))  # slowest first
 

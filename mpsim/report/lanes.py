@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot.palette import EVENTS
 from mpsim.plot.service import lives_chart
@@ -71,7 +72,7 @@ def packed(column: NDArray[np.generic]) -> str:
     return base64.b64encode(gzip.compress(planes, compresslevel=6, mtime=0)).decode()
 
 
-def unpacked(text: str) -> NDArray[np.int64]:
+def unpacked(text: str) -> Ints:
     """The whole numbers that `packed` made a text of.
 
     Examples
@@ -155,7 +156,7 @@ def _computing(actions: Actions) -> Columns:
     return {**own, "of": np.full(len(actions), _COMPUTES), "word": nothing, "layer": nothing}
 
 
-def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Columns, list[str]]:
+def _transfers(result: Result, ranks: Ints, most: int) -> tuple[Columns, list[str]]:
     """Communication of as many ranks as there is room for, and names of its transfers."""
     first = result.communication_slices([int(ranks[0])])
     room = max(1, most // max(1, len(first)))  # ranks communicate about as often as each other
@@ -177,7 +178,7 @@ def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Col
     }, words.tolist()
 
 
-def _spread(count: int, most: int) -> NDArray[np.int64]:
+def _spread(count: int, most: int) -> Ints:
     """Places of `count`, as many as there may be, evenly, the first and the last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 

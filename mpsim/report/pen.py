@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.plot.chart import (
     Axis,
     Bars,
@@ -34,7 +34,6 @@ from mpsim.plot.chart import (
 
 WIDTH = 960  # units from left to right
 
-Floats = NDArray[np.float64]
 
 _LETTER = 6.6  # widest of most letters
 _LONGEST = 34  # letters of a name beside a chart
@@ -236,7 +235,7 @@ class _Rows:
         self.x = Span(14 + _LETTER * longest, WIDTH - _RIGHT, low, high)
         self.y = Span(_TOP, _TOP + self.high * len(names), 0, len(names))
 
-    def cells(self, kinds: NDArray[np.int64], places: Floats, style: Callable[[int], str]) -> str:
+    def cells(self, kinds: Ints, places: Floats, style: Callable[[int], str]) -> str:
         """A stroke for each run of equal kinds in a row, in their style; negative has none."""
         runs: dict[int, list[str]] = {}
         for row, own in enumerate(kinds):
@@ -419,7 +418,7 @@ def _written(chart: Lines, x: Span, y: Span, sizes: tuple[float, float]) -> Iter
         yield _text(left, middle + 4, name.text, "start")
 
 
-def lanes_svg(name: str, block: Mapping[str, Any], columns: Mapping[str, NDArray[np.int64]]) -> str:
+def lanes_svg(name: str, block: Mapping[str, Any], columns: Mapping[str, Ints]) -> str:
     """A timeline as readers without a script see it: what each lane does in the middle of each of
     so many spans.
 

@@ -5,11 +5,4 @@ from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.result import JobResult, Result
 from mpsim.result.utilisation import Utilisation
 
-__all__ = [
-    "JobResult",
-    "Memory",
-    "MemoryCurve",
-    "Result",
-    "Utilisation",
-    "Waits",
-]
+__all__ = ["JobResult", "Memory", "MemoryCurve", "Result", "Utilisation", "Waits"]

@@ -15,15 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
 from mpsim.parallel.axes import AXIS_NAMES, AXIS_OF_STREAM
 from mpsim.program import COLLECTIVE, Stream, Template
 from mpsim.program.csr import stable_order
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _EXACT = 2.0**53  # up to here whole ticks are exact
 _TOGETHER = 1 << 12  # transfers that are looked at together

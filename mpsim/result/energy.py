@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost import KERNELS, Board, Load
 from mpsim.hardware import Cluster, board_power
 from mpsim.hardware.inventory import inventory_of
@@ -74,7 +74,7 @@ def measure_energy(result: Result, seconds: float | None = None) -> Energy:
     return Energy(parts, _to_the_meter(math.fsum(parts.values()), clusters, seconds_of))
 
 
-def _seconds_by_load(result: Result, step: float) -> dict[Load, NDArray[np.float64]]:
+def _seconds_by_load(result: Result, step: float) -> dict[Load, Floats]:
     """Time of a rank of each class by what draws power; with the rest they sum to the step [s]."""
     alone_RK, own = result.kernel_seconds, result.timeline.step_time_s
     busy = np.clip(np.asarray(result.utilisation.compute, dtype=np.float64), 0.0, 1.0) * own

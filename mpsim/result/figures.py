@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost import Constant, Status
 from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
 from mpsim.parallel import AXIS_NAMES
@@ -27,10 +27,10 @@ _AREAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Constants by the first part of their names: in words, and what parts rest on them."""
 
 
-def mean_over_ranks(result: Result, values: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_over_ranks(result: Result, values: Floats) -> Floats:
     """Mean over all ranks of figures of rank classes [R, ...]."""
     size = result.timeline.program.class_size
-    mean: NDArray[np.float64] = (size / size.sum()) @ values
+    mean: Floats = (size / size.sum()) @ values
     return mean
 
 

@@ -15,11 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +43,7 @@ class Waits:
             **{name: np.concatenate([getattr(waits, name) for waits in several]) for name in names}
         )
 
-    def where(self, chosen: NDArray[np.bool_]) -> Waits:
+    def where(self, chosen: Flags) -> Waits:
         """Some of them."""
         columns = {f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)}
         return Waits(**columns)
@@ -80,12 +78,10 @@ def idle_gaps(timeline: Timeline) -> Waits:
     return gaps.where(gaps.end > gaps.start)
 
 
-def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
+def busy_ticks(timeline: Timeline) -> Floats:
     """Ticks of kernels on each rank's compute stream [R]; waits in actions are not busy."""
     program = timeline.program
-    busy: NDArray[np.float64] = program.busy_parts[:, program.vocabulary.computing_parts].sum(
-        axis=1
-    )
+    busy: Floats = program.busy_parts[:, program.vocabulary.computing_parts].sum(axis=1)
     return busy
 
 

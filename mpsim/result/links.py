@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.kernels import kernel_times
 from mpsim.engine.traffic import Traffic
@@ -20,7 +20,6 @@ from mpsim.program.links import Links
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
 
-Floats = NDArray[np.float64]
 _SHOWN = 12  # links
 
 
@@ -45,7 +44,7 @@ class LinkUse(Shown):
         """Share of the step's bandwidth that each link carried [L]."""
         return np.asarray(self.carried / (self.capacity * self.edges_s[-1]), dtype=np.float64)
 
-    def busiest(self, count: int) -> NDArray[np.int64]:
+    def busiest(self, count: int) -> Ints:
         """The links with the highest mean, the busiest first, without those that are idle."""
         order = np.argsort(-self.mean, kind="stable")
         return order[self.carried[order] > 0][:count]
@@ -100,7 +99,7 @@ def measure_links(
     )
 
 
-def _places(links: Links, others: Links) -> NDArray[np.int64]:
+def _places(links: Links, others: Links) -> Ints:
     """Places of the links of one program among those of another."""
     number = {name: index for index, name in enumerate(links.names)}
     return np.array([number[name] for name in others.names], dtype=np.int64)

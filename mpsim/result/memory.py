@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity
 
@@ -22,14 +22,14 @@ class Memory(Shown):
     """Bytes of every pipeline rank (of every class of replicas that differ) when it is fullest."""
 
     # mapping of str to float64[P], in the order in which they are shown [B]
-    components: Mapping[str, NDArray[np.float64]]
-    capacities: NDArray[np.float64]  # float64[P], of an accelerator of each rank [B]
+    components: Mapping[str, Floats]
+    capacities: Floats  # float64[P], of an accelerator of each rank [B]
     when: tuple[str, ...] = ()  # the moment at which each rank is fullest, in the words of its job
 
     @functools.cached_property
-    def total(self) -> NDArray[np.float64]:
+    def total(self) -> Floats:
         """All components of each rank [B]."""
-        total: NDArray[np.float64] = np.sum([*self.components.values()], axis=0)
+        total: Floats = np.sum([*self.components.values()], axis=0)
         return total
 
     @functools.cached_property
@@ -64,11 +64,11 @@ class Memory(Shown):
 class MemoryCurve:
     """Bytes that one rank holds over time."""
 
-    time_s: NDArray[np.float64]  # float64[E], moments in order; what is held changes only there [s]
-    held: NDArray[np.float64]  # float64[E], from each moment to the next [B]
+    time_s: Floats  # float64[E], moments in order; what is held changes only there [s]
+    held: Floats  # float64[E], from each moment to the next [B]
     # part of `held` that is there all the time: model states, buffers, overhead [B]
     standing: float
-    components: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
+    components: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
 
 
 def join_memory(parts: Sequence[Memory]) -> Memory:

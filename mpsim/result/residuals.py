@@ -36,10 +36,7 @@ _STEPS = ("step", "step-experts")  # figures whose parts are those of the accoun
 MOST_GUESSED = 4  # guessed settings from which one more widens an interval no further
 LEVEL = 0.8  # share of measured values that lie in their interval
 HALF_WIDTH = 1.2816  # half-width of such an interval of a normal distribution over its sigma
-FIGURES = (
-    *(*_STEPS, "memory", "collective", "kernel"),
-    *("ttft", "tpot", "e2e", "throughput"),
-)
+FIGURES = (*(*_STEPS, "memory", "collective", "kernel"), *("ttft", "tpot", "e2e", "throughput"))
 """Figures whose residuals are known: one file each."""
 KIND_OF = {
     "memory": "seen",  # as what is handed out, what is reserved or what a device reports

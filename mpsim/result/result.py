@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpsim import accessors, archive
+from mpsim.arrays import Floats
 from mpsim.cost import Constant, Constants, unheld_caps
 from mpsim.engine.timeline import Step, Timeline
 from mpsim.hardware import Cluster
@@ -162,7 +160,7 @@ class Result(JobResult):
     program: Program
     lane: Lane | None = dataclasses.field(default=None, kw_only=True)  # among steps beside it
 
-    def measured(self, name: str, measure: Measure) -> NDArray[np.float64]:
+    def measured(self, name: str, measure: Measure) -> Floats:
         """A figure of its rank classes, measured together with that of steps beside it."""
         if self.lane is not None:
             return self.lane.measured(name, measure)
@@ -175,7 +173,7 @@ class Result(JobResult):
 
     @property
     @abc.abstractmethod
-    def parts(self) -> NDArray[np.float64]:
+    def parts(self) -> Floats:
         """Time of rank classes by part of the job's account; rows sum to the makespan [ticks]."""
 
     @property
@@ -221,7 +219,7 @@ class Result(JobResult):
         return measure_utilisation(self.timeline, self.class_clusters, used)
 
     @functools.cached_property
-    def kernel_seconds(self) -> NDArray[np.float64]:
+    def kernel_seconds(self) -> Floats:
         """Kernel time of each rank class by what it draws power for (`mpsim.cost.KERNELS`) [s]."""
         return self.measured("kernels", lambda step: kernel_seconds(step.program))
 

@@ -19,15 +19,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
 from mpsim.memo import remembered
 from mpsim.parallel.axes import AXES, AXIS_NAMES, AXIS_OF_STREAM
 from mpsim.program import Program, Stream, Template, Vocabulary
 from mpsim.result.intervals import Waits
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +37,7 @@ class CommunicationSlices:
     axis: Ints  # int64[S], by `mpsim.parallel.axes.AXIS_NAMES`
     start: Floats  # start, end: float64[S], ticks since the step began
     end: Floats
-    exposed: NDArray[np.bool_]  # bool[S], whether the compute stream stands idle for it
+    exposed: Flags  # bool[S], whether the compute stream stands idle for it
     # row, kernel: int64[S], row of the program, and the transfer's number in the row's template; -1
     # where the row itself is the transfer, or no single one is
     row: Ints
@@ -48,7 +46,7 @@ class CommunicationSlices:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> CommunicationSlices:
+    def where(self, chosen: Flags | Ints) -> CommunicationSlices:
         """Some of them."""
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         return dataclasses.replace(self, **columns)
@@ -150,7 +148,7 @@ def _columns(
     start: Floats,
     end: Floats,
     *,
-    exposed: NDArray[np.bool_] | bool,
+    exposed: Flags | bool,
     row: Ints,
     kernel: Ints | int = -1,
 ) -> tuple[NDArray[np.generic], ...]:
@@ -177,9 +175,7 @@ def _on_compute(timeline: Timeline) -> Waits:
     return Waits(rank, start, start + program.duration[row], part, row)
 
 
-def _inside_actions(
-    timeline: Timeline, wanted: NDArray[np.bool_]
-) -> Iterator[tuple[NDArray[np.generic], ...]]:
+def _inside_actions(timeline: Timeline, wanted: Flags) -> Iterator[tuple[NDArray[np.generic], ...]]:
     """Transfers inside rows with templates."""
     program = timeline.program
     for number, template in enumerate(program.templates):
@@ -209,7 +205,7 @@ class _Inside:
     axis: Ints
     start: Floats
     end: Floats
-    exposed: NDArray[np.bool_]
+    exposed: Flags
 
 
 @remembered(64)  # points of a sweep share templates
@@ -239,7 +235,7 @@ def _cut(template: Template, words: Vocabulary) -> _Inside:
 
 
 def _between_actions(
-    timeline: Timeline, outside: Waits, of_axis: Ints, wanted: NDArray[np.bool_]
+    timeline: Timeline, outside: Waits, of_axis: Ints, wanted: Flags
 ) -> Iterator[tuple[NDArray[np.generic], ...]]:
     """Slices of transfers that are rows, after the waits for their axis."""
     program = timeline.program

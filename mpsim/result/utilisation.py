@@ -7,8 +7,8 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost import KERNELS, Load
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import Cluster
@@ -23,22 +23,22 @@ from mpsim.units import percent
 class Series:
     """Shares over time, averaged over ranks."""
 
-    edges_s: NDArray[np.float64]  # float64[bins + 1], bin edges [s]
+    edges_s: Floats  # float64[bins + 1], bin edges [s]
     # mapping of str to float64[bins], of ``compute``, ``scale_up`` and ``scale_out`` in [0, 1]
-    shares: Mapping[str, NDArray[np.float64]]
+    shares: Mapping[str, Floats]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Utilisation(Shown):
     """Share of the step in which each resource of a rank works, by rank class [R]."""
 
-    compute: NDArray[np.float64]  # float64[R], time with a kernel on the compute stream
+    compute: Floats  # float64[R], time with a kernel on the compute stream
     # scale_up, scale_out: float64[R], bytes sent over what the link could have sent one way
-    scale_up: NDArray[np.float64]
-    scale_out: NDArray[np.float64]
+    scale_up: Floats
+    scale_out: Floats
     timeline: Timeline
     # mapping of str to float64[R], of each class of link, in one direction [B/tick]
-    speeds: Mapping[str, NDArray[np.float64]]
+    speeds: Mapping[str, Floats]
     bins: int = 200  # of the series
 
     def sheet(self) -> Sheet:
@@ -64,14 +64,14 @@ class Utilisation(Shown):
         return Series(edges_s=edges * TICK, shares=shares)
 
     @functools.cached_property
-    def kernels(self) -> NDArray[np.float64]:
+    def kernels(self) -> Floats:
         """Share of each bin of the series in which kernels run, by rank class [R, bins]."""
         edges = np.linspace(0.0, self.timeline.makespan, self.bins + 1)
         return kernel_share(self.timeline, edges)
 
 
 def measure_utilisation(
-    timeline: Timeline, clusters: Sequence[Cluster], used: NDArray[np.float64]
+    timeline: Timeline, clusters: Sequence[Cluster], used: Floats
 ) -> Utilisation:
     """Measure a finished step. `clusters`: of each rank class. `used`: as `used_of` says it."""
     step, nodes = timeline.makespan, [cluster.node for cluster in clusters]
@@ -84,7 +84,7 @@ def measure_utilisation(
     return Utilisation(used.T[0] / step, up, out, timeline, speeds)
 
 
-def kernel_seconds(program: Program) -> NDArray[np.float64]:
+def kernel_seconds(program: Program) -> Floats:
     """Time alone of kernels by load [R, K]; rows without template, as the optimizer, stream [s]."""
     nothing = (0.0,) * len(KERNELS)
     # the last line is of rows without a template, whose number is -1
@@ -102,21 +102,21 @@ def kernel_seconds(program: Program) -> NDArray[np.float64]:
     return np.stack(sums, axis=1)
 
 
-def _amounts(timeline: Timeline) -> Mapping[str, NDArray[np.float64]]:
+def _amounts(timeline: Timeline) -> Mapping[str, Floats]:
     """Bytes of each row by class of link."""
     return {"scale_up": timeline.program.up_bytes, "scale_out": timeline.program.out_bytes}
 
 
-def _mean(speed: NDArray[np.float64]) -> float:
+def _mean(speed: Floats) -> float:
     """Mean over rank classes; of equal ones exactly what each has."""
     return float(speed[0] if (speed == speed[0]).all() else speed.mean())
 
 
-def _share(amount: NDArray[np.float64], could: NDArray[np.float64]) -> NDArray[np.float64]:
+def _share(amount: Floats, could: Floats) -> Floats:
     return np.divide(amount, could, out=np.zeros_like(amount), where=could > 0)
 
 
-def used_of(timeline: Timeline) -> NDArray[np.float64]:
+def used_of(timeline: Timeline) -> Floats:
     """Ticks of kernels on each rank, and bytes that it sends by class of link [R, 3]."""
     program, amounts = timeline.program, _amounts(timeline)
     row, rank, _ = program.slots
@@ -129,7 +129,7 @@ def used_of(timeline: Timeline) -> NDArray[np.float64]:
     return np.stack([busy_ticks(timeline), *sent], axis=1)
 
 
-def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
+def _busy_of_rows(timeline: Timeline) -> Floats:
     """Ticks of computing inside each row."""
     program = timeline.program
     computing = program.vocabulary.computing_parts
@@ -141,9 +141,7 @@ def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
     return busy
 
 
-def _series(
-    timeline: Timeline, amount: NDArray[np.float64], edges: NDArray[np.float64], speed: float
-) -> NDArray[np.float64]:
+def _series(timeline: Timeline, amount: Floats, edges: Floats, speed: float) -> Floats:
     """Spread rows' amounts evenly over their durations, in bins, as a share of the possible."""
     chosen = (amount > 0) & (timeline.end > timeline.start)
     start, end = timeline.start[chosen], timeline.end[chosen]
@@ -153,14 +151,12 @@ def _series(
     return np.divide(np.diff(done), could, out=np.zeros(len(edges) - 1), where=could > 0)
 
 
-def _ramps(
-    since: NDArray[np.float64], rate: NDArray[np.float64], time: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _ramps(since: Floats, rate: Floats, time: Floats) -> Floats:
     """Sum of ``rate * (t - since)`` over all that began before t."""
     order = np.argsort(since, kind="stable")  # rows come in runs of ascending times
     begun, speed = since[order], rate[order]
     index = np.searchsorted(begun, time)
     rates = np.concatenate([[0.0], np.cumsum(speed)])
     moments = np.concatenate([[0.0], np.cumsum(speed * begun)])
-    result: NDArray[np.float64] = time * rates[index] - moments[index]
+    result: Floats = time * rates[index] - moments[index]
     return result

@@ -3,10 +3,4 @@
 from mpsim.scenario.checks import check, wrong_values
 from mpsim.scenario.scenario import Scenario, json_schema, load
 
-__all__ = [
-    "Scenario",
-    "check",
-    "json_schema",
-    "load",
-    "wrong_values",
-]
+__all__ = ["Scenario", "check", "json_schema", "load", "wrong_values"]

@@ -7,12 +7,4 @@ from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.registry import make_orders, schedule, schedule_names, schedules
 
-__all__ = [
-    "Action",
-    "Orders",
-    "Schedule",
-    "make_orders",
-    "schedule",
-    "schedule_names",
-    "schedules",
-]
+__all__ = ["Action", "Orders", "Schedule", "make_orders", "schedule", "schedule_names", "schedules"]

@@ -19,8 +19,8 @@ Li and Hoefler, Chimera: Training Large Neural Networks with Bidirectional Pipel
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.errors import ScheduleError
 from mpsim.schedule.facts import Schedule, check_counts, check_even, check_one_chunk
 from mpsim.schedule.orders import Action, Orders
@@ -67,7 +67,7 @@ def chimera(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     )
 
 
-def _in_slots(ways: TwoWay) -> tuple[NDArray[np.int64], ...]:
+def _in_slots(ways: TwoWay) -> tuple[Ints, ...]:
     """Stage, microbatch, kind and slot of every action of both directions."""
     stages, each_way = len(ways.stage_rank), ways.microbatches // 2
     stage, place, kind = np.indices((stages, each_way, 2)).reshape(3, -1)

@@ -19,8 +19,8 @@ PyTorch 2.13, torch.distributed.pipelining.ScheduleInterleaved1F1B (size of a gr
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.errors import ScheduleError
 from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.loop import loop_orders
@@ -70,9 +70,7 @@ def interleaved_1f1b(
     )
 
 
-def chunk_table(
-    microbatches: int, virtual_stages: int, group: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def chunk_table(microbatches: int, virtual_stages: int, group: int) -> tuple[Ints, Ints]:
     """Chunk and microbatch of every rank's k-th forward: all chunks for one group, then the next.
 
     Examples

@@ -20,6 +20,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.stages import loop_map
 
@@ -28,11 +29,11 @@ def loop_orders(
     schedule: str,
     *,
     pp: int,
-    warmup_P: NDArray[np.int64],
-    forward_chunk_K: NDArray[np.int64],
-    forward_microbatch_K: NDArray[np.int64],
-    backward_chunk_K: NDArray[np.int64],
-    backward_microbatch_K: NDArray[np.int64],
+    warmup_P: Ints,
+    forward_chunk_K: Ints,
+    forward_microbatch_K: Ints,
+    backward_chunk_K: Ints,
+    backward_microbatch_K: Ints,
     exchanges: bool = False,
 ) -> Orders:
     """Pair the two sequences on every rank of a loop (stage s on rank s mod P).
@@ -68,11 +69,11 @@ def split_loop_orders(
     schedule: str,
     *,
     pp: int,
-    warmup_P: NDArray[np.int64],
-    lag_P: NDArray[np.int64],
-    forward_chunk_K: NDArray[np.int64],
-    backward_chunk_K: NDArray[np.int64],
-    microbatch_K: NDArray[np.int64],
+    warmup_P: Ints,
+    lag_P: Ints,
+    forward_chunk_K: Ints,
+    backward_chunk_K: Ints,
+    microbatch_K: Ints,
 ) -> Orders:
     """Orders on a loop (stage s on rank s mod P) with a split backward.
 
@@ -96,7 +97,7 @@ def split_loop_orders(
     return _on_loop(schedule, kind, stage, microbatch, virtual_stages=virtual_stages)
 
 
-def _places(count: int, warmup: int, lag: int) -> tuple[NDArray[np.int64], ...]:
+def _places(count: int, warmup: int, lag: int) -> tuple[Ints, ...]:
     """Places in a rank's order of its K forwards, input and weight gradients, int64[K] each."""
     k_K = np.arange(count)
     round_J = np.arange(count + lag)

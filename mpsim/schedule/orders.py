@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Ints
 from mpsim.errors import ScheduleError
 
 
@@ -50,12 +51,12 @@ class Orders:
     # int32[S], which rank holds each stage; stage s feeds stage s + 1
     stage_rank: NDArray[np.int32]
     # int64[P + 1], actions of rank r are rows ``rank_ptr[r]:rank_ptr[r + 1]``, in order
-    rank_ptr: NDArray[np.int64]
+    rank_ptr: Ints
     kind: NDArray[np.int8]  # int8[N], `Action` values
     stage: NDArray[np.int32]  # stage, microbatch: int32[N]
     microbatch: NDArray[np.int32]
     # bool[N], optional, whether an action and its rank's next are one block; none by default
-    fused: NDArray[np.bool_] = None  # type: ignore[assignment] # filled in below
+    fused: Flags = None  # type: ignore[assignment] # filled in below
     # int32[S], optional, which part of the model each stage is, counted from 0; stage s feeds s + 1
     # when the part of s + 1 follows that of s. By default all stages are one chain; two pipelines
     # in opposite directions are two chains, each with a copy of the weights, and every microbatch
@@ -89,12 +90,12 @@ class Orders:
         return len(self.stage_rank)
 
     @property
-    def feeds(self) -> NDArray[np.bool_]:
+    def feeds(self) -> Flags:
         """Whether stage s hands its output to stage s + 1, bool[S]."""
         return np.append(np.diff(self.model_stage) == 1, False)
 
     @property
-    def chain(self) -> NDArray[np.int64]:
+    def chain(self) -> Ints:
         """Which chain each stage belongs to, int64[S]: 0 unless there are copies of the weights."""
         return np.concatenate([[0], np.cumsum(~self.feeds)[:-1]])
 
@@ -234,7 +235,7 @@ class Orders:
             for start, end in itertools.pairwise(ends)
         ]
 
-    def _count(self) -> NDArray[np.int64]:
+    def _count(self) -> Ints:
         """How often each action occurs, int64[kind, S, M]."""
         shape = (len(Action), len(self.stage_rank), self.microbatches)
         place = np.ravel_multi_index((self.kind, self.stage, self.microbatch), shape)
@@ -260,7 +261,7 @@ class Orders:
                 f" {home[first]}"
             )
 
-    def _check_doubled(self, count: NDArray[np.int64]) -> None:
+    def _check_doubled(self, count: Ints) -> None:
         """No action occurs twice, and no gradient is computed both by B and by I or W."""
         twice = np.argwhere(count > 1)
         if len(twice):
@@ -276,7 +277,7 @@ class Orders:
                 " full B, or an I and a W; remove one of the two"
             )
 
-    def _check_missing(self, count: NDArray[np.int64]) -> None:
+    def _check_missing(self, count: Ints) -> None:
         """Every stage of its chain runs F and either B, or I and W, for every microbatch."""
         missing = (count == 0) & self._expected(count)
         if self.forward_only:
@@ -294,7 +295,7 @@ class Orders:
                 f"{self.stage_rank[absent[0][1]]} and so on"
             )
 
-    def _expected(self, count: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _expected(self, count: Ints) -> Flags:
         """Which (stage, microbatch) pairs a step has: a chain a microbatch, bool[S, M]."""
         chains = self.chain
         shape = (int(chains[-1]) + 1, self.microbatches)
@@ -307,7 +308,7 @@ class Orders:
                 " actions on the stages of the other"
             )
         runs[0] |= ~runs.any(axis=0)
-        expected: NDArray[np.bool_] = runs[chains]
+        expected: Flags = runs[chains]
         return expected
 
     def _check_local_order(self) -> None:
@@ -328,7 +329,7 @@ class Orders:
                     f" needed {before.name} before {after.name}; exchange them"
                 )
 
-    def _named(self, rows: NDArray[np.int64]) -> str:
+    def _named(self, rows: Ints) -> str:
         ranks = self.rank
         shown = [
             f"{self.stage[row]}{Action(self.kind[row]).name}{self.microbatch[row]} on rank"

@@ -15,9 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from mpsim.arrays import Floats
 from mpsim.serving.cache import Blocks, Tier
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.running import Running
@@ -43,7 +41,7 @@ class Batch(NamedTuple):
     """Work of an iteration, or of many that differ in their contexts."""
 
     decodes: int  # sequences that decode
-    context: float | NDArray[np.float64]  # tokens of their contexts together, float64[N] of many
+    context: float | Floats  # tokens of their contexts together, float64[N] of many
     prompt_tokens: int = 0  # tokens of prompts
     pairs: float = 0.0  # pairs of query and key of their causal attention
 

@@ -15,13 +15,11 @@ import dataclasses
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.requests import Requests
-
-Floats = NDArray[np.float64]
 
 _EXACT = 16  # numbers of tokens that are looked at one by one; then in steps
 _STEP = 1.15

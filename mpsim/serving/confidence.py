@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.result.residuals import (
     HALF_WIDTH,
     LEVEL,
@@ -31,8 +32,6 @@ from mpsim.result.words import Figures
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.spread import BATCHES, MANY, Sketch, Values, batches
 from mpsim.units import Dimension, format_quantity
-
-Floats = NDArray[np.float64]
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _T = 1.383  # the same of Student's with nine degrees of freedom

@@ -14,12 +14,10 @@ from typing import Final
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.serving.batching import Batch, Engine, Iteration
 from mpsim.serving.prices import IterationPrices
-
-Floats = NDArray[np.float64]
 
 LONGEST_JUMP: Final = 4096  # iterations that are passed at once at most, so that arrays stay small
 _COUNTING = np.arange(LONGEST_JUMP)
@@ -161,7 +159,7 @@ class Lane:
             event.succeed()
 
 
-def _contexts(engine: Engine, ahead: NDArray[np.int64]) -> Floats:
+def _contexts(engine: Engine, ahead: Ints) -> Floats:
     """Tokens of the contexts of an engine so many iterations from now."""
     gains: Floats = engine.context + engine.decodes * engine.decoding.gains(ahead).astype(
         np.float64

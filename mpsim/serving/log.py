@@ -11,15 +11,14 @@ from collections import deque
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.serving.lane import Lane
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import TIMES, Requests, Served
 from mpsim.serving.stream import Stream
 from mpsim.serving.tally import Folded
 
-Floats = NDArray[np.float64]
 Item = TypeVar("Item")
 
 _PAGE = 16_384  # iterations of a stream that are folded at once

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster, host_of
 from mpsim.parallel import Mesh, rank_load, straddling, whole_groups
@@ -203,7 +203,7 @@ class ServicePlan:
         )
 
     @functools.cached_property
-    def instance_ranks(self) -> NDArray[np.int64]:
+    def instance_ranks(self) -> Ints:
         """Ranks of each instance in the cluster."""
         ranks = self.first_rank + np.arange(self.pool_accelerators, dtype=np.int64)
         return ranks.reshape(self.replicas, -1)
@@ -573,7 +573,7 @@ class ServicePlan:
                 ones = np.ones_like(requests.output)
                 self.prefill._require_room(requests, ones, "an instance of the prefill pool")
 
-    def _require_room(self, requests: Requests, output: NDArray[np.int64], holder: str) -> None:
+    def _require_room(self, requests: Requests, output: Ints, holder: str) -> None:
         """Refuse requests that the cache of no batch can hold."""
         tokens, room, rules = requests.prompt + output, self.room, self.rules
         kept = np.minimum(rules.window, tokens) * rules.window_share

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost import KernelModel
 from mpsim.hardware import Cluster
 from mpsim.serving.batching import Batch
@@ -25,7 +25,6 @@ from mpsim.serving.speculation import Draft
 from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork, StateWork
 from mpsim.workload import Module
 
-Floats = NDArray[np.float64]
 Seconds: TypeAlias = float | Floats
 """Of one iteration, or of many that differ in their contexts [s]."""
 Count = TypeVar("Count", float, Floats)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from mpsim.arrays import Floats, Ints
+
 TIMES = ("arrival", "started", "first", "last")  # of every request, columns of `Served`
 
 
@@ -21,17 +21,17 @@ class Requests:
     """A stream of requests, in order of arrival."""
 
     # since the start of the run [s]; of no use in a closed loop, where users wait for answers
-    arrival: NDArray[np.float64]
+    arrival: Floats
     # prompt, output: tokens of the prompt, and tokens to generate, at least 1 each
-    prompt: NDArray[np.int64]
-    output: NDArray[np.int64]
+    prompt: Ints
+    output: Ints
     # leading units of each prompt: equal numbers stand for equal tokens after equal tokens
     hashes: tuple[tuple[int, ...], ...] | None = None
     unit: int = 512  # tokens of such a unit
     # of sessions: the request that follows the answer to each, -1 after the last, int64[N], and
     # the time before a request from the answer that it follows, float64[N] [s]
-    following: NDArray[np.int64] | None = None
-    think: NDArray[np.float64] | None = None
+    following: Ints | None = None
+    think: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.arrival)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import heapq
 from typing import Final, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from mpsim.arrays import Ints
 
-Steps = TypeVar("Steps", int, NDArray[np.int64])
+Steps = TypeVar("Steps", int, Ints)
 
 _PARTS: Final = 20  # bits of the parts of a token that gains are counted in, so that jumps agree
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.scenario.serving import Workload
 from mpsim.serving.requests import TIMES, Requests, Served
 
@@ -38,9 +38,7 @@ def in_sessions(workload: Workload, drawn: Requests) -> Requests:
     )
 
 
-def _units(
-    workload: Workload, length: NDArray[np.int64], session: NDArray[np.int64]
-) -> tuple[tuple[int, ...], ...]:
+def _units(workload: Workload, length: Ints, session: Ints) -> tuple[tuple[int, ...], ...]:
     """Units of every request: those of its whole session, the shared ones of its group first."""
     last = np.flatnonzero(np.diff(session, append=session[-1] + 1))
     size = int(length.max()) // _UNIT + 1

@@ -10,9 +10,8 @@ import math
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from mpsim.arrays import Floats
 
 BATCHES: Final = 10  # batches of neighbours whose means are nearly independent
 GROWTH: Final = 0.01  # of the ends of a sketch's bins

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.scenario.extent import expected_requests
 from mpsim.scenario.fields import LengthChoice
 from mpsim.scenario.serving import Workload
@@ -106,9 +106,7 @@ def draw_requests(
     return Requests(arrival, prompt, output, hashes, workload.shared_prefix)
 
 
-def _draw_lengths(
-    choice: LengthChoice, count: int, random: np.random.Generator
-) -> NDArray[np.int64]:
+def _draw_lengths(choice: LengthChoice, count: int, random: np.random.Generator) -> Ints:
     """Tokens of `count` prompts or outputs, at least one each."""
     if choice.kind == "uniform" and choice.shortest < 1.0:
         low = max(1, int(choice.shortest * choice.tokens))

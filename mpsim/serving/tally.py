@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats
 from mpsim.serving.batching import Batch
 from mpsim.serving.confidence import (
     LOOKS,
@@ -31,8 +31,6 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests, Served
 from mpsim.serving.spread import BATCHES, GROWTH, LEAST, Sketch, Values
 from mpsim.serving.stream import Stream
-
-Floats = NDArray[np.float64]
 
 ACCOUNT = (
     *("decode", "prefill", "exposed_tp", "exposed_ep", "exposed_pp", "exposed_kv"),
@@ -93,7 +91,7 @@ class Tally:
 
     def add(
         self, requests: Requests, served: Served, *, until: float | None = None, batch: int = 0
-    ) -> tuple[Mapping[str, Floats], NDArray[np.bool_]]:
+    ) -> tuple[Mapping[str, Floats], Flags]:
         """Add requests of a batch; their times, and which came after warm-up and before `until`."""
         slo, begin = self._plan.slo, min(self.since, served.end)
         end = served.end if until is None else until

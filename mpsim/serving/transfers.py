@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.engine.contention import SharedLinks
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
@@ -43,9 +43,7 @@ class CacheNetwork:
     side hold cache of one request: fewer than all with attention data parallelism.
     """
 
-    def __init__(
-        self, cluster: Cluster, pools: Sequence[NDArray[np.int64]], *, holders: int
-    ) -> None:
+    def __init__(self, cluster: Cluster, pools: Sequence[Ints], *, holders: int) -> None:
         node = cluster.node
         self._cluster, self._pools, self._holders = cluster, pools, holders
         self._ports = [node.scale_up.bandwidth * node.scale_up.efficiency]
@@ -74,9 +72,7 @@ class CacheNetwork:
         return CachePath(uses, self._holders * self._ports[0 if inside else 1], latency)
 
 
-def _fabric(
-    cluster: Cluster, source: NDArray[np.int64], target: NDArray[np.int64], first: int
-) -> dict[int, float]:
+def _fabric(cluster: Cluster, source: Ints, target: Ints, first: int) -> dict[int, float]:
     """Links of the fabric that a byte from one instance to another takes."""
     count = math.lcm(len(source), len(target))
     flows = messages(cluster, np.resize(source, count), np.resize(target, count))

@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.parallel import Sharding, shard
 from mpsim.parallel.experts import busiest_rank, expected_maximum
 from mpsim.workload import (
@@ -28,8 +28,6 @@ from mpsim.workload import (
     expand_layer,
 )
 from mpsim.workload.transformer import LayerKind
-
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

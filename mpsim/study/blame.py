@@ -16,16 +16,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.chains import precedence
 from mpsim.program import TICK
 from mpsim.result.intervals import idle_gaps
 from mpsim.training.vocabulary import Kind
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 TRANSFERS = "transfers"  # the cause that is no rank: messages and collectives on their way
 

@@ -16,8 +16,8 @@ import statistics
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.parallel import FOLDED, Mesh
 from mpsim.program import Program, Stream
@@ -26,9 +26,6 @@ from mpsim.program.links import Links, links_of
 from mpsim.program.unfold import Unfolding
 from mpsim.simulate import Prepared
 from mpsim.training.vocabulary import PIPELINE, Kind
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 COMPUTE = (*PIPELINE, Kind.OPTIMIZER)
 """Kinds of rows whose kernels vary; all others are of the network."""
@@ -43,11 +40,11 @@ def sigma_of(variation: float) -> float:
     return math.sqrt(math.log1p(variation**2))
 
 
-def factors(sigma: float, peers: int) -> NDArray[np.float64]:
+def factors(sigma: float, peers: int) -> Floats:
     """Equally likely values of the largest of `peers` lognormal factors of mean 1."""
     normal = statistics.NormalDist()
     level = ((np.arange(QUANTILES) + 0.5) / QUANTILES) ** (1 / peers)
-    result: NDArray[np.float64] = np.exp(
+    result: Floats = np.exp(
         sigma * np.array([normal.inv_cdf(share) for share in level.tolist()]) - sigma**2 / 2
     )
     return result

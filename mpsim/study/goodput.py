@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim.accessors import Drawable, chart
+from mpsim.arrays import Floats, Ints
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular
 from mpsim.sheet import Section, Sheet, Shown
@@ -45,8 +45,8 @@ _POINTS = 200
 class GoodputCurve(NamedTuple):
     """Expected shares of progress by checkpoint interval [s], and best intervals by formula [s]."""
 
-    interval_s: NDArray[np.float64]
-    expected: NDArray[np.float64]
+    interval_s: Floats
+    expected: Floats
     best: Mapping[str, float]
 
 
@@ -58,8 +58,8 @@ class Goodput(Shown, Tabular):
     interval: float  # work between checkpoints [s]
     reliability: Reliability
     checkpoint: Checkpoint
-    shares: NDArray[np.float64]  # float64[K, len(PARTS)] of each trial's time; rows sum to 1
-    interruptions: NDArray[np.int64]  # int64[K]
+    shares: Floats  # float64[K, len(PARTS)] of each trial's time; rows sum to 1
+    interruptions: Ints  # int64[K]
 
     @property
     def mean(self) -> Mapping[str, float]:
@@ -252,7 +252,7 @@ class _Trial:
         self._spent = np.zeros(len(PARTS))
         self.interruptions = 0
 
-    def spent(self) -> NDArray[np.float64]:
+    def spent(self) -> Floats:
         """Time by `PARTS` until the horizon [s]."""
         while self._now < self._horizon:
             self._stretch()

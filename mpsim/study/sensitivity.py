@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim.accessors import Drawn, chart
+from mpsim.arrays import Floats
 from mpsim.cost import CollectiveModel, KernelModel
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular
@@ -223,7 +223,7 @@ class _Launches:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def seconds(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
+    def seconds(self, operators: Sequence[Operator]) -> Floats:
         products = np.array(
             [operator.kind is OperatorKind.GEMM for operator in operators], dtype=bool
         )
@@ -306,7 +306,7 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
     return Sensitivity(base.plan.name, result.timeline.step_time_s, step, tuple(rows))
 
 
-def _step_times(base: Prepared, variants: Sequence[Prepared]) -> NDArray[np.float64]:
+def _step_times(base: Prepared, variants: Sequence[Prepared]) -> Floats:
     """Step time of each variant of a step [s]."""
     if base.replays:
         spans = Graphs().makespans([variant.program for variant in variants])

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.kernels import reduce_template
 from mpsim.engine.structure import Structure
@@ -47,9 +47,6 @@ from mpsim.study.draws import (
 )
 from mpsim.study.figures import part_text
 from mpsim.table import plural
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _GRID = 33  # factors at which the time of an action is computed; between them it is interpolated
 # ranks that meet inside actions stay together: their coordinates say nothing

@@ -24,16 +24,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
 from mpsim.result.intervals import Waits, idle_gaps, waits_before, waits_of
 from mpsim.training.vocabulary import PARTS, Kind
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _DP, _BUBBLE, _OPTIMIZER, _OTHER = (
     PARTS.index(name) for name in ("exposed_dp", "bubble", "optimizer", "other")
@@ -42,7 +39,7 @@ _DATA = (Stream.DP, Stream.REPLICA, Stream.EDP, Stream.COPY, Stream.HOST)
 """Streams on which model states move or are updated."""
 
 
-def attribute(timeline: Timeline) -> NDArray[np.float64]:
+def attribute(timeline: Timeline) -> Floats:
     """Split the step time of every rank class into `PARTS`, float64[R, parts] ticks."""
     result = timeline.program.busy_parts.copy()
     idle_waits(timeline).add_to(result)

@@ -20,15 +20,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND
 from mpsim.result.intervals import Waits
 from mpsim.training.vocabulary import PARTS, Kind
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 CAUSES = ("warm-up", "drain", "imbalance", "message")  # causes of the bubble
 
@@ -116,10 +113,10 @@ def _critical(timeline: Timeline) -> Ints:
     return result
 
 
-def _transfers(timeline: Timeline) -> NDArray[np.bool_]:
+def _transfers(timeline: Timeline) -> Flags:
     """Rows that move data between actions, without collectives inside actions."""
     program = timeline.program
-    between: NDArray[np.bool_] = (program.kind == SEND) | (
+    between: Flags = (program.kind == SEND) | (
         (program.kind == COLLECTIVE) & (program.microbatch < 0)
     )
     return between

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.cost import copy_seconds, update_seconds
 from mpsim.errors import ScenarioError
 from mpsim.framework import BlockingSends, PipelineBehaviour
@@ -212,7 +212,7 @@ class ActionVariants:
         numbers = [number[row.template] if row.template else -1 for row in self._rows]
         return Prices(duration, up, out, template=numbers)
 
-    def busy(self, orders: Orders, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+    def busy(self, orders: Orders, chosen: Ints) -> Floats:
         """Time of each rank's actions, float64[R] [ticks]. `chosen` (int64[N]): variant of each."""
         ends = np.cumsum([0, *(cut.rows for cut in self.cuts)])[:-1]
         took = np.add.reduceat(self.prices.duration, ends)

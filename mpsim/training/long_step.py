@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 from mpsim.result.words import Figures
@@ -31,8 +32,6 @@ from mpsim.training.summary import Needs, Work
 if TYPE_CHECKING:
     from mpsim.engine.lanes import Measure
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _WORTH = 2**18  # rows from which two short steps cost less than the whole
 _SHORT = (8, 32)
@@ -121,7 +120,7 @@ def _by_turn(program: Program) -> Ints:
 def _pair(
     programs: tuple[Program, Program],
     orders: list[Ints],
-    chosen: Callable[[NDArray[np.int32], int], NDArray[np.bool_]],
+    chosen: Callable[[NDArray[np.int32], int], Flags],
 ) -> tuple[Ints, Ints] | None:
     """Corresponding rows of both steps, chosen by their microbatch; None where more differs."""
     here, there = (

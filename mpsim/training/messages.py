@@ -26,6 +26,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Ints
 from mpsim.cost import COLLECTIVES
 from mpsim.framework import BlockingSends, PipelineBehaviour
 from mpsim.program.program import Stream
@@ -45,17 +46,17 @@ stage that sends."""
 class PipelineRows:
     """Where the actions went: first and last row of each."""
 
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
+    first: Ints
+    last: Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Messages:
     """Action of producer and consumer of each message [X], its direction (1: gradient)."""
 
-    producer: NDArray[np.int64]
-    consumer: NDArray[np.int64]
-    direction: NDArray[np.int64]
+    producer: Ints
+    consumer: Ints
+    direction: Ints
 
 
 def add_messages(
@@ -63,7 +64,7 @@ def add_messages(
     orders: Orders,
     placed: PipelineRows,
     messages: Messages,
-    blocking: NDArray[np.bool_] | None,
+    blocking: Flags | None,
     *,
     one_way: bool,
 ) -> None:
@@ -111,8 +112,8 @@ def _block(
     orders: Orders,
     placed: PipelineRows,
     messages: Messages,
-    ids: NDArray[np.int64],
-    blocking: NDArray[np.bool_],
+    ids: Ints,
+    blocking: Flags,
     *,
     one_way: bool,
 ) -> None:
@@ -139,9 +140,7 @@ def _block(
     rows.depend(sent[before[first]], ids[first])
 
 
-def blocking_actions(
-    orders: Orders, software: PipelineBehaviour, *, fuses: bool
-) -> NDArray[np.bool_]:
+def blocking_actions(orders: Orders, software: PipelineBehaviour, *, fuses: bool) -> Flags:
     """Actions around which messages block, bool[N]; a fused block has both on either side."""
     sends = software.blocking_sends
     if sends in _ALWAYS or (orders.exchanges and sends is not BlockingSends.NEVER):
@@ -154,7 +153,7 @@ def blocking_actions(
     return blocking & ~(fuses & fused)
 
 
-def warmup_and_flush(orders: Orders) -> NDArray[np.bool_]:
+def warmup_and_flush(orders: Orders) -> Flags:
     """Actions before the first backward of their rank, and after its last forward, bool[N]."""
     is_forward = orders.kind == Action.F
     result = np.zeros(len(orders), dtype=bool)
@@ -170,8 +169,8 @@ def warmup_and_flush(orders: Orders) -> NDArray[np.bool_]:
 
 
 def _channels(
-    direction: NDArray[np.int64], source: NDArray[np.int32], target: NDArray[np.int32], pp: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    direction: Ints, source: NDArray[np.int32], target: NDArray[np.int32], pp: int
+) -> tuple[Ints, Ints]:
     """Sending and receiving stream of each message: one channel a neighbour and direction."""
     usual = target == (source + np.where(direction == 0, 1, -1)) % pp
     streams = np.array(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpsim.archive import Saved
+from mpsim.arrays import Ints
 from mpsim.framework import ExpertOverlap
 from mpsim.hardware import Cluster
 from mpsim.parallel import REPLICATING, Layout, Sharding
@@ -99,7 +97,7 @@ class Plan(Saved):
         ranks = range(self.layout.mesh.pp)
         return tuple(part.layout.cluster_of(rank) for part in self.parts for rank in ranks)
 
-    def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
+    def members(self, stream: Stream, rank: int) -> Ints:
         """Ranks of a stream's communicators in one pipeline rank, int64[groups, members]."""
         mesh = self.layout.mesh
         if stream is Stream.EDP:

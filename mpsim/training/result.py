@@ -7,10 +7,8 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpsim.archive import Archive
+from mpsim.arrays import Floats
 from mpsim.hardware import Cluster
 from mpsim.program.links import Links, links_of
 from mpsim.program.program import Program
@@ -40,7 +38,7 @@ class TrainingResult(Result):
         return self.plan.class_clusters
 
     @functools.cached_property
-    def parts(self) -> NDArray[np.float64]:
+    def parts(self) -> Floats:
         """Time of each rank class by part of the step [ticks]."""
         return self.measured("parts", lambda step: attribute(step.timeline))
 

@@ -15,8 +15,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost import StageCosts
 from mpsim.cost.kernels import executed_flops
 from mpsim.parallel import Compute, Item
@@ -27,8 +27,6 @@ from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS, part_of
 from mpsim.workload import Operator
-
-Floats = NDArray[np.float64]
 
 _WIDE = "bf16"
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.cost import COLLECTIVES, update_seconds
 from mpsim.hardware import host_of
 from mpsim.program.program import TICK, Span, Stream
@@ -37,8 +37,6 @@ from mpsim.workload import Phase, orthogonal_products
 
 _NORM_BYTES = 4.0  # one float32
 _OVERHEAD, _SHARED, _NORM, _LINKS = "overhead", "shared weights", "norm", "ending"
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def host_overhead(plan: Plan) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.engine import run
 from mpsim.engine.timeline import Step
 from mpsim.hardware.routes import routes_of
@@ -182,11 +182,11 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: s
     return warnings
 
 
-Needs: TypeAlias = Mapping[str, NDArray[np.float64]]
+Needs: TypeAlias = Mapping[str, Floats]
 """Seconds that work needs at least, by what is needed: one figure a rank class or link."""
 
 
-def least_of(step: Step) -> NDArray[np.float64]:
+def least_of(step: Step) -> Floats:
     """Seconds that each rank class computes, seconds that its memory moves what kernels of layers
     read and write, and ticks that its ports are busy, by kind and direction [R, 6].
     """
@@ -202,7 +202,7 @@ def least_of(step: Step) -> NDArray[np.float64]:
     return np.concatenate([np.stack(kernels, axis=1), ports], axis=1)
 
 
-def needs_of(program: Program, plan: Plan, least: NDArray[np.float64]) -> Needs:
+def needs_of(program: Program, plan: Plan, least: Floats) -> Needs:
     """Least time of each rank class and link by what is needed [s]: ``compute``, ``memory``,
     ``scale_up``, ``nic``, ``fabric``. `least` (float64[R, 6]): what `least_of` says.
 

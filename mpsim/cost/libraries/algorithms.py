@@ -20,14 +20,13 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, Ledger
 from mpsim.cost.network import group_bandwidth, nodes_spanned, pair_bandwidth, slowed_nic_bandwidth
 from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.crossing import GroupShape
 
-Floats = NDArray[np.float64]
 Algorithm: TypeAlias = "Callable[[Floats, Wires], Floats]"
 
 _RADIX = 4  # children of a knomial tree's node, plus one

@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, Ledger, choose_group, constant_groups
 from mpsim.cost.nccl_curve import RING_LIMIT, DomainCurve
 from mpsim.cost.network import (
@@ -34,8 +34,6 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.hardware.lookup import shift_of
 from mpsim.parallel.crossing import GroupShape
-
-Floats = NDArray[np.float64]
 
 _NAMES = {
     "algorithm.ring-simple": ("Ring", "Simple"),

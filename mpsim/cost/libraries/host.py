@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost.constants import Constant, Ledger, Status, calibrated_groups
 from mpsim.cost.libraries.algorithms import ALGORITHMS, Wires, wires_of
 from mpsim.cost.traffic import sent_bytes
@@ -22,7 +22,6 @@ from mpsim.memo import remembered
 from mpsim.parallel.crossing import GroupShape
 from mpsim.shipped import read_shipped
 
-Floats = NDArray[np.float64]
 _PAIR = GroupShape(2, 2, 1)
 _RINGS = ({"all_reduce", "ring"}, {"reduce_scatter", "all_reduce_slice"})
 

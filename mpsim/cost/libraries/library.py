@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from mpsim.arrays import Floats
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.parallel.crossing import GroupShape
 from mpsim.shipped import read_shipped
 
-Floats = NDArray[np.float64]
 _FILE = "mpsim.cost.data", "libraries.yaml"
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost import COLLECTIVES
 from mpsim.errors import ScenarioError
 from mpsim.formats.chakra.schema import (
@@ -104,7 +104,7 @@ def chakra_files(prepared: Prepared, *, prefix: str | None = None) -> Exported:
 class _Writer:
     """The nodes of all ranks, those of one rank class put together once."""
 
-    def __init__(self, program: Program, flops: NDArray[np.float64], prepared: Prepared) -> None:
+    def __init__(self, program: Program, flops: Floats, prepared: Prepared) -> None:
         self._program, self._plan = program, prepared.plan
         self._ranks = prepared.plan.layout.mesh.ranks
         self._flops = flops

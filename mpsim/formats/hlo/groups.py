@@ -12,8 +12,8 @@ import re
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Ints
 from mpsim.errors import FormatError
 
 MOST_DEVICES: Final = 1_000_000
@@ -68,12 +68,12 @@ def _wholes(text: str, file: str) -> list[int]:
     return [int(item) for item in items]
 
 
-def _listed(groups: NDArray[np.int64]) -> list[list[int]]:
+def _listed(groups: Ints) -> list[list[int]]:
     listed: list[list[int]] = groups.tolist()
     return listed
 
 
-def _tiled(total: int, tile: str, order: str | None, file: str, what: str) -> NDArray[np.int64]:
+def _tiled(total: int, tile: str, order: str | None, file: str, what: str) -> Ints:
     """Numbers from 0 on as an array of a tile's sizes, its axes in another order, row-major."""
     sizes = _wholes(tile, file)
     axes = _wholes(order, file) if order else list(range(len(sizes)))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from mpsim.arrays import Floats, Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -16,7 +15,7 @@ class Piece:
 
     # int[5, N], number of the price; kind by the vocabulary; axis, or -1; phase; label
     columns: Ints
-    times: NDArray[np.float64]  # float64[N], executions that the row stands for
+    times: Floats  # float64[N], executions that the row stands for
     row: Ints
     on: Ints
     # entries, exits: int64[...], rows that wait for what comes before, and that what follows awaits
@@ -33,7 +32,7 @@ class Assembly:
     """A piece under construction."""
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[Ints, NDArray[np.float64]]] = []
+        self.blocks: list[tuple[Ints, Floats]] = []
         self.edges: list[tuple[Ints, Ints]] = []
         self.plain: list[tuple[int, int, int, int, int]] = []
         self.row: list[int] = []

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
 from mpsim.formats.execution import (
@@ -84,8 +84,6 @@ _PRECISIONS = {
 }
 """Precisions of products by the type of their operands, the first that an accelerator has: XLA
 multiplies f32 in tf32 where it can."""
-
-Ints = NDArray[np.int64]
 
 
 def hlo_program(module: Module, cluster: Cluster, path: Path) -> Recorded:
@@ -394,7 +392,7 @@ class _Builder:
                 prices.append(self._prices.collective(name, amount, members))
         return _Cost(price=max(prices), collective=name, size=whole)
 
-    def _seconds(self) -> NDArray[np.float64]:
+    def _seconds(self) -> Floats:
         """Seconds of every cost."""
         seconds = np.array([cost.price.seconds if cost.price else 0.0 for cost in self._costs])
         by_precision: dict[str, tuple[list[int], list[Operator]]] = {}

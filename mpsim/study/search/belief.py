@@ -22,12 +22,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats
 from mpsim.result.residuals import HALF_WIDTH, Setting, chosen_of, residuals
 from mpsim.training.intervals import residuals_of
-
-Floats = NDArray[np.float64]
 
 SLOPES: Mapping[str, tuple[str, float]] = {
     "tensor parallel": ("tp", 1.0),
@@ -160,9 +158,9 @@ class Belief:
         return residuals_of(self.settings[0]).pairs.get("same", 0.05) / _HALF
 
     @functools.cached_property
-    def runs(self) -> NDArray[np.bool_]:
+    def runs(self) -> Flags:
         """Whether a layout fits, in each draw [D, L]; of those launched what was seen."""
-        fits: NDArray[np.bool_] = self._drawn.memory <= np.log(self.room / self.memory)
+        fits: Flags = self._drawn.memory <= np.log(self.room / self.memory)
         for each in self.ran:
             fits[:, each.place] = each.seconds is not None
         return fits

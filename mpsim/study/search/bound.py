@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.engine import run
 from mpsim.errors import ScheduleError
 from mpsim.hardware import Cluster
@@ -52,8 +52,6 @@ from mpsim.training.recompute import Recompute
 from mpsim.training.replicas.groups import replica_groups
 from mpsim.training.step_end import StepEnd, add_ending, host_overhead
 from mpsim.training.vocabulary import TRAINING
-
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

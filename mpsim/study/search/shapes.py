@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.framework import ExpertOverlap
 from mpsim.memo import Memo, asked_once
 from mpsim.parallel import Stage
@@ -27,16 +27,11 @@ from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory.activations import Pieces, columns_of
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.groups import (
-    collective_columns,
-    collective_of,
-    dense_group,
-)
+from mpsim.training.replicas.groups import collective_columns, collective_of, dense_group
 from mpsim.training.vocabulary import TRAINING
 
 _TEMPLATES = 4096
 _DIVISIONS = 1024  # whose pieces stay ready
-Floats = NDArray[np.float64]
 
 
 def part_names(plan: Plan) -> tuple[str, ...]:
@@ -153,7 +148,7 @@ class Exposed(NamedTuple):
 class StageParts:
     """Ranks and parts of the stages of a frame."""
 
-    rank: NDArray[np.int64]  # int64[S]: pipeline rank of each stage
+    rank: Ints  # int64[S]: pipeline rank of each stage
     count: Floats  # float64[S, A]: parts of each stage, by `part_names`
 
     def exposed(self, plan: Plan, costs: PlanCosts) -> Exposed:

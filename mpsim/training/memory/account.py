@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.memo import remembered
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.memory import Memory, join_memory
@@ -117,12 +117,7 @@ def _moment(plan: Plan, rank: int, action: int) -> str:
     return f"{name} of microbatch {int(plan.orders.microbatch[row])}"
 
 
-def overhead(
-    plan: Plan,
-    peaks: NDArray[np.float64],
-    apart: NDArray[np.float64],
-    others: NDArray[np.float64],
-) -> NDArray[np.float64]:
+def overhead(plan: Plan, peaks: Floats, apart: Floats, others: Floats) -> Floats:
     """Memory outside the allocator, and what that loses between tensors that come and go [B].
 
     `plan`: whose software loses some. `peaks` and `apart` (float64[..., P]): most of each rank
@@ -134,7 +129,7 @@ def overhead(
     if plan.layout.framework.memory.places_buffers:
         return np.full_like(peaks, outside)
     constants = memory_constants()
-    lost: NDArray[np.float64] = constants["fragmentation"] * (peaks - apart)
+    lost: Floats = constants["fragmentation"] * (peaks - apart)
     return outside + lost + constants["reshaped"] * others
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.memo import Memo, asked_once, remembered
 from mpsim.parallel import Sharding, Stage, shard
@@ -95,13 +95,13 @@ class Held:
         What other moments of the rank need for themselves, much of which fits no hole [B].
     """
 
-    before: NDArray[np.float64]
-    after: NDArray[np.float64]
-    most: NDArray[np.float64]
-    logits: NDArray[np.float64]
-    collected: NDArray[np.float64]
-    passing: NDArray[np.float64]
-    elsewhere: NDArray[np.float64]
+    before: Floats
+    after: Floats
+    most: Floats
+    logits: Floats
+    collected: Floats
+    passing: Floats
+    elsewhere: Floats
 
     @property
     def fullest(self) -> int:
@@ -115,12 +115,7 @@ class Held:
         return [float(column[self.fullest]) for column in columns]
 
 
-SIGNS = {
-    Action.F: (1, 1, 1),
-    Action.B: (-1, -1, -1),
-    Action.I: (-1, 0, -1),
-    Action.W: (0, -1, 0),
-}
+SIGNS = {Action.F: (1, 1, 1), Action.B: (-1, -1, -1), Action.I: (-1, 0, -1), Action.W: (0, -1, 0)}
 """How an action changes what is held for input gradients, for weight gradients and as logits."""
 
 
@@ -241,7 +236,7 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     beside = np.repeat(others, np.diff(bounds))
     every = before, after, moment.most, logits, moment.collected, moment.passing, beside
     lists = scratch - fresh.root
-    steps: list[float | NDArray[np.float64]] = [0.0, 0.0, total + lists, 0.0, total, lists, others]
+    steps: list[float | Floats] = [0.0, 0.0, total + lists, 0.0, total, lists, others]
     stepped = [
         np.insert(column, bounds[1:], step) for column, step in zip(every, steps, strict=True)
     ]

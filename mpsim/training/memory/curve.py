@@ -6,8 +6,8 @@ Shapes: N actions of a rank, E moments.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.engine.timeline import Timeline
 from mpsim.program import TICK, Stream
 from mpsim.result.memory import Memory, MemoryCurve
@@ -57,14 +57,14 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     )
 
 
-def _over_time(during: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
+def _over_time(during: Floats, after: Floats) -> Floats:
     """Levels from the step's start: nothing, each action and what follows, the last again."""
     levels = np.stack([during, after], axis=1).ravel()
     last = levels[-1:] if len(levels) else np.zeros(1)
     return np.concatenate([[0.0], levels, last])
 
 
-def action_times(timeline: Timeline, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def action_times(timeline: Timeline, rank: int) -> tuple[Floats, Floats]:
     """Start and end of every action of a rank, in order; an action may be several rows."""
     program = timeline.program
     rows = timeline.rows(rank, Stream.COMPUTE)

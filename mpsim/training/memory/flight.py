@@ -13,14 +13,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.schedule import Action, Orders
 from mpsim.training.memory.activations import SIGNS
 from mpsim.training.memory.fresh import Fresh, blocks_as_one, fullest
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Floats
 from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import largest_unit, largest_weight, weight_sizes
-
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Fullest(NamedTuple):
     collected: Floats
     passing: Floats
     elsewhere: Floats
-    at_head: NDArray[np.bool_]
+    at_head: Flags
 
     @property
     def apart(self) -> Floats:
@@ -63,7 +62,7 @@ class Fullest(NamedTuple):
         return self.collected + self.passing
 
 
-def blocks_as_one(before: NDArray[Any], after: NDArray[Any], fused: NDArray[np.bool_]) -> None:
+def blocks_as_one(before: NDArray[Any], after: NDArray[Any], fused: Flags) -> None:
     """Give both halves of each fused block its levels, [N, ...]: they go through their layers in
     turns, so that one frees what the other keeps.
 
@@ -80,8 +79,8 @@ def fullest(
     before: Floats,
     after: Floats,
     kept: Mapping[str, Floats],
-    backward: NDArray[np.bool_],
-    whole: NDArray[np.bool_],
+    backward: Flags,
+    whole: Flags,
     fresh: Fresh,
 ) -> Fullest:
     """Find the fullest moment of each action.

@@ -9,8 +9,8 @@ import itertools
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.cost.quantise import casting
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import (
@@ -24,7 +24,7 @@ from mpsim.training.replicas.residency import (
 _MESSAGES = 4  # sent and received, activations and gradients
 
 
-def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
+def model_states(plan: Plan) -> dict[str, Floats]:
     """Parameters, gradients and optimizer state of each pipeline rank, float64[P] [B].
 
     Notes
@@ -50,13 +50,13 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def _reference(plan: Plan, held: Residency) -> NDArray[np.float64]:
+def _reference(plan: Plan, held: Residency) -> Floats:
     """Weights of a reference model [B], float64[P]; with adapters it is the model itself."""
     copied = plan.reference and not plan.layout.tuning.rank
     return held.parameters * copied * plan.layout.framework.lowering.activation_bytes
 
 
-def _other_states(plan: Plan, held: Residency) -> NDArray[np.float64]:
+def _other_states(plan: Plan, held: Residency) -> Floats:
     """Further state of what is no matrix, where an optimizer differs, float64[P] [B]."""
     each = plan.layout.framework.optimizer.other_states
     if not each:
@@ -65,7 +65,7 @@ def _other_states(plan: Plan, held: Residency) -> NDArray[np.float64]:
     return each * others * held.optimizer
 
 
-def step_scratch(plan: Plan) -> NDArray[np.float64]:
+def step_scratch(plan: Plan) -> Floats:
     """On the device only while the optimizer steps, without activations, float64[P] [B]."""
     sizes, held = plan.layout.framework.optimizer, residency(plan)
     lists = sizes.step_scratch * held.optimizer
@@ -75,7 +75,7 @@ def step_scratch(plan: Plan) -> NDArray[np.float64]:
     return np.maximum(lists, sizes.tensor_scratch * largest * (held.optimizer > 0))
 
 
-def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
+def _narrow_weights(plan: Plan) -> Floats:
     """Difference that narrow weights of layers make, float64[P] [B]: less than wide ones where they
     are all that is kept, copies of them beside wide ones where the first microbatch casts for all;
     0 without either.
@@ -104,7 +104,7 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
     return held
 
 
-def buffers(plan: Plan) -> NDArray[np.float64]:
+def buffers(plan: Plan) -> Floats:
     """Messages of both directions, buckets of gradients, gathered units, float64[P] [B]."""
     return message_buffers(plan) + sharing_buffers(plan)
 
@@ -118,7 +118,7 @@ def message_buffers(plan: Plan) -> float:
     return _MESSAGES * longer * plan.message_bytes / divided
 
 
-def sharing_buffers(plan: Plan) -> NDArray[np.float64]:
+def sharing_buffers(plan: Plan) -> Floats:
     """Buckets of gradients, gathered units and gradients of units under way, whatever a microbatch
     is, float64[P] [B].
     """
@@ -127,7 +127,7 @@ def sharing_buffers(plan: Plan) -> NDArray[np.float64]:
     return _buckets(plan) + (gathered + held.reducing * plan.reduced_bytes)
 
 
-def _buckets(plan: Plan) -> NDArray[np.float64]:
+def _buckets(plan: Plan) -> Floats:
     """Buckets that gradients are copied into, float64[P] [B]."""
     data, trained = plan.layout.framework.data, plan.layout.trained_kinds
     units = plan.gathers_units and not plan.layout.framework.memory.frees_weights
@@ -136,7 +136,7 @@ def _buckets(plan: Plan) -> NDArray[np.float64]:
     return np.minimum(copies * data.bucket_bytes, whole)
 
 
-def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
+def gradient_scratch(plan: Plan) -> Floats:
     """A buffer for each distinct shape of a layer's weights, if any, float64[P] [B]."""
     element = plan.layout.framework.optimizer.gradient_scratch
     if not element:

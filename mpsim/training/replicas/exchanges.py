@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Ints
 from mpsim.program.program import TICK, Span, Stream
 from mpsim.program.rows import Prices, Rows
 from mpsim.schedule import Orders
@@ -29,9 +30,6 @@ from mpsim.training.replicas.issue import Exchanges, Exchanging
 from mpsim.training.replicas.offload import COPIES, Copies, add_copies, copy_prices
 from mpsim.training.replicas.segments import Bucket
 from mpsim.training.vocabulary import PARTS, Kind
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 _EXPOSED_DP = PARTS.index("exposed_dp")
 _CYCLE, _EXCHANGES, _BETWEEN = "fusion cycle", "exchanges", "sums between copies"

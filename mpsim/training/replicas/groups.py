@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.cost import COLLECTIVES, CollectiveModel
 from mpsim.framework import ParameterGather, Reduction
 from mpsim.parallel import REPLICATING, GroupShape
@@ -21,9 +22,6 @@ from mpsim.training.plan import SHARDED_PARAMETERS, Plan
 from mpsim.training.replicas.issue import Exchanging
 from mpsim.training.replicas.segments import Bucket
 from mpsim.training.vocabulary import Kind, Link
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 GATHERS: Mapping[ParameterGather, str] = MappingProxyType(
     {ParameterGather.ALL_GATHER: "all_gather", ParameterGather.BROADCAST: "broadcast"}

@@ -18,15 +18,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Ints
 from mpsim.framework import DataBehaviour
 from mpsim.schedule import Action, Orders
 from mpsim.training.messages import PipelineRows
 from mpsim.training.replicas.segments import CutRows
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 _BESIDE, _AFTER = 1, 2  # places in the queue: gathers ahead of them come first
 

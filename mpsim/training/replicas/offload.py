@@ -14,8 +14,8 @@ import dataclasses
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Host, host_of
 from mpsim.program.program import Stream
 from mpsim.program.rows import Prices, Rows
@@ -26,9 +26,6 @@ from mpsim.training.vocabulary import PARTS, Kind, Link
 
 COPIES = "copies"
 """Name of the prices of copying each bucket."""
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

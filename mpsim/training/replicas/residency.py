@@ -9,15 +9,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Floats
 from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan
 from mpsim.workload import Expansion, Operator, OperatorKind, Phase
 
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
-
-Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

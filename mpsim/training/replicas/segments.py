@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpsim.arrays import Flags, Ints
 from mpsim.memo import remembered
 from mpsim.parallel import Stage
 from mpsim.program.program import Template
@@ -82,7 +82,7 @@ class Cuts(NamedTuple):
     """Every distinct action of a step, and which of them each action is [N]."""
 
     distinct: list[CutAction]
-    chosen: NDArray[np.int64]
+    chosen: Ints
 
 
 class _Around(NamedTuple):
@@ -92,7 +92,7 @@ class _Around(NamedTuple):
     which: str = "all"
     parts: int = 1
 
-    def of(self, orders: Orders) -> NDArray[np.bool_]:
+    def of(self, orders: Orders) -> Flags:
         """Which of some actions these are, bool[N]."""
         wanted = np.zeros(len(Action), dtype=bool)
         wanted[[int(kind) for kind in self.kinds]] = True
@@ -130,7 +130,7 @@ def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
 @remembered(_DIVISIONS)
 def _distinct(
     orders: Orders, first: tuple[int, ...], gathering: _Around, reducing: _Around
-) -> tuple[list[tuple[Action, int, bool, bool]], NDArray[np.int64]]:
+) -> tuple[list[tuple[Action, int, bool, bool]], Ints]:
     """Distinct actions by kind, stage and what travels around them, and which each one is [N]."""
     shape, alike = (len(Action), orders.stages, 2, 2), np.array(first)[orders.stage]
     around = (gathering.of(orders).astype(int), reducing.of(orders).astype(int))
