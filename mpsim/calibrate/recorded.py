@@ -62,9 +62,11 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     logs = [file for file in files if is_log(file)]
     traces = [file for file in files if file not in logs]
     frame, base = _base(result.scenario.hardware, name)
-    steps = {"steps of the log": log_step(result, logs)} if logs else {}
+    steps, unseen = {}, list[str]()
+    if logs:
+        steps["steps of the log"], unseen = log_step(result, logs)
     if not traces:
-        return _level(result, frame, base, steps["steps of the log"])
+        return _level(result, frame, base, steps["steps of the log"], unseen)
     ranks = read_ranks(traces)
     taken = account(ranks)
     steps["steps of the recording"] = float(taken.steps.mean())
@@ -83,7 +85,7 @@ def calibrate_recorded(result: Result, files: Sequence[Path], *, name: str = "")
     fit = _over(base, found)
     now = _simulated(result.scenario, document_of(frame, fit, ()))
     fit = dataclasses.replace(fit, framework=_habits(now, taken, base))
-    return _checked(result, frame, fit, steps, warnings)
+    return _checked(result, frame, fit, steps, [*warnings, *unseen])
 
 
 def _fitted(
@@ -472,10 +474,12 @@ def _simulated(scenario: Scenario, document: Entry) -> Result:
     return simulate_step(moved)
 
 
-def _level(result: Result, frame: Frame, base: Fit, seconds: float) -> Calibrated:
+def _level(
+    result: Result, frame: Frame, base: Fit, seconds: float, unseen: list[str]
+) -> Calibrated:
     """All rates of the accelerator by one factor, so that the step takes what the log says."""
     factor, known = 1.0, dict(frame.accelerator)
-    unseen = (
+    left = (
         "a log identifies one level of the accelerator; not identified, left as known: every"
         " constant and every collective by itself"
     )
@@ -498,7 +502,7 @@ def _level(result: Result, frame: Frame, base: Fit, seconds: float) -> Calibrate
         factor *= (
             seconds / _simulated(result.scenario, document_of(frame, fit, ())).timeline.step_time_s
         )
-    return _checked(result, frame, fit, {"steps of the log": seconds}, [unseen])
+    return _checked(result, frame, fit, {"steps of the log": seconds}, [left, *unseen])
 
 
 def _slower(constant: Fitted, factor: float) -> Fitted:

@@ -7,6 +7,7 @@ import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError
 from mpsim.explain.account import account
 from mpsim.explain.causes import Cause, causes_of
+from mpsim.explain.watch import Watch
 from mpsim.formats.imported import Recorded
 from mpsim.formats.recorded_step import RecordedStep, read_recordings, recorded_step
 from mpsim.formats.spans import Spans
@@ -109,10 +111,11 @@ def explain(
     CalibrationError if a file is damaged.
     """
     if all(map(is_log, files)):
-        unseen = ["causes: a log has no timeline; record a step with torch.profiler on each rank"]
+        seconds, unseen = log_step(result, files)
+        unseen += ["causes: a log has no timeline; record a step with torch.profiler on each rank"]
         return Explanation(
             result.scenario.name,
-            log_step(result, files),
+            seconds,
             float(result.timeline.step_time_s),
             (),
             tuple(unseen),
@@ -168,12 +171,26 @@ def is_log(file: Path) -> bool:
     return file.is_file() and file.suffix in _LOGS
 
 
-def log_step(result: Result, files: Sequence[Path]) -> float:
-    """The median step of a log [s]. FormatError if no line has the time of a step."""
-    times = read_log(files).times(result.scenario)
-    if not times:
+class LogStep(NamedTuple):
+    """The step of a log since it last changed, and what does not count in words."""
+
+    seconds: float
+    unseen: list[str]
+
+
+def log_step(result: Result, files: Sequence[Path]) -> LogStep:
+    """The median step of a log since its last change. FormatError if no line has a step's time."""
+    watch = Watch(float(result.timeline.step_time_s))
+    for number, seconds in sorted(read_log(files).times(result.scenario).items()):
+        watch.take(number, seconds, None)
+    if not watch.times:
         raise FormatError(f"{files[0]}: no line has the time of a step; nothing to explain")
-    return float(statistics.median(times.values()))
+    unseen = [
+        f"one level: from step {last.step:,} on steps take {percent(last.share, signed=True)}, and"
+        " those alone count (mpsim watch)"
+        for last in watch.changes[-1:]
+    ]
+    return LogStep(statistics.median(watch.times), unseen)
 
 
 def read_ranks(files: Sequence[Path]) -> list[Spans]:

@@ -207,6 +207,21 @@ def test_damaged_recordings_give_one_clear_error_or_an_answer(tmp_path: Path) ->
                 assert str(file) in str(error) or "no shape" in str(error)
 
 
+def test_a_log_that_changed_is_explained_as_it_is_now(
+    tmp_path: Path, mpsim_cli: Callable[..., Any]
+) -> None:
+    """The median of steps before and after a change is nobody's step: those since count, and it is said."""
+    log = tmp_path / "run.log"
+    times = [0.6 + 0.001 * (n % 7) for n in range(60)] + [0.8 + 0.001 * (n % 7) for n in range(40)]
+    log.write_text(
+        "".join(f'{{"step": {n}, "step_time_s": {each}}}\n' for n, each in enumerate(times))
+    )
+    outcome = mpsim_cli("explain", str(REAL / "clean" / "scenario.yaml"), str(log), "--json")
+    told = json.loads(outcome.out)
+    assert told["measured_s"] == pytest.approx(0.803, abs=0.001)
+    assert "from step 60 on steps take +33" in told["unseen"][0]
+
+
 def test_a_log_alone_gives_the_difference(tmp_path: Path, mpsim_cli: Callable[..., Any]) -> None:
     """The median step of a log, no cause, and a sentence that says what to record."""
     log = tmp_path / "run.log"
