@@ -78,6 +78,8 @@ def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
         yield {"parallelism.zero": 3}
     if scenario.training_step.micro_batch > 2:
         yield {"training.micro_batch": 1}
+    if parallelism.offload == "none":
+        yield {"parallelism.offload": "optimizer"}
 
 
 def _of_training(training: Training) -> Iterator[dict[str, object]]:

@@ -383,3 +383,26 @@ def test_memory_is_the_same_whichever_plan_of_a_division_was_asked_first() -> No
         memo.forget()
         asked.append([kept_by_stage(plan) for plan in order])
     assert asked[0] == asked[1][::-1]
+
+
+def test_a_model_whose_states_fill_a_card_is_offloaded() -> None:
+    """8 B parameters in 16 bits, their gradients and moments are 64 GB: on one card of 24 GB recomputation alone is not enough, and the host is asked."""
+    scenario = Scenario.from_mapping(
+        {
+            "schema": 1,
+            "model": "llama3-8b",
+            "cluster": {
+                "accelerator": "rtx4090",
+                "accelerators_per_node": 1,
+                "nodes": 1,
+                "scale_up": "pcie4-x16",
+            },
+            "training": {"global_batch": 1, "sequence_length": 2048},
+            "framework": "torchtune",
+        }
+    )
+    (change, *_) = changes_that_fit(scenario)
+    assert change.values == {
+        "training.recompute": "full",
+        "parallelism.offload": "optimizer",
+    }
