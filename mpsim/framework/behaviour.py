@@ -273,8 +273,8 @@ class DataBehaviour:
     pipeline_zero_limit: Whole = 3
     """Highest stage of sharding that the stack has with several pipeline stages."""
     gather_rank_time: Seconds = 0.0
-    """Further time of the gather of a unit for each rank that it reaches: views and copies of a
-    collective whose output is a list of tensors [s]."""
+    """Further time of the gather or reduction of a unit for each of its ranks: views and copies of
+    a collective that gives or takes a list of tensors [s]."""
     gather_copy_traffic: ParameterBytes = 0.0
     """Memory traffic on the compute stream to lay out a gathered unit [B per parameter]."""
     reduce_copy_traffic: ParameterBytes = 0.0

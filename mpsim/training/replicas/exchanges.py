@@ -102,7 +102,7 @@ def exchange_prices(
                 np.where(gather, gathers[0], reduces[0]),
                 amount[inside.bucket] * np.where(gather, gathers[1], reduces[1]),
                 inside.rank,
-                np.where(gather, data.gather_rank_time * group.sharers, 0.0),
+                np.where(gather | plan.gathers_units, data.gather_rank_time * group.sharers, 0.0),
             )
         if between := travels.get(_BETWEEN + group.name):
             size = amount[between.bucket] * reduces[1] / group.sharers
