@@ -8,7 +8,6 @@ Fields that a later version added take their defaults, those that it dropped are
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import json
 import math
@@ -24,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.inputs import DOCUMENT, open_regular
 from mpsim.limits import refuse_large

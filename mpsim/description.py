@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 
+from mpsim import dataclasses
 from mpsim.nouns import dimensions
 from mpsim.units import Dimension, format_quantity
 

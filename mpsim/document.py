@@ -9,7 +9,6 @@ can name its line.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 import yaml
 
+from mpsim import dataclasses
 from mpsim.errors import Problem, ScenarioError
 from mpsim.inputs import read_bytes, shown
 from mpsim.scalars import resolve

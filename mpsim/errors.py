@@ -8,10 +8,11 @@ A message says where, what was got, what is needed, and the change that mends it
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Iterable
+
+from mpsim import dataclasses
 
 LONGEST_KEY = 120  # characters of a key that are printed: nobody reads more
 MOST_PROBLEMS = 50  # mistakes of a file that are printed, one a line

@@ -7,11 +7,11 @@ validated. Validators are built when the first mapping of a kind is read.
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
+from mpsim import dataclasses
 from mpsim.errors import nearest
 from mpsim.inputs import shown
 from mpsim.memo import remembered

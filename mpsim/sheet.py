@@ -5,11 +5,11 @@ One description, two renderings: text and HTML have the same sections, rows and 
 
 from __future__ import annotations
 
-import dataclasses
 import html
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.output import printable
 from mpsim.table import WIDTH, lay_out
 

@@ -6,11 +6,11 @@ of what was prepared and lets it run as often as it likes.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mpsim import dataclasses
 from mpsim.cost import Constant, Constants
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError, nearest
@@ -20,6 +20,7 @@ from mpsim.program.program import Program
 from mpsim.result import JobResult, Result
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
+from mpsim.schedule import schedule
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.long_step import LongResult, lengths_of
@@ -27,7 +28,6 @@ from mpsim.training.pipeline import from_orders
 from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
 from mpsim.training.result import TrainingResult
-from mpsim.training.timed_orders import with_timed_orders
 
 if TYPE_CHECKING:
     from mpsim.engine.lanes import Lane
@@ -158,10 +158,13 @@ def prepare(scenario: Scenario) -> Prepared:
     plan = resolve(scenario)
     try:
         costs = PlanCosts(plan)
-        timed = with_timed_orders(plan, costs)
-        if plan.classes and timed is not plan:
-            costs = PlanCosts(timed)  # those of its classes of replicas go with their orders
-        return Prepared(scenario, timed, costs, build_program(timed, costs))
+        if plan.schedule and schedule(plan.schedule).is_timed:
+            from mpsim.training.timed_orders import with_timed_orders
+
+            plan = with_timed_orders(plan, costs)
+            if plan.classes:
+                costs = PlanCosts(plan)  # those of its classes of replicas go with their orders
+        return Prepared(scenario, plan, costs, build_program(plan, costs))
     except ScenarioError:
         raise
     except MpsimError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.calibrate.collectives import collective_points, fit_collectives, link_bandwidth
 from mpsim.calibrate.kernels import fit_attention, fit_copy, fit_gemm, fit_memory, fit_optimizer

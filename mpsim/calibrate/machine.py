@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.calibrate.parts import Fit
 from mpsim.calibrate.points import Point
 from mpsim.errors import CalibrationError

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from mpsim import dataclasses
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.workload import (
     Lowering,

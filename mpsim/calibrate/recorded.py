@@ -9,7 +9,6 @@ accelerator.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.calibrate.calibrate import Calibrated, fit_machine
 from mpsim.calibrate.collectives import collective_points, group_of, kind_of

@@ -5,12 +5,12 @@ Shapes: N points, K constants.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.errors import CalibrationError, MissingExtraError
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.calibrate.parts import Fit, Score, fitted, limit
 from mpsim.calibrate.robust import Estimate, Unknown, fit_robust

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpsim import dataclasses
 from mpsim.cli.console import note, print_text, wrote
 from mpsim.cli.options import check_file, check_folder, wrong
 from mpsim.errors import ScenarioError

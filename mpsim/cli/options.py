@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import enum
 import functools
 import inspect
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from mpsim import dataclasses
 from mpsim.cli.complete import keys
 from mpsim.errors import Problem, ScenarioError, UnitError
 from mpsim.limits import set_unlimited

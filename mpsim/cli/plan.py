@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mpsim import dataclasses
 from mpsim.cli.complete import keys
 from mpsim.cli.console import draw, end_early, note, print_answer
 from mpsim.cli.options import (

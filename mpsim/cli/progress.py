@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import os
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.cli.console import note
 from mpsim.limits import rough_time
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from mpsim import dataclasses
 from mpsim.cli.console import draw, print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Csv, Plot, argument, finite, option, pairs, refuse, wrong
 from mpsim.errors import ScheduleError, nearest

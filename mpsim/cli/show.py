@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import typing
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpsim import dataclasses
 from mpsim.cli.complete import HEEDED, KERNEL, Catalog, catalogs, entries, shelf
 from mpsim.cli.console import print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plot, argument, option, quantity, wrong

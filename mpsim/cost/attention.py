@@ -5,11 +5,11 @@ Shapes: N operators.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats
 from mpsim.cost.constants import ConstantGroup, calibrated_groups, choose_group
 from mpsim.cost.formulas import attention_pairs, attention_seconds

@@ -6,12 +6,12 @@ for all-gather and reduce-scatter; a rank's send buffer for all-to-all; the mess
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim import dataclasses
 from mpsim.cost.constants import Answer, Constant, Ledger, choose_group, constant_groups
 from mpsim.cost.curves import CollectiveCurves, machine_curves
 from mpsim.cost.libraries import FittedLibrary, make_library

@@ -7,13 +7,13 @@ says which hardware it is for; ``units`` at the head of the file gives the unit 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+from mpsim import dataclasses
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.cluster import Cluster

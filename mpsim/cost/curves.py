@@ -16,7 +16,6 @@ is told with its line. It is YAML, or JSON, which is YAML::
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import math
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim import dataclasses
 from mpsim.cost.constants import Constant, Status
 from mpsim.cost.traffic import COLLECTIVES
 from mpsim.document import Document, read_document

@@ -5,12 +5,12 @@ Shapes: N operators. Arguments are floats or arrays of N; the result broadcasts 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim import dataclasses
 from mpsim.cost.constants import constant_groups
 from mpsim.hardware.calibrated import Calibration
 

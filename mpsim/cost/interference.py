@@ -8,10 +8,10 @@ itself is dragged. Likewise a step of many accelerators loses time because all w
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
+from mpsim import dataclasses
 from mpsim.cost.constants import Constant, choose_group, constant_groups
 from mpsim.hardware.components import Accelerator
 from mpsim.parallel.axes import AXIS_NAMES

@@ -6,7 +6,6 @@ in seconds.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant

@@ -7,13 +7,13 @@ chunks. Chunks grow with S up to the size of NCCL's buffers, so the filling ends
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, constant_groups
 from mpsim.cost.network import group_bandwidth

@@ -5,13 +5,13 @@ The clock is relative to the one of matrix products that only the board's own li
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
 from mpsim.hardware.components import Accelerator

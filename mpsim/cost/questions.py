@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from mpsim import dataclasses
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant, choose_group, constant_groups
 from mpsim.cost.formulas import UPDATES, attention_pairs, update_seconds

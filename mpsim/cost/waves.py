@@ -5,12 +5,12 @@ Shapes: N products. Every array argument may be a float or an array of N.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup
 from mpsim.cost.formulas import GemmConstants, gemm_seconds

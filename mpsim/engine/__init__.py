@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
+from mpsim import dataclasses
 from mpsim.engine.steady import run_replay
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import undisturbed

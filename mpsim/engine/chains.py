@@ -21,11 +21,10 @@ node that it waits for.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.errors import DeadlockError
 from mpsim.program.csr import Lists, compress, owners, stable_order

@@ -7,7 +7,6 @@ armed again whenever that changes, and what an old one would have said is ignore
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -15,6 +14,7 @@ from typing import cast
 import numpy as np
 import simpy
 
+from mpsim import dataclasses
 from mpsim.engine.chains import deadlock, precedence, successors
 from mpsim.engine.fluid import Fluid
 from mpsim.engine.timeline import Timeline

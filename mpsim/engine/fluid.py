@@ -16,11 +16,11 @@ Bertsekas, Gallager, Data Networks (1992), section 6.5.2: max-min fairness and p
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from mpsim import dataclasses
 from mpsim.errors import HardwareError
 
 _TOLERANCE = 1e-9  # share of a link's capacity below which it counts as full

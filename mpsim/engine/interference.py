@@ -7,10 +7,9 @@ link of its own besides the network's, which is narrower while a kernel runs the
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Ints
 from mpsim.engine.contention import Flows
 from mpsim.engine.timeline import Timeline

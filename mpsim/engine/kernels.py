@@ -9,11 +9,10 @@ one number says how long it takes.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Template

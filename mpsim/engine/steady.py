@@ -16,11 +16,11 @@ Shapes: N rows, G nodes, C chains, P chains that repeat themselves.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.chains import Chains, deadlock, precedence, walk
 from mpsim.engine.timeline import Timeline

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.archive import Saved
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.traffic import Traffic

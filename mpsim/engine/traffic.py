@@ -5,10 +5,9 @@ Shapes: C changes, L links, B bins.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.program.links import Links
 

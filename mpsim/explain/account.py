@@ -8,12 +8,12 @@ from then on for the wire. Shapes: R ranks, K steps, P parts.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats
 from mpsim.engine.cover import Cover
 from mpsim.errors import FormatError

@@ -8,7 +8,6 @@ Above 600 lines, since causes are taken from one account in turn, each from what
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import run
 from mpsim.explain.account import CLASSES, PARTS, Account

@@ -19,7 +19,6 @@ detection of a change-point", Annals of Statistics 23, 1995.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
@@ -29,6 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import parse_line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError
 from mpsim.inputs import read_cells, refusal, shown
 

@@ -7,7 +7,6 @@ an account of every rank that sums to it, communication exposed and hidden, a tr
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim import accessors
+from mpsim import accessors, dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run

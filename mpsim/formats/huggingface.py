@@ -12,11 +12,11 @@ huggingface/transformers 4.57.6 and 5.23.0, ``models/*/configuration_*.py``, ``m
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.configs import json_config
 from mpsim.formats.imported import Imported

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError
 from mpsim.scenario import Scenario
 

@@ -8,12 +8,12 @@ lines of a Slurm header count where no command does.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from mpsim import dataclasses
 from mpsim.formats.ledger import Ledger
 from mpsim.formats.shell import Word
 from mpsim.formats.source import Options

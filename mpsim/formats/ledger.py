@@ -6,11 +6,11 @@ it: the rest is ignored. Values of unmapped keys are never kept: files hold path
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Assumed, Imported, Mapped
 from mpsim.formats.words import keys, keys_to

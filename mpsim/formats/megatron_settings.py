@@ -13,11 +13,11 @@ NVIDIA/Megatron-LM, ``arguments.py`` at 22 tags, v1.0 to core_v0.19.0, and d98e8
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import ClassVar, Final, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError
 from mpsim.formats.ledger import Ledger, Settings
 from mpsim.formats.outgoing import check_trains, scenario_values

@@ -9,13 +9,14 @@ count where somebody gave them.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from mpsim import dataclasses
 
 Groups = Sequence[Sequence[int]]
 _GENERATED = re.compile(r"axis_\d+")

@@ -9,13 +9,13 @@ NVIDIA Nsight Systems, SQLite schema: tables are made when there is something to
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded, collective_name
 from mpsim.formats.source import Format, Head, Options

@@ -4,13 +4,13 @@ read back by its own reader, which says what it holds and what is lost.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.imported import Imported
 from mpsim.formats.ledger import flat, nested

@@ -12,7 +12,6 @@ Trace Event Format, "Trace Event Format" document of the Catapult project: phase
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import itertools
 import json
@@ -22,6 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError

@@ -10,7 +10,6 @@ spread of its samples is noise, and the clocks stay as they are.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.engine import Timeline
 from mpsim.engine.cover import Cover

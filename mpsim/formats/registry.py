@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.formats.chakra import CHAKRA
 from mpsim.formats.chakra.trace import is_trace

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.imported import Assumed, Imported
 from mpsim.formats.ledger import flat, laid, nested

@@ -9,7 +9,6 @@ trtllm-serve is given, in the script or beside it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -19,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from mpsim import dataclasses
 from mpsim.document import parse_document, read_document
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Imported

@@ -12,12 +12,12 @@ GNU Bash manual, 3.1, 3.4 and 3.5: quoting, parameters, expansions.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError
 
 MOST_TEXT: Final = 200_000

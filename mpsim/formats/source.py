@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from mpsim import inputs
+from mpsim import dataclasses, inputs
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import Imported, Points, Recorded
 

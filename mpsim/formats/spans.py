@@ -8,10 +8,11 @@ steps and the steps around them; times are seconds of the clock of the host that
 from __future__ import annotations
 
 import array
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
+
+from mpsim import dataclasses
 
 if TYPE_CHECKING:
     import numpy as np

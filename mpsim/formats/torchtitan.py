@@ -11,11 +11,11 @@ pytorch/torchtitan 11509441 (2024-08), db52d57c (2025), cbdb3113 (2025-12), b5bc
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
+from mpsim import dataclasses
 from mpsim.formats.configs import json_config, toml_config
 from mpsim.formats.imported import Imported
 from mpsim.formats.launch import put_ranks

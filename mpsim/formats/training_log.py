@@ -13,13 +13,13 @@ NVIDIA/Megatron-LM, ``training.py`` (``training_log``) and ``report_memory``; NV
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError
 from mpsim.formats.spans import is_number
 from mpsim.formats.words import DATA, table

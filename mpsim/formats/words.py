@@ -8,11 +8,11 @@ Of regular expressions the first that fits counts.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, accelerator
 from mpsim.memo import remembered

@@ -6,10 +6,10 @@ with a default describes a habit that most stacks do not have; a preset states e
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from typing import Annotated, Literal, TypeAlias
 
+from mpsim import dataclasses
 from mpsim.nouns import Bytes, Count, Factor, Flag, Number, Plain, Seconds, Whole
 from mpsim.workload.lowering import ElementBytes, ElementSize
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 import typing
 from collections.abc import Iterator, Mapping
 
+from mpsim import dataclasses
 from mpsim.description import Description, Figure
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mpsim import dataclasses
 from mpsim.description import Description, describe_fields
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import OptimizerBehaviour

@@ -5,9 +5,10 @@ Hardware only carries them: `mpsim.cost` reads constants and curves in place of 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from mpsim import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

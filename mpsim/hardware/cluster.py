@@ -6,7 +6,6 @@ below one leaf unit of the fabric (all rails of it), or a scale-up domain where 
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from mpsim import dataclasses
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.components import Accelerator, Node, Sourced

@@ -5,12 +5,12 @@ All bandwidths are per direction: a bidirectional (marketing) figure is halved o
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 import types
 from collections.abc import Mapping
 
+from mpsim import dataclasses
 from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration

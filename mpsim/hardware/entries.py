@@ -6,11 +6,11 @@ An entry carries ``source`` and ``as_of`` for its figures, ``figures`` for those
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
+from mpsim import dataclasses
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator, Link
 from mpsim.inputs import shown

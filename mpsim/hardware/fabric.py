@@ -6,11 +6,11 @@ and half spines (fewer when oversubscribed), with tiers until one unit reaches e
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 from collections.abc import Sequence
 
+from mpsim import dataclasses
 from mpsim.errors import HardwareError
 from mpsim.memo import remembered
 from mpsim.nouns import Seconds

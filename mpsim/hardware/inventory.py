@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
+from mpsim import dataclasses
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import FabricKind, Tier
 from mpsim.table import plural

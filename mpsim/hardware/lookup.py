@@ -5,11 +5,11 @@ Everything is read on first use and kept. An unknown name is a HardwareError wit
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Accelerator, Link, LinkShape, Node

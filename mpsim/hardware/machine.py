@@ -6,12 +6,12 @@ A file holds an accelerator and links as a catalog does, and ``constants``, ``cu
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeAlias
 
+from mpsim import dataclasses
 from mpsim.document import Document, read_document
 from mpsim.errors import HardwareError, MpsimError, Problem, ScenarioError, nearest
 from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve

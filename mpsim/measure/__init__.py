@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from mpsim import dataclasses
 from mpsim.errors import MissingExtraError
 from mpsim.measured.records import FAMILIES, Measured
 

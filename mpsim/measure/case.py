@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from mpsim import dataclasses
 from mpsim.measured.records import Words
 
 if TYPE_CHECKING:

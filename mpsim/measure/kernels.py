@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
@@ -11,6 +10,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mpsim import dataclasses
 from mpsim.measure.case import Case, Work
 from mpsim.measure.plan import PASSES, Grid, best_first
 from mpsim.measure.tensors import (

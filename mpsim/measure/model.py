@@ -5,7 +5,6 @@ Shapes: B batch, S sequence, D model, H heads of this rank, V vocabulary of this
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint
 
+from mpsim import dataclasses
 from mpsim.workload import attention_flops, gemm_flops
 
 INIT = 0.02

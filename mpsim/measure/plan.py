@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
+from mpsim import dataclasses
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 

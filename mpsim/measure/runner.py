@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import math
 import os
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError
 from mpsim.measure import Settings
 from mpsim.measure.blocks import block_series

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from mpsim import dataclasses
 from mpsim.measure.case import Case, Work
 from mpsim.measure.model import Gpt, Place, Sizes, attention_backend, loss_of
 from mpsim.measure.plan import Grid, Split, degrees

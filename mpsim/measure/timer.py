@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from time import perf_counter, process_time
 
 import torch
 
+from mpsim import dataclasses
 from mpsim.measure.case import Case, Work
 from mpsim.measure.plan import load_grid
 from mpsim.measure.recorder import StepRows, cuda

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import os
 import platform
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError
 from mpsim.measure.plan import load_grid
 from mpsim.measure.recorder import cuda

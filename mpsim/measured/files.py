@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import IO, Annotated, Final, Self, TextIO
@@ -10,6 +9,7 @@ from typing import IO, Annotated, Final, Self, TextIO
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError, nearest
 from mpsim.inputs import TEXT, open_text, read_lines, shown
 from mpsim.measured.records import (

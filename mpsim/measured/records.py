@@ -16,7 +16,6 @@ checked whenever one is made, and `mpsim.measured.files` reads and writes it.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal, Self, TypeAlias
@@ -25,6 +24,7 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.errors import nearest
 from mpsim.inputs import shown

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError
 from mpsim.formats import MeasuredPoint, Points, registry
 from mpsim.measured.files import read_measured

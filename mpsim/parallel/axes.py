@@ -12,11 +12,12 @@ same names, which a test holds to these.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from typing import Literal
 
 import numpy as np
+
+from mpsim import dataclasses
 
 
 class Stream(enum.IntEnum):

@@ -14,11 +14,11 @@ the second, experts of the forward beside the third and attention of the backwar
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from mpsim import dataclasses
 from mpsim.parallel.context import core_items
 from mpsim.parallel.experts import (
     expert_backward,

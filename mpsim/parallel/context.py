@@ -9,9 +9,9 @@ step, *hierarchical* is Ulysses inside a scale-up domain and a ring across.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
+from mpsim import dataclasses
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange
 from mpsim.parallel.items import Communication, Compute, Waits

@@ -10,12 +10,12 @@ Shapes: G groups, M members of each, F flows.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Cluster, FabricKind
 from mpsim.hardware.routes import routes_of

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Iterable
 
+from mpsim import dataclasses
 from mpsim.workload import Module, Operator, Phase, Role
 
 

@@ -8,7 +8,6 @@ Shapes: P pipeline ranks.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange, Framework

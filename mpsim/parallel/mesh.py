@@ -8,13 +8,13 @@ such machines do.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Ints
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster, Placement

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
+from mpsim import dataclasses
 from mpsim.errors import Problem, ScenarioError
 
 

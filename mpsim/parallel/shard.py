@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mpsim import dataclasses
 from mpsim.framework import ExpertBehaviour, ExpertDispatch, TensorBehaviour, TensorOverlap
 from mpsim.memo import remembered
 from mpsim.workload import Operator, OperatorKind, Phase, Split

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.framework import NarrowChunks, TensorOverlap
 from mpsim.parallel.items import Communication, Compute, Item, Waits
 from mpsim.parallel.shard import Sharding, resized, shard

@@ -7,7 +7,6 @@ it has, and where names beside marks find room.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.accessors import Drawn, call
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.errors import ScenarioError

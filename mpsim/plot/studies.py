@@ -6,13 +6,13 @@ Shapes: V variants, N points, F places of a front, X values of a sweep's horizon
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats
 from mpsim.errors import ScenarioError, nearest
 from mpsim.plot.chart import LINE_INCHES, Axis, Bars, Chart, Limit, Lines, Panels, Part, Series

@@ -8,12 +8,12 @@ Shapes: N bars, R ranks drawn, A axes, T spans of time.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine import Timeline as Times
 from mpsim.engine.cover import Cover

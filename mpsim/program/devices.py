@@ -5,11 +5,11 @@ Shapes: N rows, R rank classes.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats
 from mpsim.cost import Constant, Interference, interference_of
 from mpsim.parallel.axes import COMMUNICATION

@@ -10,11 +10,10 @@ template is one kernel, *plain*.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.parallel.axes import AXES
 from mpsim.program.csr import Column, Lists, compress, owners

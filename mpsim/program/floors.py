@@ -10,10 +10,9 @@ Shapes: R rank classes, D directions (out, in), M templates, Q kernels of one, E
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of

@@ -14,12 +14,12 @@ Shapes: N rows, R rank classes, L links, U uses, E links of the fabric, P patter
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of

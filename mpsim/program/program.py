@@ -13,7 +13,6 @@ in float64, so every engine's sums are exact (below 2.5 hours).
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.archive import Saved
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.parallel.axes import ACCOUNTED, Span, Stream

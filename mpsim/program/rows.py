@@ -6,13 +6,13 @@ share that differ in their prices only.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim import dataclasses
 from mpsim.program.csr import Column, Columns, Lists, compress
 from mpsim.program.program import COLUMNS, Program, Stream, Template, Vocabulary
 

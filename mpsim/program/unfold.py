@@ -15,7 +15,6 @@ C classes of replicas, J joint rows.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Ints
 from mpsim.memo import asked_once
 from mpsim.parallel.axes import FOLDED

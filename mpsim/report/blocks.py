@@ -6,7 +6,6 @@ Numbers are SI; a block says its unit, and the page writes it as a person would.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Part, Series
 from mpsim.study.figures import title_of, unit_of
 from mpsim.study.rows import column_of

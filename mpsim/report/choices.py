@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError, UnitError
 from mpsim.report.blocks import Figure, Section, setting_text
 from mpsim.report.service import HEADLINE as OF_SERVICE

@@ -4,10 +4,10 @@ those of what stands behind the figures: assumptions, constants, warnings.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from mpsim import dataclasses
 from mpsim.formats.ledger import flat
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot import palette

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.framework import SelectiveRecompute, framework_names
 from mpsim.hardware import system_names

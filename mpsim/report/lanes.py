@@ -11,7 +11,6 @@ Shapes: N bars.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import gzip
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Ints
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot.palette import EVENTS

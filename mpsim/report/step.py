@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError
 from mpsim.plot import step as charts
 from mpsim.plot.chart import Axis, Bars, Part

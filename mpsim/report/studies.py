@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.formats.ledger import flat
 from mpsim.plot.chart import Axis, Bars, Chart

@@ -9,12 +9,12 @@ Shapes: R rank classes, A axes, Q kernels of a template, W windows of time, B sp
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline

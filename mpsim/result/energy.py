@@ -5,12 +5,12 @@ Shapes: R rank classes, K loads of kernels.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost import KERNELS, Board, Load
 from mpsim.hardware import Cluster, board_power

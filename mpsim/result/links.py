@@ -5,11 +5,11 @@ Shapes: L links, B bins, X rows of the program with what happens inside actions 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.kernels import kernel_times

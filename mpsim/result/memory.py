@@ -5,13 +5,13 @@ Shapes: P ranks, E moments.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import Dimension, format_quantity

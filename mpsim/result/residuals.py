@@ -17,11 +17,11 @@ figure in ``mpsim/result/data``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from mpsim import dataclasses
 from mpsim.hardware import SCALED_FORMATS, Accelerator
 from mpsim.memo import Memo, remembered
 from mpsim.result.words import Figures

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from mpsim import accessors, archive
+from mpsim import accessors, archive, dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost import Constant, Constants, unheld_caps
 from mpsim.engine.timeline import Step, Timeline

@@ -13,12 +13,12 @@ Shapes: S slices, R rank classes, Q kernels of a template.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline

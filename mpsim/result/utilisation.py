@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost import KERNELS, Load
 from mpsim.engine.timeline import Timeline

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from mpsim import dataclasses
 from mpsim.framework import StageSplit
 from mpsim.memo import remembered
 from mpsim.schedule import schedule

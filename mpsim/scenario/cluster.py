@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
+from mpsim import dataclasses
 from mpsim.errors import HardwareError, Problem, ScenarioError, nearest
 from mpsim.hardware import (
     GIVEN,

@@ -7,10 +7,10 @@ two (``mpsim/scenario/data/extent.yaml``): they tell a second from an hour.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from mpsim import dataclasses
 from mpsim.limits import MEMORY_LIMIT, TIME_LIMIT, refuse_large
 from mpsim.scenario.fields import Fields
 from mpsim.schedule import schedule
@@ -81,7 +81,7 @@ def _step(scenario: Scenario) -> Extent:
     tiled = 2.0 * kernels * -(-layers // stages)
     memory = runs * row["memory"] + tiled * inside["memory"]
     seconds = runs * row["time"] + tiled * inside["time"]
-    if order and "times" in order.options:  # it is searched for the times of its actions
+    if order and order.is_timed:  # it is searched for the times of its actions
         seconds += actions * constants["order"]
     ways = {
         "interference": "simulation.interference: false",

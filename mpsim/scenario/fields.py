@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import pydantic
 from pydantic_core import PydanticCustomError, core_schema
 
+from mpsim import dataclasses
 from mpsim.scenario.paths import expand_shorthand
 from mpsim.units import Dimension, format_exact, format_quantity, parse_quantity, units_of
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.document import Document, parse_scalar, read_document
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.inputs import shown

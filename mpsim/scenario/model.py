@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from mpsim import dataclasses
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
 from mpsim.scenario.fields import Count, Fields, Name, Section
 from mpsim.workload import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.framework import Framework
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError
 from mpsim.hardware import LinkShape, system_names
 from mpsim.memo import remembered

@@ -11,10 +11,9 @@ NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/combined_1f1b.py, schedules.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.schedule.orders import Action, Orders
 
 

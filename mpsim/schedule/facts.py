@@ -7,10 +7,11 @@ elsewhere. Sizes that several builders refuse are refused here too.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 
+from mpsim import dataclasses
 from mpsim.description import Description, Figure
 from mpsim.errors import ScheduleError
 from mpsim.memo import remembered
@@ -35,7 +36,7 @@ class Schedule:
     # ``virtual_stages`` and options of its own, all by keyword; a `ScheduleError` where a number
     # does not fit
     build: Callable[..., Orders]
-    _: dataclasses.KW_ONLY
+    _: KW_ONLY
     # virtual stages of a rank where a scenario leaves them out; None where it has to say how many
     chunks: int | None = 1
     interleaves: bool = False  # whether a scenario may choose another number of virtual stages
@@ -59,6 +60,11 @@ class Schedule:
     def options(self) -> tuple[str, ...]:
         """Options beyond ranks, microbatches and virtual stages, such as ``times`` of a search."""
         return _options(self.build)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its orders are searched for the times of the actions."""
+        return "times" in self.options
 
     def describe(self) -> Description:
         """The orders of every rank at a small size, for those who know a schedule's picture."""

@@ -15,11 +15,10 @@ A schedule says w, l and the (chunk, microbatch) of each direction; nothing loop
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Ints
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.stages import loop_map

@@ -8,7 +8,6 @@ of microbatch 0 through stage 3. Stages are numbered through the whole model.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import itertools
 import re
@@ -18,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Ints
 from mpsim.errors import ScheduleError
 

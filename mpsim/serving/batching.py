@@ -8,13 +8,13 @@ requests, of cached prefixes in use and the free ones (idle prefixes among them)
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.serving.cache import Blocks, Tier
 from mpsim.serving.engines import EnginePreset

@@ -11,11 +11,11 @@ Shapes: N requests.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.prices import IterationPrices

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
+from mpsim import dataclasses
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered

@@ -7,7 +7,6 @@ busiest in every layer; one without work takes part with nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 import numpy as np
 import simpy
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.serving.batching import Batch, Engine, Iteration
 from mpsim.serving.prices import IterationPrices

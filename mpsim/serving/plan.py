@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Ints
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster, host_of

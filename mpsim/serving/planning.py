@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 
+from mpsim import dataclasses
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster, accelerator
 from mpsim.scenario import Scenario

@@ -9,12 +9,12 @@ array expression.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost import KernelModel
 from mpsim.hardware import Cluster

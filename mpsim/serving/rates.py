@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.cost import Board, CollectiveModel, Load
 from mpsim.hardware import Calibration, Cluster, shift_of
 from mpsim.nouns import Seconds, read

@@ -5,12 +5,12 @@ Shapes: N requests, S iterations or jumps over equal ones, T transfers.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 
 TIMES = ("arrival", "started", "first", "last")  # of every request, columns of `Served`

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from mpsim import accessors, archive
+from mpsim import accessors, archive, dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.frame import to_frame
 from mpsim.result.result import JobResult, Pictures

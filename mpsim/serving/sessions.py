@@ -7,10 +7,9 @@ cached of them, answers as well, it does not compute again.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Ints
 from mpsim.scenario.serving import Workload
 from mpsim.serving.requests import TIMES, Requests, Served

@@ -12,11 +12,11 @@ References
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import operator
 
+from mpsim import dataclasses
 from mpsim.serving.work import RankWork
 from mpsim.workload import Transformer
 

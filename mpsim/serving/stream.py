@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Ints
 from mpsim.scenario.extent import expected_requests
 from mpsim.scenario.fields import LengthChoice

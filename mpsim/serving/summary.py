@@ -5,7 +5,6 @@ Shapes: N requests, S iterations or jumps over equal ones.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
 from mpsim.result.words import Figures

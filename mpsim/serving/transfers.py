@@ -7,13 +7,13 @@ that meet share links max-min fairly. Latency is paid first and uses nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import simpy
 
+from mpsim import dataclasses
 from mpsim.arrays import Ints
 from mpsim.engine.contention import SharedLinks
 from mpsim.hardware import Cluster

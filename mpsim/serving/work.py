@@ -8,12 +8,12 @@ numbers.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.parallel import Sharding, shard
 from mpsim.parallel.experts import busiest_rank, expected_maximum

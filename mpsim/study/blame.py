@@ -13,10 +13,9 @@ Shapes: N rows, R rank classes, G gaps.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.chains import precedence

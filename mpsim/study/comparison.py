@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.formats.ledger import flat
 from mpsim.frame import Tabular

@@ -10,13 +10,13 @@ Shapes: N transfers and actions of the unfolded program, X finest rows, L links,
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Iterable
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.parallel import FOLDED, Mesh

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from mpsim import dataclasses
 from mpsim.document import read_document
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import GIVEN, Cluster, accelerator_names, source_of

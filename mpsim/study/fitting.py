@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
 from mpsim.scenario.sections import Training

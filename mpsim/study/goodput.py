@@ -9,7 +9,6 @@ Shapes: K trials.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.accessors import Drawable, chart
 from mpsim.arrays import Floats, Ints
 from mpsim.errors import ScenarioError

@@ -11,7 +11,6 @@ finishes first, so its bytes do not depend on interruptions.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.limits import is_unlimited, refuse_large
 from mpsim.scenario import Scenario

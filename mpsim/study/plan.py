@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.frame import Tabular, named

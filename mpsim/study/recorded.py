@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.engine import Timeline
 from mpsim.formats.recorded_step import RecordedStep
 from mpsim.frame import named

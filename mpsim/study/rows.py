@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar, overload
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
 from mpsim.sheet import Section, Sheet, Shown

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from mpsim import dataclasses
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.frame import Tabular

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.engine import Timeline, run
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.frame import named

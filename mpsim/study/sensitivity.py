@@ -8,7 +8,6 @@ launch of products. On a mixed cluster every kind of node has figures of its own
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -18,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.accessors import Drawn, chart
 from mpsim.arrays import Floats
 from mpsim.cost import CollectiveModel, KernelModel

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.result.residuals import HALF_WIDTH, LEVEL, Setting, chosen_of
 from mpsim.training.intervals import residuals_of
 

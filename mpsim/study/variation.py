@@ -11,7 +11,6 @@ class, P pipeline ranks, T templates, F factors.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine import Timeline
 from mpsim.engine.kernels import reduce_template

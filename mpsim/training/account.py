@@ -19,12 +19,12 @@ A rank's parts are whole ticks and sum to the step time. `idle_waits` has idle t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.engine.cover import Cover
 from mpsim.engine.timeline import Timeline

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from mpsim import dataclasses
 from mpsim.cost import StageCosts
 from mpsim.cost.quantise import launch_seconds
 from mpsim.hardware import host_of

@@ -17,10 +17,9 @@ Shapes: R rank classes, W intervals, C causes.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND

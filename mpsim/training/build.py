@@ -14,7 +14,6 @@ out, and so are collectives of other axes. Shapes: N actions.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -23,6 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.cost import copy_seconds, update_seconds
 from mpsim.errors import ScenarioError

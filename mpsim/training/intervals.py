@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
+from mpsim import dataclasses
 from mpsim.framework import framework_line
 from mpsim.parallel import AXIS_NAMES, EXPOSED
 from mpsim.result.memory import Memory

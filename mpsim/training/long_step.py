@@ -11,7 +11,6 @@ Shapes: N rows, B rows of both steps.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats, Ints
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
@@ -52,7 +52,7 @@ class Lengths:
 def lengths_of(scenario: Scenario) -> Iterator[Lengths]:
     """Ways to shorten a step; none if it is short, or hangs on more than its microbatches."""
     name, simulation = scenario.schedule.name, scenario.simulation
-    if scenario.serves or name is None or "times" in schedule(name).options:
+    if scenario.serves or name is None or schedule(name).is_timed:
         return
     if simulation.network != "analytic" or simulation.interference or simulation.engine == "simpy":
         return

@@ -21,11 +21,10 @@ All others post receives ahead of their use, so only the sending end is held the
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Ints
 from mpsim.cost import COLLECTIVES
 from mpsim.framework import BlockingSends, PipelineBehaviour

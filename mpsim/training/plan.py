@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
+from mpsim import dataclasses
 from mpsim.archive import Saved
 from mpsim.arrays import Ints
 from mpsim.framework import ExpertOverlap

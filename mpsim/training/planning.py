@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap, Framework, stepped_by
 from mpsim.hardware import Cluster, host_of

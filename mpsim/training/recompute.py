@@ -8,10 +8,10 @@ keeps what some matrix products return, or attention. What is kept may wait in h
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.memo import remembered
 from mpsim.parallel import Repeat, Sharding, reshaped
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Role, Split

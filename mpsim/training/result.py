@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from mpsim import dataclasses
 from mpsim.archive import Archive
 from mpsim.arrays import Floats
 from mpsim.hardware import Cluster

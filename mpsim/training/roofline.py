@@ -11,11 +11,11 @@ multicore architectures", CACM 52(4), 2009.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost import StageCosts
 from mpsim.cost.kernels import executed_flops

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.schedule import Action, make_orders, schedule
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
@@ -40,15 +40,12 @@ def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
 
 
 def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
-    """Search the orders again for the plan's own times, where its schedule asks for times. `plan`:
-    with orders searched for equal times.
+    """Search the orders again for the plan's own times. `plan`: of a schedule that asks for times
+    (`Schedule.is_timed`), with orders searched for equal ones.
 
-    Returns Plan: the same, or with other orders of the same actions.
+    Returns Plan: with other orders of the same actions.
     """
     orders = plan.orders
-    known = schedule(plan.schedule).options if plan.schedule else ()
-    if "times" not in known:
-        return plan
     if plan.classes:
         searched_parts = [with_timed_orders(part.plan, part).orders for part in costs.parts]
         classes = tuple(
@@ -58,7 +55,7 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
         return dataclasses.replace(plan, classes=classes, orders=classes[0].orders)
     times = action_times(plan, costs)
     options: dict[str, object] = {"times": times[:3]}
-    if "send" in known:
+    if "send" in schedule(plan.schedule).options:
         options["send"] = times.send
     searched = make_orders(
         plan.schedule,

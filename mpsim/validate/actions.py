@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.engine import Timeline
 from mpsim.measured.records import Actions, Measurement
 from mpsim.program import TICK, Stream

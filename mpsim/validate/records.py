@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import statistics
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.frame import named
 from mpsim.result.residuals import EXACT, Interval, Setting, decisions, residuals
 from mpsim.sheet import Section, Sheet, Shown

@@ -6,13 +6,13 @@ each row is simulated and scored.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.document import Document, parse_scalar
 from mpsim.errors import CalibrationError, MpsimError, UnitError
 from mpsim.formats.cells import Cells, read_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import statistics
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.perfetto import Event, named_events, slice_event, write_events
 from mpsim.formats.words import gpu

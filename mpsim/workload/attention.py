@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 
+from mpsim import dataclasses
 from mpsim.workload.builders import STATISTIC_BYTES, make_attention, make_gemm, moving, streaming
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.experts import LatentAttention

@@ -8,11 +8,11 @@ Legend: A bytes of an activation, G of a gradient buffer's element, (m, n, k) a 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.workload.expansion import Step
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split

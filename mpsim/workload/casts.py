@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 
+from mpsim import dataclasses
 from mpsim.workload.builders import make_elementwise
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split

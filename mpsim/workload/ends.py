@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
+from mpsim import dataclasses
 from mpsim.errors import WorkloadError
 from mpsim.workload.builders import LABEL_BYTES, STATISTIC_BYTES, linear, make_elementwise, moving
 from mpsim.workload.expansion import Expansion, Step, Tokens

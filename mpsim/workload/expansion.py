@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable
 
+from mpsim import dataclasses
 from mpsim.errors import WorkloadError
 from mpsim.workload.operators import Operator, Split
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+
+from mpsim import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
+from mpsim import dataclasses
 from mpsim.memo import remembered
 from mpsim.workload.ends import expand_head, tower_steps
 from mpsim.workload.layer import expand_layer

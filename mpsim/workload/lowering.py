@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, TypeAlias
 
+from mpsim import dataclasses
 from mpsim.errors import WorkloadError
 from mpsim.nouns import Flag, Plain
 

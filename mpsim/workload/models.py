@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TypeAlias, cast
 
+from mpsim import dataclasses
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog

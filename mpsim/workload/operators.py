@@ -18,17 +18,17 @@ goes into the core (q, k, v) is reported before it, what comes out of it by the 
 
 from __future__ import annotations
 
-import dataclasses
 import enum
+
+from mpsim import dataclasses
 
 
 class OperatorKind(enum.StrEnum):
     """Which cost form applies."""
 
     GEMM = "gemm"  # batch x (m, k) @ (k, n)
-    GROUPED_GEMM = (  # batch experts, each (m, k) @ (k, n); m is the mean of tokens an expert gets
-        "grouped_gemm"
-    )
+    # batch experts, each (m, k) @ (k, n); m is the mean of tokens an expert gets
+    GROUPED_GEMM = "grouped_gemm"
     ATTENTION = "attention"  # one fused kernel
     SCAN = "scan"  # a state along a sequence, in chunks: kernels of small products
     NORM = "norm"  # memory bound, fused row reduction
@@ -166,9 +166,8 @@ class Split(enum.StrEnum):
     ROW = "row"  # GEMM with sharded input features: k / t, output to be reduced
     TENSOR = "tensor"  # work divided by t (heads, or activations between column and row)
     SEQUENCE = "sequence"  # divided by t only with sequence parallelism
-    EXPERT = (  # experts divided by expert parallelism, their features by expert-tensor parallelism
-        "expert"
-    )
+    # experts divided by expert parallelism, their features by expert-tensor parallelism
+    EXPERT = "expert"
     NONE = "none"  # never divided
 
 

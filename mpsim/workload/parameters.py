@@ -7,9 +7,9 @@ positions are replicated on every tensor-parallel rank.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
+from mpsim import dataclasses
 from mpsim.errors import WorkloadError
 
 

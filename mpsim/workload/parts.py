@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
+from mpsim import dataclasses
 from mpsim.workload.builders import STATISTIC_BYTES, linear, streaming
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.lowering import Lowering

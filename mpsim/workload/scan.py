@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
+from mpsim import dataclasses
 from mpsim.workload.builders import STATISTIC_BYTES, moving
 from mpsim.workload.expansion import Step
 from mpsim.workload.operators import Module, OperatorKind, Role, Split

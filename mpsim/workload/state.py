@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.workload.experts import small
 from mpsim.workload.parameters import Count
 

@@ -7,12 +7,12 @@ expansion (`trained_weights`).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.workload.builders import MASK_BYTES, STATISTIC_BYTES, linear, moving
 from mpsim.workload.expansion import Expansion, Step
 from mpsim.workload.lowering import Lowering

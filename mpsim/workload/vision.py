@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
+from mpsim import dataclasses
 from mpsim.workload.experts import small
 from mpsim.workload.parameters import Count
 

@@ -14,13 +14,13 @@ R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collectives in MPICH, IJHP
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, Ledger
 from mpsim.cost.network import group_bandwidth, nodes_spanned, pair_bandwidth, slowed_nic_bandwidth

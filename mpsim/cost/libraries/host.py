@@ -7,12 +7,12 @@ A decision table says which algorithm runs (`decision_table`), a formula how lon
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost.constants import Constant, Ledger, Status, calibrated_groups
 from mpsim.cost.libraries.algorithms import ALGORITHMS, Wires, wires_of

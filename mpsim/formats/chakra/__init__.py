@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.formats.chakra.trace import Node, Trace, is_trace, read_ranks
 from mpsim.formats.imported import Recorded
 from mpsim.formats.source import Format, Head, Options

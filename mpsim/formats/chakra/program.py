@@ -14,7 +14,6 @@ astra-sim/astra-sim 518bd51, ``Workload.cc``, ``collective/Ring.cc`` (all-gather
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
 from mpsim.formats.chakra.trace import Node, Trace

@@ -8,7 +8,6 @@ mlcommons/chakra 21585d8, ``schema/protobuf/et_def.proto``; astra-sim/astra-sim 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError
 from mpsim.formats.chakra.schema import COLLECTIVE_TYPES, NODE_TYPES, messages
 from mpsim.inputs import read_bytes, read_json

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 
 

@@ -10,12 +10,12 @@ openxla/xla, ``hlo_parser.cc``; text of jax 0.10.2 (CPU, H100, TPU v5e) and tens
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError
 from mpsim.formats.hlo.groups import MOST_DEVICES
 from mpsim.memo import remembered

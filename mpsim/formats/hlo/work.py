@@ -11,11 +11,11 @@ openxla/xla, ``hlo_cost_analysis.cc`` (bytes of fusions, slices), ``gpu/cublas_c
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.formats.hlo.text import Instruction, Module, arrays, device_bytes
 from mpsim.memo import remembered
 

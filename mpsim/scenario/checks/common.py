@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pydantic
 
+from mpsim import dataclasses
 from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import framework

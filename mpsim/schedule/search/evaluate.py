@@ -10,13 +10,13 @@ the order in which they are produced.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim import dataclasses
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.tape import Step, steps_of

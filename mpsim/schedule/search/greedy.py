@@ -8,11 +8,11 @@ that the oldest can always go on.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import math
 from collections import deque
 
+from mpsim import dataclasses
 from mpsim.schedule.orders import Action
 from mpsim.schedule.search.evaluate import Room, Setting
 from mpsim.schedule.tape import Step

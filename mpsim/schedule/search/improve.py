@@ -8,10 +8,10 @@ respects memory and the order of F, I and W of one microbatch, and does not make
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 
+from mpsim import dataclasses
 from mpsim.errors import DeadlockError
 from mpsim.schedule.orders import Action
 from mpsim.schedule.search.evaluate import Room, Run, Setting, evaluate, peak_held

@@ -9,7 +9,6 @@ the same order on every machine.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import random
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim import dataclasses
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.orders import Action, Orders

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mpsim import dataclasses
 from mpsim.errors import ScheduleError
 
 UNTIL_WEIGHT = 0.5

@@ -22,10 +22,10 @@ megatron/core/pipeline_parallel/zerobubble/scheduler/zb.py, commit 39f2c186 (the
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from mpsim import dataclasses
 from mpsim.errors import ScheduleError
 from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.orders import Action, Orders

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
+from mpsim import dataclasses
 from mpsim.cost import KernelModel
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.hardware import Cluster

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from mpsim import dataclasses
 from mpsim.frame import named
 from mpsim.hardware import Cluster
 from mpsim.hardware.inventory import inventory_of

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator
 from statistics import NormalDist
 from typing import NamedTuple
 
+from mpsim import dataclasses
 from mpsim.accessors import Drawable, chart
 from mpsim.frame import Tabular, aligned
 from mpsim.result.residuals import HALF_WIDTH

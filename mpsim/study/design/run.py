@@ -5,7 +5,6 @@ what would change the choice: upgrades, what makes another as good, constants it
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario

@@ -15,7 +15,6 @@ J. Wilson et al., "Pathwise Conditioning of Gaussian Processes", JMLR 22, 2021, 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats
 from mpsim.result.residuals import HALF_WIDTH, Setting, chosen_of, residuals
 from mpsim.training.intervals import residuals_of

@@ -15,13 +15,13 @@ layout without exposed extras the bound is the step time itself.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.engine import run
 from mpsim.errors import ScheduleError

@@ -12,7 +12,6 @@ Scores are such that less is better, and no candidate's score is below its own b
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import heapq
 import itertools
 import math
@@ -21,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.study.journal import Entry, Journal, name_of
 from mpsim.study.search.given import Clock, defaults

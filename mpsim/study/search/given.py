@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered

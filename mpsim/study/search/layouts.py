@@ -6,12 +6,12 @@ combination of those, and a combination that fails takes everything that extends
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.framework import SelectiveRecompute, StageSplit
 from mpsim.parallel import AXES as MESH_AXES

@@ -5,12 +5,12 @@ words that print them stand together.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular, aligned, named
 from mpsim.parallel import EXPOSED

@@ -9,10 +9,10 @@ a short stream ends before an overload shows.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from mpsim import dataclasses
 from mpsim.frame import named
 from mpsim.result.words import Figures
 from mpsim.sheet import Section, Sheet

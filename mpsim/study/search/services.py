@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.memo import asked_once
 from mpsim.scenario import Scenario

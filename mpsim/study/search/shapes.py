@@ -10,12 +10,12 @@ Shapes: D distinct stages, S stages, P pipeline ranks, A parts of the model.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.framework import ExpertOverlap
 from mpsim.memo import Memo, asked_once

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.errors import ScenarioError
 from mpsim.formats import export
 from mpsim.framework import framework_line

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError
 from mpsim.frame import named
 from mpsim.framework import framework_line

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.hardware.routes import routes_of
 from mpsim.program.program import TICK, Program
@@ -575,7 +575,7 @@ def seconds_of(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
 def _check_schedules(names: Sequence[object]) -> None:
     """Refuse schedules that search their own order: what they hold is not known before."""
     for name in names:
-        if "times" in schedule(str(name)).options:
+        if schedule(str(name)).is_timed:
             raise ScenarioError(
                 f"schedule {name} makes an order of its own for every layout; search over the"
                 " others, then try it on the best"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.errors import FormatError
 from mpsim.formats.training_log import read_log
 from mpsim.inputs import read_bytes

@@ -5,7 +5,6 @@ Shapes: N actions of one rank.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.memo import Memo, asked_once, remembered

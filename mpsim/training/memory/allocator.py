@@ -9,8 +9,9 @@ split if enough is left. An expandable segment is one range a stream and pool, m
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Iterator
+
+from mpsim import dataclasses
 
 _MIB = 2**20
 _ROUNDING, _SMALL, _LARGE = 512, _MIB, 10 * _MIB

@@ -9,11 +9,11 @@ the middle, so a few rounds of microbatches show every moment of many.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.schedule import Action, Orders
 from mpsim.training.memory.activations import SIGNS

@@ -4,13 +4,13 @@ itself, beside activations; and its fullest moment.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Floats
 from mpsim.training.memory.states import model_states
 from mpsim.training.plan import Plan

@@ -4,11 +4,11 @@ in which it comes and goes.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from mpsim import dataclasses
 from mpsim.engine.timeline import Timeline
 from mpsim.program import TICK
 from mpsim.result.memory import Memory

@@ -14,11 +14,11 @@ first.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Ints
 from mpsim.framework import DataBehaviour
 from mpsim.schedule import Action, Orders

@@ -10,11 +10,11 @@ Shapes: E exchanges, R ranks.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Host, host_of
 from mpsim.program.program import Stream

@@ -5,11 +5,11 @@ Shapes: P pipeline ranks.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan

@@ -11,13 +11,13 @@ Shapes: N actions, S stages.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from mpsim import dataclasses
 from mpsim.arrays import Flags, Ints
 from mpsim.memo import remembered
 from mpsim.parallel import Stage

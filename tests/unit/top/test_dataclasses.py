@@ -1,0 +1,102 @@
+"""Dataclasses that compile their methods late: the same as the standard ones, whatever is asked first."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses as standard
+import inspect
+import itertools
+import pickle
+
+import pytest
+
+from mpsim import dataclasses
+
+KINDS = [
+    {"frozen": frozen, "slots": slots, "eq": eq, "kw_only": kw_only, "repr": shown}
+    for frozen, slots, eq, kw_only, shown in itertools.product((False, True), repeat=5)
+]
+
+
+def _made(module, options):
+    """A class with every kind of field."""
+
+    @module.dataclass(**options)
+    class Point:
+        """One."""
+
+        x: int
+        y: float = 2.0
+        names: list[str] = standard.field(default_factory=list, hash=False)
+        note: str = standard.field(default="", compare=False, repr=False, kw_only=True)
+        seen: list[int] = standard.field(default_factory=list, init=False, hash=False)
+
+        def __post_init__(self):
+            self.seen.append(self.x)
+
+    return Point
+
+
+def _outcome(ask):
+    try:
+        return ask()
+    except (AttributeError, TypeError) as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_a_class_is_as_the_standard_library_makes_it(options):
+    """Signature, fields, text, comparison, hash, copies and refusals."""
+    told = []
+    for cls in (_made(dataclasses, options), _made(standard, options)):
+        point = cls(x=1, names=["a"], note="n")
+        alike, other = cls(x=1, names=["a"]), cls(x=1, y=3.0)
+        told.append(
+            [
+                [
+                    (p.name, p.kind, p.annotation)
+                    for p in inspect.signature(cls).parameters.values()
+                ],
+                [field.name for field in standard.fields(cls)],
+                standard.asdict(point),
+                options["repr"] and repr(point),
+                point == alike,
+                point == other,
+                point == 1,
+                _outcome(lambda cls=cls, point=point: hash(point) == hash(cls(x=1, names=["b"]))),
+                _outcome(lambda point=point: setattr(point, "x", 5)),
+                _outcome(lambda cls=cls: delattr(cls(x=1), "y")),
+                _outcome(lambda cls=cls: cls(y=1)),
+                standard.asdict(copy.deepcopy(point)),
+                standard.asdict(standard.replace(other, x=4)),
+                cls.__match_args__,
+            ]
+        )
+    assert told[0] == told[1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Base:
+    """A frozen class that is pickled by name."""
+
+    x: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Derived(Base):
+    """Its fields stand behind those of its base."""
+
+    y: int = 2
+
+
+def test_a_derived_class_sets_and_pickles_all_fields():
+    """Slots of the base are set by descriptors of the base."""
+    assert pickle.loads(pickle.dumps(Derived(1))) == Derived(1, 2) != Base(1)
+
+
+def test_a_class_is_compiled_when_it_is_first_made():
+    """Or when somebody asks what it takes."""
+    cls = _made(dataclasses, {"frozen": True, "slots": True})
+    before = inspect.isfunction(cls.__dict__["__init__"])
+    inspect.signature(cls)
+    assert [before, inspect.isfunction(cls.__dict__["__init__"])] == [False, True]
