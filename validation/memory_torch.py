@@ -41,7 +41,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from bench.torch_steps import MODELS, Case, cases
+from bench.torch_steps import EAGER, MODELS, Case, cases
 from mpsim.training.memory.allocator import CachingAllocator
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,10 +102,11 @@ class Rotate(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Grouped queries, rotation, scaled_dot_product_attention."""
+    """Grouped queries, rotation, scaled_dot_product_attention, or the kernels that Hugging Face's eager_attention_forward calls."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], *, eager: bool) -> None:
         super().__init__()
+        self.eager = eager
         hidden, self.width = sizes["hidden"], sizes["hidden"] // sizes["heads"]
         kv = sizes["kv_heads"] * self.width
         self.wq, self.wk = nn.Linear(hidden, hidden, bias=False), nn.Linear(hidden, kv, bias=False)
@@ -118,7 +119,12 @@ class Attention(nn.Module):
             for part in (self.wq(x_BSD), self.wk(x_BSD), self.wv(x_BSD))
         )
         q, k = Rotate.apply(q), Rotate.apply(k)
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if self.eager:
+            scores = q @ k.transpose(-1, -2) * self.width**-0.5
+            scores = scores + scores.new_zeros(1, 1, *scores.shape[-2:])  # the mask
+            out = functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+        else:
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.wo(out.transpose(1, 2).flatten(2))
 
 
@@ -143,7 +149,8 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = Norm(sizes["hidden"], wide=case.wide)
         self.ffn_norm = Norm(sizes["hidden"], wide=case.wide)
-        self.attention, self.feed_forward = Attention(sizes), FeedForward(sizes)
+        self.attention = Attention(sizes, eager=case.model in EAGER)
+        self.feed_forward = FeedForward(sizes)
         self.recompute = case.recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import mpsim
 from mpsim.training.memory.account import account_memory
 
-__all__ = ["MODELS", "Case", "cases", "parts_of", "scenario_of"]
+__all__ = ["EAGER", "MODELS", "Case", "cases", "parts_of", "scenario_of"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +58,14 @@ MODELS: Mapping[str, Mapping[str, int]] = {
     "llama2-7b": {"layers": 8, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 11008, "vocab": 32000, "sequence": 4096, "micro_batch": 2},
     "llama-70b": {"layers": 3, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 28672, "vocab": 128256, "sequence": 4096, "micro_batch": 1},
     "narrow": {"layers": 12, "hidden": 1024, "heads": 16, "kv_heads": 16, "ffn_hidden": 2816, "vocab": 32000, "sequence": 1024, "micro_batch": 8},
+    # scores are tensors, and their softmax is of torch's own kernels
+    "scores": {"layers": 4, "hidden": 2048, "heads": 32, "kv_heads": 32, "ffn_hidden": 5504, "vocab": 32000, "sequence": 2048, "micro_batch": 4},
     # whole models, for what an allocator loses between tensors
     "whole-8b": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256, "sequence": 8192, "micro_batch": 1},
     "whole-7b": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn_hidden": 11008, "vocab": 32000, "sequence": 4096, "micro_batch": 4},
 }  # fmt: skip
-PARTS = tuple(name for name in MODELS if not name.startswith("whole"))
-WIDE = ("llama2-7b", "narrow")
+PARTS = tuple(name for name in MODELS if not name.startswith(("whole", "scores")))
+WIDE, EAGER = ("llama2-7b", "narrow"), ("scores",)
 LAYOUTS = ((1, 1), (8, 1), (64, 1), (4, 2), (8, 8))
 RECOMPUTE = ("none", "full", "per-op")
 OPTIMIZERS = ("adamw", "sgd", "foreach")
@@ -83,9 +85,15 @@ def cases() -> list[Case]:
         *(
             Case(model=m, fsdp=f, tp=1, recompute=r, optimizer="adamw", root=False)
             for m in MODELS
-            if m not in PARTS
+            if m.startswith("whole")
             for f in (8, 64)
             for r in RECOMPUTE
+        ),
+        *(
+            Case(model=m, fsdp=f, tp=t, recompute=r, optimizer="adamw")
+            for m in EAGER
+            for f, t in LAYOUTS
+            for r in ("none", "full")
         ),
     ]  # fmt: skip
 
@@ -125,6 +133,7 @@ def scenario_of(case: Case) -> dict[str, object]:
             "preset": "torch-ddp" if alone else "torch-fsdp2",
             "wide_norms": case.wide,
             "fused_rotary": True,
+            **({"fused_attention": False, "fused_softmax": False} if case.model in EAGER else {}),
             "loss_kept_bytes": 4,  # the loop does not hold logits, so their log-softmax alone
             "loss_peak_bytes": 12,
             "keeps_gathered": case.tp > 1,  # autograd keeps what DTensor has gathered

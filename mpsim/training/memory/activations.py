@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -304,9 +304,8 @@ def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:
     inputs = layers[0].input_bytes / sharding.divisor(layers[0].input_split)
     whole = [_all(layer, sharding) for layer in layers]
     again = sum(layer.for_input + layer.for_weight for layer in whole) - inputs
-    gradients = max(_gradients(layer.backward, sharding) for layer in layers)
-    largest = max(_largest(layer.backward, sharding) for layer in layers)
-    return Kept(for_weight=inputs, in_layers=again + gradients, layer=inputs, of_layers=largest)
+    beside, largest = map(max, zip(*(_gradients(layer, sharding) for layer in layers), strict=True))
+    return Kept(for_weight=inputs, in_layers=again + beside, layer=inputs, of_layers=largest)
 
 
 def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Kept:
@@ -315,8 +314,8 @@ def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Ke
     else:
         repeated = rerun(expansion, recompute, tp=sharding.tp)
         kept = _all(expansion, sharding, repeated)
-        beside = _dropped(expansion, sharding, repeated) + _gradients(expansion.backward, sharding)
-        largest = _largest(expansion.backward, sharding)
+        beside, largest = _gradients(expansion, sharding)
+        beside += _dropped(expansion, sharding, repeated)
         kept = dataclasses.replace(kept, in_layers=beside, of_layers=largest)
         inputs = expansion.input_bytes / sharding.divisor(expansion.input_split)
         inputs = min(inputs / (kept.for_input + kept.for_weight), 1.0)
@@ -362,22 +361,19 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float, copies: int) ->
     loss = next(each for each in expansion.forward if each.kind is OperatorKind.LOSS)
     logits = projection.m * projection.n / _divisor(loss, sharding)
     in_loss = max(peak * logits - kept.logits, 0.0)
-    pair = _gradients(expansion.backward, sharding)
+    pair, _ = _gradients(expansion, sharding)
     if 0.0 < peak < sharding.activation_bytes:  # their gradient is never whole either
         pair -= (sharding.activation_bytes - peak) * logits
     in_head, of_loss = max(in_loss, pair), _FLOAT32 * logits
     if 0 < in_loss < sharding.activation_bytes * logits:
         # a loss in chunks hands the projection one chunk's gradients at a time, and its weight's
         # gradient is there from the first
-        weight = sum(each.m * each.n for each in expansion.backward if _is_weight_gradient(each))
+        products = (each for each in expansion.backward if each.kind in _PRODUCTS)
+        weight = sum(each.m * each.n for each in products if each.phase is Phase.WEIGHT_GRADIENT)
         element = sharding.activation_bytes / sharding.divisor(Split.TENSOR)
         in_loss = in_head = in_loss + copies * element * weight
         of_loss = element * weight
     return dataclasses.replace(kept, in_head=in_head, in_loss=in_loss, of_loss=of_loss)
-
-
-def _is_weight_gradient(operator: Operator) -> bool:
-    return operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _PRODUCTS
 
 
 def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None) -> Kept:
@@ -410,24 +406,36 @@ def _weight_divisor(operator: Operator, sharding: Sharding) -> int:
     return 1 if stays else sharding.divisor(operator.saved_split)
 
 
-def _gradients(operators: Iterable[Operator], sharding: Sharding) -> float:
-    """The largest pair of gradients that one matrix product reads and writes [B]."""
-    return max(
-        (read + written for read, written in _read_and_written(operators, sharding)), default=0.0
-    )
-
-
-def _largest(operators: Iterable[Operator], sharding: Sharding) -> float:
-    """The largest gradient that a matrix product reads or writes, such as that of scores [B]."""
-    return max(itertools.chain(*_read_and_written(operators, sharding)), default=0.0)
-
-
-def _read_and_written(
-    operators: Iterable[Operator], sharding: Sharding
-) -> Iterator[tuple[float, float]]:
-    """Gradients that each matrix product reads, and those that it writes [B]."""
-    for operator in operators:
+def _gradients(layer: Expansion, sharding: Sharding) -> tuple[float, float]:
+    """The most that gradients take at once beside what a layer still keeps: what one matrix product
+    reads and writes, or a softmax; and the largest of them [B].
+    """
+    scores, freed = _softmax(layer, sharding)
+    pairs = [(scores, scores - freed)]
+    for operator in layer.backward:
         if operator.phase is Phase.INPUT_GRADIENT and operator.kind in _PRODUCTS:
             product = shard(operator, sharding)
             rows = float(sharding.activation_bytes * product.batch * product.m)
-            yield rows * product.n, rows * product.k
+            pairs.append((rows * product.n, rows * product.k))
+    return max(map(sum, pairs)), max(map(max, pairs))
+
+
+def _softmax(layer: Expansion, sharding: Sharding) -> tuple[float, float]:
+    """Gradient of a softmax that torch's own kernels compute in float32, of its scores as of its
+    result; and what a backward has freed of the layer by then, their cast too [B]. One kernel for
+    all writes in place.
+
+    References
+    ----------
+    torch 2.13, aten/src/ATen/native/SoftMax.cpp: bfloat16 is converted before. Megatron-LM
+    core_v0.8.0, megatron/legacy/fused_kernels/scaled_masked_softmax_cuda.cu, "in-place".
+    """
+    scores = 0.0
+    for place, operator in enumerate(layer.forward):
+        if operator.role is Role.SCORES:
+            scores = float(_FLOAT32 * shard(operator, sharding).operands[-1])
+        cast = operator.saved / sharding.divisor(operator.saved_split) - scores
+        if operator.role is Role.SOFTMAX and cast >= 0.0:
+            later = _all(dataclasses.replace(layer, forward=layer.forward[place + 1 :]), sharding)
+            return scores, cast + later.for_input + later.for_weight
+    return 0.0, 0.0

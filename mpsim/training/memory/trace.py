@@ -41,9 +41,7 @@ class Played:
     changes: tuple[tuple[Change, int, int, int], ...]
     allocated: int  # allocated, reserved: highest of either [B]
     reserved: int
-    moment: str
-    # names of what lies on the device when most is allocated, with their bytes, the largest first
-    fullest: tuple[tuple[str, int], ...]
+    moment: str  # whose allocation made most
 
 
 def allocation_trace(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> list[Change]:
@@ -134,18 +132,15 @@ def _action(
 def play(changes: Sequence[Change], *, expandable: bool = False) -> Played:
     """Give a trace to torch's caching allocator."""
     allocator, alive = CachingAllocator(expandable=expandable), dict[str, Block]()
-    played, most, moment, fullest = [], 0, "", dict[str, int]()
+    played, most, moment = [], 0, ""
     for change in changes:
         reserved = allocator.reserved
         if change.size:
-            block = alive[change.name] = allocator.allocate(change.size, name=change.name)
-            played.append((change, block.address, block.size, allocator.reserved - reserved))
-        else:
-            block = alive.pop(change.name)
-            played.append((change, block.address, block.size, 0))
-            allocator.free(block)
+            alive[change.name] = allocator.allocate(change.size, name=change.name)
+        block = alive[change.name]
+        played.append((change, block.address, block.size, allocator.reserved - reserved))
+        if not change.size:
+            allocator.free(alive.pop(change.name))
         if allocator.allocated > most:
             most, moment = allocator.allocated, change.name
-            fullest = {name: block.size for name, block in alive.items()}
-    largest = sorted(fullest.items(), key=lambda item: -item[1])
-    return Played(allocator, tuple(played), most, allocator.reserved, moment, tuple(largest))
+    return Played(allocator, tuple(played), most, allocator.reserved, moment)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -241,6 +243,22 @@ def test_the_loss_is_as_large_as_its_tensors_at_a_time() -> None:
     assert memory.components["logits"][0] == 12 * logits
     compiled = small_plan(tp=1, pp=1, dp=8, zero=3, preset="torchtitan-2025", recompute="full")
     assert kept_by_stage(compiled)[0].logits == 2 * logits
+
+
+def test_a_softmax_in_kernels_of_torch_goes_back_beside_what_came_before_it() -> None:
+    """12 B a score are alive, its float32 result and two gradients as wide, and nothing of the MLP; all else grows as the sequence does."""
+
+    def beside(length: int, ffn: int = 8192) -> float:
+        eager = {"fused_attention": False, "fused_softmax": False}
+        plan = small_plan(pp=1, preset="torch-ddp", overrides=eager, sequence_length=length)
+        shape = dataclasses.replace(plan.layout.model, ffn_hidden=ffn)
+        plan = dataclasses.replace(plan, layout=dataclasses.replace(plan.layout, model=shape))
+        ((_, layer),) = kept_by_piece(plan)[0][1:2]
+        return layer.in_layers
+
+    scores = 4096 * 4096 * model("gpt-1.7b").heads // 2
+    assert beside(4096) - 2 * beside(2048) == 12 * (scores - scores // 2)
+    assert beside(4096) == beside(4096, ffn=4096)
 
 
 def test_gradients_of_a_whole_backward_move_the_peak_to_its_end() -> None:
