@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.arrays import Floats, Ints
-from mpsim.cost import COLLECTIVES, KERNELS, StageCosts, Transfer, load_of
+from mpsim.cost import COLLECTIVES, KERNELS, Load, StageCosts, Transfer, load_of
 from mpsim.memo import Memo, remembered
 from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
 from mpsim.program.csr import Column, Columns
@@ -389,7 +389,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         executed_flops=math.fsum(block.executed_flops for block in templates),
         peak_seconds=math.fsum(block.peak_seconds for block in templates),
         load_seconds=tuple(
-            map(math.fsum, zip(*(block.load_seconds for block in templates), strict=False))
+            map(math.fsum, zip(*(block.load_seconds for block in templates), strict=True))
         ),
         memory_seconds=math.fsum(block.memory_seconds for block in templates),
         **_joined(templates),
@@ -468,11 +468,12 @@ def _edges_after(previous: Template | None, block: Template) -> tuple[Ints, Ints
 
 
 def one_kernel(vocabulary: Vocabulary, name: str, part: str, duration: float) -> Template:
-    """A template of one kernel that takes so many ticks and counts as a part."""
+    """A template of one kernel that memory bounds, takes so many ticks and counts as a part."""
     block, number = _Block(vocabulary), vocabulary.part(part)
     block.placed.append(_Placed(name, Stream.COMPUTE, number, 0.0, duration, ()))
     block.parts[number] = duration
-    return _as_template(name, block)
+    loads = tuple(duration * TICK if load is Load.STREAMS else 0.0 for load in KERNELS)
+    return _as_template(name, block).but(load_seconds=loads)
 
 
 @remembered(8)

@@ -118,3 +118,23 @@ def test_a_cap_at_the_limit_and_a_lock_at_the_highest_clock_are_none() -> None:
     plain, held = summary(), summary(tdp="700 W", clock="1980 MHz")
     for key in ("step_time_s", "energy_parts_j", "meter_parts_j"):
         assert plain[key] == held[key]
+
+
+def test_energy_of_kernels_does_not_hang_on_who_holds_the_parameters() -> None:
+    """Copies of gathered units run beside the same attention: they took its energy, and that of products, out of the account (505 W of 588)."""
+    data = {
+        "schema": 1,
+        "model": {"preset": "llama3-8b", "layers": 2},
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "training": {"global_batch": 8, "sequence_length": 8192},
+        "framework": "torch-fsdp2",
+    }
+    whole, sharded = (
+        mpsim.simulate(
+            mpsim.Scenario.from_mapping({**data, "parallelism": {"zero": zero}})
+        ).summary["energy_parts_j"]
+        for zero in (0, 3)
+    )
+    for load in ("products", "attention"):
+        assert sharded[load] == pytest.approx(whole[load], rel=0.05)
+    assert sharded["streams"] > 0.0
