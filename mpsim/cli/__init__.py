@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
@@ -29,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         _settle()
+    if sys.flags.optimize > 1:
+        os.write(2, b"mpsim: help of options is in docstrings, which -OO leaves out; give -O\n")
+        return 2
     from mpsim.cli.app import execute
 
     try:

@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
-from mpsim.cli.options import option, unfold
+from mpsim.cli.options import unfold
 from mpsim.cli.progress import working
 from mpsim.errors import CalibrationError, DeadlockError, MissingExtraError, MpsimError
 from mpsim.version import __version__
@@ -93,11 +93,16 @@ def _options(
         bool, typer.Option("--debug", envvar="MPSIM_DEBUG", help="Show the traceback of an error.")
     ] = False,
     version: Annotated[
-        bool, option("--version", "Print the version; with --verbose also what it is made of.")
+        bool,
+        typer.Option(
+            "--version", help="Print the version; with --verbose also what it is made of."
+        ),
     ] = False,
     verbose: Annotated[
         bool,
-        option("--verbose", "With --version: print digest, dependencies and dates of the data."),
+        typer.Option(
+            "--verbose", help="With --version: print digest, dependencies and dates of the data."
+        ),
     ] = False,
 ) -> None:
     _DEBUG.set(debug)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Argument, Option
+
 from mpsim import dataclasses
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, Reading, argument, check_file, option, pairs, wrong
+from mpsim.cli.options import AsJson, Plots, Reading, check_file, pairs, wrong
 from mpsim.errors import CalibrationError, FormatError, HardwareError
 
 if TYPE_CHECKING:
@@ -19,50 +21,31 @@ COLUMNS = ("what", "form", "points", "error", "held out", "error", "worst", "noi
 
 
 def calibrate(
-    files: Annotated[
-        list[Path] | None,
-        argument(
-            "Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of"
-            " -J), torch.profiler, or as CSV; "
-            "of repeated ones the quietest counts. Or tables of measured services on one"
-            " accelerator."
-        ),
-    ] = None,
-    recorded: Annotated[
-        list[Path] | None,
-        option(
-            "--from TRACE|LOG",
-            "A recorded training step (torch.profiler) or a log of the run that --scenario"
-            " describes; repeatable.",
-        ),
-    ] = None,
-    scenario: Annotated[
-        Path | None, option("--scenario FILE", "Scenario of the run that --from recorded.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option(
-            "--out -o",
-            "The machine file to write; left out: a new machine.yaml.",
-            callback=check_file,
-        ),
-    ] = None,
-    name: Annotated[
-        str, option("--name", "Name of the machine; left out: that of its device.")
-    ] = "",
-    on: Annotated[
-        str, option("--on", "Accelerator of the machine in the catalog, such as h100-sxm.")
-    ] = "",
-    only: Annotated[
-        list[str] | None,
-        option("--only COLUMN=VALUE", "Use only rows of a CSV table with this value; repeatable."),
-    ] = None,
+    files: Annotated[list[Path] | None, Argument()] = None,
+    recorded: Annotated[list[Path] | None, Option("--from")] = None,
+    scenario: Path | None = None,
+    out: Annotated[Path | None, Option(callback=check_file)] = None,
+    name: str = "",
+    on: str = "",
+    only: list[str] | None = None,
     plots: Plots = None,
     *,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the cost models to measurements, and write a cluster that any scenario can name."""
+    """Fit the cost models to measurements, and write a cluster that any scenario can name.
+
+    FILES: Measurements of one machine: from 'mpsim measure', nccl-tests (text, or JSON of -J),
+        torch.profiler, or as CSV; of repeated ones the quietest counts. Or tables of measured
+        services on one accelerator.
+    --from TRACE|LOG: A recorded training step (torch.profiler) or a log of the run that --scenario
+        describes; repeatable.
+    --scenario FILE: Scenario of the run that --from recorded.
+    --out -o: The machine file to write; left out: a new machine.yaml.
+    --name: Name of the machine; left out: that of its device.
+    --on: Accelerator of the machine in the catalog, such as h100-sxm.
+    --only COLUMN=VALUE: Use only rows of a CSV table with this value; repeatable.
+    """
     wanted = pairs(only, option="--only", needed="COLUMN=VALUE, such as gpu=H100")
     if bool(recorded) != (scenario is not None) or bool(recorded) == bool(files):
         raise wrong(

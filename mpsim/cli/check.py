@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from mpsim.cli.console import print_json, print_table, print_text
 from mpsim.cli.emit import targets
-from mpsim.cli.options import AsJson, Emit, Reading, argument
+from mpsim.cli.options import AsJson, Emit, Reading
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
@@ -18,14 +18,11 @@ if TYPE_CHECKING:
     from mpsim.simulate import Prepared
 
 
-def check(
-    file: Annotated[Path, argument("Scenario file.")],
-    *,
-    reading: Reading,
-    emit: Emit = None,
-    as_json: AsJson = False,
-) -> None:
-    """Report every mistake of a scenario at once; without any, what follows from it."""
+def check(file: Path, *, reading: Reading, emit: Emit = None, as_json: AsJson = False) -> None:
+    """Report every mistake of a scenario at once; without any, what follows from it.
+
+    FILE: Scenario file.
+    """
     from mpsim.result.result import told_of
     from mpsim.simulate import Prepared, ready
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Argument, Option
+
 from mpsim.cli.complete import keys
 from mpsim.cli.console import print_answer, print_json, print_sheet, print_text, wrote
-from mpsim.cli.options import AsJson, Plot, Reading, argument, count, option, pairs, wrong
+from mpsim.cli.options import AsJson, Plot, Reading, count, pairs, wrong
 from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
 from mpsim.inputs import DOCUMENT, parse_json, read_text, shown
 from mpsim.stamp import stamp
@@ -22,38 +24,24 @@ if TYPE_CHECKING:
 
 
 def compare(
-    a: Annotated[Path, argument("Scenario (.yaml), or a stored result (.json).", metavar="A")],
-    b: Annotated[
-        list[Path] | None,
-        argument(
-            "Scenarios or results to compare with A; or recordings of the step, one file per"
-            " rank or a folder of them.",
-            metavar="B",
-        ),
-    ] = None,
-    vs: Annotated[
-        list[str] | None,
-        option(
-            "--vs KEY=VALUE",
-            "Compare A with itself under these values instead of a second file, e.g."
-            " cluster.nic.bandwidth='200 Gb/s'; repeatable.",
-            autocompletion=keys,
-        ),
-    ] = None,
-    tokens: Annotated[
-        float | None,
-        option(
-            "--tokens COUNT",
-            "Plan training on this many tokens with each, e.g. 1T, and compare the plans too.",
-            parser=count,
-        ),
-    ] = None,
+    a: Annotated[Path, Argument(metavar="A")],
+    b: Annotated[list[Path] | None, Argument(metavar="B")] = None,
+    vs: Annotated[list[str] | None, Option(autocompletion=keys)] = None,
+    tokens: Annotated[float | None, Option(parser=count)] = None,
     *,
     reading: Reading,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare results, or a recorded step with the simulated one: what explains the difference."""
+    """Compare results, or a recorded step with the simulated one: what explains the difference.
+
+    A: Scenario (.yaml), or a stored result (.json).
+    B: Scenarios or results to compare with A; or recordings of the step, one file per rank or a
+        folder of them.
+    --vs KEY=VALUE: Compare A with itself under these values instead of a second file, e.g.
+        cluster.nic.bandwidth='200 Gb/s'; repeatable.
+    --tokens COUNT: Plan training on this many tokens with each, e.g. 1T, and compare the plans too.
+    """
     from mpsim.archive import is_archive
     from mpsim.study import compare as compare_results
 

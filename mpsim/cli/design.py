@@ -6,34 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from mpsim.cli.console import draw, end_early, note, print_answer, write_table
-from mpsim.cli.options import (
-    AsJson,
-    Computing,
-    Csv,
-    Plot,
-    Reading,
-    argument,
-    option,
-    quantity_option,
-)
+from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, quantity
 from mpsim.cli.progress import progress_bar
 
 
 def design(
-    file: Annotated[Path, argument("Scenario file with a `design:` section.")],
-    search: Annotated[
-        float | None,
-        quantity_option(
-            "--search TIME",
-            "TIME",
-            "Time limit of the search on one kind of cluster; left out: until it is complete.",
-        ),
-    ] = None,
-    upgrades: Annotated[
-        bool, option("--upgrades/--no-upgrades", "Also look at changes to the chosen cluster.")
-    ] = True,
+    file: Path,
+    search: Annotated[float | None, Option(parser=quantity("TIME"))] = None,
+    upgrades: bool = True,
     csv: Csv = None,
     plot: Plot = None,
     *,
@@ -41,7 +24,12 @@ def design(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a cluster for some work: best layouts, costs, what would change the choice."""
+    """Choose a cluster for some work: best layouts, costs, what would change the choice.
+
+    FILE: Scenario file with a `design:` section.
+    --search TIME: Time limit of the search on one kind of cluster; left out: until it is complete.
+    --upgrades/--no-upgrades: Also look at changes to the chosen cluster.
+    """
     from mpsim.study.design import design as run_design
 
     scenario = reading.load(file)

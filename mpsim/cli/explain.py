@@ -5,28 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from typer import Argument
+
 from mpsim.cli.console import draw, print_answer
-from mpsim.cli.options import AsJson, Plot, Reading, argument, wrong
+from mpsim.cli.options import AsJson, Plot, Reading, wrong
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, FormatError, ScenarioError
 
 
 def explain(
-    file: Annotated[Path, argument("Scenario of the run.", metavar="SCENARIO")],
-    traces: Annotated[
-        list[Path],
-        argument(
-            "Recordings of one step or more, a file a rank or folders of them: torch.profiler,"
-            " Nsight Systems (SQLite). A log alone gives the difference without causes.",
-            metavar="TRACE...",
-        ),
-    ],
+    file: Annotated[Path, Argument(metavar="SCENARIO")],
+    traces: Annotated[list[Path], Argument(metavar="TRACE...")],
     plot: Plot = None,
     *,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a recorded step is longer than the simulated one: causes, evidence, what to do."""
+    """Say why a recorded step is longer than the simulated one: causes, evidence, what to do.
+
+    SCENARIO: Scenario of the run.
+    TRACE...: Recordings of one step or more, a file a rank or folders of them: torch.profiler,
+        Nsight Systems (SQLite). A log alone gives the difference without causes.
+    """
     from mpsim.explain import explain as run_explain
     from mpsim.simulate import simulate_step
 

@@ -6,16 +6,16 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated
 
+from typer import Option
+
 from mpsim.cli.console import note, print_json, print_text
-from mpsim.cli.options import AsJson, Reading, argument, option
+from mpsim.cli.options import AsJson, Reading
 
 
 def explore(
-    file: Annotated[Path, argument("Scenario file.")],
-    port: Annotated[
-        int, option("--port", "Port to listen on; 0: any that is free.", min=0, max=65535)
-    ] = 0,
-    browser: Annotated[bool, option("--open", "Open the page in this machine's browser.")] = False,
+    file: Path,
+    port: Annotated[int, Option(min=0, max=65535)] = 0,
+    browser: Annotated[bool, Option("--open")] = False,
     *,
     reading: Reading,
     as_json: AsJson = False,
@@ -23,6 +23,10 @@ def explore(
     """Serve a scenario's page with sliders for model, layout, hardware and schedule, until Ctrl-C.
 
     Only this machine can reach it, and only who knows the address, which has a token in it.
+
+    FILE: Scenario file.
+    --port: Port to listen on; 0: any that is free.
+    --open: Open the page in this machine's browser.
     """
     from mpsim.report.explorer import Explorer
     from mpsim.report.server import Server

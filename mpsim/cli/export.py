@@ -5,28 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from typer import Argument
+
 from mpsim.cli.console import print_json
 from mpsim.cli.emit import target
-from mpsim.cli.options import AsJson, Reading, argument, option
+from mpsim.cli.options import AsJson, Reading
 
 
 def export(
-    format: Annotated[  # noqa: A002 - the word of the command line
-        str, argument("Format to write (see 'mpsim show formats').", metavar="FORMAT")
-    ],
-    file: Annotated[Path, argument("Scenario file.", metavar="SCENARIO")],
-    output: Annotated[
-        Path | None,
-        option(
-            "--output -o",
-            "Write it here instead of on stdout; for chakra a folder, made if need be.",
-        ),
-    ] = None,
+    format: Annotated[str, Argument(metavar="FORMAT")],  # noqa: A002 - a word of the command line
+    file: Annotated[Path, Argument(metavar="SCENARIO")],
+    output: Path | None = None,
     *,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Write a scenario as another tool's configuration, and list what the format cannot hold."""
+    """Write a scenario as another tool's configuration, and list what the format cannot hold.
+
+    FORMAT: Format to write (see 'mpsim show formats').
+    SCENARIO: Scenario file.
+    --output -o: Write it here instead of on stdout; for chakra a folder, made if need be.
+    """
     wanted = target(format, output)  # refused before the file is read
     emitted = wanted.of(reading.load(file))
     emitted.write(as_json=as_json)

@@ -5,52 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from typer import Option
+
 from mpsim.cli.console import draw, print_json, print_sheet
-from mpsim.cli.options import (
-    AsJson,
-    Checkpoints,
-    Plot,
-    Reading,
-    argument,
-    finite,
-    option,
-    quantity_option,
-)
+from mpsim.cli.options import AsJson, Checkpoints, Plot, Reading, finite, quantity
 
 
 def goodput(
-    file: Annotated[Path, argument("Scenario file.")],
-    days: Annotated[float, option("--days", "Days that each trial lasts.", callback=finite)] = 30.0,
-    size: Annotated[
-        float | None,
-        quantity_option(
-            "--size BYTES",
-            "BYTES",
-            "Size of a checkpoint, e.g. '2 TB'; left out: parameters and optimizer.",
-        ),
-    ] = None,
-    repair: Annotated[
-        float | None,
-        quantity_option(
-            "--repair TIME",
-            "TIME",
-            "Time until a failed node is back, e.g. '24 h'; left out: a day.",
-        ),
-    ] = None,
-    spares: Annotated[
-        int | None, option("--spares", "Spare nodes; left out: one in a hundred.", min=0)
-    ] = None,
-    trials: Annotated[int, option("--trials", "Number of trials.", min=1, max=100_000)] = 200,
-    seed: Annotated[
-        int, option("--seed", "Seed of the failures; equal seeds give equal results.", min=0)
-    ] = 0,
+    file: Path,
+    days: Annotated[float, Option(callback=finite)] = 30.0,
+    size: Annotated[float | None, Option(parser=quantity("BYTES"))] = None,
+    repair: Annotated[float | None, Option(parser=quantity("TIME"))] = None,
+    spares: Annotated[int | None, Option(min=0)] = None,
+    trials: Annotated[int, Option(min=1, max=100_000)] = 200,
+    seed: Annotated[int, Option(min=0)] = 0,
     plot: Plot = None,
     *,
     checkpoints: Checkpoints,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate days of training with failures and checkpoints: which share of them is progress."""
+    """Simulate days of training with failures and checkpoints: which share of them is progress.
+
+    FILE: Scenario file.
+    --days: Days that each trial lasts.
+    --size BYTES: Size of a checkpoint, e.g. '2 TB'; left out: parameters and optimizer.
+    --repair TIME: Time until a failed node is back, e.g. '24 h'; left out: a day.
+    --spares: Spare nodes; left out: one in a hundred.
+    --trials: Number of trials.
+    --seed: Seed of the failures; equal seeds give equal results.
+    """
     from mpsim.simulate import simulate_step
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Argument, Option
+
 from mpsim import dataclasses
 from mpsim.accessors import Drawn
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plots, Trace, argument, check_file, option, refuse
+from mpsim.cli.options import AsJson, Plots, Trace, check_file, refuse
 from mpsim.errors import CalibrationError, FormatError
 from mpsim.output import write_whole
 from mpsim.units import Dimension, format_quantity, percent
@@ -24,16 +26,12 @@ MOST = 10_000_000  # ranks: more is a slip of the keyboard
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Files that what was read is written to."""
+    """Files that what was read is written to.
 
-    output: Annotated[
-        Path | None,
-        option(
-            "--output -o",
-            "Write the scenario here instead of on stdout, or points as CSV.",
-            callback=check_file,
-        ),
-    ] = None
+    --output -o: Write the scenario here instead of on stdout, or points as CSV.
+    """
+
+    output: Annotated[Path | None, Option(callback=check_file)] = None
     trace: Trace = None
     plots: Plots = None
 
@@ -61,45 +59,24 @@ class Target:
 
 
 def import_(
-    format: Annotated[  # noqa: A002 - the word of the command line
-        str,
-        argument(
-            "Format of the files (see 'mpsim show formats'); auto: recognise it by its content.",
-            metavar="FORMAT",
-        ),
-    ],
-    files: Annotated[
-        list[Path],
-        argument("Files to read: one configuration, or those of one benchmark or recording."),
-    ],
-    onto: Annotated[
-        Path | None,
-        option(
-            "--onto SCENARIO", "Scenario to change: what the files leave open stays as it is there."
-        ),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        option(
-            "--cluster NAME",
-            "System to run on (see 'mpsim show systems'), which no file names; a compiled program"
-            " is simulated on it.",
-        ),
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        option(
-            "--ranks",
-            "Accelerators of the job, or ranks of the benchmark, where the files do not say.",
-            min=1,
-            max=MOST,
-        ),
-    ] = None,
+    format: Annotated[str, Argument(metavar="FORMAT")],  # noqa: A002 - a word of the command line
+    files: list[Path],
+    onto: Path | None = None,
+    cluster: str | None = None,
+    ranks: Annotated[int | None, Option(min=1, max=MOST)] = None,
     *,
     target: Target,
     as_json: AsJson = False,
 ) -> None:
-    """Read other tools' files: scripts, configurations, benchmarks, recordings, programs."""
+    """Read other tools' files: scripts, configurations, benchmarks, recordings, programs.
+
+    FORMAT: Format of the files (see 'mpsim show formats'); auto: recognise it by its content.
+    FILES: Files to read: one configuration, or those of one benchmark or recording.
+    --onto SCENARIO: Scenario to change: what the files leave open stays as it is there.
+    --cluster NAME: System to run on (see 'mpsim show systems'), which no file names; a compiled
+        program is simulated on it.
+    --ranks: Accelerators of the job, or ranks of the benchmark, where the files do not say.
+    """
     from mpsim.formats import Imported
     from mpsim.formats import read as read_file
     from mpsim.formats.scenarios import checked, over, written

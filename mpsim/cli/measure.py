@@ -8,8 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Option
+
 from mpsim.cli.console import note, print_json, print_table, print_text
-from mpsim.cli.options import AsJson, check_file_and_folder, option, wrong
+from mpsim.cli.options import AsJson, check_file_and_folder, wrong
 from mpsim.errors import nearest
 
 if TYPE_CHECKING:
@@ -27,21 +29,23 @@ class Device(enum.StrEnum):
 
 
 def measure(
-    out: Annotated[
-        Path, option("--out -o", "The file to write.", callback=check_file_and_folder)
-    ] = Path("measured.jsonl"),
-    budget: Annotated[str, option("--budget TIME", "Longest time to measure: 90s, 5m, 1h.")] = "5m",
-    only: Annotated[
-        str, option("--only LIST", "Measure only these of kernels,collectives,blocks,steps.")
-    ] = "",
-    resume: Annotated[
-        bool, option("--resume", "Keep what an earlier run left in FILE, and measure the rest.")
-    ] = False,
-    device: Annotated[Device, option("--device", "Device to measure.")] = Device.AUTO,
-    seed: Annotated[int, option("--seed", "Seed of the random data.", min=0)] = 0,
+    out: Annotated[Path, Option(callback=check_file_and_folder)] = Path("measured.jsonl"),
+    budget: str = "5m",
+    only: str = "",
+    resume: bool = False,
+    device: Device = Device.AUTO,
+    seed: Annotated[int, Option(min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure kernels, collectives, layers and steps here; alone, by torchrun, or under Slurm."""
+    """Measure kernels, collectives, layers and steps here; alone, by torchrun, or under Slurm.
+
+    --out -o: The file to write.
+    --budget TIME: Longest time to measure: 90s, 5m, 1h.
+    --only LIST: Measure only these of kernels,collectives,blocks,steps.
+    --resume: Keep what an earlier run left in FILE, and measure the rest.
+    --device: Device to measure.
+    --seed: Seed of the random data.
+    """
     from mpsim.measure import Settings
     from mpsim.measure import measure as run
 

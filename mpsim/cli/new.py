@@ -7,24 +7,27 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
+from typer import Argument, Option
+
 from mpsim.cli.complete import templates
 from mpsim.cli.console import print_json, print_table, print_text
-from mpsim.cli.options import AsJson, argument, check_file, option, wrong
+from mpsim.cli.options import AsJson, check_file, wrong
 from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
 
 
 def new(
-    file: Annotated[
-        Path | None, argument("File to write; it must not exist yet.", callback=check_file)
-    ] = None,
-    template: Annotated[
-        str, option("--template -t", "Template to start from.", autocompletion=templates)
-    ] = "quickstart",
-    list_: Annotated[bool, option("--list", "Print the names of the templates.")] = False,
+    file: Annotated[Path | None, Argument(callback=check_file)] = None,
+    template: Annotated[str, Option(autocompletion=templates)] = "quickstart",
+    list_: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented scenario file to start from."""
+    """Write a commented scenario file to start from.
+
+    FILE: File to write; it must not exist yet.
+    --template -t: Template to start from.
+    --list: Print the names of the templates.
+    """
     from mpsim.scenario.examples import template_names, template_text, template_title
 
     if list_ and file is not None:

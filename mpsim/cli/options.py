@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.models import ArgumentInfo, OptionInfo
+from typer import Argument, Option
+from typer.models import ArgumentInfo
 
 from mpsim import dataclasses
 from mpsim.cli.complete import keys
@@ -124,20 +126,6 @@ WORDS: Mapping[object, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "FI
 """Words for what an option takes, by its type."""
 
 
-def option(words: str, text: str, **more: Any) -> OptionInfo:
-    """An option as ``--size BYTES``, and what it is for; without what its type says (`WORDS`)."""
-    names = [word for word in words.split() if word.startswith("-")]
-    metavar = words.removeprefix(" ".join(names)).strip() or None
-    info: OptionInfo = typer.Option(*names, metavar=metavar, help=text, **more)
-    return info
-
-
-def argument(text: str, **more: Any) -> ArgumentInfo:
-    """An argument, and what it is for. `more`: as typer has it."""
-    info: ArgumentInfo = typer.Argument(help=text, **more)
-    return info
-
-
 def finite(value: float | None) -> float | None:
     """`value` if it is a finite number of at least 0; what a bound lets pass is not always one."""
     if value is not None and not (math.isfinite(value) and value >= 0):
@@ -164,47 +152,31 @@ def quantity(dimension: str) -> Callable[[str], float]:
     return read
 
 
-def quantity_option(words: str, dimension: str, text: str) -> OptionInfo:
-    """An option that is a quantity with a unit."""
-    return option(words, text, parser=quantity(dimension))
-
-
-AsJson = Annotated[bool, option("--json", "Print JSON on stdout, SI units.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON on stdout, SI units.")]
 Plot = Annotated[
-    Path | None, option("--plot", "Draw the answer (.png, .svg, .pdf).", callback=check_picture)
+    Path | None,
+    Option("--plot", help="Draw the answer (.png, .svg, .pdf).", callback=check_picture),
 ]
 Plots = Annotated[
-    Path | None, option("--plots DIR", "Draw every picture into DIR as PNG.", callback=check_folder)
-]
-Csv = Annotated[Path | None, option("--csv", "Write the table as CSV.", callback=check_file)]
-Trace = Annotated[
     Path | None,
-    option("--trace", "Write a trace for Perfetto (.json or .json.gz).", callback=check_trace),
+    Option(
+        "--plots", metavar="DIR", help="Draw every picture into DIR as PNG.", callback=check_folder
+    ),
 ]
+Csv = Annotated[Path | None, Option("--csv", help="Write the table as CSV.", callback=check_file)]
+_TRACE = "Write a trace for Perfetto (.json or .json.gz)."
+Trace = Annotated[Path | None, Option("--trace", help=_TRACE, callback=check_trace)]
+_SNAPSHOT = "Write the allocations of the fullest rank as a pickle that torch's memory_viz opens."
 MemorySnapshot = Annotated[
-    Path | None,
-    option(
-        "--memory-snapshot",
-        "Write the allocations of the fullest rank as a pickle that torch's memory_viz opens.",
-        callback=check_file,
-    ),
+    Path | None, Option("--memory-snapshot", help=_SNAPSHOT, callback=check_file)
 ]
-Emit = Annotated[
-    list[str] | None,
-    option(
-        "--emit FORMAT[=FILE]",
-        "Also write the scenario as another tool's configuration (see 'mpsim show formats');"
-        " repeatable.",
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    option(
-        "--resume",
-        "Keep finished rows in this file, and start from those it holds.",
-        callback=check_file,
-    ),
-]
+_EMIT = (
+    "Also write the scenario as another tool's configuration (see 'mpsim show formats');"
+    " repeatable."
+)
+Emit = Annotated[list[str] | None, Option("--emit", metavar="FORMAT[=FILE]", help=_EMIT)]
+_RESUME = "Keep finished rows in this file, and start from those it holds."
+Resume = Annotated[Path | None, Option("--resume", help=_RESUME, callback=check_file)]
 
 
 def count(text: str) -> float:
@@ -273,16 +245,15 @@ def values_over(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
-    """Where the points of a study are computed, and what keeps them."""
+    """Where the points of a study are computed, and what keeps them.
 
-    jobs: Annotated[
-        int | None, option("--jobs -j", "Processes; left out: one per core.", min=1)
-    ] = None
+    --jobs -j: Processes; left out: one per core.
+    --cluster ADDRESS: Run on the workers of this dask scheduler, tcp://host:8786.
+    """
+
+    jobs: Annotated[int | None, Option(min=1)] = None
     resume: Resume = None
-    cluster: Annotated[
-        str | None,
-        option("--cluster ADDRESS", "Run on the workers of this dask scheduler, tcp://host:8786."),
-    ] = None
+    cluster: str | None = None
 
     def arguments(self, points: float = math.inf) -> dict[str, Any]:
         """Arguments of a study; no processes for `points` that are done before one starts."""
@@ -298,47 +269,23 @@ class Computing:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """How checkpoints are written, how often a job fails, and when it goes on."""
+    """How checkpoints are written, how often a job fails, and when it goes on.
 
-    interval: Annotated[
-        float | None,
-        quantity_option(
-            "--interval TIME",
-            "TIME",
-            "Time between checkpoints, e.g. '30 min'; left out: Daly's optimum, within 15 to 60"
-            " minutes.",
-        ),
-    ] = None
-    storage: Annotated[
-        float | None,
-        quantity_option(
-            "--storage RATE", "BANDWIDTH", "Bandwidth for all checkpoints, e.g. '200 GB/s'."
-        ),
-    ] = None
-    background: Annotated[
-        bool,
-        option(
-            "--background/--blocking",
-            "Write checkpoints while training goes on, or stop training for them.",
-        ),
-    ] = True
-    restart: Annotated[
-        float | None,
-        quantity_option(
-            "--restart TIME",
-            "TIME",
-            "Time from an interruption to the first step, e.g. '30 min'; left out: 10 minutes.",
-        ),
-    ] = None
-    failures: Annotated[
-        float,
-        option(
-            "--failures",
-            "Multiplier on the published rates of failures, of components and of software; 0"
-            " for none.",
-            callback=finite,
-        ),
-    ] = 1.0
+    --interval TIME: Time between checkpoints, e.g. '30 min'; left out: Daly's optimum, within 15 to
+        60 minutes.
+    --storage RATE: Bandwidth for all checkpoints, e.g. '200 GB/s'.
+    --background/--blocking: Write checkpoints while training goes on, or stop training for them.
+    --restart TIME: Time from an interruption to the first step, e.g. '30 min'; left out: 10
+        minutes.
+    --failures: Multiplier on the published rates of failures, of components and of software; 0 for
+        none.
+    """
+
+    interval: Annotated[float | None, Option(parser=quantity("TIME"))] = None
+    storage: Annotated[float | None, Option(parser=quantity("BANDWIDTH"))] = None
+    background: bool = True
+    restart: Annotated[float | None, Option(parser=quantity("TIME"))] = None
+    failures: Annotated[float, Option(callback=finite)] = 1.0
 
     def refuse_idle(self, **more: object) -> None:
         """Refuse what counts after a failure alone where nothing fails."""
@@ -349,26 +296,18 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a command reads scenario files: what the command line changes, and their limits."""
+    """How a command reads scenario files: what the command line changes, and their limits.
 
-    sets: Annotated[
-        list[str] | None,
-        option(
-            "--set KEY=VALUE",
-            "Change one dotted key, e.g. parallelism.tp=4; repeatable.",
-            autocompletion=keys,
-        ),
-    ] = None
-    overrides: Annotated[
-        list[str] | None,
-        option("--override NAME", "Apply a named block of `overrides:`; repeatable."),
-    ] = None
-    allow_include: Annotated[
-        bool, option("--allow-include", "Let a scenario include files outside its folder.")
-    ] = False
-    yes: Annotated[
-        bool, option("--yes", "Run even if the estimate of memory or time is over the limit.")
-    ] = False
+    --set KEY=VALUE: Change one dotted key, e.g. parallelism.tp=4; repeatable.
+    --override NAME: Apply a named block of `overrides:`; repeatable.
+    --allow-include: Let a scenario include files outside its folder.
+    --yes: Run even if the estimate of memory or time is over the limit.
+    """
+
+    sets: Annotated[list[str] | None, Option("--set", autocompletion=keys)] = None
+    overrides: Annotated[list[str] | None, Option("--override")] = None
+    allow_include: bool = False
+    yes: bool = False
 
     def load(self, file: Path, *changes: str, checked: bool = True) -> Scenario:
         """The scenario of `file` with what the command line changes, then `changes`."""
@@ -406,36 +345,69 @@ class Reading:
         return scenarios
 
 
-def _worded(annotation: object) -> object:
-    """An annotated option with a word for what it takes: N, not "<int range>"."""
-    kind, info = typing.get_args(annotation)
+_ENTRY = re.compile(r"\n(?=--|[A-Z]+(?:\.{3})?: )")
+
+
+def taken(owner: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """What a command or a group of options takes, as typer reads it.
+
+    A line ``--size BYTES: Size of a checkpoint.`` of its docstring names an option and is its help,
+    a line ``FILE: Scenario file.`` an argument; what a type says (`WORDS`) need not stand there.
+    """
+    told = {}
+    for entry in _ENTRY.split(inspect.getdoc(owner) or "")[1:]:
+        head, _, text = " ".join(entry.split()).partition(": ")
+        told[re.split(r"[ /]", head)[0]] = head, text
+    hints = typing.get_type_hints(owner, include_extras=True)
+    return {
+        name: parameter.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY, annotation=_told(parameter, hints[name], told)
+        )
+        for name, parameter in inspect.signature(owner).parameters.items()
+    }
+
+
+def _told(parameter: inspect.Parameter, hint: Any, told: Mapping[str, tuple[str, str]]) -> object:
+    """An annotation with the names, the help and a word for what it takes: N, not "<int range>"."""
+    if hasattr(hint, "__dataclass_fields__"):
+        return hint
+    kind, info = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint, None)
+    info = copy.copy(info) or (Argument() if parameter.name.upper() in told else Option())
+    if isinstance(info, ArgumentInfo):
+        info.help = info.help or told[info.metavar or parameter.name.upper()][1]
+    else:
+        own = f"--{parameter.name.rstrip('_').replace('_', '-')}"
+        info.param_decls = [own if info.default is ... else info.default]
+        info.default = ...
+        if info.help is None:
+            head, info.help = told[info.param_decls[0]]
+            info.param_decls = [word for word in head.split() if word.startswith("-")]
+            info.metavar = head.removeprefix(" ".join(info.param_decls)).strip() or None
     inner = next(part for part in (*typing.get_args(kind), kind) if part is not types.NoneType)
-    if info.metavar is None and inner in WORDS:
-        info = copy.copy(info)
-        info.metavar = WORDS[inner]
+    if info.metavar is None:
+        info.metavar = WORDS.get(inner)
     return Annotated[kind, info]
 
 
 def unfold(command: Callable[..., None]) -> Callable[..., None]:
     """`command` as typer reads it: a dataclass becomes an option for each of its fields."""
-    hints = typing.get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if hasattr(kind, "__dataclass_fields__")}
+    own = taken(command)
+    groups = {
+        name: (each.annotation, taken(each.annotation))
+        for name, each in own.items()
+        if hasattr(each.annotation, "__dataclass_fields__")
+    }
     options: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            options += inspect.signature(groups[name], eval_str=True).parameters.values()
-        else:
-            options.append(parameter.replace(annotation=hints[name]))
-    options = [option.replace(annotation=_worded(option.annotation)) for option in options]
+    for name, parameter in own.items():
+        options += groups[name][1].values() if name in groups else [parameter]
 
     @functools.wraps(command)
     def unfolded(**values: object) -> None:
-        for name, group in groups.items():
-            fields = inspect.signature(group).parameters
+        for name, (group, fields) in groups.items():
             values[name] = group(**{field: values.pop(field) for field in fields})
         command(**values)
 
-    parameters = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
-    unfolded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    unfolded.__doc__ = _ENTRY.split(inspect.getdoc(command) or "")[0]
+    unfolded.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     unfolded.__annotations__ = {option.name: option.annotation for option in options}
     return unfolded

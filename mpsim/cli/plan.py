@@ -7,21 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from mpsim import dataclasses
 from mpsim.cli.complete import keys
 from mpsim.cli.console import draw, end_early, note, print_answer
-from mpsim.cli.options import (
-    AsJson,
-    Checkpoints,
-    Plot,
-    Reading,
-    argument,
-    count,
-    option,
-    quantity_option,
-    values_over,
-)
+from mpsim.cli.options import AsJson, Checkpoints, Plot, Reading, count, quantity, values_over
 from mpsim.cli.progress import progress_bar
 
 _DAY = 86400.0
@@ -38,59 +29,36 @@ class Offer(enum.StrEnum):
 
 
 def plan(
-    file: Annotated[Path, argument("Scenario file.")],
-    tokens: Annotated[
-        float, option("--tokens COUNT", "Tokens to train on, e.g. 15.6T.", parser=count)
-    ],
-    over: Annotated[
-        list[str] | None,
-        option(
-            "--over KEY=A,B,C",
-            "Plan every value of a key, e.g. cluster.nodes=64,128,256; repeatable.",
-            autocompletion=keys,
-        ),
-    ] = None,
-    deadline: Annotated[
-        float | None,
-        quantity_option(
-            "--deadline TIME",
-            "TIME",
-            "Choose the fewest accelerators that finish in this time, e.g. '60 d'.",
-        ),
-    ] = None,
-    budget_usd: Annotated[
-        float | None, option("--budget-usd USD", "Highest cost, e.g. 5M.", parser=count)
-    ] = None,
-    search: Annotated[
-        float | None,
-        quantity_option(
-            "--search TIME",
-            "TIME",
-            "Search this long for the best layout of each, instead of taking the scenario's own.",
-        ),
-    ] = None,
-    offer: Annotated[Offer, option("--offer", "Kind of price.")] = Offer.ON_DEMAND,
-    prices: Annotated[
-        Path | None,
-        option("--prices", "File of your own prices, one line each, such as h100-sxm: 2.10 USD/h."),
-    ] = None,
-    region: Annotated[
-        str | None,
-        option("--region NAME", "Electricity grid, e.g. us-central1 or fra; or its kgCO2/kWh."),
-    ] = None,
-    pue: Annotated[
-        str | None,
-        option(
-            "--pue NUMBER", "Power usage effectiveness (PUE) of the site; or aws, google, industry."
-        ),
-    ] = None,
+    file: Path,
+    tokens: Annotated[float, Option(parser=count)],
+    over: Annotated[list[str] | None, Option(autocompletion=keys)] = None,
+    deadline: Annotated[float | None, Option(parser=quantity("TIME"))] = None,
+    budget_usd: Annotated[float | None, Option(parser=count)] = None,
+    search: Annotated[float | None, Option(parser=quantity("TIME"))] = None,
+    offer: Offer = Offer.ON_DEMAND,
+    prices: Path | None = None,
+    region: str | None = None,
+    pue: str | None = None,
     plot: Plot = None,
     *,
     checkpoints: Checkpoints,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate days, accelerator-hours, dollars, MWh and tonnes of CO2 of a whole training."""
+    """Estimate days, accelerator-hours, dollars, MWh and tonnes of CO2 of a whole training.
+
+    FILE: Scenario file.
+    --tokens COUNT: Tokens to train on, e.g. 15.6T.
+    --over KEY=A,B,C: Plan every value of a key, e.g. cluster.nodes=64,128,256; repeatable.
+    --deadline TIME: Choose the fewest accelerators that finish in this time, e.g. '60 d'.
+    --budget-usd USD: Highest cost, e.g. 5M.
+    --search TIME: Search this long for the best layout of each, instead of taking the scenario's
+        own.
+    --offer: Kind of price.
+    --prices: File of your own prices, one line each, such as h100-sxm: 2.10 USD/h.
+    --region NAME: Electricity grid, e.g. us-central1 or fra; or its kgCO2/kWh.
+    --pue NUMBER: Power usage effectiveness (PUE) of the site; or aws, google, industry.
+    """
     from mpsim.study.facility import Facility, read_rates
     from mpsim.study.plan import Assumptions, changed
     from mpsim.study.plan import plan as make_plan

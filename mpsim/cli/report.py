@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
+from typer import Option
+
 from mpsim.cli.console import print_json, wrote
-from mpsim.cli.options import AsJson, Reading, argument, check_page, option, values_over, wrong
+from mpsim.cli.options import AsJson, Reading, check_page, values_over, wrong
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import Problem, ScenarioError
 from mpsim.inputs import read_json
@@ -20,27 +22,10 @@ if TYPE_CHECKING:
 
 
 def report(
-    files: Annotated[
-        list[Path],
-        argument(
-            "Scenarios (.yaml), saved results, or what search, sweep or design printed with"
-            " --json (.json); several are set side by side."
-        ),
-    ],
-    output: Annotated[Path, option("--output -o", "Page to write.", callback=check_page)] = Path(
-        "report.html"
-    ),
-    title: Annotated[
-        str, option("--title", "Title of the page; left out: the names of the scenarios.")
-    ] = "",
-    what_if: Annotated[
-        list[str] | None,
-        option(
-            "--what-if KEY=A,B,C",
-            "Values that sliders on the page choose among, every combination simulated;"
-            " repeatable.",
-        ),
-    ] = None,
+    files: list[Path],
+    output: Annotated[Path, Option(callback=check_page)] = Path("report.html"),
+    title: str = "",
+    what_if: list[str] | None = None,
     *,
     reading: Reading,
     as_json: AsJson = False,
@@ -48,6 +33,13 @@ def report(
     """Write results as one page: where time goes, timeline, memory, links, what was assumed.
 
     The page needs no network and asks for nothing. With --json its document goes to stdout, too.
+
+    FILES: Scenarios (.yaml), saved results, or what search, sweep or design printed with --json
+        (.json); several are set side by side.
+    --output -o: Page to write.
+    --title: Title of the page; left out: the names of the scenarios.
+    --what-if KEY=A,B,C: Values that sliders on the page choose among, every combination simulated;
+        repeatable.
     """
     from mpsim.report import page
     from mpsim.report import report as document_of

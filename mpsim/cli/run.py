@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from mpsim.cli.console import draw, print_json, print_sheet, print_text, wrote
-from mpsim.cli.options import (
-    AsJson,
-    Emit,
-    Engine,
-    MemorySnapshot,
-    Plots,
-    Reading,
-    Trace,
-    argument,
-    option,
-    refuse,
-)
+from mpsim.cli.options import AsJson, Emit, Engine, MemorySnapshot, Plots, Reading, Trace, refuse
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.inputs import shown
@@ -32,34 +21,26 @@ if TYPE_CHECKING:
 
 
 def run(
-    files: Annotated[list[Path], argument("One or more scenario files.")],
+    files: list[Path],
     plots: Plots = None,
     trace: Trace = None,
     memory_snapshot: MemorySnapshot = None,
     *,
     reading: Reading,
-    engine: Annotated[
-        Engine | None,
-        option(
-            "--engine",
-            "Engine that runs the program; left out: the scenario's, or auto: the fast one"
-            " wherever it is exact.",
-        ),
-    ] = None,
-    sensitivity: Annotated[
-        bool,
-        option(
-            "--sensitivity",
-            "Show how the step time depends on each parameter of hardware and software.",
-        ),
-    ] = False,
+    engine: Engine | None = None,
+    sensitivity: bool = False,
     emit: Emit = None,
-    long: Annotated[
-        bool, option("--long", "Print every result of a training step, not seven lines.")
-    ] = False,
+    long: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate each scenario, a training step or a service, and say where the time goes."""
+    """Simulate each scenario, a training step or a service, and say where the time goes.
+
+    FILES: One or more scenario files.
+    --engine: Engine that runs the program; left out: the scenario's, or auto: the fast one wherever
+        it is exact.
+    --sensitivity: Show how the step time depends on each parameter of hardware and software.
+    --long: Print every result of a training step, not seven lines.
+    """
     from mpsim.result import Result
     from mpsim.result.words import summary_sheet
     from mpsim.simulate import simulate

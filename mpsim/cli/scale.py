@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
 
 from mpsim.cli.console import draw, end_early, note, print_answer
-from mpsim.cli.options import AsJson, Plot, Reading, argument, option, wrong
+from mpsim.cli.options import AsJson, Plot, Reading, wrong
 from mpsim.cli.progress import progress_bar
 
 
@@ -35,17 +34,20 @@ def _sizes(text: str) -> list[int]:
 
 
 def scale(
-    file: Annotated[Path, argument("Scenario file.")],
-    gpus: Annotated[str, option("--gpus A..B", "Every doubling from A to B, or A,B,C.")],
-    mode: Annotated[
-        Mode, option("--mode", "Keep the global batch (strong), or that of a replica (weak).")
-    ] = Mode.BOTH,
+    file: Path,
+    gpus: str,
+    mode: Mode = Mode.BOTH,
     plot: Plot = None,
     *,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Show how throughput, MFU and the parts of the step change on more accelerators."""
+    """Show how throughput, MFU and the parts of the step change on more accelerators.
+
+    FILE: Scenario file.
+    --gpus A..B: Every doubling from A to B, or A,B,C.
+    --mode: Keep the global batch (strong), or that of a replica (weak).
+    """
     from mpsim.study.scaling import MODES
     from mpsim.study.scaling import scale as run_scale
 

@@ -7,9 +7,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typer import Argument, Option
+
 from mpsim import dataclasses
 from mpsim.cli.console import draw, print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Csv, Plot, argument, finite, option, pairs, refuse, wrong
+from mpsim.cli.options import AsJson, Csv, Plot, finite, pairs, refuse, wrong
 from mpsim.errors import ScheduleError, nearest
 from mpsim.table import plural
 from mpsim.units import percent
@@ -38,24 +40,21 @@ class Overlap(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of the ranks of a pipeline, and how long each part of it takes."""
+    """Work of the ranks of a pipeline, and how long each part of it takes.
 
-    pp: Annotated[int | None, option("--pp", "Pipeline ranks.", min=1, max=MOST_RANKS)] = None
-    microbatches: Annotated[
-        int | None, option("--microbatches", "Microbatches per step.", min=1)
-    ] = None
-    times: Annotated[
-        str,
-        option(
-            "--times F,B,W",
-            "Forward, input gradient and weight gradient of one chunk, in any unit of time; a full"
-            " backward costs B + W.",
-        ),
-    ] = "1,1,1"
-    virtual: Annotated[
-        int | None, option("--virtual", "Chunks (virtual stages) per rank.", min=1, max=MOST_CHUNKS)
-    ] = None
-    p2p: Annotated[str, option("--p2p C", "Latency of a transfer between stages.")] = "0"
+    --pp: Pipeline ranks.
+    --microbatches: Microbatches per step.
+    --times F,B,W: Forward, input gradient and weight gradient of one chunk, in any unit of time; a
+        full backward costs B + W.
+    --virtual: Chunks (virtual stages) per rank.
+    --p2p C: Latency of a transfer between stages.
+    """
+
+    pp: Annotated[int | None, Option(min=1, max=MOST_RANKS)] = None
+    microbatches: Annotated[int | None, Option(min=1)] = None
+    times: str = "1,1,1"
+    virtual: Annotated[int | None, Option(min=1, max=MOST_CHUNKS)] = None
+    p2p: str = "0"
 
     def exact(self) -> Times:
         """Times as exact numbers, so that 0.1 adds up."""
@@ -89,34 +88,22 @@ class Work:
 
 
 def schedule(
-    name: Annotated[
-        str, argument("Schedule (see: mpsim show schedule), a CSV file, or 'all'.", metavar="NAME")
-    ],
+    name: Annotated[str, Argument(metavar="NAME")],
     work: Work,
     plot: Plot = None,
     csv: Csv = None,
-    memory: Annotated[
-        float | None,
-        option(
-            "--memory COUNT",
-            "Activations that fit on a rank, for 'all' and 'auto'.",
-            callback=finite,
-        ),
-    ] = None,
-    overlap: Annotated[
-        Overlap | None,
-        option("--overlap", "How fused forward-backward blocks run; left out: late-send."),
-    ] = None,
-    options: Annotated[
-        list[str] | None,
-        option(
-            "--option KEY=NUMBER",
-            "Option of this schedule alone, such as segments=4 of seq-1f1b; repeatable.",
-        ),
-    ] = None,
+    memory: Annotated[float | None, Option(callback=finite)] = None,
+    overlap: Overlap | None = None,
+    options: Annotated[list[str] | None, Option("--option")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time one pipeline schedule, or all of them side by side."""
+    """Time one pipeline schedule, or all of them side by side.
+
+    NAME: Schedule (see: mpsim show schedule), a CSV file, or 'all'.
+    --memory COUNT: Activations that fit on a rank, for 'all' and 'auto'.
+    --overlap: How fused forward-backward blocks run; left out: late-send.
+    --option KEY=NUMBER: Option of this schedule alone, such as segments=4 of seq-1f1b; repeatable.
+    """
     from mpsim.study import synthesise_schedule, time_schedule
 
     times = work.exact()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from mpsim.cli.complete import keys
 from mpsim.cli.console import (
@@ -28,10 +29,8 @@ from mpsim.cli.options import (
     Plot,
     Reading,
     Resume,
-    argument,
     check_folder,
-    option,
-    quantity_option,
+    quantity,
     refuse,
     share,
     values_over,
@@ -49,92 +48,23 @@ Objective = enum.StrEnum("Objective", ["TIME", "COST", "GPUS", "GOODPUT", "THROU
 
 
 def search(
-    file: Annotated[Path, argument("Scenario file; its own layout may be illegal.")],
-    over: Annotated[
-        list[str] | None,
-        option(
-            "--over KEY=A,B,C",
-            "Search only these values of a key; repeatable.",
-            autocompletion=keys,
-        ),
-    ] = None,
-    also: Annotated[
-        str | None,
-        option(
-            "--also WORDS",
-            "Also search these settings: order, recompute-modules, offload, schedules, placement,"
-            " expert-overlap, or all.",
-        ),
-    ] = None,
-    objective: Annotated[
-        Objective | None,
-        option(
-            "--objective",
-            "Metric to rank by. Training: time (the default) or cost per token. Services: gpus"
-            " (fewest for a rate within limits, the default), "
-            "goodput, throughput per accelerator, rate within the limits, or cost.",
-        ),
-    ] = None,
-    pools: Annotated[
-        bool, option("--pools", "Also search separate pools for prefill and decode (services).")
-    ] = False,
-    top: Annotated[int | None, option("--top", "Layouts to rank; left out: 10.", min=1)] = None,
-    max_memory: Annotated[
-        float | None,
-        quantity_option("--max-memory SIZE", "BYTES", "Memory limit per GPU, e.g. '70 GB'."),
-    ] = None,
-    max_price: Annotated[
-        float | None,
-        quantity_option(
-            "--max-price PRICE",
-            "PRICE_RATE",
-            "Price limit of all accelerators together, e.g. '2000 USD/h'.",
-        ),
-    ] = None,
-    max_power: Annotated[
-        float | None,
-        quantity_option(
-            "--max-power POWER", "POWER", "Power limit of all nodes together, e.g. '1.2 MW'."
-        ),
-    ] = None,
-    odds: Annotated[
-        float | None,
-        option(
-            "--odds SHARE",
-            "Odds of fitting that a layout needs, e.g. 0.9; left out: its predicted peak fits.",
-            callback=share,
-        ),
-    ] = None,
-    budget: Annotated[
-        float | None, quantity_option("--budget TIME", "TIME", "Stop after this time, e.g. 60s.")
-    ] = None,
-    front: Annotated[
-        bool, option("--front/--no-front", "Also show the Pareto front of time against memory.")
-    ] = True,
-    long: Annotated[bool, option("--long", "Print the whole ranking and the whole front.")] = False,
-    explain: Annotated[
-        bool, option("--explain", "Show the decisions that matter most, and what each is worth.")
-    ] = False,
-    shortlist: Annotated[
-        int | None,
-        option(
-            "--shortlist",
-            "Write this many diverse layouts as short runs to launch, into the folder of"
-            " --output (training).",
-            min=1,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, option("--output -o", "Folder for --shortlist.", callback=check_folder)
-    ] = None,
-    with_runs: Annotated[
-        Path | None,
-        option(
-            "--with-runs DIR",
-            "Folder of --shortlist with the logs of its runs: rank its layouts again, without a"
-            " search.",
-        ),
-    ] = None,
+    file: Path,
+    over: Annotated[list[str] | None, Option(autocompletion=keys)] = None,
+    also: str | None = None,
+    objective: Objective | None = None,
+    pools: bool = False,
+    top: Annotated[int | None, Option(min=1)] = None,
+    max_memory: Annotated[float | None, Option(parser=quantity("BYTES"))] = None,
+    max_price: Annotated[float | None, Option(parser=quantity("PRICE_RATE"))] = None,
+    max_power: Annotated[float | None, Option(parser=quantity("POWER"))] = None,
+    odds: Annotated[float | None, Option(callback=share)] = None,
+    budget: Annotated[float | None, Option(parser=quantity("TIME"))] = None,
+    front: bool = True,
+    long: bool = False,
+    explain: bool = False,
+    shortlist: Annotated[int | None, Option(min=1)] = None,
+    output: Annotated[Path | None, Option(callback=check_folder)] = None,
+    with_runs: Path | None = None,
     csv: Csv = None,
     plot: Plot = None,
     resume: Resume = None,
@@ -143,7 +73,31 @@ def search(
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best layouts of a model on a cluster, and say why the others lose."""
+    """Find the best layouts of a model on a cluster, and say why the others lose.
+
+    FILE: Scenario file; its own layout may be illegal.
+    --over KEY=A,B,C: Search only these values of a key; repeatable.
+    --also WORDS: Also search these settings: order, recompute-modules, offload, schedules,
+        placement, expert-overlap, or all.
+    --objective: Metric to rank by. Training: time (the default) or cost per token. Services: gpus
+        (fewest for a rate within limits, the default), goodput, throughput per accelerator, rate
+        within the limits, or cost.
+    --pools: Also search separate pools for prefill and decode (services).
+    --top: Layouts to rank; left out: 10.
+    --max-memory SIZE: Memory limit per GPU, e.g. '70 GB'.
+    --max-price PRICE: Price limit of all accelerators together, e.g. '2000 USD/h'.
+    --max-power POWER: Power limit of all nodes together, e.g. '1.2 MW'.
+    --odds SHARE: Odds of fitting that a layout needs, e.g. 0.9; left out: its predicted peak fits.
+    --budget TIME: Stop after this time, e.g. 60s.
+    --front/--no-front: Also show the Pareto front of time against memory.
+    --long: Print the whole ranking and the whole front.
+    --explain: Show the decisions that matter most, and what each is worth.
+    --shortlist: Write this many diverse layouts as short runs to launch, into the folder of
+        --output (training).
+    --output -o: Folder for --shortlist.
+    --with-runs DIR: Folder of --shortlist with the logs of its runs: rank its layouts again,
+        without a search.
+    """
     from mpsim.study import search as run_search
 
     scenario = _load(reading, file)

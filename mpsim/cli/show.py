@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from mpsim import dataclasses
 from mpsim.cli.complete import HEEDED, KERNEL, Catalog, catalogs, entries, shelf
 from mpsim.cli.console import print_json, print_table, print_text, wrote
-from mpsim.cli.options import AsJson, Plot, argument, option, quantity, wrong
+from mpsim.cli.options import AsJson, Plot, quantity, taken, wrong
 from mpsim.description import Figure
 from mpsim.errors import CalibrationError, FormatError, ScheduleError, WorkloadError, nearest
 from mpsim.units import Dimension, format_quantity
@@ -42,30 +42,25 @@ TIERS = (
 def show(
     catalog: Annotated[
         str | None,
-        argument(
-            f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric"
+        Argument(
+            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric"
             " (the cost of one); formats (files that can be read and written); engine (serving"
             " engines).",
             metavar="CATALOG",
             autocompletion=catalogs,
         ),
     ] = None,
-    name: Annotated[
-        str | None,
-        argument(
-            "Entry of the catalog, or the path of a machine file; left out: all names. For a"
-            " kernel such as gemm=4096x4096x4096, "
-            "for a collective such as all_reduce='256 MiB', for a fabric a system or a scenario"
-            " file.",
-            metavar="NAME",
-            autocompletion=entries,
-        ),
-    ] = None,
+    name: Annotated[str | None, Argument(metavar="NAME", autocompletion=entries)] = None,
     *,
     asked: Asked,
     as_json: AsJson = False,
 ) -> None:
-    """Show accelerators, links, models, frameworks, schedules; one kernel, collective or fabric."""
+    """Show accelerators, links, models, frameworks, schedules; one kernel, collective or fabric.
+
+    NAME: Entry of the catalog, or the path of a machine file; left out: all names. For a kernel
+        such as gemm=4096x4096x4096, for a collective such as all_reduce='256 MiB', for a fabric a
+        system or a scenario file.
+    """
     asked.refuse_unheeded(catalog)
     if catalog in ("kernel", "collective"):
         answer(catalog, name, asked, as_json=as_json)
@@ -417,63 +412,48 @@ MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Questions of a kernel (`mpsim.cost.questions.KernelQuestion`), a collective, a fabric."""
+    """Questions of a kernel (`mpsim.cost.questions.KernelQuestion`), a collective, a fabric.
 
-    on: Annotated[
-        str | None, option("--on", "Accelerator of a kernel, or system of a collective.")
-    ] = None
-    precision: Annotated[
-        str | None, option("--precision", "Precision of a kernel; left out: bf16.")
-    ] = None
-    ranks: Annotated[
-        int | None,
-        option("--ranks", "Ranks of a collective; left out: those of one node.", min=1, max=MOST),
-    ] = None
-    attention_kernel: Annotated[
-        str | None,
-        option(
-            "--attention",
-            "Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out:"
-            " flash2.",
-        ),
-    ] = None
-    direction: Annotated[
-        str | None, option("--pass", "Pass of a kernel: forward, backward, dgrad or wgrad.")
-    ] = None
-    kv_heads: Annotated[
-        int | None, option("--kv-heads", "Key-value heads of attention.", min=1)
-    ] = None
-    value_dim: Annotated[
-        int | None, option("--value-dim", "Value dimension of attention.", min=1)
-    ] = None
-    window: Annotated[
-        int | None, option("--window", "Sliding window of attention, in keys.", min=1)
-    ] = None
-    full: Annotated[bool, option("--full", "Price attention without a causal mask.")] = False
-    burst: Annotated[
-        bool, option("--burst", "Assume a short benchmark on a quiet network instead of training.")
-    ] = False
-    library: Annotated[
-        str | None,
-        option("--library", "Library of a collective: nccl, gloo, ...; left out: the vendor's."),
-    ] = None
-    calibration: Annotated[
-        Path | None, option("--calibration", "File of measured curves of a collective.")
-    ] = None
-    nodes: Annotated[
-        int | None, option("--nodes", "Nodes of a fabric; left out: those it has.", min=1, max=MOST)
-    ] = None
+    --on: Accelerator of a kernel, or system of a collective.
+    --precision: Precision of a kernel; left out: bf16.
+    --ranks: Ranks of a collective; left out: those of one node.
+    --attention: Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out:
+        flash2.
+    --pass: Pass of a kernel: forward, backward, dgrad or wgrad.
+    --kv-heads: Key-value heads of attention.
+    --value-dim: Value dimension of attention.
+    --window: Sliding window of attention, in keys.
+    --full: Price attention without a causal mask.
+    --burst: Assume a short benchmark on a quiet network instead of training.
+    --library: Library of a collective: nccl, gloo, ...; left out: the vendor's.
+    --calibration: File of measured curves of a collective.
+    --nodes: Nodes of a fabric; left out: those it has.
+    """
+
+    on: str | None = None
+    precision: str | None = None
+    ranks: Annotated[int | None, Option(min=1, max=MOST)] = None
+    attention_kernel: Annotated[str | None, Option("--attention")] = None
+    direction: Annotated[str | None, Option("--pass")] = None
+    kv_heads: Annotated[int | None, Option(min=1)] = None
+    value_dim: Annotated[int | None, Option(min=1)] = None
+    window: Annotated[int | None, Option(min=1)] = None
+    full: bool = False
+    burst: bool = False
+    library: str | None = None
+    calibration: Path | None = None
+    nodes: Annotated[int | None, Option(min=1, max=MOST)] = None
     plot: Plot = None
 
     def refuse_unheeded(self, subject: str | None) -> None:
         """Refuse options that are of another question."""
-        hints = typing.get_type_hints(Asked, include_extras=True)
+        own = taken(Asked)
         for field, value in dataclasses.asdict(self).items():
             if value not in (None, False) and field not in HEEDED.get(subject or "", ()):
                 of = [question for question, options in HEEDED.items() if field in options]
                 raise wrong(
                     f"applies only to {' or '.join(of)}; leave it out, or ask 'mpsim show {of[0]}'",
-                    str(hints[field].__metadata__[0].default),
+                    own[field].annotation.__metadata__[0].param_decls[0],
                 )
 
     @property

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from mpsim.cli.complete import keys
 from mpsim.cli.console import draw, end_early, note, print_answer, write_table
-from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, argument, option, values_over
+from mpsim.cli.options import AsJson, Computing, Csv, Plot, Reading, values_over
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import ScenarioError
 from mpsim.table import plural
@@ -21,22 +22,22 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    file: Annotated[Path, argument("Scenario file; its `sweep:` block is the default.")],
-    over: Annotated[
-        list[str] | None,
-        option(
-            "--over KEY=A,B,C", "Values of one dotted key to try; repeatable.", autocompletion=keys
-        ),
-    ] = None,
+    file: Path,
+    over: Annotated[list[str] | None, Option(autocompletion=keys)] = None,
     csv: Csv = None,
     plot: Plot = None,
-    shard: Annotated[str | None, option("--shard I/N", "Run only the I-th of N parts.")] = None,
+    shard: str | None = None,
     *,
     computing: Computing,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a scenario at every combination of values; rows that cannot run say why."""
+    """Simulate a scenario at every combination of values; rows that cannot run say why.
+
+    FILE: Scenario file; its `sweep:` block is the default.
+    --over KEY=A,B,C: Values of one dotted key to try; repeatable.
+    --shard I/N: Run only the I-th of N parts.
+    """
     from mpsim.study import sweep as run_sweep
 
     scenario = reading.load(file)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from mpsim.cli.console import draw as save
 from mpsim.cli.console import end_early, note, print_answer, wrote
-from mpsim.cli.options import AsJson, Plots, Reading, Trace, argument, option, pairs, wrong
+from mpsim.cli.options import AsJson, Plots, Reading, Trace, pairs, wrong
 from mpsim.cli.progress import progress_bar
 from mpsim.errors import CalibrationError, HardwareError
 
@@ -19,31 +19,23 @@ if TYPE_CHECKING:
 
 
 def validate(
-    files: Annotated[
-        list[Path],
-        argument(
-            "CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and"
-            " measured results such as "
-            "step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine file."
-        ),
-    ],
-    runs: Annotated[
-        list[Path] | None,
-        option(
-            "--runs",
-            "Training steps of 'mpsim measure', predicted on the machine file; repeatable.",
-        ),
-    ] = None,
-    scenario: Annotated[
-        Path | None, option("--scenario", "Scenario for rows that name none.")
-    ] = None,
+    files: list[Path],
+    runs: list[Path] | None = None,
+    scenario: Path | None = None,
     trace: Trace = None,
     plots: Plots = None,
     *,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Predict measured data row by row, or with --runs measured steps, and say how far off."""
+    """Predict measured data row by row, or with --runs measured steps, and say how far off.
+
+    FILES: CSV files: columns are dotted keys of a scenario (or `scenario`: its file) and measured
+        results such as step_time, tokens_per_s, memory, ttft, with units; or with --runs a machine
+        file.
+    --runs: Training steps of 'mpsim measure', predicted on the machine file; repeatable.
+    --scenario: Scenario for rows that name none.
+    """
     if runs:
         if scenario is not None or reading.sets:
             raise typer.BadParameter("with --runs every step is its own scenario")

@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from typer import Argument, Option
+
 from mpsim.cli.console import end_early, note, print_json, print_table
-from mpsim.cli.options import AsJson, Reading, argument, check_file, option, wrong
+from mpsim.cli.options import AsJson, Reading, check_file, wrong
 from mpsim.errors import FormatError, ScenarioError
 
 _EVERY_S = 2.0
@@ -15,32 +17,23 @@ _SHARES = ("slower", "memory_grows")
 
 
 def watch(
-    log: Annotated[
-        Path,
-        argument(
-            "Log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines; it is only read.",
-            metavar="LOG",
-        ),
-    ],
-    file: Annotated[Path, option("--scenario FILE", "Scenario of the run.")],
-    steps: Annotated[
-        int | None,
-        option("--steps", "Steps of the whole run: tells how long the rest takes.", min=1),
-    ] = None,
-    state: Annotated[
-        Path | None,
-        option(
-            "--state FILE", "Keep what was read here, and go on from there.", callback=check_file
-        ),
-    ] = None,
-    keep_on: Annotated[
-        bool, option("--follow", "Keep reading as the log grows, until Ctrl-C.")
-    ] = False,
+    log: Annotated[Path, Argument(metavar="LOG")],
+    file: Annotated[Path, Option("--scenario")],
+    steps: Annotated[int | None, Option(min=1)] = None,
+    state: Annotated[Path | None, Option(callback=check_file)] = None,
+    keep_on: Annotated[bool, Option("--follow")] = False,
     *,
     reading: Reading,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a training log: is the run as it should be, when did it change, how long is left."""
+    """Watch a training log: is the run as it should be, when did it change, how long is left.
+
+    LOG: Log of Megatron-LM, NeMo, torchtitan or DeepSpeed, or JSON lines; it is only read.
+    --scenario FILE: Scenario of the run.
+    --steps: Steps of the whole run: tells how long the rest takes.
+    --state FILE: Keep what was read here, and go on from there.
+    --follow: Keep reading as the log grows, until Ctrl-C.
+    """
     from mpsim.explain.watch import Watch, follow
     from mpsim.simulate import simulate_step
 
