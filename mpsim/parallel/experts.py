@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +27,10 @@ from mpsim.workload import Operator, OperatorKind, Phase, Role, Split, make_elem
 Beside = tuple[Sequence[Item], Sequence[Item]]
 Floats = NDArray[np.float64]
 
-_PERMUTING: Final = (Role.PERMUTE, Role.UNPERMUTE)
+# HybridEP's kernel that sums rows reads for each 16 B of a token the 4 B entry of every expert of
+# the rank (unpermute_kernel, DeepEP csrc/hybrid_ep/extension/permute.cu at 34152ae; no more from
+# pull request 625 on), and takes as long for them as for as many bytes of rows (issue 590)
+_MAP_READS = 4.0 / 16.0
 
 
 def expert_forward(
@@ -96,7 +98,7 @@ def is_fused_away(operator: Operator, sharding: Sharding) -> bool:
     """Whether the kernel that sends tokens does this operator's work too."""
     routing = sharding.routing
     fused = routing is not None and routing.fused and sharding.ep > 1
-    return fused and operator.role in _PERMUTING
+    return fused and operator.role in (Role.PERMUTE, Role.UNPERMUTE)
 
 
 def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Operator]]:
@@ -217,14 +219,15 @@ def _arrives_by_rank(sharding: Sharding) -> bool:
     return routing.experts > sharding.ep
 
 
-def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
+def _regrouping(name: str, phase: Phase, sharding: Sharding, reads: float = 0.0) -> Operator:
     """A copy of what travelled into the rows of the rank's experts, or back.
 
     A fused kernel brings a token once for all experts of a rank; the kernel behind it writes a row
     for each of them, or sums those (DeepEP csrc/hybrid_ep/executor/executor.cu, standalone permute;
-    Megatron-Core, _DeepepManager.get_permuted_hidden_states_by_experts).
+    Megatron-Core, _DeepepManager.get_permuted_hidden_states_by_experts). `reads`: bytes beside a
+    byte that travelled.
     """
-    rows = sent_tokens(sharding) * sharding.etp + _worked_rows(sharding)
+    rows = sent_tokens(sharding) * sharding.etp * (1.0 + reads) + _worked_rows(sharding)
     moved = rows * sharding.hidden * sharding.activation_bytes
     kind = OperatorKind.GATHER
     return make_elementwise(Role.COPY, phase, moved=moved, kind=kind, name=name, split=Split.EXPERT)
@@ -232,22 +235,14 @@ def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
 
 def _kernels(operators: Sequence[Operator], sharding: Sharding) -> Iterator[Operator]:
     for whole in operators:
-        mine = shard(whole, sharding)
+        mine, alone = shard(whole, sharding), 1
         if mine.kind is OperatorKind.GROUPED_GEMM and not _routing(sharding).software.grouped_gemm:
-            yield from [_single(mine)] * mine.batch
-        else:
-            yield mine
-
-
-def _single(mine: Operator) -> Operator:
-    """One expert's product of a group."""
-    return dataclasses.replace(
-        mine,
-        kind=OperatorKind.GEMM,
-        batch=1,
-        flops=mine.flops / mine.batch,
-        bytes=mine.bytes / mine.batch,
-    )
+            alone = mine.batch
+            flops, moved = mine.flops / alone, mine.bytes / alone
+            mine = dataclasses.replace(
+                mine, kind=OperatorKind.GEMM, batch=1, flops=flops, bytes=moved
+            )
+        yield from [mine] * alone
 
 
 def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
@@ -263,21 +258,26 @@ def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
     """Outputs, or what answers the tokens, on their way to the ranks that tokens belong to."""
     if _routing(sharding).software.expert_dispatch is ExpertDispatch.ALL_GATHER:
         return _whole_tokens(name, "reduce_scatter", phase, sharding)
-    exchanged = _exchange(name, phase, sharding)
+    exchanged = _exchange(name, phase, sharding, _MAP_READS)
     summed = _over_etp(name, phase, sharding, kind="reduce_scatter")
     after = _tags(summed)
     return [*summed, *(dataclasses.replace(sent, needs=after) for sent in exchanged)]
 
 
-def _exchange(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
-    """The all-to-all between ranks with different experts."""
+def _exchange(
+    name: str, phase: Phase, sharding: Sharding, reads: float = 0.0
+) -> list[Communication]:
+    """The all-to-all between ranks with different experts. `reads`: of an entry of the map of a
+    token's experts, bytes a byte of a token, where a kernel beside it sums rows.
+    """
     if sharding.ep == 1:
         return []
     token = sharding.hidden * sharding.activation_bytes
     sent = _tagged(f"{name} all-to-all", "ep", "all_to_all", sent_tokens(sharding) * token, phase)
     routing = _routing(sharding)
     beside = routing.fused and routing.software.expert_regrouping is ExpertRegrouping.BESIDE
-    copies = _regrouping("rows", phase, sharding) if beside else None
+    reads *= routing.experts / sharding.ep
+    copies = _regrouping("rows", phase, sharding, reads) if beside else None
     return [dataclasses.replace(sent, across=_tokens_across(sharding) * token, copies=copies)]
 
 

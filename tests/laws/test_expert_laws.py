@@ -150,7 +150,7 @@ def test_a_fused_dispatch_across_nodes_sends_less_over_nics_and_takes_less_time(
 
 
 def test_rows_put_in_order_beside_the_exchange_take_as_long_unless_they_hide() -> None:
-    """Exposed, a kernel takes its time on either stream, and none inside the exchange; behind another microbatch it takes less on that of the exchange."""
+    """Exposed, a kernel takes its time on either stream, HybridEP's longer for its sums, and none inside the exchange; behind another microbatch it takes less on that of the exchange."""
 
     def step(regrouping: str, overlap: str) -> float:
         plain: dict[str, str | float] = {"expert_dispatch": "fused", "launch_cost": 0.0}
@@ -158,8 +158,7 @@ def test_rows_put_in_order_beside_the_exchange_take_as_long_unless_they_hide() -
         return float(timed.makespan)
 
     kernel, beside, fused = (step(one, "none") for one in ("kernel", "beside", "fused"))
-    assert fused < beside
-    np.testing.assert_allclose(beside, kernel, rtol=1e-6)
+    assert fused < kernel < beside < 1.01 * kernel
     assert (
         step("fused", "microbatch") <= step("beside", "microbatch") < step("kernel", "microbatch")
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mpsim
-from mpsim.framework import ExpertDispatch, ExpertOverlap
+from mpsim.framework import ExpertDispatch, ExpertOverlap, ExpertRegrouping
 from mpsim.parallel import (
     Communication,
     Compute,
@@ -172,6 +172,24 @@ def test_a_fused_dispatch_brings_a_token_once_and_copies_it_for_each_expert() ->
     copies = [one for one in items if isinstance(one, Compute) and "rows_by" in one.operator.name]
     moved = (4 * (1 - 66 / 120) + 2) * TOKENS * HIDDEN * 2
     assert [one.operator.bytes for one in copies] == pytest.approx([moved] * 2)
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_a_kernel_that_sums_rows_looks_through_the_map_of_all_experts_of_its_rank(ep: int) -> None:
+    """HybridEP's reads 4 B of each for every 16 B of a token that goes back; the one that spreads tokens over rows does not."""
+    fused = {
+        "expert_dispatch": ExpertDispatch.FUSED,
+        "expert_regrouping": ExpertRegrouping.BESIDE,
+    }
+    there, back = (
+        item
+        for item in block_forward(LAYER, _sharding(fused, ep=ep))
+        if isinstance(item, Communication)
+    )
+    assert there.copies
+    assert back.copies
+    read = back.copies.bytes - there.copies.bytes
+    assert read == pytest.approx(back.size / 16 * 4 * 16 / ep)
 
 
 def test_a_forward_that_stops_before_the_second_product_sends_nothing_back() -> None:
