@@ -280,8 +280,8 @@ class DataBehaviour:
     reduce_copy_traffic: ParameterBytes = 0.0
     """Memory traffic on the compute stream before reducing a unit [B per parameter]."""
     accumulation_traffic: ParameterBytes = 0.0
-    """Memory traffic per parameter and microbatch to add gradients into the buffer that is reduced,
-    beyond what the weight gradient itself moves [B]."""
+    """Memory traffic per parameter and microbatch, but the first where `drops_gradients`, to add
+    whole gradients to those kept, beyond what the weight gradient itself moves [B]."""
     fusion_cycle: Seconds = 0.0
     """Time between two looks for gradients to reduce (Horovod); 0 where reductions start as soon as
     they are ready [s]."""

@@ -191,6 +191,9 @@ class ActionVariants:
         self._blocks = blocks
         self._gathers_units = plan.gathers_units
         self._data = plan.layout.framework.data
+        # where there is none yet, the first gradient of a step is kept as it was made
+        made = plan.layout.framework.memory.drops_gradients / plan.orders.microbatches
+        self._added = (1.0 - made) * self._data.accumulation_traffic * (not plan.divides_gradients)
         self._rows: list[ActionRow] = []  # of all variants
         self.cuts: list[CutRows] = []  # rows of every variant
         # what is gathered before the segments of all variants, and reduced after them
@@ -261,8 +264,9 @@ class ActionVariants:
         gathered *= self._data.gather_copy_traffic
         before = self._pass("copy gathered parameters", "exposed_dp", gathered, rank)
         added = math.fsum([each.trained for each in segment.blocks]) if action in _GRADIENT else 0.0
-        added *= self._data.accumulation_traffic
-        after = self._pass("accumulate gradients", "other", added, rank, update_seconds)
+        after = self._pass(
+            "accumulate gradients", "other", added * self._added, rank, update_seconds
+        )
         return [*before, *segment.blocks, *after]
 
     def _pass(

@@ -230,6 +230,11 @@ class Plan(Saved):
         return not (data.defer_reduction or self.keeps_gathered)
 
     @property
+    def divides_gradients(self) -> bool:
+        """Whether a rank keeps its share of gradients alone between microbatches."""
+        return self.zero >= SHARDED_GRADIENTS and self.reduces_every_microbatch
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of a step of the whole job, those of decoders included."""
         return self.global_batch * (self.sequence_length + self.layout.model.decoder_length)

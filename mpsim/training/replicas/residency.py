@@ -12,7 +12,7 @@ import numpy as np
 from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.parallel import Stage, shard
-from mpsim.training.plan import SHARDED_GRADIENTS, Plan
+from mpsim.training.plan import Plan
 from mpsim.workload import Expansion, Operator, OperatorKind, Phase
 
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
@@ -64,7 +64,7 @@ def residency(plan: Plan) -> Residency:
             whole = summed = nothing
         gathered = owned if stays_gathered else np.minimum(owned, root + whole)
         reducing = np.minimum(trained.dense + trained.experts, summed)
-    divided = plan.zero >= SHARDED_GRADIENTS and plan.reduces_every_microbatch
+    divided = plan.divides_gradients
     gradients = own if divided else trained.dense + trained.experts
     offloads = plan.offload != "none"
     return Residency(

@@ -288,12 +288,21 @@ def attribute_busy(program: Program) -> dict[str, float]:
     return {name: float(value) for name, value in zip(PARTS, parts, strict=True) if value}
 
 
-def test_gradients_are_added_up_after_every_backward() -> None:
-    """12 B a parameter and microbatch, as DeepSpeed's BF16_Optimizer casts and adds."""
-    plan = plan_of(zero=1, microbatches=3, overrides={"accumulation_traffic": 12.0})
-    busy = attribute_busy(build_program(unhindered(plan)))["other"] * TICK
+@pytest.mark.parametrize(
+    ("zero", "drops", "added"), [(1, False, 3), (1, True, 2), (2, True, 0), (3, True, 0)]
+)
+def test_whole_gradients_are_added_up_after_every_backward(
+    zero: int, drops: bool, added: int
+) -> None:
+    """12 B a parameter and microbatch of 3, as DeepSpeed's BF16_Optimizer casts and adds; autograd keeps the first as it is, and shares are no whole gradients."""
+    plan = plan_of(
+        zero=zero,
+        microbatches=3,
+        overrides={"accumulation_traffic": 12.0, "drops_gradients": drops},
+    )
+    busy = attribute_busy(build_program(unhindered(plan))).get("other", 0.0) * TICK
     expected = (
-        3
+        added
         * 12.0
         * plan_layers(plan)["all"]
         / (0.8 * plan.layout.cluster.accelerator.memory_bandwidth)
@@ -428,8 +437,11 @@ def test_no_gather_follows_the_step_of_sharded_parameters() -> None:
 
 def test_every_action_keeps_its_kernels_when_it_is_cut() -> None:
     """Cutting into units changes neither forward nor backward time of a rank, but for what runs beside them."""
+    none = {"accumulation_traffic": 0.0}
     busy = [
-        attribute_busy(build_program(unhindered(plan_of(zero=zero, microbatches=2))))
+        attribute_busy(
+            build_program(unhindered(plan_of(zero=zero, microbatches=2, overrides=none)))
+        )
         for zero in (0, 1, 2, 3)
     ]
     for one, other in itertools.pairwise(busy):
