@@ -349,7 +349,7 @@ _ENTRY = re.compile(r"\n(?=--|[A-Z]+(?:\.{3})?: )")
 
 
 def taken(owner: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """What a command or a group of options takes, as typer reads it.
+    """Parameters of a command or a group of options, as typer reads them.
 
     A line ``--size BYTES: Size of a checkpoint.`` of its docstring names an option and is its help,
     a line ``FILE: Scenario file.`` an argument; what a type says (`WORDS`) need not stand there.

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mpsim import dataclasses
+from mpsim.arrays import Floats
 from mpsim.cost.constants import Answer, Constant, Ledger, choose_group, constant_groups
 from mpsim.cost.curves import CollectiveCurves, machine_curves
 from mpsim.cost.libraries import FittedLibrary, make_library
@@ -21,7 +22,6 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.memo import Memo, remembered
 from mpsim.parallel.crossing import GroupShape
 
-Floats = NDArray[np.float64]
 Size = TypeVar("Size", float, Floats)  # bytes or seconds: one number, or one for each of several
 
 _MODELLED = "model"

@@ -22,9 +22,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mpsim import dataclasses
+from mpsim.arrays import Floats
 from mpsim.cost.constants import Constant, Status
 from mpsim.cost.traffic import COLLECTIVES
 from mpsim.document import Document, read_document
@@ -34,7 +35,6 @@ from mpsim.inputs import shown
 from mpsim.parallel.crossing import GroupShape
 from mpsim.workload.operators import Operator, OperatorKind, Role
 
-Floats = NDArray[np.float64]
 Place = tuple[str, int, int]  # collective, ranks, domains
 
 SWITCH_JUMP = 0.35

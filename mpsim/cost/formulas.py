@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mpsim import dataclasses
+from mpsim.arrays import Floats
 from mpsim.cost.constants import constant_groups
 from mpsim.hardware.calibrated import Calibration
 
-Floats = NDArray[np.float64]
 UPDATES: Final = "optimizer"  # group of constants of updates in place
 _UPDATE_FRACTION = f"kernels.{UPDATES}.fraction"
 _COPY_FRACTION = "kernels.copy.fraction"

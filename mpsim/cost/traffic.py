@@ -8,29 +8,21 @@ as much as this one its busiest.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from mpsim.arrays import Flags, Floats
 from mpsim.cost.network import group_bandwidth, nic_bandwidth
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.parallel.crossing import GroupShape
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "all_to_all",
-    "send_recv",
-    "barrier",
+COLLECTIVES = tuple(
+    "all_reduce all_gather reduce_scatter broadcast reduce all_to_all send_recv barrier".split()
 )
 _TWO_WAY = ("all_reduce",)  # reduce-scatter and all-gather in one
 _ROOTED = ("broadcast", "reduce")
 _PAIR = 2
-
-Floats = NDArray[np.float64]
 
 
 def ring_passes(kind: str, ranks: int) -> float:
@@ -180,9 +172,9 @@ def rail_bytes(
     return sent, outside.sum(axis=0)
 
 
-def _same_domain(group: GroupShape) -> NDArray[np.bool_]:
+def _same_domain(group: GroupShape) -> Flags:
     domain = np.arange(group.ranks) // group.per_domain
-    same: NDArray[np.bool_] = domain[:, None] == domain[None, :]
+    same: Flags = domain[:, None] == domain[None, :]
     return same
 
 

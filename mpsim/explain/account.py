@@ -21,19 +21,7 @@ from mpsim.formats.recorded_step import clock_offsets
 from mpsim.formats.spans import Span, Spans
 
 _NONE: Final = np.zeros((0, 2))
-PARTS: Final = (
-    "loader",
-    "recompute",
-    "busy",
-    "wait",
-    "wire",
-    "sync",
-    "launch",
-    "begin",
-    "near",
-    "long",
-    "small",
-)
+PARTS: Final = tuple("loader recompute busy wait wire sync launch begin near long small".split())
 """Parts of a step; ``launch`` is idle while the host launches, ``begin`` before the first operator,
 ``near`` in long gaps beside every collective, ``long`` in others, ``small`` between operators."""
 CLASSES: Final = ("gemm", "attention", "memory")

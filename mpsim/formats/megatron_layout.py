@@ -20,15 +20,7 @@ _CHUNKS: Final = (
 _LAYOUT: Final = "pipeline-model-parallel-layout"
 _FIRST: Final = ("decoder-first-pipeline-num-layers", "num-layers-in-first-pipeline-stage")
 _LAST: Final = ("decoder-last-pipeline-num-layers", "num-layers-in-last-pipeline-stage")
-_MODULES: Final = (
-    "core_attn",
-    "layernorm",
-    "mlp",
-    "moe_act",
-    "moe",
-    "shared_experts",
-    "mla_up_proj",
-)
+_MODULES: Final = tuple("core_attn layernorm mlp moe_act moe shared_experts mla_up_proj".split())
 _COUNTED: Final = ("parallelism.embedding_counts_as_layer", "parallelism.loss_counts_as_layer")
 
 

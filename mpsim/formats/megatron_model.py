@@ -12,13 +12,7 @@ from mpsim.inputs import shown
 
 _LATENT = tuple(
     f"model.mla.{field}"
-    for field in (
-        "q_lora_rank",
-        "kv_lora_rank",
-        "qk_nope_head_dim",
-        "qk_rope_head_dim",
-        "v_head_dim",
-    )
+    for field in "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim".split()
 )
 
 

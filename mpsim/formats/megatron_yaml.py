@@ -36,12 +36,8 @@ from mpsim.scenario import Scenario
 _NAME: Final = "megatron-yaml"
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 _FP8_FORMATS: Final = ("hybrid", "e4m3", "none", "true", "false")
-_PRECISIONS: Final = (
-    "mixed_precision",
-    "trainer.precision",
-    "trainer.plugins.precision",
-    "trainer.plugins",
-    "precision",
+_PRECISIONS: Final = tuple(
+    "mixed_precision trainer.precision trainer.plugins.precision trainer.plugins precision".split()
 )
 DEEPEST: Final = 8  # references to references
 

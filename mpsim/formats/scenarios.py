@@ -17,12 +17,8 @@ from mpsim.scenario import Scenario, load
 from mpsim.scenario.paths import expand_shorthand
 
 _SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "framework", "simulation")
-_CONTRADICTIONS = (
-    "model",
-    "parallelism",
-    "schedule",
-    "training.global_batch",
-    "training.micro_batch",
+_CONTRADICTIONS = tuple(
+    "model parallelism schedule training.global_batch training.micro_batch".split()
 )
 _OPEN = ("cluster.", "parallelism.", "training.", "simulation.")
 """Sections whose keys say nothing of each other, so that an assumed one stays as it was."""

@@ -33,22 +33,11 @@ _NAME: Final = "torchtitan"
 _USUAL: Final = "torchtitan-2025-12"
 _LOSS: Final = "framework.loss"
 _RESHARDS: Final = "framework.reshard_after_forward"
-_SECTIONS: Final = (
-    "parallelism",
-    "training",
-    "experimental",
-    "compile",
-    "float8",
-    "quantize.linear.float8",
+_SECTIONS: Final = tuple(
+    "parallelism training experimental compile float8 quantize.linear.float8".split()
 )
-_WRITTEN: Final = (
-    "model",
-    "training",
-    "parallelism",
-    "experimental",
-    "activation_checkpoint",
-    "compile",
-    "float8",
+_WRITTEN: Final = tuple(
+    "model training parallelism experimental activation_checkpoint compile float8".split()
 )
 _V_SHAPED: Final = ("zb-v", "dualpipe-v")
 

@@ -15,15 +15,8 @@ from mpsim.measure.plan import Grid, best_first
 from mpsim.measure.tensors import agrees, dtype_of, element_bytes
 from mpsim.measure.world import World
 
-COLLECTIVES: Final = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "send_recv",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "barrier",
+COLLECTIVES: Final = tuple(
+    "all_reduce all_gather reduce_scatter send_recv all_to_all broadcast reduce barrier".split()
 )
 IN_PLACE: Final = ("all_reduce", "reduce", "broadcast", "send_recv")
 LARGEST_DECADES = 60

@@ -15,9 +15,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mpsim import dataclasses
+from mpsim.arrays import Floats
 from mpsim.framework import ExpertDispatch, ExpertOverlap, ExpertRegrouping
 from mpsim.memo import remembered
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
@@ -25,7 +26,6 @@ from mpsim.parallel.shard import Routing, Sharding, shard
 from mpsim.workload import Operator, OperatorKind, Phase, Role, Split, make_elementwise
 
 Beside = tuple[Sequence[Item], Sequence[Item]]
-Floats = NDArray[np.float64]
 
 # HybridEP's kernel that sums rows reads for each 16 B of a token the 4 B entry of every expert of
 # the rank (unpermute_kernel, DeepEP csrc/hybrid_ep/extension/permute.cu at 34152ae; no more from

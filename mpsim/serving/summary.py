@@ -10,9 +10,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpsim import dataclasses
 from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
@@ -24,8 +21,6 @@ from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.serving.requests import Served
 from mpsim.serving.tally import ACCOUNT, RowSums, Tally
 from mpsim.units import percent
-
-Floats = NDArray[np.float64]
 
 _CAME = 0.9  # of the stated rate, below which somebody should know
 _FELT = 0.01  # of the time: below it nobody feels a wait for cache

@@ -18,23 +18,10 @@ from mpsim.table import plural
 from mpsim.units import percent
 
 _AT_METER = "meter_energy_j_per_token"
-COLUMNS = (
-    "accelerators",
-    "step_time_s",
-    "tokens_per_s",
-    "tokens_per_s_per_accelerator",
-    "mfu",
-    "hfu",
-    "tensor_utilisation",
-    "bubble_fraction",
-    "peak_memory_bytes",
-    "fits_memory",
-    "energy_j_per_step",
-    "energy_j_per_token",
-    "accelerator_power_w",
-    "meter_energy_j_per_token",
-    "cost_per_step",
-    "engine",
+COLUMNS = tuple(
+    "accelerators step_time_s tokens_per_s tokens_per_s_per_accelerator mfu hfu"
+    " tensor_utilisation bubble_fraction peak_memory_bytes fits_memory energy_j_per_step"
+    " energy_j_per_token accelerator_power_w meter_energy_j_per_token cost_per_step engine".split()
 )
 """What a table of results shows of each summary of a training step."""
 

@@ -113,12 +113,8 @@ def _software(plan: Plan) -> Iterator[Parameter]:
             yield Parameter(f"host.{name}", "software", value, scaled)
 
 
-_HOST_TIMES = (
-    "launch_cost",
-    "layer_host_time",
-    "synchronization_cost",
-    "step_overhead",
-    "step_rank_time",
+_HOST_TIMES = tuple(
+    "launch_cost layer_host_time synchronization_cost step_overhead step_rank_time".split()
 )
 
 

@@ -20,14 +20,9 @@ from mpsim.errors import FormatError
 from mpsim.formats.hlo.groups import MOST_DEVICES
 from mpsim.memo import remembered
 
-COLLECTIVES: Final = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-    "ragged-all-to-all",
+COLLECTIVES: Final = tuple(
+    "all-reduce all-gather reduce-scatter all-to-all collective-permute"
+    " collective-broadcast ragged-all-to-all".split()
 )
 """Opcodes of collectives, without ``-start`` and ``-done``."""
 

@@ -19,6 +19,7 @@ from mpsim.parallel import AXIS_NAMES, REPLICATING
 from mpsim.scenario import Scenario, checks
 from mpsim.scenario.balance import balanced_stages, stage_loads, work_of
 from mpsim.schedule import schedule
+from mpsim.shipped import read_shipped
 from mpsim.study.search.given import defaults
 
 Values: TypeAlias = Mapping[str, Any]
@@ -53,46 +54,8 @@ _OF_RECOMPUTE = (
     *("recompute_modules", "recompute_method", "recompute_layers", "recompute_keeps"),
     *("offload_activations", "offload_layers"),
 )
-_OF_STAGES = ("pp", "schedule", "virtual_stages", "layers_per_stage")
 DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(
-        (
-            *("check_model", "check_cluster", "check_framework", "check_precision"),
-            *("check_schedule_file", "check_network", "check_outages", "check_sweep"),
-            *("check_overrides", "check_design", "check_positions", "check_method"),
-        ),
-        (),
-    ),
-    **dict.fromkeys(("check_variation", "check_world", "check_parts"), _MESH),
-    **dict.fromkeys(
-        ("check_batch", "check_replica_batches", "check_steps_in_backward"), (*_MESH, "micro_batch")
-    ),
-    "check_mixture": (*_MESH, "ep", "offload"),
-    "check_virtual_stages": ("schedule", "virtual_stages"),
-    "check_pipeline": ("pp", "schedule", "virtual_stages"),
-    "check_groups": (*_MESH, "micro_batch", "schedule", "virtual_stages"),
-    "check_stages": _OF_STAGES,
-    "check_stacks": ("cp", "pp"),
-    **dict.fromkeys(("check_heads", "check_mlp"), ("tp",)),
-    **dict.fromkeys(("check_context", "check_lengths"), ("cp",)),
-    **dict.fromkeys(("check_context_exchange", "check_state", "check_vision"), ("tp", "cp")),
-    "check_sequence": ("tp", "cp", "sequence_parallel"),
-    **dict.fromkeys(("check_tensor_overlap", "check_expert_tokens"), ("tp", "sequence_parallel")),
-    "check_experts": ("tp", "ep"),
-    "check_expert_ranks": (*_MESH, "ep"),
-    "check_expert_overlap": ("pp", "schedule", "recompute"),
-    **dict.fromkeys(("check_recompute", "check_recompute_modules"), ("recompute", "modules")),
-    "check_adapters": ("tp", "recompute", "modules"),
-    "check_recompute_layers": (*_OF_STAGES, "recompute", "zero"),
-    "check_offload_activations": (*_OF_STAGES, "recompute"),
-    "check_zero": ("pp", "zero"),
-    "check_reference": ("pp",),
-    "check_shard": (*_MESH, "zero"),
-    "check_offload": ("zero", "offload"),
-    **dict.fromkeys(
-        ("check_optimizer", "check_offload_fraction", "check_narrow_base"), ("offload",)
-    ),
-    "check_size": (*_MESH, "schedule", "virtual_stages", "micro_batch"),
+    check: tuple(axes) for check, axes in read_shipped("mpsim.study.data", "depends.yaml").items()
 }
 """Axes that each check looks at; one that is not listed is asked about every layout."""
 _CHECKS: Final[Mapping[str, checks.Check]] = {check.__name__: check for check in checks.CHECKS}

@@ -24,15 +24,7 @@ from mpsim.units import Dimension, format_quantity
 _PLANS = 64  # whose memory stays known, for points of a sweep
 _SHOWN = 0.01  # of the total: smaller components are not told
 
-COMPONENTS = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "logits",
-    "buffers",
-    "overhead",
-)
+COMPONENTS = tuple("parameters gradients optimizer activations logits buffers overhead".split())
 
 
 def account_memory(plan: Plan) -> Memory:
