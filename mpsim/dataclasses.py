@@ -109,7 +109,7 @@ def _setstate(self: object, state: tuple[None, dict[str, Any]]) -> None:
 if not TYPE_CHECKING:
 
     def replace(value: Any, /, **changes: object) -> Any:
-        """As the standard function."""
+        """The value with changes, as the standard function returns it."""
         made = getattr(value, "__replace__", None)
         return made(**changes) if made else dataclasses.replace(value, **changes)
 

@@ -77,7 +77,7 @@ def taken_by_default(summary: Figures) -> list[tuple[str, str]]:
 
 
 def _convention(summary: Figures) -> str:
-    """What papers count that nothing computes, where it makes up much of MFU or HFU."""
+    """Warning where much of MFU or HFU is what papers count and nothing computes."""
     if summary["mfu"] > summary["hfu"]:
         return "; MFU counts gradients of frozen weights too"
     counted = summary["hardware_flops_per_step"]

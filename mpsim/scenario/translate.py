@@ -131,7 +131,7 @@ def _elsewhere(loc: tuple[int | str, ...], root: Kind) -> list[str]:
 
 
 def _others() -> Mapping[str, Mapping[str, Any]]:
-    """What to write for `keys` and `values` of other tools."""
+    """Words to write for `keys` and `values` of other tools."""
     words: Mapping[str, Mapping[str, Any]] = read_shipped("mpsim.scenario.data", "others.yaml")
     return words
 
