@@ -41,7 +41,8 @@ class Workload(Section):
     """The stream of requests."""
 
     arrival: Literal["poisson", "gamma", "closed", "all-at-once", "trace"] = "poisson"
-    """How requests come: at random, in bursts, from waiting users, all at once, by a file."""
+    """How requests come: at random, in bursts, from waiting users, all at once, by a file; left out,
+    closed with concurrency and trace with a file."""
     rate: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
     """Requests a second, of poisson and gamma arrivals."""
     burstiness: Annotated[float, Field(gt=0, le=1000, strict=False)] = 1.0
@@ -71,6 +72,15 @@ class Workload(Section):
     think_time: Span = 0.0
     """From an answer to the same user's next request on average, exponentially distributed: between
     the turns of a session, and the requests of a closed loop."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _imply_arrival(cls, data: object) -> object:
+        """Users and files come in one way each."""
+        if isinstance(data, Mapping) and "arrival" not in data and data.get("rate") is None:
+            said = [how for key, how in _USES.items() if data.get(key) is not None]
+            return {**data, "arrival": said[0]} if len(said) == 1 else data
+        return data
 
     @pydantic.model_validator(mode="after")
     def _check_arrival(self) -> Workload:

@@ -138,3 +138,22 @@ def test_a_model_that_was_released_narrow_is_served_so():
         mpsim.simulate(Scenario.from_mapping({**data, "serving": wide}))
     other = Scenario.from_mapping({**data, "model": "llama3-8b"})
     assert (other.service.weights, other.taken_by_default) == ("bf16", [])
+
+
+def test_users_and_files_come_in_one_way():
+    """`concurrency` without an arrival is a closed loop, a trace a trace; with a rate beside it nobody knows."""
+    base = {
+        "schema": 1,
+        "model": "llama3-8b",
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+    }
+
+    def arrival(workload):
+        return Scenario.from_mapping({**base, "serving": {"workload": workload}}).service.workload
+
+    assert arrival({"concurrency": 4}).arrival == "closed"
+    assert arrival({"rate": 4}).arrival == "poisson"
+    with pytest.raises(ScenarioError, match="poisson without rate"):
+        arrival({"arrival": "poisson", "concurrency": 4})
+    with pytest.raises(ScenarioError, match="concurrency with arrival: poisson"):
+        arrival({"rate": 4, "concurrency": 4})
