@@ -30,7 +30,7 @@ def check(file: Path, *, reading: Reading, emit: Emit = None, as_json: AsJson = 
     (wanted,) = targets(emit, [scenario])
     able = ready(scenario)
     derived = _derived(able) if isinstance(able, Prepared) else _derived_service(able)
-    derived |= {"taken_by_default": taken} if (taken := scenario.taken_by_default) else {}
+    derived |= scenario.told
     derived |= {"warnings": told} if (told := told_of(scenario)) else {}
     files = [item.of(scenario) for item in wanted]
     if as_json:

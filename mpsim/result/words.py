@@ -17,7 +17,7 @@ _DOUBT = 0.005  # odds of fitting nearer to 0 or 1 are not worth a word
 _EVERYBODY_ASKS = {
     *("step time", "throughput", "utilisation", "where time goes", "memory", "price"),
     # who varies the step asks for what comes of it, who leaves a key out for what it became
-    *("nearest measured", "with variation", "taken by default"),
+    *("nearest measured", "with variation", "taken by default", "nodes"),
 }
 
 
@@ -66,14 +66,15 @@ def summary_rows(summary: Figures) -> list[tuple[str, str]]:
         ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
         ("nearest measured", validated(summary["validated"])),
         *_variation(summary),
-        *taken_by_default(summary),
+        *told(summary),
     ]
 
 
-def taken_by_default(summary: Figures) -> list[tuple[str, str]]:
-    """Keys that framework or model settled; nothing for results stored before it was kept."""
-    keys = summary.get("taken_by_default")
-    return [("taken by default", ", ".join(keys))] if keys else []
+def told(summary: Figures) -> list[tuple[str, str]]:
+    """What the scenario's file does not show; nothing for results stored before it was kept."""
+    keys, nodes = summary.get("taken_by_default"), summary.get("nodes")
+    rows = [("taken by default", ", ".join(keys))] if keys else []
+    return [*rows, ("nodes", nodes)] if nodes else rows
 
 
 def _convention(summary: Figures) -> str:

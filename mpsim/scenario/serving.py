@@ -41,8 +41,8 @@ class Workload(Section):
     """The stream of requests."""
 
     arrival: Literal["poisson", "gamma", "closed", "all-at-once", "trace"] = "poisson"
-    """How requests come: at random, in bursts, from waiting users, all at once, by a file; left out,
-    closed with concurrency and trace with a file."""
+    """How requests come: at random, in bursts, from waiting users, all at once, by a file; implied
+    by concurrency and by trace."""
     rate: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
     """Requests a second, of poisson and gamma arrivals."""
     burstiness: Annotated[float, Field(gt=0, le=1000, strict=False)] = 1.0

@@ -168,9 +168,20 @@ class Written(Section):
         return self._source
 
     @property
-    def taken_by_default(self) -> list[str]:
-        """Keys with the values that framework or model settle, as a file would have them."""
-        return in_words(settled_by(self._source.data))
+    def told(self) -> dict[str, object]:
+        """What its file does not show: keys with the values that framework or model settle, and how
+        many accelerators `cluster.nodes` are where a domain has more than a node.
+        """
+        cluster, node = self.hardware, self.hardware.node
+        trays = (
+            f"{cluster.nodes} of {node.accelerators} are {cluster.accelerators} accelerators;"
+            f" {node.domain // node.accelerators} make a domain of {node.domain}"
+        )
+        told = {
+            "taken_by_default": in_words(settled_by(self._source.data)),
+            "nodes": trays if node.domain > node.accelerators else "",
+        }
+        return {key: value for key, value in told.items() if value}
 
     @property
     def folder(self) -> Path:

@@ -55,7 +55,7 @@ class ServiceResult(JobResult):
             "job": self.kind,
             "engine": self.plan.engine.name,
             **figures,
-            **({"taken_by_default": taken} if (taken := self.scenario.taken_by_default) else {}),
+            **self.scenario.told,
             "interval": intervals(setting_of(self.plan), figures),
         }
 

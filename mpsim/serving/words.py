@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpsim.result.words import Figures, shares, taken_by_default
+from mpsim.result.words import Figures, shares, told
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent, price
@@ -46,7 +46,7 @@ def _rows(summary: Figures) -> list[tuple[str, str]]:
         ("memory", _memory(summary["memory"])),
         ("energy and price", _cost(summary)),
         ("engine", f"{summary['engine']}"),
-        *taken_by_default(summary),
+        *told(summary),
         *_scaling(summary),
         *_pools(summary),
     ]

@@ -90,7 +90,7 @@ def summarise(result: Result, plan: Plan, work: Work, needs: Needs) -> dict[str,
         + _gathered_shards(plan)
         + _small_microbatches(result, plan, breakdown["host"] / step)
         + figures.unsure(result, precision, breakdown, interference=plan.interference),
-        **({"taken_by_default": taken} if (taken := result.scenario.taken_by_default) else {}),
+        **result.scenario.told,
         **({"straddling": straddles} if straddles else {}),
         **({"variation": varied} if varied else {}),
         "interval": head["interval"],

@@ -145,3 +145,10 @@ def test_every_key_that_is_answered_exists():
     assert keys >= set(
         itertools.chain(*read_shipped("mpsim.scenario.data", "others.yaml")["keys"].values())
     )
+
+
+def test_trays_are_not_taken_for_racks(base):
+    """Eight nodes of an NVL72 rack are 32 GPUs, and 18 make the rack."""
+    rack = mpsim.load(base, set=["cluster={preset: gb200-nvl72, nodes: 8}"])
+    assert rack.told["nodes"] == "8 of 4 are 32 accelerators; 18 make a domain of 72"
+    assert "nodes" not in mpsim.load(base).told

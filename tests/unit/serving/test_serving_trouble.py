@@ -137,7 +137,7 @@ def test_a_model_that_was_released_narrow_is_served_so():
     with pytest.raises(ScenarioError, match=r"or serving\.weights: mxfp4"):
         mpsim.simulate(Scenario.from_mapping({**data, "serving": wide}))
     other = Scenario.from_mapping({**data, "model": "llama3-8b"})
-    assert (other.service.weights, other.taken_by_default) == ("bf16", [])
+    assert (other.service.weights, other.told) == ("bf16", {})
 
 
 def test_users_and_files_come_in_one_way():

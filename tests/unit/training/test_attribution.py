@@ -183,4 +183,4 @@ def test_a_stack_that_shards_parameters_does_unless_the_file_says_otherwise() ->
     rows = dict(summary_sheet(bare, long=False).sections[0].rows)
     assert rows["taken by default"] == "parallelism.zero: 3"
     plain = Scenario.from_mapping({**data, "framework": "torch-ddp"})
-    assert (plain.parallelism.zero, plain.taken_by_default) == (0, [])
+    assert (plain.parallelism.zero, plain.told) == (0, {})
