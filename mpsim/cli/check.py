@@ -118,7 +118,7 @@ def _derived(prepared: Prepared) -> dict[str, object]:
         from mpsim.study.fitting import changes_that_fit
 
         changes = [str(change) for change in changes_that_fit(scenario)]
-        derived["would_fit_with"] = changes or "no change of one or two keys"
+        derived["would_fit_with"] = changes or "no change of one or two keys: see mpsim search"
     return derived
 
 

@@ -11,6 +11,7 @@ from typing import Final, TypeVar, overload
 from mpsim import dataclasses
 from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
+from mpsim.result.words import odds_words
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.journal import Journal
 from mpsim.study.ties import tie
@@ -149,7 +150,8 @@ class Sweep(Shown, Tabular):
                 else "tokens/s per accelerator that fit"
             )
             tie = f"; tie with {plural(ties, 'other')} within the error of such differences"
-            below.append(f"most {what}: {assigned(best.values)}{tie if ties else ''}")
+            odds = odds_words(best.summary or {})
+            below.append(f"most {what}: {assigned(best.values)}{odds}{tie if ties else ''}")
         other = best is None or thriftiest is None or thriftiest.values != best.values
         if hardware and not serves and thriftiest is not None and other:
             below.append(f"least energy a token at the meter: {assigned(thriftiest.values)}")
@@ -184,8 +186,9 @@ class Sweep(Shown, Tabular):
 
     @property
     def warnings(self) -> dict[str, int]:
-        """Warnings of rows, and how many rows have each."""
-        return dict(Counter(warning for row in self.rows for warning in row.warnings))
+        """Warnings of rows that have no reason to be left out, and how many rows have each."""
+        usable = (row for row in self.rows if not row.reason)
+        return dict(Counter(warning for row in usable for warning in row.warnings))
 
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a row, all with the same keys in the same order."""

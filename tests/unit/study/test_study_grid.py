@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -68,6 +69,17 @@ def test_a_row_that_does_not_fit_is_simulated_but_not_usable(scenario):
     assert row.summary is not None
     assert not row.usable
     assert "does not fit" in row.reason
+
+
+def test_what_a_note_says_is_no_warning_too_and_the_best_has_its_odds(scenario):
+    """A row that does not fit has that as its reason; the best of the others, nearly full, says how often such cases fit."""
+    room = f"{mpsim.simulate(scenario).memory.total.max() * 1.02:.0f} B"
+    room = scenario.replace({"cluster.accelerator.memory": room})
+    swept = mpsim.sweep(room, {"training.micro_batch": [1, 4]})
+    text = str(swept.sheet().text())
+    assert "[1] does not fit" in text
+    assert "warning of" not in text
+    assert re.search(r"most tokens.* training.micro_batch 1 \(\d\d\.\d % of such cases fit\)", text)
 
 
 def test_the_best_row_has_the_most_tokens_per_accelerator_of_those_usable(swept):
