@@ -192,9 +192,14 @@ def _read_ranks(name: str, ledger: Ledger, *, routed: bool) -> int:
             ledger.put([_row(name, "parallelism.tp"), row], "parallelism.tp", tp)
         for to in said.keys() & _shared(name):
             ledger.put([_row(name, to), row], to, max(1, int(str(said[to])) // own))
-    if name == "vllm" and "enable-expert-parallel" in ledger:
-        ledger.put("enable-expert-parallel", "parallelism.ep", tp if routed else 1)
+    spread = _SPREAD.get(name, "")
+    if spread in ledger and str(ledger.get(spread)).lower() != "none":
+        ledger.put(spread, "parallelism.ep", tp if routed else 1)
     return tp * pp * dp
+
+
+# the option that spreads experts over all ranks, whatever another says
+_SPREAD = {"vllm": "enable-expert-parallel", "sglang": "moe-a2a-backend"}
 
 
 def _row(name: str, to: str) -> str:

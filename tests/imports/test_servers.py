@@ -43,6 +43,8 @@ def launched(tmp_path):
             {"parallelism.tp": 8, "serving.attention_dp": 8, "serving.engine.max_sequences": 128},
         ),
         (f"{SGLANG} --chunked-prefill-size -1", {"serving.engine.chunked": False}),
+        (f"{SGLANG} --ep 2 --moe-a2a-backend deepep", {"parallelism.ep": 8}),
+        (f"{SGLANG} --ep 2 --moe-a2a-backend none", {"parallelism.ep": 2}),
         (f"{SGLANG} --scheduler-recv-interval 30", {"serving.engine.poll_steps": 30}),
         (TRTLLM, {"parallelism.ep": 4, "serving.weights": "mxfp4"}),
         (f"{VLLM} --async-scheduling", {"serving.engine.preset": "vllm-async"}),
