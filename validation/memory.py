@@ -162,9 +162,8 @@ def witness_section(filled: Sequence[tuple[float, str]]) -> list[str]:
         *worst,
         "",
         (
-            "Not understood, or another engine: adapters of MLPerf on eight accelerators, whose layout is assumed (a wider one fits, and takes half as long again as measured); Colossal-AI's Gemini, whose chunks are not modelled (its 70B does not fit without offload, as its row notes); Llama 3 70B on 32 Trilliums, whose "
-            "fp32 weights, moments and gradients alone are more than its memory; and rows of Megatron-Bridge that have other micro batches and stages than its recipes of that release "
-            "(GPT-OSS on H100 at v0.2.0, Llama 3 70B on GB300 at v0.3.1: one sequence a microbatch), under which they fit; and 529.6B under ZeRO-3."
+            "Not understood: adapters of MLPerf on eight accelerators, whose layout is assumed (a wider one fits, and takes half as long again as measured), and rows of Megatron-Bridge that have other micro batches and stages than its recipes of that release "
+            "(GPT-OSS on H100 at v0.2.0, Llama 3 70B on GB300 at v0.3.1: one sequence a microbatch), under which they fit."
         ),
         "",
     ]

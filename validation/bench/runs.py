@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from bench.adapt import adapted
@@ -166,7 +166,7 @@ def fitting(
     if ran and "parallelism.tp" not in opened:
         # it ran, and so not as its row says
         opened |= _disbelieved(tried, "" if cells is None else cells.text("assumed_fields"))
-    values = settled(scenario, opened, tried, _offloading(run, rule))
+    values = settled(scenario, opened, tried, _further(run, rule, opened))
     divided = "parallelism.dp" in values
     told = [
         Assumed(
@@ -216,8 +216,19 @@ def _told(value: object) -> object:
     return int(value) if isinstance(value, bool) else value
 
 
-def _offloading(run: Imported, rule: Mapping[str, Any]) -> Iterator[dict[str, object]]:
-    """Activations of ever more layers in host memory, where its software offloads and says not how many."""
+def _further(
+    run: Imported, rule: Mapping[str, Any], opened: Collection[str]
+) -> Iterator[dict[str, object]]:
+    """What is tried in turn while nothing fits: what recipes of its software have then; experts over ever more ranks, where those are a guess; the optimizer on the host; activations of ever more layers in host memory, where its software offloads and says not how many."""
+    yield from rule.get("lean", ())
+    degrees, moe = run.scenario["parallelism"], run.scenario["model"].get("moe")
+    if moe and "parallelism.ep" in opened and degrees["ep"] == 1:
+        dp = degrees["dp"]
+        each = (count for count in range(2, dp + 1) if dp % count == moe["experts"] % count == 0)
+        yield from ({"parallelism.ep": count} for count in each)
+    if degrees["zero"] and {"training.recompute", "training.micro_batch"} <= {*opened}:
+        least = {"training.recompute": "full", "training.micro_batch": 1}
+        yield {**least, "parallelism.offload": "optimizer"}
     step = int(rule.get("offload_layers", 0))
     layers = int(run.scenario["model"].get("layers", 0)) if step else 0
     for count in range(step, layers + 1, step or 1):
