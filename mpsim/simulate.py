@@ -159,7 +159,7 @@ def prepare(scenario: Scenario) -> Prepared:
     try:
         costs = PlanCosts(plan)
         if plan.schedule and schedule(plan.schedule).is_timed:
-            from mpsim.training.timed_orders import with_timed_orders
+            from mpsim.training.pipeline import with_timed_orders
 
             plan = with_timed_orders(plan, costs)
             if plan.classes:

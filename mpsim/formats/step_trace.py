@@ -135,7 +135,7 @@ def _communication(rank: int, slices: CommunicationSlices) -> Iterator[Event]:
     for name, axis, since, until, exposed, stage, microbatch, layer in zip(
         drawn.names, *columns, *places, strict=True
     ):
-        thread = _thread(axis)
+        thread = int(_IN_PLACE[axis]) + 1 if axis in _IN_PLACE else len(Stream) + 1 + axis
         # rounding to nanoseconds may let two meet that follow each other
         since = max(since, reach.get(thread, since))
         if until <= since:
@@ -148,11 +148,6 @@ def _communication(rank: int, slices: CommunicationSlices) -> Iterator[Event]:
         category = "exposed" if exposed else "hidden"
         event = slice_event(track, title, category, since, until, args)
         yield {**event, "cname": _EXPOSED_COLOUR if exposed else _HIDDEN_COLOUR}
-
-
-def _thread(axis: int) -> int:
-    """Track of an axis: its queue, or one behind all for what actions wait for."""
-    return int(_IN_PLACE[axis]) + 1 if axis in _IN_PLACE else len(Stream) + 1 + axis
 
 
 def _title(thread: int) -> str:

@@ -21,7 +21,7 @@ def forward_items(whole: Operator, sharding: Sharding) -> Iterator[Item]:
     mine = shard(whole, sharding)
     yield from _scales(whole, sharding)
     gathers = whole.split is Split.COLUMN and _scatters(sharding)
-    reduces = _is_partial_sum(whole) and sharding.tp > 1
+    reduces = (whole.split is Split.ROW or whole.role is Role.EMBEDDING) and sharding.tp > 1
     if gathers and _is_cut(whole, sharding, NarrowChunks.GATHERS):
         yield from _gather_beside(mine, whole.m * whole.k, sharding)
         return
@@ -80,11 +80,6 @@ def norm_items(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
 
 def _scatters(sharding: Sharding) -> bool:
     return sharding.tp > 1 and sharding.sequence_parallel
-
-
-def _is_partial_sum(operator: Operator) -> bool:
-    """Whether every rank holds a partial sum: row GEMMs, and the lookup in a divided table."""
-    return operator.split is Split.ROW or operator.role is Role.EMBEDDING
 
 
 def _is_cut(operator: Operator, sharding: Sharding, what: NarrowChunks) -> bool:

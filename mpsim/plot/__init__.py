@@ -3,7 +3,6 @@
 Importing this package imports no matplotlib; drawing does. Charts are methods of ``result.plot``.
 """
 
-from mpsim.plot.accuracy import Scored, agreement_chart, error_chart, residual_chart
 from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Panels, Part, Series
 from mpsim.plot.fabric import fabric_chart
 from mpsim.plot.fronts import (
@@ -17,10 +16,14 @@ from mpsim.plot.pen import FORMATS, Display
 from mpsim.plot.plots import Plots, ServicePlots, draw_timeline
 from mpsim.plot.step import blame_chart
 from mpsim.plot.studies import (
+    Scored,
+    agreement_chart,
     answer_chart,
     comparison_chart,
+    error_chart,
     goodput_chart,
     line_chart,
+    residual_chart,
     scaling_chart,
     sensitivity_chart,
     sweep_chart,

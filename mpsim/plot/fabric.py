@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpsim.arrays import Floats, Ints
+from mpsim.arrays import Floats
 from mpsim.hardware import Cluster, FabricKind
 from mpsim.plot.chart import Axis, Lines, Series, thin
 from mpsim.units import Dimension, format_quantity
@@ -34,7 +34,7 @@ def _tiers_chart(cluster: Cluster) -> Lines:
     ]
     wires, boxes = [], []
     for level, (count, place) in enumerate(zip(counts, places, strict=True)):
-        shown, height = _shown(count), float(level)
+        shown, height = np.array(thin(count, _MOST)), float(level)
         colour = _COLOURS[min(level, len(_COLOURS) - 1)]
         row = np.full(len(shown), height)
         boxes.append(Series("", place[shown], row, colour, line="", mark="s", size=9.5))
@@ -116,10 +116,6 @@ def _middles(count: int, reach: int, nodes: int) -> Floats:
     """Middles of the nodes of each unit."""
     first = np.arange(count) * reach
     return np.asarray((first + np.minimum(first + reach, nodes) - 1) / 2, dtype=np.float64)
-
-
-def _shown(count: int) -> Ints:
-    return np.array(thin(count, _MOST))
 
 
 def _drawn(count: int) -> str:

@@ -1,18 +1,24 @@
-"""Pipeline rows: the orders of all ranks with their sends, tiled into columns.
+"""Pipeline rows: the orders of all ranks with their sends, and orders searched for a Plan's times.
 
 Shapes: N actions, S stages, M microbatches, V variants (actions that consist of the same rows).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim import dataclasses
 from mpsim.errors import ScheduleError
 from mpsim.program.program import Program, Stream
 from mpsim.program.rows import Prices, Rows
-from mpsim.schedule import Action, Orders
+from mpsim.schedule import Action, Orders, make_orders, schedule
+from mpsim.training.blocks import Blocks
+from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import MESSAGES, Messages, PipelineRows, add_messages
+from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS, PIPELINE, TRAINING
 
 OVERLAPS = ("serial", "late-send", "fused")
@@ -170,3 +176,58 @@ def from_orders(
     prices |= {name: Prices(took) for name, took in zip(MESSAGES, message, strict=True)}
     graph = rows.graph(f"pp {rank}" for rank in range(orders.pp))
     return graph.priced(prices, class_size=np.ones(orders.pp))
+
+
+class ActionTimes(NamedTuple):
+    """Mean ticks over stages of a forward, input gradient, weight gradient, message."""
+
+    forward: float
+    backward: float
+    weight: float
+    send: float
+
+
+def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
+    """Measure the actions of a Plan."""
+    blocks = Blocks(plan, costs)
+
+    def mean(action: Action) -> float:
+        ticks = [
+            sum(block.template.parts.sum() for block in blocks.of(stage, action))
+            for stage in plan.layout.stages
+        ]
+        return float(np.mean(ticks))
+
+    sends = np.stack([messages.duration for messages in costs.sends()])
+    sent = sends[sends > 0]
+    send = float(sent.mean()) if len(sent) else 0.0
+    return ActionTimes(mean(Action.F), mean(Action.I), mean(Action.W), send)
+
+
+def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
+    """Search the orders again for the plan's own times. `plan`: of a schedule that asks for times
+    (`Schedule.is_timed`), with orders searched for equal ones.
+
+    Returns Plan: with other orders of the same actions.
+    """
+    orders = plan.orders
+    if plan.classes:
+        searched_parts = [with_timed_orders(part.plan, part).orders for part in costs.parts]
+        classes = tuple(
+            dataclasses.replace(replicas, orders=orders)
+            for replicas, orders in zip(plan.classes, searched_parts, strict=True)
+        )
+        return dataclasses.replace(plan, classes=classes, orders=classes[0].orders)
+    times = action_times(plan, costs)
+    options: dict[str, object] = {"times": times[:3]}
+    if "send" in schedule(plan.schedule).options:
+        options["send"] = times.send
+    searched = make_orders(
+        plan.schedule,
+        pp=orders.pp,
+        microbatches=orders.microbatches,
+        virtual_stages=orders.virtual_stages,
+        flushes=orders.flushes,
+        **options,  # type: ignore[arg-type]
+    )
+    return dataclasses.replace(plan, orders=searched.validate())

@@ -60,11 +60,7 @@ class StateMixer:
     @property
     def features(self) -> int:
         """Output width of the first projection: those, the gate, a decay a head (a rate beside)."""
-        return self.channels + self.inner + self.heads * self._scalars
-
-    @property
-    def _scalars(self) -> int:
-        return 1 if self.kind == "mamba2" else 2
+        return self.channels + self.inner + self.heads * (1 if self.kind == "mamba2" else 2)
 
     def count(self, hidden: int) -> Count:
         """Parameters: projections, convolution, decays with offsets, the norm before the last."""

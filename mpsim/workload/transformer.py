@@ -421,7 +421,8 @@ def _count_parameters(model: Transformer, vocab: int) -> Parameters:
         + (model.vision.count(model.hidden) if model.vision else Count()),
         layers={kind.name: _layer(model, kind) for kind in dict.fromkeys(model.kinds)},
         kinds=model.layer_kinds,
-        final_norm=Count(0, stacks * norm + model.mtp_layers * _joining(model, norm)),
+        # of multi-token prediction: two norms, a projection from twice the width, a norm
+        final_norm=Count(0, stacks * norm + model.mtp_layers * (2 * model.hidden**2 + 3 * norm)),
         output_head=_head(model, table),
     )
 
@@ -436,11 +437,6 @@ def _positions(model: Transformer, stacks: int) -> int:
     """Learned positions join the embedding; a table of relative ones serves a stack."""
     width = {"learned": model.hidden, "relative": stacks * model.heads}
     return model.max_positions * width.get(model.positions, 0)
-
-
-def _joining(model: Transformer, norm: int) -> int:
-    """A module of multi-token prediction: two norms, a projection from twice the width, a norm."""
-    return 2 * model.hidden**2 + 3 * norm
 
 
 def _norm(model: Transformer) -> int:

@@ -105,10 +105,14 @@ class Tuning:
             has_weight = forward.kind in _PRODUCTS and any(
                 gradient.phase is Phase.WEIGHT_GRADIENT for gradient in step.backward
             )
-            adapted = has_weight and part != "embedding" and self._adapts(forward)
+            adapted = (
+                has_weight
+                and part != "embedding"
+                and any(forward.role in PROJECTIONS[word] for word in self.modules)
+            )
             # an adapter of another width, or with dropout, keeps an input of its own
             reads = adapted and not (self.dropout or _is_wide(lowering))
-            frozen = bool(self.rank) or forward.module in self._modules_frozen
+            frozen = bool(self.rank) or any(forward.module in FROZEN[word] for word in self.frozen)
             # what a fused core returns is read by the core's own gradient
             keeps = reads or (forward.role is Role.PROJECTION and lowering.fused_attention)
             if frozen:
@@ -171,13 +175,6 @@ class Tuning:
             return _WIDE
         linear_share = (count.sharded + count.experts) / count.total
         return _WIDE + (BASES[self.base] - _WIDE) * linear_share
-
-    @property
-    def _modules_frozen(self) -> frozenset[Module]:
-        return frozenset(module for word in self.frozen for module in FROZEN[word])
-
-    def _adapts(self, operator: Operator) -> bool:
-        return any(operator.role in PROJECTIONS[word] for word in self.modules)
 
     def _beside(self, product: Operator, model: Transformer) -> _Beside:
         """Weights of a product that have adapters, and their width, perhaps some of joined ones."""

@@ -11,7 +11,7 @@ import pytest
 
 from mpsim.errors import FormatError
 from mpsim.formats import registry as formats
-from mpsim.formats.hlo.groups import groups_of
+from mpsim.formats.hlo.text import groups_of
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from mpsim.errors import FormatError
-from mpsim.formats.hlo.groups import groups_of
-from mpsim.formats.hlo.text import Instruction, Module, parse_module
+from mpsim.formats.hlo.text import Instruction, Module, groups_of, parse_module
 from mpsim.formats.hlo.work import product_of, work_of
 from mpsim.formats.imported import Recorded
 from mpsim.formats.source import Format, Head, Options, read_text

@@ -37,10 +37,9 @@ from mpsim.formats.execution import (
     program_vocabulary,
 )
 from mpsim.formats.hlo import facts_of
-from mpsim.formats.hlo.groups import groups_of, named_meshes
 from mpsim.formats.hlo.memory import device_memory
 from mpsim.formats.hlo.pieces import Assembly, Piece
-from mpsim.formats.hlo.text import Instruction, Module, type_bytes
+from mpsim.formats.hlo.text import Instruction, Module, groups_of, named_meshes, type_bytes
 from mpsim.formats.hlo.work import FREE, Work, work_of
 from mpsim.formats.imported import Recorded
 from mpsim.formats.mesh_axes import device_axes
@@ -307,7 +306,7 @@ class _Builder:
         """Append a row of communication, which follows the one before on its queue."""
         text = _groups_text(line)
         axis = self.axis_names.index(self._along[text])
-        cost = self._price(kind, size, text)
+        cost = self._cost((kind, size, text), lambda: self._priced(kind, size, self._groups[text]))
         row = assembly.add(cost, COLLECTIVE, axis, self._phase(outer), label)
         assembly.queued(row, "message" if kind == _PERMUTE else "collective")
         return row
@@ -374,9 +373,6 @@ class _Builder:
 
     def _work(self, work: Work) -> int:
         return self._cost((work.products, work.moved), lambda: _Cost(work))
-
-    def _price(self, kind: str, size: int, text: str) -> int:
-        return self._cost((kind, size, text), lambda: self._priced(kind, size, self._groups[text]))
 
     def _priced(self, kind: str, size: int, groups: Sequence[Sequence[int]]) -> _Cost:
         """Communication of a device; the slowest of unequal groups decides."""
