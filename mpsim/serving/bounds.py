@@ -18,7 +18,6 @@ import numpy as np
 from mpsim import dataclasses
 from mpsim.arrays import Floats
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.prices import IterationPrices
 from mpsim.serving.requests import Requests
 
 _EXACT = 16  # numbers of tokens that are looked at one by one; then in steps
@@ -50,9 +49,11 @@ class ServiceBounds:
 def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
     """Bounds of a plan that serves these requests, whose arrivals do not count in a closed loop."""
     prompts = plan.prefill or plan
+    # of the fastest instance over that of one whose ranks have the nominal speed
+    first, fastest = (min(pool.paces, default=1.0) for pool in (prompts, plan))
     tail, units = _computed(requests)
-    ttft = _least_ttft(prompts, tail) * _fastest(prompts)
-    step = _least_step(plan, requests.prompt.astype(float)) * _fastest(plan)
+    ttft = _least_ttft(prompts, tail) * first
+    step = _least_step(plan, requests.prompt.astype(float)) * fastest
     further = requests.output - 1
     gain = plan.rules.gain
     steps = further.astype(float) if gain == 1.0 else np.maximum(0.0, (further - 1) / gain)
@@ -65,20 +66,15 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
     else:
         duration = float((requests.arrival + alone).max(initial=0.0))
     own_prompts = (tail, units) if plan.prefill is None else (np.zeros(0), 0.0)
-    busy = _work(plan, requests, *own_prompts) * _fastest(plan) / plan.lanes
+    busy = _work(plan, requests, *own_prompts) * fastest / plan.lanes
     if (behind := plan.prefill) is not None:
-        busy = max(busy, _work(behind, None, tail, units) * _fastest(behind) / behind.lanes)
+        busy = max(busy, _work(behind, None, tail, units) * first / behind.lanes)
     return ServiceBounds(
         max(duration, busy),
         busy,
         ttft + plan.tokenizer_time * requests.prompt + plan.first_token_time,
         tpot,
     )
-
-
-def _fastest(plan: ServicePlan) -> float:
-    """Time of the fastest instance over that of one whose ranks have the nominal speed."""
-    return min(plan.paces, default=1.0)
 
 
 def _computed(requests: Requests) -> tuple[Floats, float]:
@@ -152,9 +148,10 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
         for floor in (0.0, prices.least_launches)
     )
     attention = reads + float(math.fsum(prices.pairs_seconds(t, t * t / 2) for t in tail.tolist()))
-    samples = decodes * queries + len(tail)
-    head = samples * _per_sample(prices, max(1, most))
-    device = max(floored, plain + (attention * pp + head) * engine.slowdown)
+    ends = zip(*(ends.tolist() for ends in _grid(max(1, most))), strict=True)
+    head = min(prices.head_seconds(low) / high for low, high in ends)  # of a sample, at the fullest
+    head *= decodes * queries + len(tail)
+    device: float = max(floored, plain + (attention * pp + head) * engine.slowdown)
     return device + engine.request_time * (decodes + len(tail))
 
 
@@ -182,12 +179,6 @@ def _passes(
         slope = steepest * share
         best = max(best, float((price - slope * high).min()) * iterations + slope * tokens)
     return best
-
-
-def _per_sample(prices: IterationPrices, most: int) -> float:
-    """Least time of the head over its samples, in batches of at most `most` [s]."""
-    steps = (ends.tolist() for ends in _grid(most))
-    return float(min(prices.head_seconds(a) / b for a, b in zip(*steps, strict=True)))
 
 
 def _grid(most: int) -> tuple[Floats, Floats]:

@@ -7,10 +7,10 @@ goes without.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
 
 import simpy
@@ -44,14 +44,17 @@ class FrontEnd:
         self._users, self._turns = load.concurrency, len(lanes[0])
         self._until = math.inf if load.duration is None else load.duration
         self._turnaround, self._tokenizer = plan.first_token_time, plan.tokenizer_time
-        self._free = 0.0  # when it has seen to all that came
-        self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
+        self._free = self._latest = 0.0  # when it has seen to all that came; when the last did
+        # requests of a closed loop under way: when each is through, and when it came, ascending
+        self._due: list[tuple[float, float]] = []
         self._sent = self._ends = 0
         self._stages = [pool.pp for pool in plan.pools.values()]
         self._routing = plan.routing
         self._fragile = bool(plan.outages) or plan.autoscale is not None
         # first requests of sessions that have not begun; None where requests follow no answer
-        self._begin = self._openers(log.following) if log.following else None
+        later = {*log.following}
+        opens = (request for request in range(len(log.following)) if request not in later)
+        self._begin = opens if log.following else None
         self.moved = 0  # requests that an instance lost to an outage, each time
         self._handed = 0  # requests that joined the last pool after another batch had them
         self._homeless: list[tuple[int, int]] = []  # while every instance is down
@@ -83,16 +86,16 @@ class FrontEnd:
         if self._users is not None:
             if turns > 1:
                 return None
-            return self._due[0] if self._due else math.inf
+            return self._due[0][0] if self._due else math.inf
         if len(lanes) < turns and self._routing != "round-robin":
             return None
         ahead = (lanes[0].number - self._sent) % turns  # requests that come to others before
         request = self._sent + (ahead if ahead <= turns - len(lanes) else 0)
         return self._log.queued[request] if request < self._log.count else math.inf
 
-    def end(self, request: int) -> None:
-        """Note that a request has its last token: a user of a closed loop then sends the next."""
-        count, comes = self._log.count, self._env.now + self._turnaround
+    def end(self, request: int, now: float) -> None:
+        """Note when a request has its last token: a user of a closed loop then sends the next."""
+        count, comes = self._log.count, now + self._turnaround
         self._ends += 1
         if not self._ends % min(_TOLD, 1 + count // 100):
             self._progress(self._ends, count)
@@ -101,7 +104,7 @@ class FrontEnd:
             self._follow(request, comes)
         elif self._users is not None and more and comes < self._until:
             self._send(comes)
-        self._log.end(request, self._env.now)
+        self._log.end(request, now)
 
     def _arrivals(self) -> Generator[simpy.Event, object, None]:
         """Hand requests out when they come."""
@@ -110,12 +113,6 @@ class FrontEnd:
             if wait > 0.0:
                 yield self._env.timeout(wait)
             self._hand_out()
-
-    @staticmethod
-    def _openers(following: Sequence[int]) -> Iterator[int]:
-        """First requests of sessions."""
-        later = set(following)
-        return (request for request in range(len(following)) if request not in later)
 
     def _follow(self, request: int, back: float) -> None:
         """Let a user to whom an answer comes back send the next turn, or begin anew if it waits."""
@@ -139,17 +136,16 @@ class FrontEnd:
         request = self._sent + len(self._due)
         if request >= self._log.loaded:
             self._log.load()
-        self._log.arrival[request] = comes
-        wait = self._passed(comes, self._log.prompt[request]) - self._env.now
-        if wait <= 0.0:
-            self._hand_out()
-            return
-        self._due.append(self._free)
-        self._env.timeout(wait).callbacks.append(self._reach)
+        through = self._passed(comes, self._log.prompt[request])
+        bisect.insort(self._due, (through, comes))
+        if through <= self._env.now:
+            self._reach()
+        else:
+            self._env.timeout(through - self._env.now).callbacks.append(self._reach)
 
-    def _reach(self, _: simpy.Event) -> None:
+    def _reach(self, _: simpy.Event | None = None) -> None:
         """Let a request under way reach the queue."""
-        self._due.popleft()
+        self._log.arrival[self._sent] = self._due.pop(0)[1]
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -169,7 +165,10 @@ class FrontEnd:
 
     def _passed(self, came: float, prompt: int) -> float:
         """When a prompt that comes is through: one passes after another."""
-        self._free = max(came, self._free) + self._tokenizer * prompt
+        spent = self._tokenizer * prompt
+        if came < self._latest:  # of another instance, whose server is not as far behind
+            return came + spent
+        self._latest, self._free = came, max(came, self._free) + spent
         return self._free
 
     def instances(self, place: int) -> list[Sequence[Lane]]:

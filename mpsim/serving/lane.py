@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import simpy
@@ -19,6 +19,7 @@ from mpsim.arrays import Floats, Ints
 from mpsim.serving.batching import Batch, Engine, Iteration
 from mpsim.serving.prices import IterationPrices
 
+Span: TypeAlias = tuple[float, float]  # from when to when [s]
 LONGEST_JUMP: Final = 4096  # iterations that are passed at once at most, so that arrays stay small
 _COUNTING = np.arange(LONGEST_JUMP)
 
@@ -35,6 +36,8 @@ class Lane:
     instance: int = 0  # of its pool
     down: int = 0  # outages under way
     closed: bool = False  # to requests that come
+    stream_time: float = 0.0  # of its server for a token of an answer [s]
+    sent: float = 0.0  # when its server has sent all tokens
     touched: Callable[[], None] | None = None  # of several stages: who sees to it
     nudge: simpy.Event | None = None  # ends its sleep, or iterations that are passed at once
     # requests whose keys and values have come: taken up before the next iteration
@@ -48,8 +51,7 @@ class Lane:
     @property
     def used(self) -> int:
         """Blocks held by requests."""
-        engine, *others = self.engines
-        return engine.used + sum(other.used for other in others) if others else engine.used
+        return sum(engine.used for engine in self.engines)
 
     @property
     def decoding(self) -> tuple[int, int]:
@@ -149,6 +151,14 @@ class Lane:
             stages = self.pace * np.asarray(self.prices.stage_seconds(Batch(decodes, context)))
             seconds = self.seconds_ahead(steps)
         return seconds.tolist(), np.minimum(stages, seconds).tolist()
+
+    def send(self, tokens: int, end: float, steps: int = 1, span: float = 0.0) -> Span:
+        """Send the tokens of iterations that take a span; from when to when the last one's are."""
+        each = tokens * self.stream_time
+        # the server is behind from before, from the first of them on, or waits for the last
+        begin = max(self.sent, end - span * (1.0 - 1.0 / steps)) + (steps - 1) * each
+        self.sent = max(begin, end) + each
+        return max(begin, end), self.sent
 
     def wake(self) -> None:
         """Have it look again."""

@@ -326,10 +326,20 @@ class ServicePlan:
 
     @property
     def tokenizer_time(self) -> float:
-        """Time of an instance's server for a token of a prompt; none where all come at once [s]."""
-        if self.policy.together or self.workload.arrival == "all-at-once":
-            return 0.0
-        return self.engine.tokenizer_time / (self.prefill or self).replicas
+        """Time of an instance's server for a token of a prompt [s]."""
+        return self._served * self.engine.tokenizer_time / (self.prefill or self).replicas
+
+    @property
+    def stream_time(self) -> float:
+        """Time of an instance's server for a token of one of its batches' answers [s]."""
+        # pools stand behind front ends of their own, as many as it takes
+        one, engine = self._served and self.prefill is None, self.engine
+        return one * engine.stream_time * self.pp / engine.stream_interval
+
+    @property
+    def _served(self) -> bool:
+        """Whether requests pass a server, which a static batch or one that comes at once lacks."""
+        return not (self.policy.together or self.workload.arrival == "all-at-once")
 
     @functools.cached_property
     def rates(self) -> Rates:
@@ -397,7 +407,7 @@ class ServicePlan:
         weights += copies * sum(e.layers * e.elements * e.format.bytes for e in work.experts)
         if self.draft is not None:
             weights += self.draft.weight_bytes
-            elements += self.draft.cache_elements
+            elements += 0.0 if (drafts := self.draft.work) is None else drafts.cache_elements
         fixed = weights + activations + engine.reserve
         if engine.fraction_of == "free":
             usable = fixed + engine.memory_fraction * max(0.0, capacity - fixed)

@@ -153,10 +153,7 @@ class IterationPrices:
         attention: Seconds = 0.0
         for load in loads:
             if load.decodes:
-                each: Seconds = 0.0
-                for shape in self._decode:
-                    each = each + shape.seconds(load.decodes, load.context)
-                attention = np.maximum(attention, each)
+                attention = np.maximum(attention, self._decode_seconds(*load[:2]))
         pairs = [self.pairs_seconds(*load[2:]) * own for load in loads if load.prompt_tokens]
         stage = stage + attention + max(pairs, default=0.0)
         sequences = max(decodes) + -(-prompts // own)
@@ -164,11 +161,9 @@ class IterationPrices:
 
     def _own_parts(self, tokens: Floats) -> Floats:
         """Products and streaming kernels of so many of a rank's own tokens on one stage [s]."""
-        seconds = self.work.layers * self._streaming(tokens)
-        for linear in self.work.linears:
-            if linear.share < 1.0:
-                seconds = seconds + linear.layers * self.products.seconds(linear, tokens)
-        return seconds
+        own = (linear for linear in self.work.linears if linear.share < 1.0)
+        products = (linear.layers * self.products.seconds(linear, tokens) for linear in own)
+        return sum(products, self.work.layers * self._streaming(tokens))
 
     def _joined(
         self, stage: Seconds, batch: Batch, prompts: int, sequences: float, *, launched: bool
@@ -222,11 +217,14 @@ class IterationPrices:
             seconds = self.token_seconds(batch.prompt_tokens)
             seconds += self._layers_seconds(Batch(batch.decodes, 0.0))
         if batch.decodes:
-            for shape in self._decode:
-                seconds = seconds + shape.seconds(batch.decodes / own, batch.context / own)
+            seconds = seconds + self._decode_seconds(batch.decodes / own, batch.context / own)
         if batch.prompt_tokens:
             seconds = seconds + self.pairs_seconds(batch.prompt_tokens, batch.pairs)
         return seconds
+
+    def _decode_seconds(self, sequences: float, context: Seconds) -> Seconds:
+        """Attention of one stage's decoding sequences, or their states, on a rank [s]."""
+        return sum(shape.seconds(sequences, context) for shape in self._decode)
 
     def _layers_seconds(self, batch: Batch, most: float = 0.0) -> Seconds:
         """Time of one stage, attention apart; `most`: tokens on the busiest rank or its graph."""

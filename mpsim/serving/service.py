@@ -26,7 +26,7 @@ from mpsim.serving.autoscale import Autoscaler
 from mpsim.serving.batching import Iteration
 from mpsim.serving.entrance import AHEAD, Entrance, State
 from mpsim.serving.front_end import FrontEnd, Progress
-from mpsim.serving.lane import LONGEST_JUMP, Lane, reached
+from mpsim.serving.lane import LONGEST_JUMP, Lane, Span, reached
 from mpsim.serving.log import Log
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests, Served
@@ -69,6 +69,7 @@ def open_lanes(plan: ServicePlan, log: Log) -> list[list[Lane]]:
         for number in range(pool.lanes):
             engines, instance = tuple(new_engine() for _ in range(pool.ranks)), number // pool.pp
             lane = Lane(first + number, place, pool.prices, engines, paces[instance], instance)
+            lane.stream_time = plan.stream_time
             opened[-1].append(lane)
     return opened
 
@@ -152,7 +153,7 @@ class Service:
             self._finish(lane, iteration)
             if (steps := lane.steady()) > 1:
                 yield from self._go_on(lane, steps)
-                self._end = env.now
+                self._end = max(self._end, env.now)
 
     def _begin(self, lane: Lane, iteration: Iteration) -> float:
         """Write down an iteration that begins; its seconds."""
@@ -168,8 +169,9 @@ class Service:
 
     def _finish(self, lane: Lane, iteration: Iteration) -> None:
         """End an iteration, and take up what came during it."""
-        self._end = self._env.now
-        self._note(lane, *lane.finish(iteration))
+        sent = lane.send(iteration.decodes + len(iteration.done), self._env.now)
+        self._end = max(self._end, sent[1])
+        self._note(lane, *lane.finish(iteration), sent)
         self._take_up(lane)
 
     def _work_in_stages(self, door: Entrance) -> Events:
@@ -254,28 +256,29 @@ class Service:
         """Write down iterations passed at once, to their `end` where they waited between."""
         span = seconds if end is None else end - begin
         self._log.iterate(lane, begin, seconds, (steps, *lane.decoding, 0), span)
+        lane.send(lane.decoding[0], begin + span, steps, span)
         lane.jump(steps)
 
-    def _note(self, lane: Lane, first: Sequence[int], last: Sequence[int]) -> None:
+    def _note(self, lane: Lane, first: Sequence[int], last: Sequence[int], sent: Span) -> None:
         """Write down first and last tokens."""
-        plan, log, now = self._plan, self._log, self._env.now
+        plan, log, begin, span = self._plan, self._log, sent[0], sent[1] - sent[0]
         if self._transfers is not None and lane.pool == 0:
             for request in first:
                 if not plan.samples_first:
-                    log.first[request] = now
+                    log.first[request] = begin
                 if log.output[request] == 1 and not plan.samples_first:
                     lane.holder(request).cache.give_back(request)
-                    self._front.end(request)
+                    self._front.end(request, begin)
                 else:
                     target = self._front.choose_next(request)
                     assert target is not None, "pools have no outages"
                     self._transfers.offer(request, lane, target)
             return
-        for request in first:
+        for at, request in enumerate(first, 1):
             if math.isnan(log.first[request]):  # else computed again after a preemption
-                log.first[request] = now
-        for request in last:
-            self._front.end(request)
+                log.first[request] = begin + span * at / len(first)
+        for at, request in enumerate(last, 1):
+            self._front.end(request, begin + span * at / len(last))
 
     def _take_up(self, lane: Lane) -> None:
         """Take up what has come from the pool of prompts."""

@@ -43,11 +43,6 @@ class Draft:
         """Tokens that a sequence gains in an iteration, in the mean."""
         return 1.0 + math.fsum(itertools.accumulate(self.acceptance, operator.mul))
 
-    @property
-    def cache_elements(self) -> float:
-        """Elements of cache that a token of the draft takes on a rank."""
-        return 0.0 if self.work is None else self.work.cache_elements
-
 
 def last_layer(model: Transformer) -> Transformer:
     """The last layer of a model with its embedding and its head."""

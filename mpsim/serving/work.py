@@ -280,30 +280,28 @@ def _state(model: Transformer, stage: Mapping[LayerKind, int], tp: int) -> State
 
 
 def _attention(model: Transformer, kind: LayerKind, tp: int, layers: int) -> Attention:
-    heads, mla = model.heads / tp, model.mla
-    if mla is not None:
-        latent = mla.kv_lora_rank + mla.qk_rope_head_dim
-        return Attention(
-            layers=layers,
-            heads=heads,
-            kv_heads=1.0,
-            key_width=mla.qk_head_dim,
-            value_width=mla.v_head_dim,
-            read_width=latent,
-            decode_width=latent + mla.kv_lora_rank,
-            window=kind.window,
-            latent=True,
-        )
-    kv_heads = max(1.0, model.kv_heads / tp)
-    return Attention(
+    mla, kv_heads, width = model.mla, max(1.0, model.kv_heads / tp), model.head_dim
+    whole = Attention(
         layers=layers,
-        heads=heads,
+        heads=model.heads / tp,
         kv_heads=kv_heads,
-        key_width=model.head_dim,
-        value_width=model.head_dim,
-        read_width=2 * kv_heads * model.head_dim,
-        decode_width=2 * model.head_dim,
+        key_width=width,
+        value_width=width,
+        read_width=2 * kv_heads * width,
+        decode_width=2 * width,
         window=kind.window,
+    )
+    if mla is None:
+        return whole
+    latent = mla.kv_lora_rank + mla.qk_rope_head_dim
+    return dataclasses.replace(
+        whole,
+        kv_heads=1.0,
+        key_width=mla.qk_head_dim,
+        value_width=mla.v_head_dim,
+        read_width=latent,
+        decode_width=latent + mla.kv_lora_rank,
+        latent=True,
     )
 
 

@@ -14,9 +14,10 @@ from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving import service
 from mpsim.serving.batching import Batch
 from mpsim.serving.engines import engine
+from mpsim.serving.log import Log
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
-from mpsim.serving.service import Service
+from mpsim.serving.service import Service, open_lanes
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.summary import figures_of
 from mpsim.serving.tally import tally_of
@@ -45,9 +46,11 @@ def _equal(count, prompt=512, output=64):
     return Requests(np.zeros(count), np.full(count, prompt), np.full(count, output))
 
 
-def _serve(plan, requests, *, users=None, turnaround=0.0, front_end=0.0, **fields):
+def _serve(plan, requests, *, users=None, turnaround=0.0, front_end=0.0, stream=0.0, **fields):
     """Serve requests on one replica, as many users in a closed loop, or as they come."""
-    own = dataclasses.replace(plan.engine, first_token_time=turnaround, tokenizer_time=front_end)
+    own = dataclasses.replace(
+        plan.engine, first_token_time=turnaround, tokenizer_time=front_end, stream_time=stream
+    )
     load = Workload(arrival="closed", concurrency=users) if users else plan.workload
     fields = {"replicas": 1, "engine": own, "workload": load, **fields}
     return Service(requests, dataclasses.replace(plan, **fields)).run()
@@ -257,3 +260,36 @@ def test_requests_pass_the_front_end_one_after_another(closed):
     assert (slow.started >= each * np.arange(1, 9)).all()
     assert np.diff(slow.started).min() >= 0.99 * each
     assert (slow.first - slow.arrival > fast.first - fast.arrival).all()
+
+
+_EVERYWHERE = np.argsort(np.sin(np.arange(320)))  # lengths in no order
+
+
+def test_a_server_sends_no_more_tokens_than_it_has_time_for():
+    """Behind a slow server the first tokens wait for those of others, the longer the answers are."""
+    waits = []
+    for output in (40, 160):
+        requests = _equal(320, 64, output)
+        requests.output[:] = np.linspace(0.5 * output, 1.5 * output, 320)[_EVERYWHERE]
+        served = _serve(_plan(), requests, users=32, stream=0.5e-3)
+        assert 0.9 < 0.5e-3 * requests.output.sum() / served.last.max() <= 1.0
+        waits.append(np.mean(served.first - served.arrival))
+    assert waits[1] > 1.5 * waits[0]
+
+
+@pytest.mark.parametrize("before", [0.0, 0.9, 5.0])
+@pytest.mark.parametrize("stream", [0.0, 0.5e-3, 2e-3])
+def test_tokens_of_iterations_passed_at_once_are_sent_as_one_by_one(before, stream):
+    lanes = [open_lanes(plan := _plan(), Log(_equal(1), plan, None))[0][0] for _ in range(2)]
+    for lane in lanes:
+        lane.stream_time, lane.sent = stream, before
+    ends = 0.5 + 0.1 * np.arange(1, 9)
+    one_by_one = [lanes[0].send(100, end) for end in ends]
+    assert lanes[1].send(100, ends[-1], len(ends), 0.8) == pytest.approx(one_by_one[-1])
+
+
+def test_a_piece_of_several_tokens_is_sent_once():
+    plan = _plan("llama3-8b", preset="sglang")
+    pieces = dataclasses.replace(plan.engine, stream_interval=10)
+    assert dataclasses.replace(plan, engine=pieces).stream_time == plan.stream_time / 10 > 0
+    assert dataclasses.replace(plan, prefill=plan).stream_time == 0  # front ends of their own

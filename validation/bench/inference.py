@@ -167,7 +167,46 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     peaks = plan.cluster.accelerator.peak_flops
     if weights in ("fp8", "fp8_block", "int8") and plan.weight_format.compute not in peaks:
         raise CalibrationError(f"{plan.cluster.accelerator.name} has no {weights} products")
-    return _fitted(plan, cells, assumed), assumed
+    return _fitted(_tuned(plan, cells, assumed), cells, assumed), assumed
+
+
+def _tuned(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServicePlan:
+    """The plan with the sizes that a benchmark gives its engine for the requests that it has."""
+    if cells.text("regime") != "offline-max" or not (entry := _first("tuned", cells)):
+        return plan
+    engine, gib = plan.engine, 1024.0**3
+    prompt, output = cells.required("input_tokens"), cells.required("output_tokens")
+    weights, cache = (entry["bytes"].get(form, 2.0) for form in (plan.weights, plan.kv))
+    heads = max(plan.tp, plan.model.kv_heads)
+    token = 2.0 * plan.model.layers * heads * plan.model.head_dim * cache
+    free = plan.cluster.accelerator.memory_bytes * plan.tp * plan.pp
+    free = (free - 1e9 * cells.required_number("params_billion") * weights) / gib
+    requests = free * engine.memory_fraction * gib / (token * (prompt + output))
+    batch = min(requests, entry["most_sequences"]) / plan.pp
+    tokens = min(batch * (1.0 + prompt / output), entry["most_tokens"])
+    sizes = {
+        "max_sequences": max(entry["least_sequences"], _rounded(batch, entry["sequences"])),
+        "max_tokens": max(entry["least_tokens"], _rounded(tokens, entry["tokens"])),
+    }
+    if not engine.chunked:
+        sizes["max_tokens"] = max(sizes["max_tokens"], prompt + sizes["max_sequences"])
+    stated = {field: cells.whole(column) for column, field in _LIMITS.items()}
+    sizes = {field: stated[field] or size for field, size in sizes.items()}
+    fields: dict[str, Any] = {**sizes}
+    if engine.graph_sizes:
+        most = min(sizes.values())
+        graphs = (*(size for size in entry["graphs"] if size < most), most)
+        fields |= {"graph_sizes": graphs, "graph_padding": True}
+    for key, value in sizes.items():
+        if not stated[key]:
+            assumed.append(Assumed(key, value, entry["why"]))
+    return dataclasses.replace(plan, engine=dataclasses.replace(engine, **fields))
+
+
+def _rounded(value: float, steps: Sequence[Sequence[float]]) -> int:
+    """A value rounded up to the step of the first bound that it is below."""
+    step = next(step for below, step in steps if value < below)
+    return int(-(-value // step) * step)
 
 
 def _fitted(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServicePlan:
@@ -347,8 +386,7 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
     if graphs := _first("graphs", cells):
         fields |= graphs["fields"]
         assumed.append(Assumed("engine", ", ".join(graphs["fields"]), graphs["why"]))
-    if kernel := re.search(_EXPERT_KERNEL, cells.text("server_flags"), re.IGNORECASE):
-        fields["expert_kernel"] = kernel[1].lower()
+    fields |= _flags(cells.text("server_flags"))
     if cells.text("regime") == "static-batch":
         fields |= {"scheduler": "static", "max_tokens": 1_000_000}
     elif "max_tokens" not in fields and not preset.chunked:
@@ -364,6 +402,16 @@ def _engine(cells: Cells, assumed: list[Assumed]) -> EnginePreset:
             if field not in fields
         )
     return dataclasses.replace(preset, **fields)
+
+
+def _flags(text: str) -> dict[str, Any]:
+    """Fields that words of a server's flags state."""
+    found: dict[str, Any] = {}
+    if interval := re.search(r"\bstream interval (\d+)", text):
+        found["stream_interval"] = int(interval[1])
+    if kernel := re.search(_EXPERT_KERNEL, text, re.IGNORECASE):
+        found["expert_kernel"] = kernel[1].lower()
+    return found
 
 
 def _blocks(cells: Cells) -> int | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench import validate_files
+from bench.files import opened
+from bench.inference import plan_of
 from bench.instances import InstanceLayout, pools_of
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
@@ -23,13 +25,21 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _records(rows: list[dict[str, str]], folder: Path):
+def _written(rows: list[dict[str, str]], folder: Path) -> Path:
     path = folder / "rows.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    return {record.id: record for record in validate_files([path]).records}
+    return path
+
+
+def _records(rows: list[dict[str, str]], folder: Path):
+    return {record.id: record for record in validate_files([_written(rows, folder)]).records}
+
+
+def _engines(rows: list[dict[str, str]], folder: Path):
+    return [plan_of(row)[0].engine for row in opened(_written(rows, folder))[1]]
 
 
 def test_a_row_has_a_record_for_each_measured_quantity(rows, tmp_path):
@@ -147,7 +157,7 @@ def test_budgets_of_a_generated_launch_spread_equal_outputs(rows, tmp_path):
     (row,) = (row for row in rows if row["id"] == "aicsil-1648")
     theirs, stated, elsewhere = (
         _records([{**row, **other}], tmp_path)[f"{row['id']}#ttft"]
-        for other in ({}, {"max_num_batched_tokens": "5500"}, {"family": "own"})
+        for other in ({}, {"max_num_batched_tokens": "5500"}, {"settings_source": "its script"})
     )
     assert any("max_tokens" in sentence for sentence in theirs.assumed)
     assert theirs.predicted == stated.predicted  # 4,000 and 1,500
@@ -203,3 +213,25 @@ def test_assumptions_are_listed(rows, tmp_path):
     record = _records(chosen, tmp_path)["aicsil-0095#tpot"]
     assert any(sentence.startswith("kv_dtype = ") for sentence in record.assumed)
     assert any(sentence.startswith("mla") for sentence in record.assumed)
+
+
+def test_engines_do_not_hang_on_names_of_families_and_sources(rows, tmp_path):
+    chosen = [row for row in rows if row["id"] in ("aicsil-1643", "aicsil-1493", "trtllm017-0004")]
+    hidden = [{**row, "family": "", "source": "", "source_place": ""} for row in chosen]
+    assert _engines(chosen, tmp_path) == _engines(hidden, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "sequences", "tokens", "graphs"),
+    [
+        ("trtllm10-0123", 1024, 2048, (512, 1024)),  # 942 of the memory, rounded up
+        ("trtllm10-0139", 96, 20096, (64, 96)),  # prompts stay whole, beside all sequences
+        ("trtllm017-0009", 384, 2048, ()),  # built without graphs
+    ],
+)
+def test_a_benchmark_sizes_its_engine_for_its_requests(
+    rows, tmp_path, name, sequences, tokens, graphs
+):
+    (engine,) = _engines([row for row in rows if row["id"] == name], tmp_path)
+    assert (engine.max_sequences, engine.max_tokens) == (sequences, tokens)
+    assert tuple(engine.graph_sizes[-2:]) == graphs
