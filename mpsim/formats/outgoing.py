@@ -252,6 +252,7 @@ def _defaults() -> dict[str, object]:
         | {"training.recompute": "none", "schedule.name": "1f1b", "schedule.virtual_stages": 1}
         | {"training.recompute_method": "uniform", "training.recompute_layers": 1}
         | {"training.method": "full", "training.frozen": [], "training.adapter.dropout": 0.0}
+        | {"training.packing": False, "training.reference": False}
     )
 
 

@@ -26,6 +26,7 @@ from mpsim.hardware import SCALED_FORMATS, Accelerator
 from mpsim.memo import Memo, remembered
 from mpsim.result.words import Figures
 from mpsim.shipped import read_shipped
+from mpsim.table import plural
 
 _PACKAGE = "mpsim.result.data"
 _PLACES = 256  # settings whose nearest runs are kept
@@ -282,11 +283,10 @@ class Residuals:
             return f"{fitted}; nothing like it was measured: the widest interval"
         apart = [name for name in self.attributes if setting.level(name, run.labels.get(name, ()))]
         apart += ["scale"] if run.scale(setting.size) != 1.0 else []
-        apart += [f"{setting.guessed} settings guessed"] if setting.guessed else []
         names = ", ".join(names[0] for names in run.labels.values() if names[0])
-        return (
-            f"{fitted}; nearest: {run.rows} of {names}{'; other ' * bool(apart)}{', '.join(apart)}"
-        )
+        other = f"{'; other ' * bool(apart)}{', '.join(apart)}"
+        other += f"; {plural(setting.guessed, 'setting')} guessed" * bool(setting.guessed)
+        return f"{fitted}; nearest: {run.rows} of {names}{other}"
 
     def without(self, family: str) -> Residuals:
         """The same where nothing of a family was measured."""

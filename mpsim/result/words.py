@@ -71,7 +71,7 @@ def summary_rows(summary: Figures) -> list[tuple[str, str]]:
 
 
 def told(summary: Figures) -> list[tuple[str, str]]:
-    """What the scenario's file does not show; nothing for results stored before it was kept."""
+    """Rows that the scenario's file does not show; none for results of before they were kept."""
     keys, nodes = summary.get("taken_by_default"), summary.get("nodes")
     rows = [("taken by default", ", ".join(keys))] if keys else []
     return [*rows, ("nodes", nodes)] if nodes else rows

@@ -169,8 +169,8 @@ class Written(Section):
 
     @property
     def told(self) -> dict[str, object]:
-        """What its file does not show: keys with the values that framework or model settle, and how
-        many accelerators `cluster.nodes` are where a domain has more than a node.
+        """Figures that its file does not show: keys with the values that framework or model settle,
+        and how many accelerators `cluster.nodes` are where a domain has more than a node.
         """
         cluster, node = self.hardware, self.hardware.node
         trays = (

@@ -37,6 +37,12 @@ def test_the_losses_are_part_of_the_json(quickstart, mpsim_cli):
     assert all(loss["why"] for loss in lost.values())
 
 
+def test_what_a_scenario_does_not_do_is_not_lost(quickstart, mpsim_cli):
+    """No padding and no second model is what every trainer does."""
+    data = mpsim_cli("export", "megatron", quickstart, "--json").json()
+    assert not {"training.packing", "training.reference"} & {entry["key"] for entry in data["lost"]}
+
+
 def test_a_service_is_refused(scenarios, tmp_path, mpsim_cli):
     """No launch script describes a stream of requests; nothing is written."""
     out = tmp_path / "x.sh"

@@ -125,6 +125,8 @@ def test_guessed_settings_widen() -> None:
         several = Setting(open_one.labels, 64, guessed=most)
         assert known_one.sigma(several) == pytest.approx(math.sqrt(0.17))
     assert "2 settings guessed" in known_one.interval(1.0, open_one).basis
+    alone = Setting(open_one.labels, 64, guessed=1)
+    assert known_one.interval(1.0, alone).basis.endswith("; 1 setting guessed")
 
 
 def test_a_step_is_as_uncertain_as_its_parts() -> None:
