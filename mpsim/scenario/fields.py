@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import pydantic
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
 from mpsim import dataclasses
 from mpsim.scenario.paths import expand_shorthand
@@ -78,14 +78,30 @@ class Within:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OneOf:
-    """Text that is one of the names of a catalog, which are asked for when the schema is built."""
+    """Text that is one of the names of a catalog, all of which are asked for to refuse another."""
 
+    knows: Callable[[str], bool]
     names: Callable[[], tuple[str, ...]]
+
+    def check(self, value: object) -> object:
+        """The value as it is, if it is such a text."""
+        if isinstance(value, str) and self.knows(value):
+            return value
+        return SchemaValidator(self._literal).validate_python(value)
+
+    @property
+    def _literal(self) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(self.names()))
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.literal_schema(list(self.names()))
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> Fields:
+        return handler(self._literal)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field
 
 from mpsim.scenario.fields import LengthChoice, Name, OneOf, PresetSection, Section, Time
-from mpsim.schedule import schedule, schedule_names
+from mpsim.schedule import is_schedule, schedule, schedule_names
 from mpsim.workload import Tuning
 
 Precision = Literal[
@@ -113,7 +113,7 @@ class Parallelism(Section):
 class ScheduleChoice(Section):
     """The order of forwards and backwards on each pipeline rank."""
 
-    name: Annotated[str, OneOf(schedule_names)] | None = None
+    name: Annotated[str, OneOf(is_schedule, schedule_names)] | None = None
     """A schedule by name; left out only when a file is given."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Chunks of layers a pipeline rank holds; left out, what the schedule needs."""

@@ -61,9 +61,11 @@ class Written(Section):
     """The transformer, such as 'model: gpt3-175b'."""
     cluster: Annotated[ClusterChoice, Shorthand("cluster")]
     """The machine, such as 'cluster: {preset: dgx-a100-80gb, nodes: 128}'."""
-    parallelism: Parallelism = Parallelism()
+    parallelism: Parallelism = Parallelism.model_construct()  # its schema is built with the whole
     """Degrees of parallelism and sharding."""
-    schedule: Annotated[ScheduleChoice, Shorthand("schedule")] = ScheduleChoice(name="1f1b")
+    schedule: Annotated[ScheduleChoice, Shorthand("schedule")] = ScheduleChoice.model_construct(
+        name="1f1b"
+    )
     """The pipeline schedule."""
     training: Training | None
     """Batch, sequence length and precision of a step, such as {global_batch: 8, sequence_length:

@@ -5,6 +5,15 @@
 
 from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.registry import make_orders, schedule, schedule_names, schedules
+from mpsim.schedule.registry import is_schedule, make_orders, schedule, schedule_names, schedules
 
-__all__ = ["Action", "Orders", "Schedule", "make_orders", "schedule", "schedule_names", "schedules"]
+__all__ = [
+    "Action",
+    "Orders",
+    "Schedule",
+    "is_schedule",
+    "make_orders",
+    "schedule",
+    "schedule_names",
+    "schedules",
+]

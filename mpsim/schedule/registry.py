@@ -57,6 +57,11 @@ def schedule_names() -> tuple[str, ...]:
     return (*_SCHEDULES, *_offered())
 
 
+def is_schedule(name: str) -> bool:
+    """Whether a schedule has this name; packages are looked through for one of theirs alone."""
+    return name in _SCHEDULES or name in _offered()
+
+
 @remembered(64)
 def schedule(name: str) -> Schedule:
     """The schedule of a name, with its facts.
@@ -71,12 +76,12 @@ def schedule(name: str) -> Schedule:
     >>> schedule("dualpipe").directions
     2
     """
-    if name not in _SCHEDULES and name in _offered():
-        offered: Schedule = _offered()[name].load()
-        return offered
-    if name not in _SCHEDULES:
+    if not is_schedule(name):
         near = nearest(name, schedule_names())
         raise ScheduleError(f"got schedule {name!r}; needed a known one or a .csv file; {near}")
+    if name not in _SCHEDULES:
+        offered: Schedule = _offered()[name].load()
+        return offered
     module, _, constant = _SCHEDULES[name].rpartition(".")
     known: Schedule = getattr(importlib.import_module(f"mpsim.schedule.{module}"), constant)
     return known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from mpsim import dataclasses
 from mpsim.errors import WorkloadError, nearest
@@ -26,7 +26,12 @@ def model(name: str) -> Transformer:
     >>> model("gpt3-175b").layers
     96
     """
-    return _entry(name).transformer
+    return _built(_entry(name).name)
+
+
+@remembered(128)  # models that stay built
+def _built(name: str) -> Transformer:
+    return transformer_of(*_entry(name)[:2])
 
 
 def model_year(name: str) -> int:
@@ -43,14 +48,14 @@ def model_year(name: str) -> int:
 def model_names(*, aliases: bool = False) -> tuple[str, ...]:
     """Names of all published models of the catalog, sorted; twins of the same sizes if asked."""
     known = sorted(_catalog().items())
-    return tuple(name for name, entry in known if aliases or name == entry.transformer.name)
+    return tuple(name for name, entry in known if aliases or name == entry.name)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Entry:
-    """A model of the catalog and the year it came out."""
+class _Entry(NamedTuple):
+    """A model of the catalog: its fields, and the year it came out."""
 
-    transformer: Transformer
+    name: str
+    fields: Mapping[str, object]
     year: int
 
 
@@ -73,15 +78,14 @@ def _catalog() -> Mapping[str, _Entry]:
 
 
 def _read_family(family: str, data: object) -> dict[str, _Entry]:
-    """Build every model of one file: the fields in ``common``, overridden by its own."""
+    """Every model of one file: the fields in ``common``, overridden by its own."""
     content, models = cast(Mapping[str, Mapping[str, object]], data), {}
     for name, own in content["models"].items():
         fields = dict(content["common"]) | dict(cast(Mapping[str, object], own))
         unsourced = [key for key in ("source", "as_of", "year") if not fields.get(key)]
         if unsourced:
             raise WorkloadError(f"catalog/{family}.yaml: model {name!r} lacks {unsourced}")
-        year = int(cast(int, fields.pop("year")))
-        models[name] = _Entry(transformer_of(name, fields), year)
+        models[name] = _Entry(name, fields, int(cast(int, fields.pop("year"))))
     return models
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mpsim.errors import ScheduleError
 from mpsim.memo import forget
+from mpsim.scenario.sections import ScheduleChoice
 from mpsim.schedule import Action, make_orders, schedule_names
 from mpsim.schedule.csv_file import write_csv
 
@@ -128,6 +129,15 @@ def test_an_installed_package_offers_a_schedule(monkeypatch) -> None:
         assert len(make_orders("1f1b", pp=2, microbatches=2).tokens()) == 2
     finally:
         forget()
+
+
+def test_installed_packages_are_looked_through_for_a_name_of_theirs_alone(monkeypatch) -> None:
+    """A scenario with a schedule of ours starts without reading what else is installed."""
+    monkeypatch.delattr(importlib.metadata, "entry_points")
+    forget()
+    assert ScheduleChoice(name="zb-h1").name == "zb-h1"
+    with pytest.raises(ImportError):
+        ScheduleChoice(name="zb-h3")
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:
