@@ -29,8 +29,7 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
         yield from _latent(part, model.mla)
     else:
         saved = kept_of_qkv(part)
-        qkv = _OWN, Role.QKV
-        yield part.column(qkv, "qkv", model.qkv_features, saved, weights=QKV_WEIGHTS)
+        yield part.column((_OWN, Role.QKV), "qkv", model.qkv_features, saved, weights=QKV_WEIGHTS)
         yield from positions(part)
         if repeats_keys(part):
             yield _repeat(part)
@@ -118,10 +117,9 @@ def positions(part: Part) -> Iterator[Step]:
         yield _rotary(part, features, kept)
 
 
-def _rotary(part: Part, features: int, kept: int | None = None) -> Step:
+def _rotary(part: Part, features: int, kept: int) -> Step:
     passes = "rotary" if part.lowering.fused_rotary else "wide_rotary"
-    saved = part.size(features if kept is None else kept)
-    return part.stream(passes, _OWN, part.tokens.count * features, saved=saved)
+    return part.stream(passes, _OWN, part.tokens.count * features, saved=part.size(kept))
 
 
 def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
@@ -129,9 +127,8 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
     model = part.model
     if mla.q_lora_rank:
         yield part.replicated((_OWN, Role.QUERY_DOWN), "q_down", mla.q_lora_rank)
-    yield part.replicated(
-        (_OWN, Role.KEY_VALUE_DOWN), "kv_down", mla.kv_lora_rank + mla.qk_rope_head_dim
-    )
+    down = mla.kv_lora_rank + mla.qk_rope_head_dim
+    yield part.replicated((_OWN, Role.KEY_VALUE_DOWN), "kv_down", down)
     if mla.q_lora_rank:
         yield part.norm(_OWN, "q_norm", mla.q_lora_rank, role=Role.QUERY_NORM)
     yield part.column(
@@ -142,7 +139,10 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
     saved = key_value if part.lowering.merged_qkv else model.context_features
     up = _OWN, Role.KEY_VALUE_UP
     yield part.column(up, "kv_up", key_value, saved, features_in=mla.kv_lora_rank)
-    yield _rotary(part, 2 * model.query_features)
+    if not part.lowering.fused_rotary:  # of the rotated part alone, before parts are joined
+        yield _rotary(part, model.heads * mla.qk_rope_head_dim, kept=0)
+    joined = 2 * model.query_features
+    yield part.stream("rotary", _OWN, part.tokens.count * joined, saved=part.size(joined))
 
 
 # --- the core -------------------------------------------------------------------------------------

@@ -195,6 +195,16 @@ def test_latent_attention_runs_in_the_order_of_deepseek() -> None:
     assert layer["proj"].k == 4 * 6
 
 
+def test_without_a_kernel_for_it_the_rotated_part_alone_is_turned_in_float32() -> None:
+    """DeepSeek-V3's own model: complex numbers of 2 of 6 features a head, then parts are joined."""
+    latent = dataclasses.replace(MIXTURE, kv_heads=4, mla=LATENT)
+    fused = forward(latent, "dense")
+    eager = forward(latent, "dense", fused_rotary=False)
+    assert eager["rotary"] == fused["rotary"]
+    assert eager["wide_rotary"].bytes == 20 * TOKENS * (4 * 2)
+    assert eager["wide_rotary"].saved == 0
+
+
 def test_queries_without_a_rank_are_projected_at_once() -> None:
     """DeepSeek-V2-Lite."""
     mla = dataclasses.replace(LATENT, q_lora_rank=0)
