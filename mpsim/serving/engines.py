@@ -74,6 +74,9 @@ class EnginePreset:
     """Whether prompts and decoding sequences of an iteration pass the layers together."""
     expert_kernel: Literal["auto", "trtllm", "triton", "cutlass", "deepgemm"] = "auto"
     """Kernel of the experts' products; ``auto``, as engines choose it for the accelerator."""
+    expert_padding: Whole = 0
+    """Rows that DeepGEMM passes at least of each expert in 8-bit blocks, of those without tokens
+    too, where it is launched before anybody knows their numbers; 0 where it is not."""
     cast_time: Seconds = 0.0
     """Time of quantising the input of a product in blocks beyond the kernel that does it [s]."""
     two_batch_overlap: Flag = False

@@ -361,7 +361,8 @@ class ServicePlan:
             CACHE_BYTES[self.kv],
             send=(link.hop_latency, link.bandwidth * link.efficiency),
             products=Products(
-                cluster, self.rates, self.engine.expert_kernel, self.engine.cast_time
+                *(cluster, self.rates, self.engine.expert_kernel, self.engine.cast_time),
+                self.engine.expert_padding,
             ),
             draft=self.draft,
             exchange=Exchange(cluster, self.work)

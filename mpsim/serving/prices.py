@@ -348,13 +348,12 @@ class Products:
         rates: Rates,
         expert_kernel: str = "auto",
         cast_time: float = 0.0,
+        padding: int = 0,
         clocks: str = "sustained",
     ) -> None:
         chip = cluster.accelerator
-        kernel = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
-        self._routing = rates.expert_latency[kernel], rates.expert_each[kernel]
-        self._knee = rates.expert_knee[kernel]
-        self._cast_time, self._clocks = cast_time, clocks
+        self._experts = rates.expert_kernel if expert_kernel == "auto" else expert_kernel
+        self._cast_time, self._padding, self._clocks = cast_time, padding, clocks
         self._chip = dataclasses.replace(chip, memory_bandwidth=rates.bandwidth)
         self._rates = rates
         self._kernels: dict[str, KernelModel] = {}
@@ -377,20 +376,24 @@ class Products:
         """Permute, grouped products and combine of one layer on the busiest rank [s]."""
         form, kernel = experts.format, self._kernel(experts.format)
         rows, touched = experts.rows(tokens), experts.touched(tokens)
-        latency, more = self._routing
-        seconds, fixed = np.zeros(len(tokens)), latency + more * experts.experts / experts.ep
-        casts = np.zeros(len(tokens))
-        work = rows / touched / _of(self._rates.expert_compute, form)
+        name, groups, passed, held = self._experts, touched, rows, experts.experts / experts.ep
+        if self._padding and form.name == _BLOCKS:
+            # a launch that knows no expert's tokens passes what all of them could fill
+            name, groups, passed = "deepgemm", np.array(held), rows + held * (self._padding - 1)
+        knee = self._rates.expert_knee[name]
+        fixed = self._rates.expert_latency[name] + self._rates.expert_each[name] * held
+        seconds, casts = np.zeros(len(tokens)), np.zeros(len(tokens))
+        work = passed / groups / _of(self._rates.expert_compute, form)
         for number, product in enumerate(experts.products):
             weights = touched * product.n * product.k
             moved = weights * form.bytes + _ACTIVATION * rows * (product.n + product.k)
-            seconds += kernel.row_seconds(product, work, moved, touched, self._knee)
+            seconds += kernel.row_seconds(product, work, moved, groups, knee)
             if form.unpacked:
-                loads = kernel.row_seconds(product, 1e-9 * rows, moved, touched, self._knee)
+                loads = kernel.row_seconds(product, 1e-9 * rows, moved, touched, knee)
                 seconds += self._unpacking(weights, loads)
             # tokens are quantised before they are permuted; of what lies between the products,
             # only blocks by a kernel of its own
-            elements = (rows if number else rows / experts.top_k) * product.k
+            elements = (passed if number else rows / experts.top_k) * product.k
             casts += self._cast(form, elements, alone=not number or form.name == _BLOCKS)
         # rows are read and written as the products take them, and read once more to be combined
         width = form.bytes if casts.any() else _ACTIVATION

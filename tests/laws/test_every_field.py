@@ -135,6 +135,11 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
     "serving.engine": {
         **dict.fromkeys(("prompt_layer_time", "expert_kernel"), MIXTRAL),
         "cast_time": {"serving.weights": "fp8_block"},
+        "expert_padding": {**MIXTRAL, "serving.weights": "fp8_block"},
+        "stream_interval": {"serving.engine": {"stream_time": "1 ms"}},
+        "graph_padding": {
+            "serving.engine": {"graph_sizes": [64], "piecewise_graphs": False},
+        },
         "chunked": LONG,
         "host_layer_time": {"serving.engine": {"graph_sizes": []}},
         "piecewise_graphs": {"serving.engine": {"graph_sizes": [1], "host_layer_time": "1 ms"}},

@@ -150,3 +150,20 @@ def test_experts_with_scales_of_blocks_lose_arithmetic_on_blackwell_alone() -> N
     assert longer["b200-sxm"][1] > 1.2
     assert longer["h200-sxm"][1] < 1.1
     assert longer["b200-sxm"][0] < 1.15
+
+
+def test_experts_launched_before_they_are_counted_take_as_long_for_one_token() -> None:
+    """Tiles of all experts pass, so that few tokens save little; where tokens are many, padding is a small part."""
+    known, padded = (
+        _plan(engine=dataclasses.replace(engine("vllm-v1"), expert_padding=rows))
+        for rows in (0, 64)
+    )
+    each, all_tiles = (plan.prices.parts(TOKENS)["experts"] for plan in (known, padded))
+    assert each[2] > 3 * each[0]
+    assert all_tiles[2] < 1.3 * all_tiles[0]
+    assert (all_tiles[:3] > 1.2 * each[:3]).all()
+    assert all_tiles[4] < 1.3 * each[4]
+    wide = [
+        dataclasses.replace(plan, weights="bf16").prices.parts(TOKENS) for plan in (known, padded)
+    ]
+    assert (wide[0]["experts"] == wide[1]["experts"]).all()
