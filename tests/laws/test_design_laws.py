@@ -21,6 +21,8 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.design import DesignChoice
 from mpsim.scenario.schema import known_keys
 from mpsim.study.design import Design, design
+from mpsim.study.design.explore import Explorer, jobs_of
+from mpsim.study.journal import Journal
 from mpsim.study.search import search
 
 DATA: dict[str, Any] = {
@@ -281,3 +283,22 @@ def test_the_command_answers_with_the_front(tmp_path: Path, mpsim_cli: Callable[
     assert answer["chosen"]["cost_usd"] == min(row["cost_usd"] for row in answer["front"])
     assert {upgrade["name"] for upgrade in answer["upgrades"]} >= {"10 % more memory"}
     assert mpsim.design is design
+
+
+def test_a_service_on_a_cluster_of_a_design_has_no_problem() -> None:
+    """What a design lays over a service, degrees left open, is nothing that only training knows."""
+    service = Scenario.from_mapping(
+        {
+            "schema": 1,
+            "model": "llama3-8b",
+            "cluster": {"preset": "dgx-h100", "nodes": 1},
+            "serving": {"workload": {"rate": 4}, "slo": {"ttft": "1 s"}},
+            "design": {"jobs": {"chat": {"rate": 4}}, "choices": {"cluster.nodes": [1, 2]}},
+        }
+    )
+    assert service.design is not None
+    explorer = Explorer(
+        service, service.design, jobs_of(service, service.design), Journal(None, what="a cluster")
+    )
+    for values in ({"cluster.nodes": 1}, {"cluster.nodes": 2}):
+        assert explorer.on("chat", values, explorer.machine(values)).problems == []

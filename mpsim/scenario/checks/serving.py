@@ -85,10 +85,11 @@ def check_training_keys(scenario: Written) -> Iterator[Problem]:
     """Refuse degrees that only training knows."""
     p = scenario.parallelism
     for key in _TRAINING_KEYS:
-        if key in p.model_fields_set:
+        # dp may be null: left out
+        if key in p.model_fields_set and (value := getattr(p, key)) is not None:
             mend = "it out, and give serving.replicas" if key == "dp" else "it out"
             known = "which only training knows; needed tp, pp and ep: leave"
-            yield Problem(f"got {getattr(p, key)!r}, {known} {mend}", f"parallelism.{key}")
+            yield Problem(f"got {value!r}, {known} {mend}", f"parallelism.{key}")
 
 
 def _layout(section: str) -> str:

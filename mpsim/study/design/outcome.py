@@ -186,7 +186,8 @@ class Design(Shown, Tabular):
 def _answer(design: Design) -> Iterator[str]:
     best = design.best
     if best is None:
-        yield "no cluster keeps every bound"
+        runs = any(not row.reason for row in design.options)
+        yield "no cluster keeps every bound" if runs else "of no cluster a layout was found"
         if near := design.nearest:
             yield f"  the nearest, {near.name}, misses {near.misses}"
         yield from (f"  {row.name}: {row.reason}" for row in design.options[:_TOLD] if row.reason)
@@ -264,7 +265,9 @@ def _left(design: Design) -> str:
     wrong = sum(bool(row.reason) for row in design.options)
     over = sum(bool(row.over) for row in design.options)
     words = [f"{plural(looked, 'cluster')}: {len(design.possible)} possible"]
-    words += [f"{over} over a bound"] * bool(over) + [f"{wrong} cannot run the work"] * bool(wrong)
+    words += [f"{over} over a bound"] * bool(over) + [f"{wrong} without a layout found"] * bool(
+        wrong
+    )
     if design.ruled_out:
         words.append(f"{design.ruled_out} ruled out at the best rate of their accelerators")
     return ", ".join(words)

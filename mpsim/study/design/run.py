@@ -78,6 +78,8 @@ def design(
             " choices: {cluster.nodes: [8, 16]}}'"
         )
         raise ScenarioError(scenario.locate([Problem(message, key="design")]))
+    # what every job gets at its own rate is no faster on better parts, only less full
+    upgrades = upgrades and any(job.rate is None for job in spec.jobs.values())
     journal = Journal(resume, what="a cluster of a design")
     points = list(combinations(spec.choices))
     total, done = len(points) + CHANGES * upgrades, 0
