@@ -88,9 +88,7 @@ def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str =
     """
     sources = [file if isinstance(file, Source) else read_source(file) for file in files]
     _check_one_machine(sources)
-    measurements = quietest(
-        measurement for source in sources for measurement in source.measurements
-    )
+    measurements = quietest(each for source in sources for each in source.measurements)
     header = next((source.header for source in sources if source.header), None)
     device = next((source.device_name for source in sources if source.device_name), "")
     points = kernel_points(measurements)
@@ -361,9 +359,7 @@ def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[
         streams, others = float(times[eager].sum()), float(times[~eager].sum())
         works.append(LayerWork(point, streams, others, launches))
     points = hold_out([work.point for work in works])
-    return [
-        dataclasses.replace(work, point=point) for work, point in zip(works, points, strict=True)
-    ]
+    return [dataclasses.replace(work, point=p) for work, p in zip(works, points, strict=True)]
 
 
 def _cached(chip: Accelerator) -> Accelerator:

@@ -194,9 +194,7 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> Entry:
             for name, constant in sorted(fit.constants.items())
         },
         "kernel_curves": [_curve(curve, "kind", "phase") for curve in fit.kernels],
-        "collective_curves": [
-            _curve(curve, "kind", "ranks", "domains") for curve in fit.collectives
-        ],
+        "collective_curves": [_curve(own, "kind", "ranks", "domains") for own in fit.collectives],
         "fits": list(_fits(fit)),
         "warnings": list(warnings),
         "inputs": [dict(entry) for entry in frame.inputs],

@@ -355,9 +355,7 @@ def _level_of(
 ) -> tuple[MeasuredCurve, Score]:
     """A curve moved to what its calls took in sum; of several sizes every second one checks it."""
     held = [len(points) >= _FEWEST_SIZES and bool(n % 2) for n in range(len(points))]
-    marked = [
-        dataclasses.replace(point, held_out=out) for point, out in zip(points, held, strict=True)
-    ]
+    marked = [dataclasses.replace(p, held_out=out) for p, out in zip(points, held, strict=True)]
     read = np.asarray(Curve(line.sizes, line.times).seconds(np.array(sizes)))
     level = _in_sum(marked, read)
     moved = dataclasses.replace(

@@ -249,9 +249,7 @@ def _data(read: Imported) -> dict[str, object]:
     if read.model_parameters is not None:
         data["model_parameters"] = read.model_parameters
     return data | {
-        "mapped": [
-            {"from": item.source, "to": item.to, "value": item.value} for item in read.mapped
-        ],
+        "mapped": [{"from": key.source, "to": key.to, "value": key.value} for key in read.mapped],
         "assumed": [{"to": item.to, "value": item.value, "why": item.why} for item in read.assumed],
         "ignored": [{"from": key, "why": "not mapped"} for key in read.ignored],
         "missing": list(read.missing),

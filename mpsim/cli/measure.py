@@ -113,9 +113,7 @@ def _print(measured: Measured) -> None:
     families: dict[str, list[str]] = {}
     for measurement in measured.measurements:
         families.setdefault(measurement.family, []).append(measurement.op)
-    rows = [
-        (family, str(len(ops)), ", ".join(dict.fromkeys(ops))) for family, ops in families.items()
-    ]
+    rows = [(name, str(len(ops)), ", ".join(dict.fromkeys(ops))) for name, ops in families.items()]
     print_table(rows, header=("family", "measured", "of"), right=[1])
     for reason, count in Counter(skipped.reason for skipped in measured.skipped).most_common():
         print_text(f"  {count} x skipped: {reason}")

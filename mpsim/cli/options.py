@@ -81,9 +81,7 @@ def check_folder(path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        nearest = next(
-            ancestor for ancestor in (path, *path.absolute().parents) if ancestor.exists()
-        )
+        nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"got {_short(path)}: {_reason(error)}") from None
     if not nearest.is_dir():

@@ -208,9 +208,7 @@ def _print_framework(name: str, described: Description) -> None:
     software, rows = framework(name), []
     for area, group in itertools.groupby(described.figures, key=lambda figure: figure.area):
         heads = itertools.chain([AREAS[area]], itertools.repeat(""))
-        rows += [
-            (head, figure.name, figure.text) for head, figure in zip(heads, group, strict=False)
-        ]
+        rows += [(head, item.name, item.text) for head, item in zip(heads, group, strict=False)]
     title = f"framework {name}: {software.title}"
     print_table(rows, header=("area", "field", "value"), title=title)
     print_text(f"\nread in {software.source} ({software.as_of})")

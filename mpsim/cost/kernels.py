@@ -386,9 +386,7 @@ class KernelModel:
             else 1.0
         )
         misaligned = self._off_matrix_units() if odd.any() else 1.0
-        return (
-            np.where(weight, slower, 1.0) * np.where(odd, misaligned, 1.0) * self._edges(operators)
-        )
+        return np.where(weight, slower, 1) * np.where(odd, misaligned, 1) * self._edges(operators)
 
     def _is_odd(self, o: Operator) -> bool:
         """Whether matrices of a batched product begin where matrix units cannot load them."""

@@ -68,9 +68,7 @@ class DomainCurve:
 
     def is_quick(self, kind: str, size: Floats, members: int) -> bool:
         """Whether the low-latency regime counts: the time is less than that of Simple alone."""
-        slow = {
-            leaf: value for leaf, value in self.constants.items() if not leaf.startswith("quick")
-        }
+        slow = {leaf: own for leaf, own in self.constants.items() if not leaf.startswith("quick")}
         simple = dataclasses.replace(
             self, constants=dataclasses.replace(self.constants, constants=slow)
         )

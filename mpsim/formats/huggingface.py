@@ -382,9 +382,7 @@ class _Reader:
             every = self.integer(name) or every
         first = self.integer(rule["from_layer"]) if "from_layer" in rule else 0
         first = 28 if first is None else first  # the classes' own default of max_window_layers
-        return [
-            layer >= first and not (every and (layer + 1) % every == 0) for layer in range(layers)
-        ]
+        return [n >= first and not (every and (n + 1) % every == 0) for n in range(layers)]
 
     def _experts(self, rule: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         values: dict[str, int | None] = {}

@@ -211,9 +211,7 @@ def _is_further(word: Word) -> bool:
         return True
     added, branch, _ = word.unknown[0].partition(" (added to $")
     names = added.replace("--", "").split()
-    return bool(branch and names) and not any(
-        name in _mapped() or name in refused() for name in names
-    )
+    return bool(branch and names) and not any(key in _mapped() or key in refused() for key in names)
 
 
 def _mapped() -> frozenset[str]:

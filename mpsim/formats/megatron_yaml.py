@@ -179,9 +179,7 @@ def _launch(ledger: Ledger) -> Launch:
 
 
 def _moves(key: str) -> bool:
-    return (
-        key == "peft" or key.startswith("peft.") or _setting_name(key.rpartition(".")[2]) in moves()
-    )
+    return key.partition(".")[0] == "peft" or _setting_name(key.rpartition(".")[2]) in moves()
 
 
 def export_bridge(scenario: Scenario) -> Exported:

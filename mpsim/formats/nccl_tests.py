@@ -236,13 +236,9 @@ def _named(path: Path, word: str) -> str:
         if name is not None:
             return name
     parts = re.split(r"[^a-z]+", path.stem.lower())
-    runs = [
-        "".join(parts[place : place + count]) for count in (2, 1) for place in range(len(parts))
-    ]
+    runs = ["".join(parts[at : at + count]) for count in (2, 1) for at in range(len(parts))]
     within = {name for run in runs if (name := collective_name(run)) is not None}
-    longer = {
-        name for name in within if not any(name != other and name in other for other in within)
-    }
+    longer = {name for name in within if not any(name != more and name in more for more in within)}
     if len(longer) == 1:
         return longer.pop()
     raise CalibrationError(

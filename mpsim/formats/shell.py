@@ -339,9 +339,7 @@ class _Shell:
             why = "an argument of the script" if is_argument else "not set in the file"
             return self._unknown(f"${name} ({why})", part.line)
         shown = values if index in ("@", "*") else values[:1]
-        return _Value(
-            " ".join(value.text for value in shown), shown[0].line if shown else part.line
-        )
+        return _Value(" ".join(each.text for each in shown), shown[0].line if shown else part.line)
 
     def _default(self, name: str, text: str, operator: str, line: int, depth: int) -> _Value:
         """A default, in which variables stand too; ``=`` gives it to the variable."""

@@ -138,9 +138,7 @@ class Accelerator(Sourced):
     def _check_clocks(self) -> None:
         boost, locked = self.boost_clock_hz, self.clock_hz
         given = {"boost_clock_hz": boost, "clock_hz": locked}
-        _check_positive(
-            self.name, **{key: value for key, value in given.items() if value is not None}
-        )
+        _check_positive(self.name, **{key: each for key, each in given.items() if each is not None})
         if locked is None:
             return
         if boost is None:

@@ -73,9 +73,7 @@ def host_of(cluster: Cluster) -> Host:
 
 @remembered(1)
 def _hosts() -> Mapping[str, Host]:
-    return {
-        name: _sustained(read_entry(Host, name, data)) for name, data in section("hosts").items()
-    }
+    return {key: _sustained(read_entry(Host, key, data)) for key, data in section("hosts").items()}
 
 
 def _sustained(host: Host) -> Host:

@@ -92,9 +92,7 @@ def _drawn(cluster: Cluster) -> tuple[int, int]:
 def _torus_cables(cluster: Cluster) -> int:
     """A ring of k has k cables, of two nodes one."""
     shape = cluster.fabric.lengths(cluster.nodes)
-    return sum(
-        cluster.nodes // length * (length if length > _HALF else length - 1) for length in shape
-    )
+    return sum(cluster.nodes // side * (side if side > _HALF else side - 1) for side in shape)
 
 
 def _bisection(cluster: Cluster) -> float:

@@ -331,9 +331,7 @@ class Measured:
 
     def of(self, family: str, op: str | None = None) -> tuple[Measurement, ...]:
         """Measurements of one family, and of one operation where `op` is given."""
-        return tuple(
-            m for m in self.measurements if m.family == family and (op is None or m.op == op)
-        )
+        return tuple(m for m in self.measurements if m.family == family and op in (None, m.op))
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -218,9 +218,7 @@ class Lines(Chart):
         """Units in which x and y read well."""
         x = _largest([series.x for series in self.series])
         if self.stacked:
-            y = float(
-                np.sum([np.asarray(series.y) for series in self.series], axis=0).max(initial=0.0)
-            )
+            y = float(np.sum([np.asarray(line.y) for line in self.series], axis=0).max(initial=0.0))
         else:
             y = _largest([series.y for series in self.series])
         y = max([y, *(limit.value for limit in self.limits if not limit.along)])

@@ -29,9 +29,7 @@ def fabric_chart(cluster: Cluster) -> Lines:
 def _tiers_chart(cluster: Cluster) -> Lines:
     counts = [cluster.nodes, *(tier.units for tier in cluster.tiers)]
     reach = [1, *(tier.nodes for tier in cluster.tiers)]
-    places = [
-        _middles(count, size, cluster.nodes) for count, size in zip(counts, reach, strict=True)
-    ]
+    places = [_middles(n, size, cluster.nodes) for n, size in zip(counts, reach, strict=True)]
     wires, boxes = [], []
     for level, (count, place) in enumerate(zip(counts, places, strict=True)):
         shown, height = np.array(thin(count, _MOST)), float(level)

@@ -176,9 +176,7 @@ def _draw_panel(ax: Axes, chart: Chart, *, legend: bool) -> Sequence[Artist]:
 
 def _wrapped(text: str, letters: float) -> str:
     """A text whose lines have at most so many letters."""
-    return "\n".join(
-        part for line in text.splitlines() for part in textwrap.wrap(line, int(letters))
-    )
+    return "\n".join(part for row in text.splitlines() for part in textwrap.wrap(row, int(letters)))
 
 
 def _write_notes(ax: Axes, chart: Chart) -> None:

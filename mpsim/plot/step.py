@@ -109,9 +109,7 @@ def bubble_chart(result: Result | Timeline) -> Bars:
 def utilisation_chart(result: Result) -> Lines:
     """Share of compute and links in use over time, mean over ranks."""
     series, width = result.utilisation.series, np.diff(result.utilisation.series.edges_s)
-    means = {
-        name: float(np.average(values, weights=width)) for name, values in series.shares.items()
-    }
+    means = {name: float(np.average(own, weights=width)) for name, own in series.shares.items()}
     words = ", ".join(
         f"{_RESOURCES.get(name, name)} {percent(share)}" for name, share in means.items()
     )

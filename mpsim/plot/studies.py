@@ -139,9 +139,7 @@ def sweep_chart(
     if key not in sweep.keys:
         raise ScenarioError(f"got key {key!r}, which was not varied; {nearest(key, sweep.keys)}")
     rows = list(sweep)
-    values = {
-        name: list(dict.fromkeys(str(row.values[name]) for row in rows)) for name in sweep.keys
-    }
+    values = {key: list(dict.fromkeys(str(row.values[key]) for row in rows)) for key in sweep.keys}
     roles = _roles([name for name in sweep.keys if name != key], values)
     named = [[f"{_short(name)} {value}" for value in values[name]] for name in roles.shown]
     lines, columns, downs = [*named, [""], [""], [""]][:3]

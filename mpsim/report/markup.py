@@ -256,9 +256,7 @@ _TOOLS = (
 
 
 def _timeline(block: Plain, place: str) -> str:
-    columns = {
-        name: unpacked(block["columns"][name]) for name in ("lane", "start", "length", "event")
-    }
+    columns = {name: unpacked(block["columns"][name]) for name in "lane start length event".split()}
     drawn = lanes_svg(f"{block['title']}. {block['alt']}", block, columns)
     busy = np.bincount(columns["lane"], columns["length"], len(block["names"])) * block["unit_s"]
     bars = np.bincount(columns["lane"], minlength=len(block["names"]))

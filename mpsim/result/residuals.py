@@ -132,9 +132,7 @@ class Setting:
     def from_json(cls, data: Figures) -> Setting:
         """The setting that `to_json` gave."""
         numbers = ("size", "guessed", "shares")
-        labels = {
-            name: tuple(map(str, names)) for name, names in data.items() if name not in numbers
-        }
+        labels = {name: tuple(map(str, own)) for name, own in data.items() if name not in numbers}
         return cls(labels, float(data["size"]), int(data.get("guessed", 0)), data.get("shares", {}))
 
     def parts(self, figure: str) -> Mapping[str, float]:
@@ -290,15 +288,11 @@ class Residuals:
 
     def without(self, family: str) -> Residuals:
         """The same where nothing of a family was measured."""
-        return dataclasses.replace(
-            self, runs=tuple(run for run in self.runs if run.family != family)
-        )
+        return dataclasses.replace(self, runs=tuple(r for r in self.runs if r.family != family))
 
     @property
     def _widest(self) -> float:
-        added = math.fsum(
-            math.fsum(each**2 for each in levels) for levels in self.attributes.values()
-        )
+        added = math.fsum(math.fsum(x**2 for x in levels) for levels in self.attributes.values())
         return added + (self.doubling * self.most_doublings) ** 2
 
     def _variance(self, setting: Setting, run: MeasuredRuns) -> float:

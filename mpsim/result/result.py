@@ -36,9 +36,7 @@ class Summary(dict[str, Any]):
     """Figures by name, SI units; printed without those that are tables of their own."""
 
     def __repr__(self) -> str:
-        scalars = {
-            key: figure for key, figure in self.items() if isinstance(figure, str | int | float)
-        }
+        scalars = {key: own for key, own in self.items() if isinstance(own, str | int | float)}
         words = (
             f"{key}: {figure:.6g}" if isinstance(figure, float) else f"{key}: {figure}"
             for key, figure in scalars.items()

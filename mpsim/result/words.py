@@ -114,11 +114,8 @@ def execution_rows(summary: Figures) -> list[tuple[str, str]]:
     ]
     memory = summary.get("memory")
     if memory:
-        total, capacity = (
-            format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
-        )
         verdict = "fits" if memory["total"] <= memory["capacity"] else "DOES NOT FIT"
-        rows.append(("memory", f"{total} of {capacity}: {verdict}"))
+        rows.append(("memory", f"{of_capacity(memory)}: {verdict}"))
     known = summary.get("calibration")
     basis = _calibration(known) if known else "times of the file"
     rows.append(("numbers from", f"engine {summary['engine']}; {basis}"))
@@ -201,14 +198,16 @@ def _hidden(summary: Figures) -> str:
     )
 
 
+def of_capacity(memory: Figures) -> str:
+    """Memory of the fullest rank, of what an accelerator has."""
+    return " of ".join(format_quantity(memory[k], Dimension.BYTES) for k in ("total", "capacity"))
+
+
 def _memory(summary: Figures) -> str:
     memory = summary["memory"]
-    total, capacity = (
-        format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
-    )
     verdict = "fits" if summary["fits_memory"] else "DOES NOT FIT"
     return (
-        f"{total} of {capacity} on rank {memory['rank']} (stage {memory['stage']}):"
+        f"{of_capacity(memory)} on rank {memory['rank']} (stage {memory['stage']}):"
         f" {verdict}{odds_words(summary)}"
     )
 

@@ -334,6 +334,4 @@ def in_order(document: Document, problems: Iterable[Problem]) -> list[Problem]:
     """Each problem once, with its place, in the order they were written."""
     located = list(dict.fromkeys(document.locate(problem) for problem in problems))
     files = list(dict.fromkeys(problem.file for problem in located))
-    return sorted(
-        located, key=lambda problem: (files.index(problem.file), problem.line, problem.column)
-    )
+    return sorted(located, key=lambda each: (files.index(each.file), each.line, each.column))

@@ -113,9 +113,7 @@ def measure_blame(timeline: Timeline, undisturbed: Timeline, culprit: Ints | Non
 def _idle(timeline: Timeline) -> Floats:
     """Ticks in which each rank class runs nothing [R]."""
     rank, row = timeline.program.compute_rows
-    busy = np.bincount(
-        rank, weights=timeline.program.duration[row], minlength=timeline.program.ranks
-    )
+    busy = np.bincount(rank, timeline.program.duration[row], minlength=timeline.program.ranks)
     return np.asarray(timeline.makespan - busy, dtype=np.float64)
 
 

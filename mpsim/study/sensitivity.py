@@ -220,9 +220,7 @@ class _Launches:
         return getattr(self._model, name)
 
     def seconds(self, operators: Sequence[Operator]) -> Floats:
-        products = np.array(
-            [operator.kind is OperatorKind.GEMM for operator in operators], dtype=bool
-        )
+        products = np.array([each.kind is OperatorKind.GEMM for each in operators], dtype=bool)
         return self._model.seconds(operators) + self._extra * products
 
 

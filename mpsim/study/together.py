@@ -25,12 +25,11 @@ from mpsim.memo import Memo
 from mpsim.program.program import Program
 from mpsim.result import JobResult, Result
 from mpsim.result.figures import price_of
-from mpsim.result.words import Figures
+from mpsim.result.words import Figures, of_capacity
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, long_step, prepare, simulate, simulate_step
 from mpsim.study.journal import Entry
 from mpsim.study.rows import reason_of
-from mpsim.units import Dimension, format_quantity
 
 _POINTS = 256  # scenarios that stay ready from their naming to their turn
 _KEPT = 64  # summaries and structures that stay ready
@@ -259,9 +258,7 @@ def points_of(scenario: Scenario, *, begin: bool = False) -> Together:
 
 def _figures(summary: Figures) -> Entry:
     """A summary without the sources of its constants: nine tenths, the same in most rows."""
-    calibration = {
-        key: entry for key, entry in summary["calibration"].items() if key != "constants"
-    }
+    calibration = {key: own for key, own in summary["calibration"].items() if key != "constants"}
     return {**summary, "calibration": calibration}
 
 
@@ -270,7 +267,4 @@ def _does_not_fit(summary: Mapping[str, object]) -> str | None:
         return None
     memory = summary["memory"]
     assert isinstance(memory, Mapping)
-    needed, capacity = (
-        format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
-    )
-    return f"does not fit: rank {memory['rank']} needs {needed} of {capacity}"
+    return f"does not fit: rank {memory['rank']} needs {of_capacity(memory)}"

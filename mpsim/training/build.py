@@ -399,9 +399,7 @@ class _Pricing:
         times = exchange_times(
             self._plan, self._costs, self._groups, bucket, gather=gather, rank=rank
         )
-        return _sum(
-            Load(time.seconds, time.seconds * taken.lost_at("dp", time.rate)) for time in times
-        )
+        return _sum(Load(t.seconds, t.seconds * taken.lost_at("dp", t.rate)) for t in times)
 
 
 def _sum(loads: Iterable[Load]) -> Load:

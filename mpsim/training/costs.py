@@ -70,9 +70,7 @@ class PlanCosts(LayoutCosts):
         if any(beside.values()):
             used = (*_ON_AVERAGE, *(f".units_{axis}" for axis, runs in beside.items() if runs))
             taken = interference_of(layout.framework.name, layout.cluster.accelerator)
-            constants = tuple(
-                constant for constant in taken.constants if constant.name.endswith(used)
-            )
+            constants = tuple(each for each in taken.constants if each.name.endswith(used))
         if plan.straggling:
             usual = straggling_constants(layout.cluster.accelerator)
             if plan.layout.mesh.world > usual["beyond"].value:

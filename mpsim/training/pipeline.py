@@ -159,9 +159,7 @@ def from_orders(
     Returns Program: without templates. Raises ScheduleError: if a time is negative or not a number.
     """
     stages = orders.stages
-    times = [
-        np.broadcast_to(np.asarray(time, float), (stages,)) for time in (forward, backward, weight)
-    ]
+    times = [np.broadcast_to(np.asarray(t, float), (stages,)) for t in (forward, backward, weight)]
     message = np.broadcast_to(np.asarray(send, float), (2, stages))
     if not all(np.isfinite(time).all() and (time >= 0).all() for time in (*times, message)):
         raise ScheduleError(

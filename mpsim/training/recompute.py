@@ -164,9 +164,7 @@ def _until_read(operators: tuple[Operator, ...], *, prunes: bool) -> tuple[Opera
     A product whose input is cast first runs unless the pass `prunes`: its kernel and its casts are
     one function, which keeps them when it is done.
     """
-    end = max(
-        i for i, operator in enumerate(operators) if operator.saved + operator.saved_for_weight
-    )
+    end = max(i for i, each in enumerate(operators) if each.saved + each.saved_for_weight)
     last = operators[end]
     plain = prunes or not any(
         operator.is_cast and operator.place == last.place for operator in operators
@@ -286,9 +284,7 @@ has no such module."""
 
 
 def _checkpoint(inside: Collection[Operator]) -> tuple[Repeat, dict[Place, Bytes]]:
-    return Repeat(tuple(inside), _places(inside)), {
-        operator.place: (0.0, 0.0) for operator in inside
-    }
+    return Repeat(tuple(inside), _places(inside)), {each.place: (0.0, 0.0) for each in inside}
 
 
 def _inside(expansion: Expansion, *modules: Module) -> list[Operator]:

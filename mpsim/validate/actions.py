@@ -73,9 +73,7 @@ def simulated_slices(result: Result) -> list[Slice]:
             mine = _closed(mine)
         else:
             mine += _reductions(timeline, rank, mine)
-        pieces += sorted(
-            (_at_the_end(piece, python) for piece in mine), key=lambda piece: piece.start
-        )
+        pieces += sorted((_at_the_end(p, python) for p in mine), key=lambda piece: piece.start)
     return pieces
 
 

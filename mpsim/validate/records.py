@@ -266,9 +266,7 @@ def told_apart(records: Iterable[Record]) -> list[Told]:
                 held=abs(measured - ahead) <= half,
             )
     ordered = sorted(counts.items(), key=lambda item: -item[1]["pairs"])
-    return [
-        Told(kind, **{key: int(count) for key, count in each.items()}) for kind, each in ordered
-    ]
+    return [Told(kind, **{key: int(n) for key, n in each.items()}) for kind, each in ordered]
 
 
 def _decision(rows: Sequence[Record]) -> Decision:

@@ -74,6 +74,4 @@ class Parameters:
     def total(self) -> int:
         """All of the model, each parameter once."""
         ends = self.embedding.total + self.final_norm.total + self.output_head.total
-        return ends + sum(
-            count.total * self.kinds.count(kind) for kind, count in self.layers.items()
-        )
+        return ends + sum(own.total * self.kinds.count(kind) for kind, own in self.layers.items())

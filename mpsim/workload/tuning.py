@@ -179,9 +179,7 @@ class Tuning:
     def _beside(self, product: Operator, model: Transformer) -> _Beside:
         """Weights of a product that have adapters, and their width, perhaps some of joined ones."""
         widths = (model.query_features, model.kv_features, model.kv_features)
-        chosen = [
-            width for word, width in zip(_JOINED, widths, strict=True) if word in self.modules
-        ]
+        chosen = [size for word, size in zip(_JOINED, widths, strict=True) if word in self.modules]
         if product.role is not Role.QKV or "qkv" in self.modules or not chosen:
             return _Beside(product.weights, product.n)
         return _Beside(len(chosen), sum(chosen))

@@ -68,9 +68,7 @@ def check_runs_on(name: str, cluster: Cluster, *, key: str = "") -> None:
     if name not in names:
         raise HardwareError(f"{key}got library {name!r}; {nearest(name, names)}")
     if name != default_library(cluster) and not _fits(name, cluster):
-        able = [
-            other for other in names if other == default_library(cluster) or _fits(other, cluster)
-        ]
+        able = [each for each in names if each == default_library(cluster) or _fits(each, cluster)]
         raise HardwareError(
             f"{key}{name} does not run on {cluster.accelerator.name} over"
             f" {cluster.node.scale_up.name}; these do: {', '.join(able)}"
@@ -79,9 +77,7 @@ def check_runs_on(name: str, cluster: Cluster, *, key: str = "") -> None:
 
 def _fits(name: str, cluster: Cluster) -> bool:
     facts = _facts(cluster)
-    return all(
-        facts[key] == value for key, value in read_shipped(*_FILE)["libraries"][name].items()
-    )
+    return all(facts[key] == fact for key, fact in read_shipped(*_FILE)["libraries"][name].items())
 
 
 def _facts(cluster: Cluster) -> Mapping[str, object]:

@@ -159,9 +159,7 @@ class _Writer:
                     id=_node_id(row) + extra,
                     name=labels[program.label[row]] or kinds[program.kind[row]].replace("_", " "),
                     type=NODE_TYPES.index(kind),
-                    ctrl_deps=[
-                        _node_id(other) for other in before.get(row, ()) if other not in data
-                    ],
+                    ctrl_deps=[_node_id(each) for each in before.get(row, ()) if each not in data],
                     data_deps=[_node_id(other) for other in data if other in mine],
                     duration_micros=round(float(program.duration[row]) * TICK / _MICRO),
                 )

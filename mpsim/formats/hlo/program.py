@@ -196,9 +196,7 @@ class _Builder:
             )
         if partitions < devices and most < partitions and text:  # groups of one replica's devices
             replicas = range(0, devices, partitions)
-            groups = [
-                [member + first for member in group] for first in replicas for group in groups
-            ]
+            groups = [[rank + first for rank in group] for first in replicas for group in groups]
         return tuple(map(tuple, groups))
 
     # --- rows

@@ -200,9 +200,7 @@ def device_bytes(text: str) -> int:
     """
     if "S(" not in text:
         return type_bytes(text)
-    return sum(
-        type_bytes(match[1]) for match in _PLACED.finditer(text) if "S(" not in (match[2] or "")
-    )
+    return sum(type_bytes(m[1]) for m in _PLACED.finditer(text) if "S(" not in (m[2] or ""))
 
 
 def type_bytes(text: str) -> int:

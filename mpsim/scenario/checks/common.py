@@ -126,9 +126,7 @@ def wrong_values(
             problems.append(Problem(f"{key} cannot be swept; take another key", key=key))
             continue
         for index, value in enumerate(choices):
-            wrong = [
-                message for message in _wrong_value(scenario, key, value) if message not in known
-            ]
+            wrong = [text for text in _wrong_value(scenario, key, value) if text not in known]
             if wrong:
                 unknown = "unknown key" in wrong[0] or "unknown field" in wrong[0]
                 at = f"{key}.{index}" if indexed and not unknown else key

@@ -55,9 +55,7 @@ class Times(NamedTuple):
 def check_times(schedule: str, times: Sequence[float], send: float) -> Times:
     """Refuse times that are not three, or are negative or not numbers."""
     given = [*map(float, times), float(send)]
-    if len(given) != len(Times._fields) or not all(
-        math.isfinite(time) and time >= 0 for time in given
-    ):
+    if len(given) != len(Times._fields) or not all(math.isfinite(t) and t >= 0 for t in given):
         raise ScheduleError(
             f"{schedule}: got times {tuple(times)} and send {send}; needed the times of F, I and W"
             " and of a message, finite and not negative"

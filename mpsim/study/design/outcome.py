@@ -141,9 +141,7 @@ class Design(Shown, Tabular):
         """One mapping an option: values, figures, layouts, whether it is on the front."""
         rows: list[dict[str, object]] = []
         for row in self.options:
-            plain = {
-                key: value for key, value in row.to_json().items() if not isinstance(value, dict)
-            }
+            plain = {key: own for key, own in row.to_json().items() if not isinstance(own, dict)}
             layouts = {f"{job}.layout": entry.get("name") for job, entry in row.entries.items()}
             marks = {"front": row in self.front, "chosen": row is self.best}
             rows.append({**row.values, **plain, **layouts, **marks})

@@ -157,9 +157,7 @@ def shortlist(scenario: Scenario, search: Search, count: int) -> Shortlist:
     chosen = belief.choose(count)
     simplest = next((n for n, row in enumerate(pool) if row is search.simplest), chosen[0])
     if simplest not in chosen and len(chosen) > 2:
-        alike = [
-            n for n, place in enumerate(chosen) if _family(pool[place]) == _family(pool[simplest])
-        ]
+        alike = [n for n, at in enumerate(chosen) if _family(pool[at]) == _family(pool[simplest])]
         chosen[alike[-1] if alike and alike[-1] else -1] = simplest  # the first has to run
     odds, best = belief.fits, belief.best
     words = {

@@ -199,6 +199,4 @@ def decisions_of(
             decisions.append(Decision(key, value, found[key], cost, proved))
         elif legal.get(key, set()) - {value}:
             decisions.append(Decision(key, value, None, None, proved))
-    return tuple(
-        sorted(decisions, key=lambda item: (item.cost_s is not None, -(item.cost_s or 0.0)))
-    )
+    return tuple(sorted(decisions, key=lambda own: (own.cost_s is not None, -(own.cost_s or 0.0))))
