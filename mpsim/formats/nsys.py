@@ -76,11 +76,9 @@ def _columns(base: sqlite3.Connection, table: str) -> set[str]:
     A view of that name is none: it runs what its author wrote, for ever if that is meant.
     """
     tables = {row[0] for row in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    return (
-        {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
-        if table in tables
-        else set()
-    )
+    if table not in tables:
+        return set()
+    return {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
 
 
 class _Timed(NamedTuple):

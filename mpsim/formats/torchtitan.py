@@ -502,11 +502,8 @@ class _Writer:
             self._pipeline("layers_per_stage", each)
 
     def _batches(self) -> None:
-        training, pp, dp = (
-            self.scenario.training_step,
-            self.scenario.parallelism.pp,
-            self.scenario.dp,
-        )
+        training, dp = self.scenario.training_step, self.scenario.dp
+        pp = self.scenario.parallelism.pp
         micro, total, length = training.micro_batch, training.global_batch, training.sequence_length
         if self.era == "2026-08":
             self._write("training.max_context_length", length)

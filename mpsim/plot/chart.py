@@ -31,7 +31,7 @@ _MOST_POINTS = 2000  # of a line
 _LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and marks [of the axes]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Axis:
     """Kind of the numbers along an axis."""
 

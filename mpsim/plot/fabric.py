@@ -92,7 +92,7 @@ def _graph_chart(cluster: Cluster) -> Lines:
     if cluster.fabric.kind is FabricKind.TORUS:
         shape = f"torus of {'x'.join(map(str, cluster.fabric.lengths(cluster.nodes)))} nodes"
     middle = where.mean(axis=0)
-    x, y = Axis(name=shape, ticks=[(float(middle[0]), "")]), Axis(ticks=[(float(middle[1]), "")])
+    x, y = Axis(shape, ticks=[(float(middle[0]), "")]), Axis(ticks=[(float(middle[1]), "")])
     return Lines(series=series, x=x, y=y, grid="", size=(7.0, 7.0))
 
 

@@ -99,11 +99,9 @@ def layouts_chart(
         alt=f"{len(rows)} layouts; the quickest takes {quickest:.4g} s.",
         notes=notes,
         series=series,
-        x=Axis(name="step time", unit="s", limits=(_BEFORE * quickest, edge)),
+        x=Axis("step time", "s", limits=(_BEFORE * quickest, edge)),
         y=Axis(
-            name="memory of the fullest rank",
-            unit="B",
-            limits=(0.0, _ROOM * max(point.y for point in rows)),
+            "memory of the fullest rank", "B", limits=(0.0, _ROOM * max(point.y for point in rows))
         ),
         size=(8.0, 4.5 + LINE_INCHES * len(notes)),
     )
@@ -150,8 +148,8 @@ def services_chart(groups: Mapping[str, Sequence[Point]], front: Sequence[Point]
         alt=f"{len(every)} services, {len(front)} on the front.",
         notes=[f"{number}  {point.name}" for number, point in enumerate(front, 1)],
         series=series,
-        x=Axis(name="output tokens/s of a user", limits=(0.0, user)),
-        y=Axis(name="output tokens/s of an accelerator", limits=(0.0, chip)),
+        x=Axis("output tokens/s of a user", limits=(0.0, user)),
+        y=Axis("output tokens/s of an accelerator", limits=(0.0, chip)),
         size=(8.0, 4.4 + 0.16 * len(front)),
     )
 
@@ -180,10 +178,8 @@ def plan_chart(plans: Plans) -> Lines:
             _series("plan", every, "other", line="", size=4.2),
             _series(FRONT, front, "forward", step=True, written=_names(front)),
         ],
-        x=Axis(
-            name="days of training, failures and checkpoints included", limits=(0.0, 1.2 * latest)
-        ),
-        y=Axis(name="price (million USD)", limits=(0.0, 1.2 * max(point.y for point in every))),
+        x=Axis("days of training, failures and checkpoints included", limits=(0.0, 1.2 * latest)),
+        y=Axis("price (million USD)", limits=(0.0, 1.2 * max(point.y for point in every))),
         limits=[] if deadline is None else [Limit(deadline, "deadline", along=True)],
         size=(8.0, 4.5),
     )
@@ -228,11 +224,11 @@ def schedules_chart(choices: Sequence[ScheduleChoice], *, memory: float | None =
         alt=f"{len(every)} schedules, {len(front)} on the front.",
         series=series,
         x=Axis(
-            name="activations held at most, of a rank's share of the model",
+            "activations held at most, of a rank's share of the model",
             log=2,
             limits=(0.7 * min(held), 1.6 * max(held)),
         ),
-        y=Axis(name="bubble, of the makespan", unit="share", limits=(-0.04 * most, 1.12 * most)),
+        y=Axis("bubble, of the makespan", "share", limits=(-0.04 * most, 1.12 * most)),
         limits=[] if memory is None else [Limit(memory, f"memory for {memory:g}", along=True)],
         size=(9.0, 5.0),
     )
@@ -314,8 +310,8 @@ def _front(data: Figures, rows: Sequence[Figures]) -> Lines:
             series(FRONT, front, "backward", 5.0, joined=True),
             series("chosen", chosen, "forward", 7.0),
         ],
-        x=Axis(name=_money(rows), limits=(0.0, 1.1 * max(map(_cost, rows)))),
-        y=Axis(name=_speed(rows), limits=(0.0, 1.1 * top)),
+        x=Axis(_money(rows), limits=(0.0, 1.1 * max(map(_cost, rows)))),
+        y=Axis(_speed(rows), limits=(0.0, 1.1 * top)),
     )
 
 
@@ -325,7 +321,7 @@ def _flips(flips: Sequence[Figures]) -> Bars:
         alt=f"The nearest: {flips[0]['name']} x {flips[0]['times']:.3g}.",
         names=[flip["name"] for flip in flips],
         parts=[Part("change", [100 * (flip["times"] - 1.0) for flip in flips], "forward")],
-        value=Axis(name="change of one price or time (%)"),
+        value=Axis("change of one price or time (%)"),
         written="total",
     )
 
@@ -338,7 +334,7 @@ def _upgrades(upgrades: Sequence[Figures]) -> Bars:
         alt=f"{len(upgrades)} changes.",
         names=[upgrade["name"] for upgrade in upgrades],
         parts=[Part("throughput", throughput, "forward"), Part("cost", cost, "backward")],
-        value=Axis(name="change (%)"),
+        value=Axis("change (%)"),
         beside=True,
     )
 
@@ -358,6 +354,6 @@ def _choices(data: Figures, rows: Sequence[Figures]) -> Iterator[Bars]:
                 alt=", ".join(f"{value}: {least:.4g}" for value, least in best.items()),
                 names=list(best),
                 parts=[Part(word, list(best.values()), "forward")],
-                value=Axis(name=word),
+                value=Axis(word),
                 written="total",
             )

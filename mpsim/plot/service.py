@@ -67,8 +67,8 @@ def spread_chart(
         title=f"{name} over {what}",
         alt=f"Half of the {what} have a {name} of {1e3 * middle:.4g} ms or less{promised}.",
         series=[Series(f"{count:,} {what}", seconds[shown], within[shown], width=1.5, step=True)],
-        x=Axis(name=name, unit="s", log=10 if wide else 0),
-        y=Axis(name=f"{what} within", unit="share", limits=(0.0, 1.01)),
+        x=Axis(name, "s", log=10 if wide else 0),
+        y=Axis(f"{what} within", "share", limits=(0.0, 1.01)),
         limits=[] if limit is None else _promises(limit, share),
         size=(6.0, 3.6),
     )
@@ -84,16 +84,14 @@ def batch_chart(result: ServiceResult) -> Lines:
     """How many sequences decode over time, a line for each engine."""
     scales = [float(name != "prefill") for name in result.plan.pools]
     columns = _column(result, "decodes", scales)
-    return occupancy_chart(
-        "Sequences that decode together", Axis(name="sequences that decode"), columns
-    )
+    return occupancy_chart("Sequences that decode together", Axis("sequences that decode"), columns)
 
 
 def cache_chart(result: ServiceResult) -> Lines:
     """How full the cache is over time, a line for each engine."""
     scales = [1.0 / max(1, pool.blocks // pool.pp) for pool in result.plan.pools.values()]
     columns = _column(result, "used", scales)
-    return occupancy_chart("Cache in use", Axis(name="cache in use", unit="share"), columns)
+    return occupancy_chart("Cache in use", Axis("cache in use", "share"), columns)
 
 
 def _column(
@@ -131,8 +129,8 @@ def occupancy_chart(title: str, y: Axis, columns: Mapping[str, tuple[Floats, Flo
         title=title,
         alt=f"At most {shown} on {len(columns)} engine{'s' if len(columns) != 1 else ''}.",
         series=series,
-        x=Axis(name="time", unit="s"),
-        y=Axis(name=y.name, unit=y.unit, limits=(0.0, None)),
+        x=Axis("time", "s"),
+        y=Axis(y.name, y.unit, limits=(0.0, None)),
         size=(10.0, 3.2),
     )
 

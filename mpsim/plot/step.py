@@ -24,7 +24,7 @@ from mpsim.training.roofline import Roofline, roofline
 from mpsim.training.vocabulary import PARTS
 from mpsim.units import Dimension, format_quantity, percent
 
-TIME = Axis(name="time", unit="s")
+TIME = Axis("time", "s")
 
 _MOST_RANKS, _MOST_BLAMED = 64, 32  # rows drawn one by one
 _LEAST_LOAD = 1e-3  # share: smaller loads look like this one
@@ -97,7 +97,7 @@ def bubble_chart(result: Result | Timeline) -> Bars:
             for i, cause in enumerate(CAUSES)
             if shares[:, i].any()
         ],
-        value=Axis(name="bubble, share of the step", unit="share"),
+        value=Axis("bubble, share of the step", "share"),
         across="rank",
         upright=True,
         written="total",
@@ -127,10 +127,10 @@ def utilisation_chart(result: Result) -> Lines:
             )
             for name, values in series.shares.items()
         ],
-        x=Axis(name="time", unit="s", limits=(float(series.edges_s[0]), float(series.edges_s[-1]))),
+        x=Axis("time", "s", limits=(float(series.edges_s[0]), float(series.edges_s[-1]))),
         y=Axis(
-            name="in use, mean over ranks",
-            unit="share",
+            "in use, mean over ranks",
+            "share",
             limits=(0.0, 1.02 * max(1.0, float(np.max([*series.shares.values()])))),
         ),
         size=(10.0, 3.2),
@@ -154,7 +154,7 @@ def heat_chart(result: Result) -> Heat:
         edges=use.series.edges_s,
         values=share,
         x=TIME,
-        z=Axis(name="kernels run", unit="share", limits=(0.0, 1.0)),
+        z=Axis("kernels run", "share", limits=(0.0, 1.0)),
         across="rank",
         size=(10.0, float(np.clip(1.6 + 0.22 * len(names), 2.2, 10.0))),
     )
@@ -185,7 +185,7 @@ def links_chart(result: Result, *, most: int = 12) -> Heat:
         values=use.share[chosen],
         groups=[tiers[link] for link in chosen],
         x=TIME,
-        z=Axis(name="in use", unit="share", log=10, limits=(_LEAST_LOAD, 1.0)),
+        z=Axis("in use", "share", log=10, limits=(_LEAST_LOAD, 1.0)),
         size=(10.0, 1.4 + 0.26 * max(len(chosen), 2)),
     )
 
@@ -209,7 +209,7 @@ def memory_bars(names: Sequence[str], components: Mapping[str, Floats], capacity
             for name, sizes in components.items()
             if np.any(sizes)
         ],
-        value=Axis(name="memory at its fullest", unit="B"),
+        value=Axis("memory at its fullest", "B"),
         across="rank",
         upright=True,
         written="total",
@@ -240,8 +240,8 @@ def memory_curve_chart(result: Result) -> Lines:
         alt=f"{len(curves)} ranks; thin lines are what is there all the time.",
         notes=["thin: there all the time"],
         series=series,
-        x=Axis(name="time", unit="s", limits=(0.0, last)),
-        y=Axis(name="memory held", unit="B", limits=(0.0, 1.08 * most)),
+        x=Axis("time", "s", limits=(0.0, last)),
+        y=Axis("memory held", "B", limits=(0.0, 1.08 * most)),
         limits=[capacity_limit(memory.capacity)],
         grid="y",
         size=(9.0, 4.0),
@@ -288,8 +288,8 @@ def memory_areas(
             for kind in kinds
             if (held := curve.components[kind]).any()
         ],
-        x=Axis(name="time", unit="s", limits=(0.0, float(curve.time_s[-1]))),
-        y=Axis(name=f"memory held by {name}", unit="B", limits=(0.0, 1.08 * highest)),
+        x=Axis("time", "s", limits=(0.0, float(curve.time_s[-1]))),
+        y=Axis(f"memory held by {name}", "B", limits=(0.0, 1.08 * highest)),
         limits=[capacity_limit(capacity), *limits],
         stacked=True,
         grid="y",
@@ -329,10 +329,10 @@ def roofline_chart(result: Result) -> Lines:
         ),
         notes=notes,
         series=[*_roofs(kernels, least, most), *_kernel_series(kernels, letters)],
-        x=Axis(name="FLOPs per byte of device memory", unit="FLOP/B", log=10, limits=(least, most)),
+        x=Axis("FLOPs per byte of device memory", "FLOP/B", log=10, limits=(least, most)),
         y=Axis(
-            name="achieved",
-            unit="FLOP/s",
+            "achieved",
+            "FLOP/s",
             log=10,
             limits=(min(lowest / 2, least * kernels.bandwidth), 3.0 * top),
         ),
@@ -410,8 +410,8 @@ def blame_chart(blame: Blame) -> Heat:
         columns=[blame.names[column] for column in columns],
         edges=[column - 0.5 for column in range(len(columns) + 1)],
         values=blame.matrix[np.ix_(rows, columns)],
-        x=Axis(name="suffered by"),
-        z=Axis(name="waiting of a rank beyond the undisturbed step", unit="s", limits=(0.0, None)),
+        x=Axis("suffered by"),
+        z=Axis("waiting of a rank beyond the undisturbed step", "s", limits=(0.0, None)),
         across="caused by",
         size=(3.0 + 0.3 * len(columns), 2.0 + 0.3 * len(rows)),
     )

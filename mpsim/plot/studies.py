@@ -57,7 +57,7 @@ def answer_chart(
             Part(name, values, colour)
             for (name, values), colour in zip(series.items(), colours, strict=False)
         ],
-        value=Axis(name=ylabel),
+        value=Axis(ylabel),
         across=xlabel,
         upright=True,
         beside=True,
@@ -92,7 +92,7 @@ def comparison_chart(*comparisons: Comparison, names: Sequence[str] = ()) -> Bar
         alt="; ".join(comparison.explanation for comparison in comparisons) + ".",
         names=names or [comparisons[0].a, *(comparison.b for comparison in comparisons)],
         parts=parts_of(seconds),
-        value=Axis(name="time, mean over ranks", unit="s"),
+        value=Axis("time, mean over ranks", "s"),
         written="share",
         joined=True,
         size=(10.0, 3.0),
@@ -117,7 +117,7 @@ def sensitivity_chart(sensitivity: Sensitivity) -> Bars:
             for kind, colour in _SENSITIVITY.items()
             if any(row.kind == kind for row in rows)
         ],
-        value=Axis(name="% of step time for 1 % more"),
+        value=Axis("% of step time for 1 % more"),
         written="total",
         size=(8.0, 1.4 + 0.32 * len(rows)),
     )
@@ -216,7 +216,7 @@ def _axis_of(metric: str) -> Axis:
     figure = column_of(metric)
     if figure not in _METRICS:
         raise ScenarioError(f"got metric {metric!r}; {nearest(metric, _METRICS)}")
-    return Axis(name=title_of(figure), unit=unit_of(figure).strip("1").replace("count", ""))
+    return Axis(title_of(figure), unit_of(figure).strip("1").replace("count", ""))
 
 
 def line_chart(
@@ -256,7 +256,7 @@ def line_chart(
         title=f"{axis.name} against {key}",
         alt=f"{len(lines)} lines over {len(choices)} values of {key}.",
         series=series,
-        x=Axis(name=key, ticks=list(enumerate(choices)), limits=(-0.4, len(choices) - 0.6)),
+        x=Axis(key, ticks=list(enumerate(choices)), limits=(-0.4, len(choices) - 0.6)),
         y=dataclasses.replace(axis, limits=(0.0, None)),
         size=(float(np.clip(3.0 + 0.5 * len(choices), 6.0, 12.0)), 4.0),
     )
@@ -283,7 +283,7 @@ def scaling_chart(scale: Scale) -> Panels:
                 title=f"{mode} scaling; line: tokens/s per accelerator",
                 names=[f"{size:,.0f}" for size in sizes.tolist()],
                 parts=parts_of({part: own for part, own in shares.items() if max(own) > 0.001}),
-                value=Axis(name="share of the step; efficiency", unit="share", limits=(0.0, 1.15)),
+                value=Axis("share of the step; efficiency", "share", limits=(0.0, 1.15)),
                 across="accelerators",
                 upright=True,
                 line=Series("efficiency", range(len(rows)), each / each[0], mark="o"),
@@ -299,10 +299,8 @@ def scaling_chart(scale: Scale) -> Panels:
             Series("straight line", every, best * every, "other", line="--", width=1.0),
             *lines,
         ],
-        x=Axis(
-            name="accelerators", log=2, ticks=[(size, f"{size:,.0f}") for size in every.tolist()]
-        ),
-        y=Axis(name="tokens/s", log=10),
+        x=Axis("accelerators", log=2, ticks=[(size, f"{size:,.0f}") for size in every.tolist()]),
+        y=Axis("tokens/s", log=10),
     )
     charts = [throughput, *bars]
     return Panels(charts=charts, columns=len(charts), size=(4.6 * len(charts) + 1.0, 4.8))
@@ -355,8 +353,8 @@ def goodput_chart(goodput: Goodput) -> Lines:
                 errors=[goodput.confidence or (mean, mean)],
             ),
         ],
-        x=Axis(name="work between checkpoints (min)", log=10),
-        y=Axis(name="progress, of the time", unit="share"),
+        x=Axis("work between checkpoints (min)", log=10),
+        y=Axis("progress, of the time", "share"),
         limits=limits,
         grid="y",
         size=(8.0, 4.2 + 3 * LINE_INCHES),
@@ -397,8 +395,8 @@ def agreement_chart(points: Sequence[Scored], *, unit: str) -> Lines:
         title="Predicted against measured",
         alt=f"{len(points)} points; the band is 10 % around the diagonal.",
         series=[Series("", ends, ends, "optimizer", width=0.8), *series],
-        x=Axis(name=f"measured ({unit})", log=10, limits=ends),
-        y=Axis(name=f"predicted ({unit})", log=10, limits=ends),
+        x=Axis(f"measured ({unit})", log=10, limits=ends),
+        y=Axis(f"predicted ({unit})", log=10, limits=ends),
         bands=[(1 - _BAND, 1 + _BAND)],
         size=(7.0, 5.0),
     )
@@ -414,12 +412,12 @@ def error_chart(points: Sequence[Scored], *, kind: str) -> Lines:
         alt=f"{len(sized)} points; the band is 10 %.",
         series=_families(sized, lambda point: (point.size, point.predicted / point.measured - 1)),
         x=Axis(
-            name=_SIZES.get(kind, "size"),
+            _SIZES.get(kind, "size"),
             log=10,
             ticks=[(size, f"{size:g}") for size in sizes] if few else (),
             limits=(sizes[0] / _MARGIN, sizes[-1] * _MARGIN),
         ),
-        y=Axis(name="error of the prediction", unit="share"),
+        y=Axis("error of the prediction", "share"),
         limits=[Limit(0.0, "no error", "optimizer")],
         bands=[(-_BAND, _BAND)],
         size=(7.0, 5.0),
@@ -469,7 +467,7 @@ def residual_chart(
             series.append(Series("", mine, rows, colour, **style))
     return Lines(
         series=series,
-        x=Axis(name="fitted / measured - 1; rings were held out; lines at 10 %", unit="share"),
+        x=Axis("fitted / measured - 1; rings were held out; lines at 10 %", "share"),
         y=Axis(ticks=list(enumerate(names)), limits=ends[::-1]),
         grid="x",
         size=(7.0, 1.2 + _ROW * len(names)),

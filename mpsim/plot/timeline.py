@@ -196,12 +196,8 @@ def _bars(
     timeline: Times, chosen: Flags, ranks: Sequence[int], tick: float, *, across: bool = False
 ) -> Actions:
     """One bar for the chosen rows of an action without a gap between, or `across` gaps too."""
-    program, start, end, rows = (
-        timeline.program,
-        timeline.start,
-        timeline.end,
-        np.flatnonzero(chosen),
-    )
+    program, start, end = timeline.program, timeline.start, timeline.end
+    rows = np.flatnonzero(chosen)
     # by rank, stream and row (the last key counts first): rows of a lane are neighbours
     rows = rows[np.lexsort((rows, program.stream[rows], program.rank[rows]))]
     before, after = rows[:-1], rows[1:]

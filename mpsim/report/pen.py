@@ -445,4 +445,4 @@ def lanes_svg(name: str, block: Mapping[str, Any], columns: Mapping[str, Ints]) 
             f' stroke-width="{0.86 * rows.high:.1f}"'
         ),
     )
-    return rows.drawn(name, area, Axis(name="time"), reading, zooms=False)
+    return rows.drawn(name, area, Axis("time"), reading, zooms=False)

@@ -117,7 +117,7 @@ def _account(result: ServiceResult) -> Iterator[Block]:
         parts=parts_of(
             {part: [each.get(part, 0.0) for each in accounts.values()] for part in ACCOUNT}
         ),
-        value=Axis(name="time", unit="s"),
+        value=Axis("time", "s"),
     )
 
 

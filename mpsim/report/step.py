@@ -94,7 +94,7 @@ def _parts(result: Result) -> Iterator[Block]:
             Part("exposed", [times[axis]["exposed"] for axis in used], "other", hatched=True),
             Part("hidden beside kernels", [times[axis]["hidden"] for axis in used], "bubble"),
         ],
-        value=Axis(name="time in which transfers run", unit="s"),
+        value=Axis("time in which transfers run", "s"),
     )
 
 
@@ -180,7 +180,7 @@ def _energy(result: Result) -> Iterator[Block]:
                 alt=f"{total} a step, most of it {max(parts, key=lambda part: parts[part])}.",
                 names=list(parts),
                 parts=[Part("energy", list(parts.values()), "other")],
-                value=Axis(name="energy", unit="J"),
+                value=Axis("energy", "J"),
             )
 
 
@@ -217,5 +217,5 @@ def _variation(result: Result) -> Iterator[Block]:
             alt=f"Most of the waiting is for {order[0]}.",
             names=order,
             parts=[Part("caused", [caused[name] for name in order], "bubble")],
-            value=Axis(name="time of ranks in a step", unit="s"),
+            value=Axis("time of ranks in a step", "s"),
         )

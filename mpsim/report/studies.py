@@ -133,7 +133,7 @@ def _parts(rows: Sequence[_Row]) -> Iterator[Bars]:
                     for part in parts
                 }
             ),
-            value=Axis(name="time", unit="s"),
+            value=Axis("time", "s"),
         )
 
 

@@ -81,14 +81,8 @@ class RecordedComparison(Shown):
         sections = [Section(rows, header, (1, 2, 3, 4))]
         if self.actions:
             kinds = tuple(
-                (
-                    name,
-                    str(count),
-                    part_text(ours),
-                    part_text(theirs),
-                    share_text(theirs / ours - 1),
-                )
-                for name, count, ours, theirs in self.by_kind()
+                (name, str(n), part_text(ours), part_text(theirs), share_text(theirs / ours - 1))
+                for name, n, ours, theirs in self.by_kind()
                 if ours
             )
             header = ("action", "count", "simulated", "recorded", "of simulated")

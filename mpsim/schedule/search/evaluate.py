@@ -184,12 +184,8 @@ class _Walk:
 
     def advance(self, rank: int) -> list[int]:
         """Run a rank as far as its inputs are there; return the ranks that got new ones."""
-        setting, starts, ends, order = (
-            self.setting,
-            self.start[rank],
-            self.end[rank],
-            self.steps[rank],
-        )
+        setting, order = self.setting, self.steps[rank]
+        starts, ends = self.start[rank], self.end[rank]
         woken: list[int] = []
         clock = ends[-1] if ends else 0.0
         for place in range(len(ends), len(order)):

@@ -71,11 +71,8 @@ class Explorer:
         """Days of trainings at least: products of weights at the best rate; 0 for services."""
         least = 0.0
         for name, scenario in built.items():
-            model, step, tokens = (
-                scenario.transformer,
-                scenario.training,
-                self.spec.jobs[name].tokens,
-            )
+            model, step = scenario.transformer, scenario.training
+            tokens = self.spec.jobs[name].tokens
             # with an encoder or a tower, or experts that drop, not every token meets every weight
             if step is None or tokens is None or model.decoder_length or model.vision is not None:
                 continue
