@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from mpsim import dataclasses
 from mpsim.errors import MpsimError
+from mpsim.result.residuals import LEVEL
 from mpsim.scenario import Scenario
 from mpsim.scenario.sections import Training
 from mpsim.simulate import resolve, simulate_step
 from mpsim.study.search.given import ranked_by
+from mpsim.training.intervals import fits_probability, setting_of
 from mpsim.training.memory.account import account_memory
 from mpsim.units import Dimension, format_quantity, percent
 
 _MOST = 3
+Values: TypeAlias = Mapping[str, object]  # new values by dotted key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
     """A change after which the scenario fits."""
 
-    values: Mapping[str, object]  # new value by dotted key
+    values: Values
     # total, odds: what the fullest rank then needs [B], and the odds that a measured peak would fit
     total: float
     odds: float
@@ -39,24 +43,24 @@ class Change:
 def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
     """Find changes of a scenario that does not fit after which it does.
 
-    Returns: the fastest first, launches that die counted as a search counts them; pairs of changes
-    only where single ones are too few, and none that holds a single one; empty where not even pairs
-    are enough.
+    Returns: the fastest first, launches that die counted as a search counts them; those that fit
+    with odds of `LEVEL`, or the others where they are too few, pairs of changes likewise, and none
+    that holds a likely one; empty where not even pairs are enough.
 
     Notes
     -----
     Only what checks accept is tried; the number of accelerators and the batch stay.
     """
-    steps, found = list(_steps(scenario)), list[dict[str, object]]()
+    steps, likely, others = list(_steps(scenario)), list[Values](), list[Values]()
     for chosen in itertools.chain(*(itertools.combinations(steps, size) for size in (1, 2))):
         values = {key: value for item in chosen for key, value in item.items()}
         apart = len(values) == sum(map(len, chosen))
-        more = any(before.items() <= values.items() for before in found)
-        if apart and not more and _fits(scenario, values):
-            found.append(values)
-        if len(found) == most:
+        if apart and not any(before.items() <= values.items() for before in likely):
+            odds = _odds(scenario, values)
+            (likely if odds >= LEVEL else others if odds else []).append(values)
+        if len(likely) == most:
             break
-    changes = [_changed(scenario, values) for values in found]
+    changes = [_changed(scenario, values) for values in (*likely, *others)[:most]]
     return sorted(changes, key=lambda change: ranked_by(change.step_time_s, change.odds))
 
 
@@ -97,15 +101,17 @@ def _of_training(training: Training) -> Iterator[dict[str, object]]:
         yield {"training.method": "qlora"}
 
 
-def _fits(scenario: Scenario, values: Mapping[str, object]) -> bool:
-    """Whether the change is legal, and its fullest rank fits."""
+def _odds(scenario: Scenario, values: Values) -> float:
+    """Odds of fitting after a change; 0 where it is not legal or predicted not to."""
     try:
-        return account_memory(resolve(scenario.with_values(values))).fits
+        plan = resolve(scenario.with_values(values))
     except MpsimError:
-        return False
+        return 0.0
+    memory = account_memory(plan)
+    return fits_probability(memory, setting_of(plan)) if memory.fits else 0.0
 
 
-def _changed(scenario: Scenario, values: Mapping[str, object]) -> Change:
+def _changed(scenario: Scenario, values: Values) -> Change:
     summary = simulate_step(scenario.with_values(values)).summary
     figures = (summary[name] for name in ("peak_memory_bytes", "fits_probability", "step_time_s"))
     return Change(values, *(float(str(figure)) for figure in figures))

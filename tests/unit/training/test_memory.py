@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpsim import Scenario, load, memo, simulate
+from mpsim.result.residuals import LEVEL
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
 from mpsim.study.search.given import ranked_by
@@ -178,6 +179,13 @@ def test_changes_are_three_at_most_and_the_fastest_comes_first() -> None:
     assert times == sorted(times)
     assert len(times) <= 3
     assert all(0.0 < change.odds <= 1.0 for change in changes)
+
+
+def test_likely_changes_come_before_those_that_hardly_fit() -> None:
+    """Where three changes fit in four of five cases none is proposed that does not."""
+    tighter = {"preset": "dgx-a100-80gb", "nodes": 1, "accelerator": {"memory": "75 GB"}}
+    scenario = Scenario.from_mapping({**TIGHT, "cluster": tighter})
+    assert all(change.odds >= LEVEL for change in changes_that_fit(scenario))
 
 
 def test_what_lies_at_the_peak_is_told_by_class_and_layer() -> None:
