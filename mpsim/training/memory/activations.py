@@ -162,36 +162,28 @@ def _ends(plan: Plan, parts: Mapping[str, Expansion]) -> dict[str, Kept]:
 
 def _expansions(plan: Plan) -> Mapping[str, Expansion]:
     """Operators of every part with what this stack keeps of them in this precision."""
-    software = plan.layout.framework
-    lifetimes = software.memory
     parts = plan.fullest_expansions
-    layers = {kind: parts[kind] for kind in dict.fromkeys(plan.layout.model.layer_kinds)}
-    if lifetimes.keeps_narrow and plan.layout.precision in FORMATS:
-        layers = {
-            kind: kept_narrow(
-                layer,
-                element_bytes=format_bytes(plan.layout.precision),
-                wide_bytes=float(software.lowering.activation_bytes),
-                activation_inputs=lifetimes.narrow_activations,
-            )
-            for kind, layer in layers.items()
-        }
-    dropped = {Role.DOWN: lifetimes.remade_products, Role.NORM: lifetimes.remade_norms}
-    if any(dropped.values()):
-        layers = {
-            kind: _without(layer, [role for role in dropped if dropped[role]])
-            for kind, layer in layers.items()
-        }
-    return {**parts, **layers}
+    kinds = dict.fromkeys(plan.layout.model.layer_kinds)
+    return {**parts, **{kind: _as_kept(plan, parts[kind]) for kind in kinds}}
 
 
-def _without(layer: Expansion, roles: Sequence[Role]) -> Expansion:
-    """A layer that makes anew what operators of these roles keep for weight gradients."""
-    forward = tuple(
-        dataclasses.replace(operator, saved_for_weight=0.0) if operator.role in roles else operator
+def _as_kept(plan: Plan, layer: Expansion) -> Expansion:
+    """A layer with narrow copies where they are kept, and without what is made anew."""
+    software, precision = plan.layout.framework, plan.layout.precision
+    lifetimes = software.memory
+    if lifetimes.keeps_narrow and precision in FORMATS:
+        layer = kept_narrow(
+            layer,
+            element_bytes=format_bytes(precision),
+            wide_bytes=float(software.lowering.activation_bytes),
+            activation_inputs=lifetimes.narrow_activations,
+        )
+    anew = {Role.DOWN: lifetimes.remade_products, Role.NORM: lifetimes.remade_norms}
+    forward = (
+        dataclasses.replace(operator, saved_for_weight=0.0) if anew.get(operator.role) else operator
         for operator in layer.forward
     )
-    return dataclasses.replace(layer, forward=forward)
+    return dataclasses.replace(layer, forward=tuple(forward)) if any(anew.values()) else layer
 
 
 def _sharding(plan: Plan) -> Sharding:
@@ -246,15 +238,6 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     ]
 
 
-def _collected(plan: Plan, stage: Stage) -> float:
-    """Gradients of a stage on one rank, where a whole backward collects them [B]."""
-    element = plan.layout.framework.optimizer.microbatch_gradients
-    held = math.fsum(
-        plan.layout.held(count) for count in plan.layout.trained_parameters(stage).values()
-    )
-    return float(element * held)
-
-
 class Pieces:
     """Pieces of the stages of plans of one division and recomputation, each worked out once."""
 
@@ -266,9 +249,12 @@ class Pieces:
     @asked_once(lambda plan, stage: plan.layout.content(stage))
     def kept(self, plan: Plan, stage: Stage) -> Kept:
         """Bytes that a stage of `plan` keeps of a microbatch, all pieces together."""
-        kept = sum((kept for _, kept in self.of(stage)), Kept())
-        collected = _collected(plan, stage)
-        return dataclasses.replace(kept, collected=collected) if collected else kept
+        kept, layout = sum((kept for _, kept in self.of(stage)), Kept()), plan.layout
+        element = layout.framework.optimizer.microbatch_gradients
+        if not element:
+            return kept
+        trained = math.fsum(map(layout.held, layout.trained_parameters(stage).values()))
+        return dataclasses.replace(kept, collected=float(element * trained))
 
     def of(self, stage: Stage) -> list[tuple[str, Kept]]:
         """Embedding, layers (or chunks of them that run again together) and head by name."""
@@ -284,19 +270,17 @@ class Pieces:
         chunks = {chunk[0]: chunk for chunk in self._recompute.chunks(len(kinds)) if len(chunk) > 1}
         layer, alone = 0, self._recompute.alone(len(kinds))
         while layer < len(kinds):
-            if chunk := chunks.get(layer):
-                yield layer, self._chunk(tuple(kinds[each] for each in chunk))
-            else:
-                yield layer, self._layer(kinds[layer], alone[layer])
-            layer += len(chunk or (layer,))
+            chunk = chunks.get(layer, (layer,))
+            yield layer, self._piece(tuple(kinds[each] for each in chunk), alone[layer])
+            layer += len(chunk)
 
-    @asked_once(lambda kinds: kinds)
-    def _chunk(self, kinds: tuple[str, ...]) -> Kept:
-        return _together([self._parts[kind] for kind in kinds], self._sharding)
-
-    @asked_once(lambda kind, recompute: (kind, recompute))
-    def _layer(self, kind: str, recompute: Recompute) -> Kept:
-        return _layer(self._parts[kind], self._sharding, recompute)
+    @asked_once(lambda kinds, recompute: (kinds, recompute))
+    def _piece(self, kinds: tuple[str, ...], recompute: Recompute) -> Kept:
+        """Bytes of a layer, or of several that run again together."""
+        first, *others = (self._parts[kind] for kind in kinds)
+        if others:
+            return _together([first, *others], self._sharding)
+        return _layer(first, self._sharding, recompute)
 
 
 def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:

@@ -9,7 +9,6 @@ split if enough is left. An expandable segment is one range a stream and pool, m
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
 
 from mpsim import dataclasses
 
@@ -89,11 +88,6 @@ class CachingAllocator:
                 block.address = min(block.address, neighbour.address)
                 block.size += neighbour.size
         self._add(block)
-
-    @property
-    def blocks(self) -> Iterator[Block]:
-        """Blocks of all segments, free ones too."""
-        return (block for segment in self.segments for block in segment.blocks)
 
     def _pool(self, segment: Segment) -> list[tuple[int, int, Block]]:
         return self._free.setdefault((segment.stream, segment.small), [])

@@ -141,12 +141,14 @@ def gradient_scratch(plan: Plan) -> Floats:
     element = plan.layout.framework.optimizer.gradient_scratch
     if not element:
         return np.zeros(plan.layout.mesh.pp)
-    parts = plan.expansions
+    parts, layout = plan.expansions, plan.layout
     shapes = {
         kind: {(weight.m, weight.n) for weight in weights_of(plan, [parts[kind]])}
-        for kind in dict.fromkeys(plan.layout.model.layer_kinds)
+        for kind in dict.fromkeys(layout.model.layer_kinds)
     }
-    held: list[set[tuple[int, int]]] = [set() for _ in range(plan.layout.mesh.pp)]
-    for stage in plan.layout.stages:
-        held[stage.rank].update(*(shapes[kind] for kind in set(plan.layout.layer_kinds(stage))))
-    return np.array([float(element * sum(m * n for m, n in held_rank)) for held_rank in held])
+
+    def of_rank(rank: int) -> int:
+        kinds = itertools.chain(*map(layout.layer_kinds, layout.rank_stages(rank)))
+        return sum(m * n for m, n in set().union(*(shapes[kind] for kind in {*kinds})))
+
+    return element * np.array([*map(of_rank, range(layout.mesh.pp))], dtype=float)
