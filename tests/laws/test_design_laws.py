@@ -298,7 +298,10 @@ def test_a_service_on_a_cluster_of_a_design_has_no_problem() -> None:
     )
     assert service.design is not None
     explorer = Explorer(
-        service, service.design, jobs_of(service, service.design), Journal(None, what="a cluster")
+        scenario=service,
+        spec=service.design,
+        jobs=jobs_of(service, service.design),
+        journal=Journal(None, what="a cluster"),
     )
     for values in ({"cluster.nodes": 1}, {"cluster.nodes": 2}):
         assert explorer.on("chat", values, explorer.machine(values)).problems == []
