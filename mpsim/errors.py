@@ -155,8 +155,11 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
     if (meant := _OTHERS.get(name.lower())) in names:
         return f"did you mean {meant!r}?"
     cutoff = 0.5 if len(name) < 4 else 0.6  # one slip in two letters is half of them
-    close = difflib.get_close_matches(name.rpartition("/")[2], names, n=count, cutoff=cutoff)
-    if close:
+    plain = name.rpartition("/")[2]
+    cases = (
+        difflib.get_close_matches(each, names, count, cutoff) for each in (plain, plain.lower())
+    )
+    if close := next(filter(None, cases), None):
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     more = len(names) - LONGEST_LIST
     tail = f" and {more} more" if more > 0 else ""

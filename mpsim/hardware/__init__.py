@@ -13,7 +13,7 @@ from mpsim.hardware.components import (
 )
 from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.fabric import Fabric, FabricKind, Routing, tiers_of, torus_distance, torus_shape
-from mpsim.hardware.host import Host, host_of
+from mpsim.hardware.host import Host, host_of, unlikely_nics
 from mpsim.hardware.lookup import (
     GIVEN,
     accelerator,
@@ -63,5 +63,6 @@ __all__ = [
     "tiers_of",
     "torus_distance",
     "torus_shape",
+    "unlikely_nics",
     "with_overrides",
 ]

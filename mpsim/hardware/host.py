@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mpsim import dataclasses
 from mpsim.errors import HardwareError
@@ -14,6 +14,7 @@ from mpsim.memo import remembered
 from mpsim.nouns import Bandwidth, Number
 
 _GENERIC = "generic"
+_UNLIKELY = 2.0  # times the link of the host from which a NIC is told
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,18 @@ def host_of(cluster: Cluster) -> Host:
     """
     name, hosts = cluster.accelerator.name, _hosts()
     return next((host for host in hosts.values() if name in host.accelerators), hosts[_GENERIC])
+
+
+def unlikely_nics(clusters: Iterable[Cluster]) -> list[str]:
+    """A sentence for each NIC far faster than the host's links, as bits taken for bytes are."""
+    wide = (c for c in clusters if c.nodes > 1)
+    known = {(c.node.nic.bandwidth, host_of(c).link, c.accelerator.name) for c in wide}
+    return [
+        f"cluster.nic: a port of {nic / 1e9:g} GB/s is {nic * 8e-9:,.0f} Gb/s, and the link of"
+        f" {chip} to its host has {link * 8e-9:,.0f} Gb/s: NICs are sold in Gb/s"
+        for nic, link, chip in sorted(known)
+        if nic > _UNLIKELY * link
+    ]
 
 
 @remembered(1)

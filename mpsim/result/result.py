@@ -13,7 +13,7 @@ from mpsim import accessors, archive, dataclasses
 from mpsim.arrays import Floats
 from mpsim.cost import Constant, Constants, unheld_caps
 from mpsim.engine.timeline import Step, Timeline
-from mpsim.hardware import Cluster
+from mpsim.hardware import Cluster, unlikely_nics
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 from mpsim.result.communication import CommunicationTime, communication_time
@@ -55,8 +55,9 @@ class Pictures(Protocol):
 
 
 def told_of(scenario: Scenario) -> list[str]:
-    """Warnings before anything runs: keys without effect, caps that no board can keep."""
-    return [*unused(scenario), *unheld_caps(each.accelerator for each in scenario.clusters)]
+    """Warnings before anything runs: keys without effect, caps and NICs that no board can have."""
+    caps = unheld_caps(each.accelerator for each in scenario.clusters)
+    return [*unused(scenario), *caps, *unlikely_nics(scenario.clusters)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

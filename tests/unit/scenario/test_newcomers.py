@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 import mpsim
+from mpsim.errors import nearest
+from mpsim.result.result import told_of
 from mpsim.scenario import Scenario
 from mpsim.scenario.schema import known_keys
 from mpsim.schedule import make_orders
@@ -152,3 +154,16 @@ def test_trays_are_not_taken_for_racks(base):
     rack = mpsim.load(base, set=["cluster={preset: gb200-nvl72, nodes: 8}"])
     assert rack.told["nodes"] == "8 of 4 are 32 accelerators; 18 make a domain of 72"
     assert "nodes" not in mpsim.load(base).told
+
+
+def test_a_nic_in_bytes_that_was_meant_in_bits_is_told(base):
+    """400 GB/s a port is 3,200 Gb/s, six times what PCIe brings it; 400 Gb/s is nothing to tell."""
+    two = ["cluster.nodes=2", "parallelism.pp=1", "schedule=1f1b"]
+    for rate, told in (("400 GB/s", 1), ("400 Gb/s", 0)):
+        scenario = mpsim.load(base, set=[*two, f"cluster.nic={rate}"])
+        assert sum("3,200 Gb/s" in warning for warning in told_of(scenario)) == told
+
+
+def test_names_are_near_in_any_case():
+    """Vendors write H100."""
+    assert "did you mean 'h100-sxm'" in nearest("H100", ["h100-sxm", "tpu-v4"])
