@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -11,7 +10,7 @@ from mpsim import dataclasses
 from mpsim.document import Document, parse_scalar, read_document
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.inputs import shown
-from mpsim.scenario.paths import SHORTHANDS, Data, assign, expand_shorthand, join
+from mpsim.scenario.paths import SHORTHANDS, Data, assign, copied, expand_shorthand, join
 
 MAX_FILES: Final = 64
 _SHOWN: Final = 100  # characters of a path
@@ -34,7 +33,7 @@ class Layers:
     def copy(self) -> Layers:
         """Another one with the same data."""
         other = Layers(self.file)
-        other.data = copy.deepcopy(self.data)
+        other.data = copied(self.data)
         other.places, other.files = dict(self.places), dict(self.files)
         other.problems = list(self.problems)
         return other
@@ -91,7 +90,7 @@ class Layers:
                 self.data[parts[0]].pop(name, None)
         body = parts[0] == "overrides" and len(parts) > 1  # of one name, which later files replace
         if not isinstance(value, Mapping):
-            self._replace(parts, copy.deepcopy(value), origin, written)
+            self._replace(parts, copied(value), origin, written)
         elif body or not self._open(parts):
             self._replace(parts, {}, origin, written)
         self._mark(key, origin, written)

@@ -55,6 +55,13 @@ def join(*parts: object) -> str:
     return ".".join(str(part) for part in parts if part != "")
 
 
+def copied(value: Any) -> Any:
+    """A copy of plain data, for which `copy.deepcopy` takes four times as long."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if isinstance(value, list) else value
+
+
 def assign(data: Data, parts: tuple[object, ...], value: object) -> object:
     """Set the value at `parts` inside `data`, making mappings on the way; return the old one.
 

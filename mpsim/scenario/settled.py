@@ -9,11 +9,10 @@ is replaced by the one that means it here.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
-from mpsim.scenario.paths import Data, assign, expand_shorthand
+from mpsim.scenario.paths import Data, assign, copied, expand_shorthand
 from mpsim.shipped import read_shipped
 
 _SELECTIVE = "selective"
@@ -33,7 +32,7 @@ def settle(data: Data) -> Data:
     found = {**settled_by(data), **_said(data)}
     if not found:
         return data
-    settled = copy.deepcopy(data)
+    settled: Data = copied(data)
     for key, value in found.items():
         assign(settled, tuple(key.split(".")), value)
     return settled

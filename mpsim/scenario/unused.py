@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +12,7 @@ from mpsim import dataclasses
 from mpsim.errors import MpsimError
 from mpsim.hardware import LinkShape, system_names
 from mpsim.memo import remembered
-from mpsim.scenario.paths import expand_shorthand, join
+from mpsim.scenario.paths import copied, expand_shorthand, join
 from mpsim.scenario.resolved import resolved_data
 from mpsim.shipped import read_shipped
 from mpsim.workload import model_names
@@ -179,7 +178,7 @@ def _matter(scenario: Written, resolved: dict[str, object], keys: list[str]) -> 
 
 def _without(scenario: Written, cuts: list[str]) -> Written:
     """The scenario without some keys; of what was resolved, with entries of the catalog."""
-    data = copy.deepcopy(scenario.source.data)
+    data = copied(scenario.source.data)
     for section, names in (("model", model_names()), ("cluster", system_names())):
         part: Any = expand_shorthand(section, data[section])
         if "preset" not in part and part.get("name") in names:
