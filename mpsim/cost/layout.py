@@ -162,7 +162,7 @@ class LayoutCosts:
         whole = self.group(group.axes, rank)
         if group.part == "inside":
             return GroupShape(whole.per_domain, whole.per_domain, 1)
-        each = dataclasses.replace(whole, ranks=whole.domains, per_domain=1)  # one of every domain
+        each = whole._replace(ranks=whole.domains, per_domain=1)  # one of every domain
         return each if group.part == "across" else whole
 
     @property
@@ -292,7 +292,7 @@ class StageCosts:
         """An all-to-all between peers of domains, and one inside that passes on what arrives."""
         model = self._costs.collectives
         inside = GroupShape(group.per_domain, group.per_domain, 1)
-        across = dataclasses.replace(group, ranks=group.domains, per_domain=1)
+        across = group._replace(ranks=group.domains, per_domain=1)
         slower = max(
             model.seconds(item.kind, item.size, inside),
             model.seconds(item.kind, item.across, across),

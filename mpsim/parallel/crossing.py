@@ -15,14 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim import dataclasses
 from mpsim.arrays import Floats, Ints
 from mpsim.hardware import Cluster, FabricKind
 from mpsim.hardware.routes import routes_of
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GroupShape:
+class GroupShape(NamedTuple):
     """A communicator as a cost model sees it."""
 
     ranks: int  # members

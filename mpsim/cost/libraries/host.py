@@ -175,4 +175,4 @@ def _of_kind(kind: str, group: GroupShape) -> GroupShape:
     """`group` with what the fabric does to this collective where the wires look for it."""
     if kind != "all_to_all":
         return group
-    return dataclasses.replace(group, ring_slowdown=group.exchange_slowdown)
+    return group._replace(ring_slowdown=group.exchange_slowdown)
