@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import multiprocessing
@@ -63,8 +64,12 @@ def executor_for(
 
 @contextmanager
 def local_processes(jobs: int) -> Iterator[Executor]:
-    """Processes on this machine; an interrupt is left to this process, which ends them at once."""
-    pool = _Processes(max_workers=jobs, mp_context=multiprocessing.get_context("spawn"))
+    """Processes on this machine, which collect garbage as this one does; an interrupt is left to
+    it, and it ends them at once.
+    """
+    pool = _Processes(
+        jobs, multiprocessing.get_context("spawn"), gc.set_threshold, gc.get_threshold()
+    )
     try:
         yield pool
     except BaseException:
