@@ -63,7 +63,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     plan = resolve(Scenario.from_mapping(scenario))
     statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
     setting = seen_as(of_stack(setting_of(plan), rule), statistic["seen"])
-    peak = peak_of(plan, statistic["seen"])
+    peak = peak_of(plan, statistic["seen"], last=rule.get("logs") == "last rank")
     _check_states(plan, cells)
     told = tuple(map(str, assumed))
     return [
@@ -82,8 +82,8 @@ def _check_states(plan: Plan, cells: Cells) -> None:
         )
 
 
-def peak_of(plan: Plan, seen: str) -> float:
-    """Peak memory of the fullest rank as a tool reads it [B].
+def peak_of(plan: Plan, seen: str, *, last: bool = False) -> float:
+    """Peak memory of the fullest rank as a tool reads it, or of the last one, where that alone writes logs [B].
 
     Parameters
     ----------
@@ -91,6 +91,8 @@ def peak_of(plan: Plan, seen: str) -> float:
     seen : str
         ``memory`` (all of it), ``reserved`` (by torch's allocator: without the context of driver and libraries) or ``allocated`` (handed out by it: without fragments
         too).
+    last : bool
+        Whether its software logs what the last rank's allocator says; a device reports itself.
     """
     memory = account_memory(plan)
     total = memory.total
@@ -98,7 +100,7 @@ def peak_of(plan: Plan, seen: str) -> float:
         total = total - outside_allocator(plan)
     elif seen == "allocated":
         total = total - memory.components["overhead"]
-    return float(total[memory.fullest])
+    return float(total[-1 if last and seen != "memory" else memory.fullest])
 
 
 def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:

@@ -15,6 +15,7 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.plan import Plan
 from mpsim.validate.records import Record
+from tests.plans import small_plan
 from tests.unit.validation.test_validate_kinds import PEAK
 
 DATA = Path(__file__).resolve().parents[3] / "validation" / "data" / "memory-runs.csv"
@@ -68,6 +69,16 @@ def test_shipped_rows_are_as_close_as_the_page_says(shipped: dict[str, Record]) 
     assert len(complete) == 27
     assert sum(complete) / len(complete) < 0.05
     assert max(complete) < 0.15
+
+
+def test_a_log_of_the_last_rank_has_its_peak(shipped: dict[str, Record]) -> None:
+    """Megatron-Bridge of before 2026-05-08 logs the last stage's allocator: 1F1B keeps least there, and a device reports itself."""
+    plan = small_plan(pp=4, tp=1, dp=1, microbatches=8, recompute="none")
+    for kind in ("allocated", "reserved"):
+        assert peak_of(plan, kind, last=True) < peak_of(plan, kind)
+    assert peak_of(plan, "memory", last=True) == peak_of(plan, "memory")
+    for name in ("core_attn", "core_attn-expandable", "core_attn-pp8", "vpp10"):
+        assert abs(shipped[f"mb-70bsft-{name}"].error or 1.0) < 0.015
 
 
 def test_runs_that_ended_for_want_of_memory_do_not_fit(shipped: dict[str, Record]) -> None:
