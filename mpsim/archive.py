@@ -215,9 +215,7 @@ class _Reader:
             return {self.made(k, key): self.made(v, value) for k, v in _pairs(plain)}
         items = _listed(_inside(plain, "items"))
         if origin is tuple and arguments[1:] != (Ellipsis,):
-            return tuple(
-                self.made(item, argument) for item, argument in zip(items, arguments, strict=True)
-            )
+            return tuple(self.made(item, kind) for item, kind in zip(items, arguments, strict=True))
         values = (self.made(item, arguments[0]) for item in items)
         return origin(values) if issubclass(origin, frozenset | set) else tuple(values)
 

@@ -221,9 +221,7 @@ def long_step(scenario: Scenario) -> Result | None:
         return None
     refuse_large_scenario(scenario)
     for lengths in ways:
-        short, longer = (
-            _of_length(scenario, length).run() for length in (lengths.short, lengths.longer)
-        )
+        short, longer = (_of_length(scenario, n).run() for n in (lengths.short, lengths.longer))
         if long := LongResult.of(short, longer, lengths, functools.partial(_whole_step, scenario)):
             return long
     return None

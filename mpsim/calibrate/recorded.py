@@ -224,9 +224,7 @@ def _optimizer(result: Result, ranks: Sequence[Spans], base: Fit) -> Iterator[Me
     """Steps of the optimizer, by the bytes that the simulated one moves."""
     chip, seconds = result.scenario.hardware.accelerator, result.breakdown.get("optimizer", 0.0)
     known = base.constants.get(_OPTIMIZER)
-    times = [
-        span.end - span.start for spans in ranks for span in spans.spans if span.kind == "optimizer"
-    ]
+    times = [s.end - s.start for spans in ranks for s in spans.spans if s.kind == "optimizer"]
     if known is None or not times or not seconds:
         return
     moved = seconds * chip.memory_bandwidth * known.value

@@ -100,9 +100,7 @@ def account(ranks: Sequence[Spans]) -> Account:
 
 def _messages(spans: Spans, window: Floats) -> frozenset[str]:
     """Orders of the messages of a step, by begins (receives may be posted ahead) and by ends."""
-    sent = [
-        span for span in spans.spans if span.kind == "send" and window[0] <= span.start < window[1]
-    ]
+    sent = [s for s in spans.spans if s.kind == "send" and window[0] <= s.start < window[1]]
     orders = (
         sorted((getattr(span, edge), span.name == "recv") for span in sent)
         for edge in ("start", "end")

@@ -114,9 +114,7 @@ def read_back(
         tool=tool,
         text=text,
         held=tuple(Held(item.to, item.source) for item in imported.mapped if item.to not in lost),
-        lost=tuple(
-            sorted(lost.values(), key=lambda loss: places.get(loss.key.partition(".")[0], 9))
-        ),
+        lost=tuple(sorted(lost.values(), key=lambda own: places.get(own.key.partition(".")[0], 9))),
         notes=tuple(notes),
     )
 

@@ -232,9 +232,7 @@ def _by_messages(left: Spans, right: Spans, apart: float) -> float | None:
 
 def _delays(left: Spans, right: Spans, apart: float) -> list[float]:
     """Times from ends of actions of `left` to those of `right` that take their results."""
-    ends = {
-        (span.kind == "forward", span.stage, span.microbatch): span.end for span in left.actions
-    }
+    ends = {(s.kind == "forward", s.stage, s.microbatch): s.end for s in left.actions}
     found = []
     for span in right.actions:
         if span.kind == "weight_gradient":

@@ -110,9 +110,7 @@ def over(imported: Imported, base: Path) -> Imported:
         assumed += (Assumed("parallelism.dp", "", why),)
     merged = laid(below, above)
     idle = "training." if "serving" in merged else "serving."
-    missing = tuple(
-        key for key in imported.missing if _at(merged, key) is ... and not key.startswith(idle)
-    )
+    missing = tuple(k for k in imported.missing if _at(merged, k) is ... and not k.startswith(idle))
     return dataclasses.replace(
         imported, scenario=merged, missing=missing, lines=lines, assumed=assumed
     )

@@ -38,9 +38,7 @@ _MOST_KERNELS = 1_000_000
 """Kernels of a step whose links are followed; following more takes gigabytes."""
 _MOST_LINKS = 32  # links of the fabric in a trace at most, the busiest
 _EXPOSED_COLOUR, _HIDDEN_COLOUR = "terrible", "grey"
-_IN_PLACE = {
-    AXIS_NAMES.index(axis.name): axis.streams[0] for axis in AXES if axis.streams[0] in INSIDE
-}
+_IN_PLACE = {AXIS_NAMES.index(a.name): a.streams[0] for a in AXES if a.streams[0] in INSIDE}
 _STEP, _FABRIC = 100_000, 100_001  # processes beyond those of ranks
 
 

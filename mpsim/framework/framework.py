@@ -160,9 +160,7 @@ def _groups() -> Mapping[str, type]:
 def _areas() -> Mapping[str, str]:
     """Area of each flat field; empty for what a preset says of itself."""
     own = {name: "" for name in _groups() if name not in AREAS}
-    return own | {
-        field.name: area for area in AREAS for field in dataclasses.fields(_groups()[area])
-    }
+    return own | {each.name: area for area in AREAS for each in dataclasses.fields(_groups()[area])}
 
 
 def mark_of(field: str) -> Quantity | Plain | None:

@@ -116,9 +116,7 @@ def _fp8_product(world: World) -> Callable[[torch.Tensor, torch.Tensor], torch.T
 
 
 def _attentions(world: World, grid: Grid, dtypes: Sequence[str]) -> Iterator[Iterator[Case]]:
-    shapes = sorted(
-        grid["attention"], key=lambda shape: shape[0] * shape[1] * shape[2] ** 2 * shape[3]
-    )
+    shapes = sorted(grid["attention"], key=lambda s: s[0] * s[1] * s[2] ** 2 * s[3])
     for dtype in dtypes:
         for backend in grid["backends"]:
             if world.kind == "cuda" and dtype == "float32" and backend != "efficient":

@@ -169,9 +169,7 @@ def _torus_rings(cluster: Cluster, members: Ints) -> Flows:
     flows = []
     for axis in axes:
         share = cluster.fabric.widths[axis] if cluster.fabric.widths else 1.0
-        whole = math.fsum(
-            cluster.fabric.widths[other] if cluster.fabric.widths else 1.0 for other in axes
-        )
+        whole = math.fsum(cluster.fabric.widths[n] if cluster.fabric.widths else 1.0 for n in axes)
         for line in lines[axis]:
             weight = ranks[line] * share / whole / 2
             flows += [Flows(node[line], np.roll(node[line], step), weight) for step in (1, -1)]

@@ -192,9 +192,7 @@ def chart_of(block: Mapping[str, Any]) -> Chart:
     for key, kind in _FIELDS.items():
         if key in fields:
             given = fields[key]
-            fields[key] = (
-                [kind(**each) for each in given] if isinstance(given, list) else kind(**given)
-            )
+            fields[key] = [kind(**e) for e in given] if isinstance(given, list) else kind(**given)
     kinds: Mapping[str, type[Chart]] = {"bars": Bars, "lines": Lines, "heat": Heat}
     return kinds[block["block"]](**fields)
 

@@ -337,9 +337,7 @@ def _lines(chart: Lines, name: str) -> str:
         *_axis_y(chart.y, y, y_word, x.start, x.end),
         *_written(chart, x, y, (x_size, y_size)),
     ]
-    zooms = any(series.line for series in chart.series) and not any(
-        series.mark for series in chart.series
-    )
+    zooms = any(each.line for each in chart.series) and not any(each.mark for each in chart.series)
     return _frame(
         name, body, "".join(area), x, y, sizes=(x_size, y_size), zooms=zooms and not chart.x.log
     )

@@ -391,9 +391,7 @@ def _runs(entry: Sequence[str], names: Sequence[str]) -> MeasuredRuns:
     smallest, largest, rows, error, bias = entry[1 + len(names) :]
     return MeasuredRuns(
         family=str(family),
-        labels={
-            name: tuple(str(label).split(" < ")) for name, label in zip(names, labels, strict=True)
-        },
+        labels={key: tuple(str(own).split(" < ")) for key, own in zip(names, labels, strict=True)},
         smallest=float(smallest),
         largest=float(largest),
         rows=int(rows),

@@ -408,9 +408,7 @@ def _part(choice: ClusterChoice, part: PartChoice, key: str, folder: Folder) -> 
     try:
         return merged.resolve(lambda part_key: folder(_moved(part_key, key)))
     except ScenarioError as error:
-        moved = [
-            dataclasses.replace(problem, key=_moved(problem.key, key)) for problem in error.problems
-        ]
+        moved = [dataclasses.replace(each, key=_moved(each.key, key)) for each in error.problems]
         raise ScenarioError(moved) from error
 
 

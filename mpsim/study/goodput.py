@@ -131,9 +131,7 @@ class Goodput(Shown, Tabular):
         """The expected goodput over checkpoint intervals around this one."""
         mean, blocking = self.reliability.mean_time_between, self.checkpoint.blocking
         intervals = np.geomspace(self.interval / 30, self.interval * 30, _POINTS)
-        expected = [
-            expected_share(self.reliability, self.checkpoint, interval) for interval in intervals
-        ]
+        expected = [expected_share(self.reliability, self.checkpoint, apart) for apart in intervals]
         best = {"Young": young_interval(blocking, mean), "Daly": daly_interval(blocking, mean)}
         marks = {name: at for name, at in best.items() if 0 < at < math.inf}
         return GoodputCurve(intervals, np.array(expected), marks)

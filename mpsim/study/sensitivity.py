@@ -287,9 +287,7 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
         raise ScenarioError(f"got a step of {step:g}; needed a share between 0 and 1")
     base = Prepared.of(result)
     chosen = parameters(base.plan)
-    variants = [
-        base.at(parameter.scaled(factor)) for parameter in chosen for factor in (1 - step, 1 + step)
-    ]
+    variants = [base.at(each.scaled(factor)) for each in chosen for factor in (1 - step, 1 + step)]
     spans = _step_times(base, variants).reshape(-1, 2).tolist()
     width = math.log((1 + step) / (1 - step))
     rows = [

@@ -51,9 +51,7 @@ def usual(scenario: Scenario) -> Values:
 
     data = scenario.source.data
     parts = ((key, key.partition(".")) for key in _OPEN)
-    opened = {
-        key for key, (section, _, name) in parts if (data.get(section) or {}).get(name) is None
-    }
+    opened = {key for key, (part, _, name) in parts if (data.get(part) or {}).get(name) is None}
     return settled(scenario, opened | {"schedule"} - data.keys(), Tried(filled, seconds))
 
 

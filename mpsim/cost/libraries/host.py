@@ -60,9 +60,7 @@ class DecisionTable:
     def regimes(self, kind: str, ranks: int) -> tuple[tuple[float, str], ...]:
         """Sizes S below which each algorithm runs, smallest first [B]; the last one is infinite."""
         band = next(band for band in self.bands[kind] if band.fits(ranks))
-        return tuple(
-            (rung.below * (ranks if rung.per_rank else 1), rung.algorithm) for rung in band.rungs
-        )
+        return tuple((r.below * (ranks if r.per_rank else 1), r.algorithm) for r in band.rungs)
 
     def algorithm(self, kind: str, size: float, ranks: int) -> str:
         """Algorithm that runs for S bytes."""

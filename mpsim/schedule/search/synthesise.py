@@ -212,9 +212,7 @@ class _Search:
         self.add(_split(steps))  # the moves of local search know I and W only
 
     def fits(self, steps: Sequence[Sequence[Step]]) -> bool:
-        return all(
-            self.room.fits(rank, peak_held(self.room, order)) for rank, order in enumerate(steps)
-        )
+        return all(self.room.fits(r, peak_held(self.room, order)) for r, order in enumerate(steps))
 
     def add(self, steps: list[list[Step]]) -> None:
         """Remember an order if it can be run and fits."""

@@ -122,9 +122,7 @@ def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
     """Time of an action [ticks]; its kernels only, where exchanges hide beside another."""
     hides = plan.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
     parts = (block.template.parts for block in blocks)
-    return float(
-        sum(part[TRAINING.computing_parts].sum() if hides else part.sum() for part in parts)
-    )
+    return float(sum((p[TRAINING.computing_parts] if hides else p).sum() for p in parts))
 
 
 def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:

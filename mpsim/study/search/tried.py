@@ -40,9 +40,7 @@ class Tried(Shown):
     def order(self) -> list[int]:
         """Layouts by odds of being the fastest that fits, then by expected time."""
         best, expected = self.belief.best, self.belief.expected
-        return sorted(
-            range(len(self.pool)), key=lambda n: (-round(float(best[n]), 3), float(expected[n]))
-        )
+        return sorted(range(len(self.pool)), key=lambda n: (-round(float(best[n]), 3), expected[n]))
 
     @property
     def following(self) -> tuple[Found, float]:
