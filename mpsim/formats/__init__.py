@@ -15,30 +15,7 @@ from mpsim.formats.service import service_events, write_service_trace
 from mpsim.formats.source import Format
 from mpsim.formats.step_trace import step_events, write_step_trace
 
-__all__ = [
-    "FORMATS",
-    "WRITERS",
-    "Assumed",
-    "Exported",
-    "Format",
-    "Held",
-    "Imported",
-    "Lost",
-    "Mapped",
-    "MeasuredPoint",
-    "Points",
-    "Recorded",
-    "Writer",
-    "export",
-    "read",
-    "recognise",
-    "service_events",
-    "step_events",
-    "trace_events",
-    "write_chakra",
-    "write_events",
-    "write_service_trace",
-    "write_step_trace",
-    "write_trace",
-    "writer",
-]
+__all__ = ["FORMATS", "WRITERS", "Assumed", "Exported", "Format", "Held", "Imported", "Lost"]
+__all__ += ["Mapped", "MeasuredPoint", "Points", "Recorded", "Writer", "export", "read"]
+__all__ += ["recognise", "service_events", "step_events", "trace_events", "write_chakra"]
+__all__ += ["write_events", "write_service_trace", "write_step_trace", "write_trace", "writer"]

@@ -30,35 +30,9 @@ from mpsim.framework.presets import (
     uncompiled,
 )
 
-__all__ = [
-    "AREAS",
-    "BlockingSends",
-    "ContextExchange",
-    "DataBehaviour",
-    "ExpertBehaviour",
-    "ExpertDispatch",
-    "ExpertOverlap",
-    "ExpertRegrouping",
-    "Framework",
-    "HostBehaviour",
-    "NarrowChunks",
-    "Optimizer",
-    "ParameterGather",
-    "PipelineBehaviour",
-    "Reduction",
-    "SelectiveRecompute",
-    "StageSplit",
-    "TensorBehaviour",
-    "TensorOverlap",
-    "framework",
-    "framework_aliases",
-    "framework_line",
-    "framework_names",
-    "mark_of",
-    "optimizer",
-    "optimizer_names",
-    "selective_of",
-    "settled_keys",
-    "stepped_by",
-    "uncompiled",
-]
+__all__ = ["AREAS", "BlockingSends", "ContextExchange", "DataBehaviour", "ExpertBehaviour"]
+__all__ += ["ExpertDispatch", "ExpertOverlap", "ExpertRegrouping", "Framework", "HostBehaviour"]
+__all__ += ["NarrowChunks", "Optimizer", "ParameterGather", "PipelineBehaviour", "Reduction"]
+__all__ += ["SelectiveRecompute", "StageSplit", "TensorBehaviour", "TensorOverlap", "framework"]
+__all__ += ["framework_aliases", "framework_line", "framework_names", "mark_of", "optimizer"]
+__all__ += ["optimizer_names", "selective_of", "settled_keys", "stepped_by", "uncompiled"]

@@ -29,40 +29,10 @@ from mpsim.hardware.lookup import (
     with_overrides,
 )
 
-__all__ = [
-    "GIVEN",
-    "SCALED_FORMATS",
-    "Accelerator",
-    "Calibration",
-    "Cluster",
-    "Fabric",
-    "FabricKind",
-    "Fitted",
-    "Host",
-    "Link",
-    "LinkShape",
-    "MeasuredCurve",
-    "Node",
-    "Placement",
-    "Routing",
-    "accelerator",
-    "accelerator_names",
-    "board_power",
-    "build_cluster",
-    "host_of",
-    "is_machine_path",
-    "link",
-    "link_names",
-    "parse_accelerator",
-    "parse_link",
-    "recalled",
-    "shift_of",
-    "source_of",
-    "system",
-    "system_names",
-    "tiers_of",
-    "torus_distance",
-    "torus_shape",
-    "unlikely_nics",
-    "with_overrides",
-]
+__all__ = ["GIVEN", "SCALED_FORMATS", "Accelerator", "Calibration", "Cluster", "Fabric"]
+__all__ += ["FabricKind", "Fitted", "Host", "Link", "LinkShape", "MeasuredCurve", "Node"]
+__all__ += ["Placement", "Routing", "accelerator", "accelerator_names", "board_power"]
+__all__ += ["build_cluster", "host_of", "is_machine_path", "link", "link_names"]
+__all__ += ["parse_accelerator", "parse_link", "recalled", "shift_of", "source_of", "system"]
+__all__ += ["system_names", "tiers_of", "torus_distance", "torus_shape", "unlikely_nics"]
+__all__ += ["with_overrides"]

@@ -18,39 +18,9 @@ from mpsim.parallel.mesh import EXPERT_AXES, Mesh, best_domain, straddling, whol
 from mpsim.parallel.partition import Stage, partition_layers, placed_stages
 from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
 
-__all__ = [
-    "ACCOUNTED",
-    "AXES",
-    "AXIS_NAMES",
-    "EXPERT_AXES",
-    "EXPOSED",
-    "FOLDED",
-    "REPLICATING",
-    "Communication",
-    "Compute",
-    "GroupShape",
-    "Item",
-    "Layout",
-    "Mesh",
-    "Repeat",
-    "Routing",
-    "Sharding",
-    "Stage",
-    "Stream",
-    "Synchronization",
-    "Waits",
-    "best_domain",
-    "block_backward",
-    "block_forward",
-    "fused_blocks",
-    "partition_layers",
-    "placed",
-    "placed_stages",
-    "rank_load",
-    "repeated",
-    "reshaped",
-    "shard",
-    "spread",
-    "straddling",
-    "whole_groups",
-]
+__all__ = ["ACCOUNTED", "AXES", "AXIS_NAMES", "EXPERT_AXES", "EXPOSED", "FOLDED", "REPLICATING"]
+__all__ += ["Communication", "Compute", "GroupShape", "Item", "Layout", "Mesh", "Repeat", "Routing"]
+__all__ += ["Sharding", "Stage", "Stream", "Synchronization", "Waits", "best_domain"]
+__all__ += ["block_backward", "block_forward", "fused_blocks", "partition_layers", "placed"]
+__all__ += ["placed_stages", "rank_load", "repeated", "reshaped", "shard", "spread", "straddling"]
+__all__ += ["whole_groups"]

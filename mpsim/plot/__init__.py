@@ -30,41 +30,10 @@ from mpsim.plot.studies import (
 )
 from mpsim.plot.timeline import Actions, Timeline, timeline_chart, timelines_chart
 
-__all__ = [
-    "FORMATS",
-    "Actions",
-    "Axis",
-    "Bars",
-    "Chart",
-    "Display",
-    "Heat",
-    "Limit",
-    "Lines",
-    "Panels",
-    "Part",
-    "Plots",
-    "Scored",
-    "Series",
-    "ServicePlots",
-    "Timeline",
-    "agreement_chart",
-    "answer_chart",
-    "blame_chart",
-    "comparison_chart",
-    "design_chart",
-    "draw_timeline",
-    "error_chart",
-    "fabric_chart",
-    "goodput_chart",
-    "line_chart",
-    "plan_chart",
-    "residual_chart",
-    "scaling_chart",
-    "schedules_chart",
-    "search_chart",
-    "sensitivity_chart",
-    "service_front_chart",
-    "sweep_chart",
-    "timeline_chart",
-    "timelines_chart",
-]
+__all__ = ["FORMATS", "Actions", "Axis", "Bars", "Chart", "Display", "Heat", "Limit", "Lines"]
+__all__ += ["Panels", "Part", "Plots", "Scored", "Series", "ServicePlots", "Timeline"]
+__all__ += ["agreement_chart", "answer_chart", "blame_chart", "comparison_chart", "design_chart"]
+__all__ += ["draw_timeline", "error_chart", "fabric_chart", "goodput_chart", "line_chart"]
+__all__ += ["plan_chart", "residual_chart", "scaling_chart", "schedules_chart", "search_chart"]
+__all__ += ["sensitivity_chart", "service_front_chart", "sweep_chart", "timeline_chart"]
+__all__ += ["timelines_chart"]

@@ -26,17 +26,8 @@ from mpsim.arrays import Flags, Floats, Ints
 from mpsim.parallel.axes import ACCOUNTED, Span, Stream
 from mpsim.program.csr import owners, stable_order
 
-__all__ = [
-    "COLLECTIVE",
-    "COLUMNS",
-    "SEND",
-    "TICK",
-    "Program",
-    "Span",
-    "Stream",
-    "Template",
-    "Vocabulary",
-]
+__all__ = ["COLLECTIVE", "COLUMNS", "SEND", "TICK", "Program", "Span", "Stream", "Template"]
+__all__ += ["Vocabulary"]
 
 TICK = 1e-12  # one tick of the engines [s]
 

@@ -7,13 +7,5 @@ from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.registry import is_schedule, make_orders, schedule, schedule_names, schedules
 
-__all__ = [
-    "Action",
-    "Orders",
-    "Schedule",
-    "is_schedule",
-    "make_orders",
-    "schedule",
-    "schedule_names",
-    "schedules",
-]
+__all__ = ["Action", "Orders", "Schedule", "is_schedule", "make_orders", "schedule"]
+__all__ += ["schedule_names", "schedules"]

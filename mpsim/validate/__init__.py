@@ -7,13 +7,5 @@ from mpsim.validate.records import Family, Record, Validation
 from mpsim.validate.rows import served_points, validate_files
 from mpsim.validate.steps import Comparison, StepComparison, compare_runs
 
-__all__ = [
-    "Comparison",
-    "Family",
-    "Record",
-    "StepComparison",
-    "Validation",
-    "compare_runs",
-    "served_points",
-    "validate_files",
-]
+__all__ = ["Comparison", "Family", "Record", "StepComparison", "Validation", "compare_runs"]
+__all__ += ["served_points", "validate_files"]
