@@ -342,16 +342,19 @@ class KernelModel:
 
     def _group_seconds(self, shape: _Shapes, ragged: ArrayLike, *, knee: float = 0.0) -> Floats:
         """Time of grouped products; a knee of its own cuts tiles where experts have few rows."""
-        largest, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
+        leaves = ("tile", "shared_rows", "processors")
+        largest, shared, processors = (self._use(self._tiles, leaf) for leaf in leaves)
         peak, c = self._gemm[self.precision]
-        m, n, _, batch, _ = shape
-        height: ArrayLike = largest
+        m, n, k, batch, _ = shape
+        height: ArrayLike = shared or largest
         if knee:
             few = self._use(self._rules["gemm_rules"], "grouped_rows")
-            height = np.minimum(few * np.asarray(m), largest)
-        padding = group_padding(
-            m, n, batch, ragged=ragged, tile=(height, largest), processors=processors
-        )
+            height = np.minimum(few * np.asarray(m), height)
+        if shared:  # experts follow each other in its tiles: both work on the one between them
+            padding = 1.0 + height / np.maximum(np.where(ragged, m, k), 1.0)
+        else:
+            tile = height, largest
+            padding = group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors)
         c = dataclasses.replace(c, knee=knee or c.knee)
         return gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c, padding=padding)
 

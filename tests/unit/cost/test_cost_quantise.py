@@ -127,6 +127,20 @@ def test_group_padding_by_hand() -> None:
     assert float(group_padding(128, 128, 1, ragged=False, **sizes)) == 132.0
 
 
+@pytest.mark.parametrize(("chip", "rows"), [("tpu-v5p", 512), ("tpu-v7x", 1024)])
+def test_experts_of_a_tpu_follow_each_other_in_tiles_that_two_of_them_work_on(
+    chip: str, rows: int
+) -> None:
+    """A tile of 512 more an expert on each core, in weight gradients too."""
+    model = KernelModel(accelerator(chip), "bf16")
+    few, many = (model.seconds([experts(m, 65536 // m)])[0] for m in (2048, 8192))
+    assert few / many == pytest.approx((1 + rows / 2048) / (1 + rows / 8192), rel=0.05)
+    few, many = (
+        model.seconds([experts(m, 65536 // m, Phase.WEIGHT_GRADIENT)])[0] for m in (2048, 8192)
+    )
+    assert few / many == pytest.approx((1 + rows / 2048) / (1 + rows / 8192), rel=0.05)
+
+
 def test_experts_run_in_the_narrow_format_and_their_weight_gradients_a_little_slower() -> None:
     """fp8 halves the time of large groups; weight gradients are 1.26 x of a product without ragged rows."""
     chip, work = accelerator("h100-sxm"), experts(4096, 8)
