@@ -22,7 +22,7 @@ DATA = Path(__file__).resolve().parents[3] / "validation" / "data" / "memory-run
 GIBI = 2.0**30
 
 
-ASKED = ("tune-", "litgpt", "mb-70bsft", "titan", "peft-", "mrel-")
+ASKED = ("tune-", "litgpt", "mb-70bsft", "titan", "peft-", "mrel-", "stas-")
 """How the ids of rows begin that are asked for below; those of adapters have lora in them."""
 
 
@@ -69,6 +69,15 @@ def test_shipped_rows_are_as_close_as_the_page_says(shipped: dict[str, Record]) 
     assert len(complete) == 27
     assert sum(complete) / len(complete) < 0.05
     assert max(complete) < 0.15
+
+
+def test_what_was_reserved_since_the_start_holds_the_model_whole(
+    shipped: dict[str, Record],
+) -> None:
+    """8.03 B parameters in 16 bits are 15 GiB, which ZeRO-3 divides after they are on the device; 64k tokens take more."""
+    short, long = (shipped[f"stas-llama31-8b-h200-8-{tokens}k"] for tokens in (8, 64))
+    assert short.predicted == pytest.approx(2 * 8.03e9, rel=1e-3)
+    assert (long.predicted or 0.0) > 2 * (short.predicted or 0.0)
 
 
 def test_a_log_of_the_last_rank_has_its_peak(shipped: dict[str, Record]) -> None:
