@@ -14,6 +14,7 @@ from mpsim.accessors import Drawn
 from mpsim.cli.console import draw, note, print_json, print_table, print_text, wrote
 from mpsim.cli.options import AsJson, Plots, Trace, check_file, refuse
 from mpsim.errors import CalibrationError, FormatError
+from mpsim.frame import named
 from mpsim.output import write_whole
 from mpsim.units import Dimension, format_quantity, percent
 
@@ -199,9 +200,7 @@ def _told(
 
     each = [
         {
-            "format": item.format,
-            "tool": item.tool,
-            "version": item.version,
+            **named(item, "format", "tool", "version"),
             "files": list(item.files),
             **item.facts,
             **(runs[place].summary if place in runs else {}),
@@ -240,9 +239,7 @@ def _short(value: object) -> str:
 
 def _data(read: Imported) -> dict[str, object]:
     data: dict[str, object] = {
-        "format": read.format,
-        "tool": read.tool,
-        "version": read.version,
+        **named(read, "format", "tool", "version"),
         "files": list(read.files),
         "scenario": {"schema": 1, **read.scenario},
     }
@@ -279,9 +276,7 @@ def _summary(read: Imported) -> Iterator[str]:
 def _points_data(files: Sequence[Points]) -> dict[str, object]:
     first = files[0]
     return {
-        "format": first.format,
-        "tool": first.tool,
-        "version": first.version,
+        **named(first, "format", "tool", "version"),
         "files": [points.file for points in files],
         "points": [dict(row) for points in files for row in points.rows],
         "warnings": [warning for points in files for warning in points.warnings],

@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-class Device(enum.StrEnum):
-    """Where to measure."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
+Device = enum.StrEnum("Device", ["AUTO", "CPU", "CUDA"])
+"""Where to measure."""
 
 
 def measure(

@@ -112,14 +112,8 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-class Engine(enum.StrEnum):
-    """Which engine runs the program."""
-
-    AUTO = "auto"
-    SIMPY = "simpy"
-    REPLAY = "replay"
-
-
+Engine = enum.StrEnum("Engine", ["AUTO", "SIMPY", "REPLAY"])
+"""Which engine runs the program."""
 WORDS: Mapping[object, str] = {int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 """Words for what an option takes, by its type."""
 

@@ -9,13 +9,8 @@ from mpsim.cli.console import draw, end_early, note, print_answer
 from mpsim.cli.options import AsJson, Plot, Reading, wrong
 from mpsim.cli.progress import progress_bar
 
-
-class Mode(enum.StrEnum):
-    """Whether the global batch or that of a replica stays as the cluster grows."""
-
-    STRONG = "strong"
-    WEAK = "weak"
-    BOTH = "both"
+Mode = enum.StrEnum("Mode", ["STRONG", "WEAK", "BOTH"])
+"""Whether the global batch or that of a replica stays as the cluster grows."""
 
 
 def _sizes(text: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from mpsim import dataclasses
 from mpsim.errors import ScenarioError
@@ -38,6 +38,7 @@ _UNSAID = (
     "design",
     "overrides",
 )  # keys of a file that decide no result
+Side: TypeAlias = "Result | ServiceResult | Mapping[str, object]"  # of a comparison
 _SIDES = ("a", "b", "difference", "relative")
 _TOLD, _LONGEST = 4, 60  # changes that are spelled out, characters of a value
 
@@ -202,12 +203,7 @@ def _range(figure: Difference, side: int) -> str:
     return " - ".join(figure_text(figure.name, end, digits=3) for end in ends)
 
 
-def compare(
-    a: Result | ServiceResult | Mapping[str, object],
-    b: Result | ServiceResult | Mapping[str, object],
-    *,
-    tokens: float | None = None,
-) -> Comparison:
+def compare(a: Side, b: Side, *, tokens: float | None = None) -> Comparison:
     """Set two results side by side.
 
     Parameters
@@ -254,10 +250,7 @@ def _peaks(a: str, b: str) -> str:
     return a if a == b else f" (A{a or usual}, B{b or usual})"
 
 
-def _changes(
-    a: Result | ServiceResult | Mapping[str, object],
-    b: Result | ServiceResult | Mapping[str, object],
-) -> dict[str, tuple[object, object]]:
+def _changes(a: Side, b: Side) -> dict[str, tuple[object, object]]:
     """Keys in which the scenarios of two results differ; those of stored ones are not known."""
     said = [
         flat({key: value for key, value in side.scenario.source.data.items() if key not in _UNSAID})
@@ -321,9 +314,7 @@ def needed_keys(summary: Mapping[str, object]) -> tuple[str, ...]:
     return _SERVICE_NEEDED if summary.get("job") == "serving" else _NEEDED
 
 
-def _summary(
-    result: Result | ServiceResult | Mapping[str, object], which: str
-) -> Mapping[str, object]:
+def _summary(result: Side, which: str) -> Mapping[str, object]:
     summary = result if isinstance(result, Mapping) else result.summary
     missing = [key for key in needed_keys(summary) if key not in summary]
     if missing:

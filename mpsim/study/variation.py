@@ -24,6 +24,7 @@ from mpsim.engine import Timeline
 from mpsim.engine.kernels import reduce_template
 from mpsim.engine.structure import Structure
 from mpsim.errors import ScenarioError
+from mpsim.frame import named
 from mpsim.memo import remembered
 from mpsim.parallel import FOLDED
 from mpsim.program import TICK, Program, Stream
@@ -115,10 +116,7 @@ class VariedSteps(Shown):
         """Plain data."""
         return {
             "samples": len(self.step_times_s),
-            "seed": self.seed,
-            "undisturbed_s": self.undisturbed_s,
-            "mean_s": self.mean_s,
-            "slowdown": self.slowdown,
+            **named(self, "seed", "undisturbed_s", "mean_s", "slowdown"),
             "percentiles": [dataclasses.asdict(percentile) for percentile in self.percentiles()],
             "blame": self.blame.to_json(),
         }
