@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 _PAGE = 16_384  # iterations of a stream that are folded at once
 _STEPS = (
     *("start", "seconds", "count", "decodes", "context"),
-    *("prompt_tokens", "used", "engine", "span"),
+    *("prompt_tokens", "used", "engine", "span", "held"),
 )
 
 
@@ -108,8 +108,12 @@ class Log:
     def iterate(
         self, lane: Lane, begin: float, seconds: float, work: tuple[int, ...], span: float
     ) -> None:
-        """Write down iterations: their number, sequences, contexts and prompt tokens of each."""
-        self._rows.append((begin, seconds, *work, lane.used, lane.number, span))
+        """Write down iterations: their number, sequences, contexts and prompt tokens of each.
+
+        Sequences that decode and have no token of them, as prompts came first, are `held`.
+        """
+        held = sum(engine.decodes for engine in lane.engines) - work[1]
+        self._rows.append((begin, seconds, *work, lane.used, lane.number, span, held))
 
     def end(self, request: int, now: float) -> None:
         """Write down that a request has its last token; fold pages of which all have."""

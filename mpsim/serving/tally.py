@@ -61,10 +61,32 @@ def latencies(served: Served, requests: Requests, first_token_time: float) -> di
 def itl(
     steps: Mapping[str, Floats], *, since: float = 0.0, until: float = math.inf
 ) -> tuple[Floats, Floats]:
-    """Gaps between tokens, which are decoding iterations, and how many sequences had each."""
-    decoding = (steps["decodes"] > 0) & (steps["start"] >= since) & (steps["start"] < until)
-    each = steps["seconds"][decoding] / steps["count"][decoding]
-    return each, steps["decodes"][decoding] * steps["count"][decoding]
+    """Gaps between tokens, and how many sequences had each.
+
+    Notes
+    -----
+    A gap is a decoding iteration, and for sequences that were held all iterations since: of a run
+    of iterations that hold h_1 <= h_2 <= ... of them, h_i - h_{i-1} wait from the i-th on.
+    """
+    order = np.lexsort((steps["start"], steps["engine"]))
+    start, took, count, decodes, engine, held = (
+        steps[name][order] for name in ("start", "seconds", "count", "decodes", "engine", "held")
+    )
+    before = np.zeros(len(order))  # held by the iteration before
+    before[1:] = np.where(engine[1:] == engine[:-1], held[:-1], 0.0)
+    free = np.append(np.flatnonzero(held == 0.0), len(order))
+    after = free[np.searchsorted(free, np.arange(len(order)), "right")]  # that holds no more
+    ends, last = np.append(0.0, np.cumsum(took)), np.minimum(after, len(order) - 1)
+    counts, each = (start >= since) & (start < until), took / count
+    late = counts & (held > 0.0) & (after < len(order)) & (engine[last] == engine)
+    late &= decodes[last] > 0.0
+    waited = ends[after] - ends[:-1] + each[last]
+    decoding = counts & (decodes > 0.0)
+    in_time = decodes * count - np.minimum(before, decodes)
+    return (
+        np.concatenate([each[decoding], waited[late]]),
+        np.concatenate([in_time[decoding], np.maximum(held - before, 0.0)[late]]),
+    )
 
 
 class Tally:
@@ -184,6 +206,7 @@ class Folded(Tally):
         super().__init__(plan)
         self._stream = stream
         self._gaps, self._service = Sketch(), Sketch()
+        self._held: Mapping[str, Floats] = {}  # iterations at the end of a page that hold some
         self._stay, self._ends = 0.0, (math.inf, 0.0)
         self._edges = np.linspace(0.0, max(stream.span, LEAST), _GRID + 1)
         self._inside = np.zeros(_GRID + 2)
@@ -206,12 +229,22 @@ class Folded(Tally):
         """Fold a page of iterations."""
         for sums in self.sums.values():
             sums.add(steps)
-        self._gaps.add(0, *itl(steps, since=self.since))
+        steps = {name: np.append(self._held.get(name, []), each) for name, each in steps.items()}
+        # what is held at the end of a page goes on in the next
+        order = np.lexsort((steps["start"], steps["engine"]))
+        engine, free = steps["engine"][order], np.flatnonzero(steps["held"][order] == 0.0)
+        after = np.searchsorted(free, np.arange(len(order)))
+        whole = after < len(free)
+        whole[whole] = engine[free[after[whole]]] == engine[whole]
+        self._held = {name: each[order][~whole] for name, each in steps.items()}
+        self._gaps.add(0, *itl({k: v[order][whole] for k, v in steps.items()}, since=self.since))
 
     def finish(self, end: float) -> None:
         """Close the tally of a run that ended then [s]."""
         load = self._plan.workload
         self.seconds, self.prompts = end - min(self.since, end), self._stream.prompts
+        if self._held:
+            self._gaps.add(0, *itl(self._held, since=self.since))
         self.state = verdict(self._course(), kind=load.arrival, users=load.concurrency)
         if self._gaps.count:
             tails = {name: self._gaps.quantile(share) for name, share in QUANTILES.items()}

@@ -98,6 +98,7 @@ def _served(seconds: float, count: int, rows: int) -> Served:
         "prompt_tokens": np.zeros(rows),
         "used": np.zeros(rows),
         "engine": np.zeros(rows),
+        "held": np.zeros(rows),
     }
     stalled = ({"cache": 0.0, "transfer": 0.0, "down": 0.0},)
     return Served(none, none, none, none, steps, 0, 0, 1, float(took.sum()), (1,), stalled, {})
