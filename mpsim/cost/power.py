@@ -16,6 +16,7 @@ from mpsim.arrays import Floats
 from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
 from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import board_power
+from mpsim.memo import remembered
 from mpsim.workload.operators import Operator, OperatorKind
 
 _SLOWEST = 0.1  # of the clock: no board goes below, 210 of 1,410 MHz
@@ -94,6 +95,13 @@ class PowerCurve:
         return low
 
 
+@remembered(64)  # of each accelerator that a study meets
+def _least_share(curve: PowerCurve) -> float:
+    """Power of the hottest kernels at the slowest clock over the limit of a board."""
+    draws = constant_groups("kernels")["power_draw"]
+    return float(curve.power(_SLOWEST, max(draws.value(load.value) for load in KERNELS)))
+
+
 class Board:
     """An accelerator under its limits: its own, a cap below it, a lock of its clock.
 
@@ -120,8 +128,7 @@ class Board:
     @property
     def least_w(self) -> float:
         """Power of the hottest kernels at the slowest clock [W]: the least cap that can be kept."""
-        hottest = max(self._draws.value(load.value) for load in KERNELS)
-        return self._limit * float(self.curve.power(_SLOWEST, hottest))
+        return self._limit * _least_share(self.curve)
 
     @property
     def _lock(self) -> float:

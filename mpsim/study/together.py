@@ -98,7 +98,10 @@ class Together:
         """A point that was checked when it was named, here or elsewhere."""
         # once, as files that it names may change before the next sweep
         known = self._points.pop(repr(sorted(values.items())), None)
-        return scenario.with_values(values, checked=False) if known is None else known
+        if known is None:
+            known = scenario.with_values(values, checked=False)
+            vars(known)["problems"] = []  # they were looked for when it was named
+        return known
 
     def summaries(
         self, scenarios: Sequence[Scenario], points: Sequence[Mapping[str, object]]
