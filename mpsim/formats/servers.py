@@ -168,7 +168,8 @@ def _read_model(name: str, ledger: Ledger) -> bool:
     if moe is not None and (count := ledger.integer(slots, least=moe.experts)) is not None:
         ledger.put(slots, "serving.engine.eplb", True)
         ledger.put(slots, "serving.engine.redundant_experts", count - moe.experts)
-    return moe is not None
+    # experts of a model that nobody knows are spread only if there are any
+    return moe is not None or (entry is None and _SPREAD.get(name, "") in ledger)
 
 
 def _read_ranks(name: str, ledger: Ledger, *, routed: bool) -> int:

@@ -39,6 +39,15 @@ def launched(tmp_path):
             {"parallelism.tp": 8, "parallelism.ep": 8, "serving.attention_dp": 4},
         ),
         (
+            "vllm serve my/Mixture-7x -tp 2 -dp 4 --enable-expert-parallel",
+            {"parallelism.tp": 8, "parallelism.ep": 8, "serving.attention_dp": 4},
+        ),
+        (
+            "vllm serve deepseek-ai/DeepSeek-V3.1-Terminus -tp 8",
+            {"model.preset": "deepseek-v3", "serving.weights": "fp8_block"},
+        ),
+        ("vllm serve moonshotai/Kimi-K2-Thinking -tp 8", {"serving.weights": "w4a16"}),
+        (
             f"{SGLANG} --dp 8 --enable-dp-attention --max-running-requests 1024",
             {"parallelism.tp": 8, "serving.attention_dp": 8, "serving.engine.max_sequences": 128},
         ),
