@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from mpsim.cli.complete import keys
 from mpsim.cli.console import print_answer, print_json, print_sheet, print_text, wrote
-from mpsim.cli.options import AsJson, Plot, Reading, count, pairs, wrong
+from mpsim.cli.options import AsJson, Plot, Reading, count, keys, pairs, wrong
 from mpsim.errors import CalibrationError, FormatError, MpsimError, Problem, ScenarioError
 from mpsim.inputs import DOCUMENT, parse_json, read_text, shown
 from mpsim.stamp import stamp

@@ -1,4 +1,4 @@
-"""Words that a shell may complete: keys of a scenario, names of catalogs, templates."""
+"""Words that a shell may complete: names of catalogs, templates."""
 
 from __future__ import annotations
 
@@ -10,19 +10,6 @@ import typer
 
 if TYPE_CHECKING:
     from mpsim.description import Description
-
-
-_DEEPEST = 3  # parts of a key that is proposed
-
-
-def keys(incomplete: str) -> list[str]:
-    """Dotted keys of a scenario, as ``--set``, ``--over`` and ``--vs`` take them."""
-    from mpsim.scenario import Scenario
-    from mpsim.scenario.schema import known_keys
-
-    known = [key for key in known_keys(Scenario) if key.count(".") < _DEEPEST]
-    sections = {key.rpartition(".")[0] for key in known}
-    return [f"{key}=" for key in known if key.startswith(incomplete) and key not in sections]
 
 
 def templates(incomplete: str) -> list[tuple[str, str]]:

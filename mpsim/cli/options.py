@@ -20,13 +20,24 @@ from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from mpsim import dataclasses
-from mpsim.cli.complete import keys
 from mpsim.errors import Problem, ScenarioError, UnitError
 from mpsim.limits import set_unlimited
 from mpsim.units import Dimension, parse_count, parse_quantity
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
+
+_DEEPEST = 3  # parts of a key that is proposed
+
+
+def keys(incomplete: str) -> list[str]:
+    """Dotted keys of a scenario, as ``--set``, ``--over`` and ``--vs`` take them."""
+    from mpsim.scenario import Scenario
+    from mpsim.scenario.schema import known_keys
+
+    known = [key for key in known_keys(Scenario) if key.count(".") < _DEEPEST]
+    sections = {key.rpartition(".")[0] for key in known}
+    return [f"{key}=" for key in known if key.startswith(incomplete) and key not in sections]
 
 
 def check_picture(path: Path | None) -> Path | None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from mpsim.cli.complete import keys
 from mpsim.cli.console import (
     draw,
     end_early,
@@ -30,6 +29,7 @@ from mpsim.cli.options import (
     Reading,
     Resume,
     check_folder,
+    keys,
     quantity,
     refuse,
     share,

@@ -31,7 +31,7 @@ NOT_ASKED_FOR = [
     "mpsim.engine.fluid",
 ]
 
-MODULES = 172
+MODULES = 171
 """Of mpsim, that a run of the quickstart imports."""
 
 

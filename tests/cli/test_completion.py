@@ -54,7 +54,7 @@ def test_a_word_is_completed(line, offered, monkeypatch, capsys):
 
 def test_every_key_that_is_offered_is_one():
     """A key that is taken from the list is known to a scenario: it may be refused for its value, never for its name."""
-    from mpsim.cli.complete import keys
+    from mpsim.cli.options import keys
 
     offered = keys("")
     assert len(offered) > 100
