@@ -10,7 +10,6 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from mpsim import dataclasses
 from mpsim.errors import HardwareError, Problem, ScenarioError, nearest
-from mpsim.frame import named
 from mpsim.hardware import (
     GIVEN,
     Accelerator,
@@ -277,7 +276,10 @@ def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None
     """The cluster without what `build_cluster` and `with_overrides` have no word for."""
     fabric = choice.fabric or FabricChoice()
     parts: Fields = {
-        **named(choice, "accelerators_per_node", "nodes", "nics_per_node", "domain"),
+        "accelerators_per_node": choice.accelerators_per_node,
+        "nodes": choice.nodes,
+        "nics_per_node": choice.nics_per_node,
+        "domain": choice.domain,
         "fabric_kind": None if fabric.kind == "graph" else fabric.kind,
         "oversubscription": thinnings_of(fabric)[0] if thinnings_of(fabric) else None,
         "price_per_hour": choice.price_per_hour,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 
 from mpsim import dataclasses
-from mpsim.frame import named
 from mpsim.framework import framework_line
 from mpsim.parallel import AXIS_NAMES, EXPOSED
 from mpsim.result.memory import Memory
@@ -144,7 +143,9 @@ def nearest_measured(setting: Setting) -> dict[str, object] | None:
         **{name: names[0] for name, names in runs.labels.items()},
         "smallest": int(runs.smallest),
         "largest": int(runs.largest),
-        **named(runs, "rows", "mean_abs_error", "bias"),
+        "rows": runs.rows,
+        "mean_abs_error": runs.mean_abs_error,
+        "bias": runs.bias,
         "scale": scale,
         "differs": apart + (["scale"] if scale != 1.0 else []),
     }
