@@ -121,12 +121,11 @@ class ServicePlan:
     @property
     def price_per_hour(self) -> float | None:
         """Price of all accelerators [USD/h]; None where that of any is not known."""
-        total = 0.0
-        for pool in self.pools.values():
-            if (price := pool.cluster.accelerator.price_per_hour) is None:
-                return None
-            total += price * pool.pool_accelerators
-        return total
+        pools = [
+            (p.cluster.accelerator.price_per_hour, p.pool_accelerators) for p in self.pools.values()
+        ]
+        known = [price * count for price, count in pools if price is not None]
+        return sum(known) if len(known) == len(pools) else None
 
     @property
     def pools(self) -> Mapping[str, ServicePlan]:

@@ -322,17 +322,8 @@ def wide_in(model: Transformer, weights: str) -> frozenset[Role]:
     return _INTO_ATTENTION | {Role.PROJECTION} if both else frozenset()
 
 
-_INTO_ATTENTION = frozenset(
-    {
-        Role.QKV,
-        Role.QUERY,
-        Role.KEY_VALUE,
-        Role.QUERY_DOWN,
-        Role.QUERY_UP,
-        Role.KEY_VALUE_DOWN,
-        Role.KEY_VALUE_UP,
-    }
-)
+_KEYS = Role.KEY_VALUE, Role.KEY_VALUE_DOWN, Role.KEY_VALUE_UP
+_INTO_ATTENTION = frozenset({Role.QKV, Role.QUERY, Role.QUERY_DOWN, Role.QUERY_UP, *_KEYS})
 FORMATS = {
     "bf16": Format("bf16", 2.0, "bf16"),
     "fp16": Format("fp16", 2.0, "fp16"),
