@@ -32,6 +32,17 @@ Beside = tuple[Sequence[Item], Sequence[Item]]
 # pull request 625 on), and takes as long for them as for as many bytes of rows (issue 590)
 _MAP_READS = 4.0 / 16.0
 
+# Passes over rows by kernels that gather or scatter them, over rows and over tokens by others, in
+# MoEAllGatherTokenDispatcher of Megatron-LM core_v0.6.0 (token_dispatcher.py) and its autograd:
+# rows of own experts taken and sorted; zeros, scattered back, weighed, zeros, added to tokens | the
+# same backward, with the weights' gradient
+_TORCH_PASSES = {
+    (True, False): (4.0, 0.0, 0.0),
+    (True, True): (5.0, 5.0, 3.0),
+    (False, False): (4.0, 6.0, 0.0),
+    (False, True): (6.0, 1.0, 1.0),
+}
+
 
 def expert_forward(
     operators: Sequence[Operator], sharding: Sharding, *, beside: Beside = ((), ())
@@ -95,10 +106,14 @@ def overlaps_shared(sharding: Sharding) -> bool:
 
 
 def is_fused_away(operator: Operator, sharding: Sharding) -> bool:
-    """Whether the kernel that sends tokens does this operator's work too."""
-    routing = sharding.routing
-    fused = routing is not None and routing.fused and sharding.ep > 1
-    return fused and operator.role in (Role.PERMUTE, Role.UNPERMUTE)
+    """Whether the kernel that sends tokens does this operator's work too, or those behind it do."""
+    if sharding.routing is None or operator.role not in (Role.PERMUTE, Role.UNPERMUTE):
+        return False
+    return (sharding.routing.fused and sharding.ep > 1) or _gathers(sharding)
+
+
+def _gathers(sharding: Sharding) -> bool:
+    return _routing(sharding).software.expert_dispatch is ExpertDispatch.ALL_GATHER
 
 
 def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Operator]]:
@@ -178,6 +193,9 @@ def _between(
     phase = min(operator.phase for operator in operators)  # forward, or the first of a backward
     if there:
         yield _regrouping("rows_by_expert", phase, sharding)
+    whole = _gathers(sharding) and phase is not Phase.WEIGHT_GRADIENT
+    if whole:
+        yield from _torch_rows("rows_by_expert", phase, sharding)
     if pads:
         yield _padding("padding", phase, sharding)
     yield from _kernels(operators, sharding)
@@ -185,6 +203,23 @@ def _between(
         yield _padding("unpadding", phase, sharding)
     if back:
         yield _regrouping("rows_by_rank", phase, sharding)
+    if whole and any(operator.role is Role.DOWN and operator.flops for operator in operators):
+        yield from _torch_rows("rows_by_token", phase, sharding)
+
+
+def _torch_rows(name: str, phase: Phase, sharding: Sharding) -> Iterator[Operator]:
+    """Rows of this rank's experts out of every token of the group, or back into them."""
+    ways = _TORCH_PASSES[phase is Phase.FORWARD, name == "rows_by_token"]
+    gathered, streamed, whole = (one * sharding.hidden * sharding.activation_bytes for one in ways)
+    rows = _worked_rows(sharding)
+    tokens = sharding.tokens / sharding.tp * sharding.ep * sharding.etp
+    moved = streamed * rows + whole * tokens
+    split, gather = Split.EXPERT, OperatorKind.GATHER
+    yield make_elementwise(
+        Role.COPY, phase, moved=gathered * rows, kind=gather, name=name, split=split
+    )
+    if moved:
+        yield make_elementwise(Role.COPY, phase, moved=moved, name=f"{name} apart", split=split)
 
 
 def _pads(operators: Sequence[Operator], sharding: Sharding) -> bool:
@@ -212,7 +247,7 @@ def _worked_rows(sharding: Sharding) -> float:
 def _arrives_by_rank(sharding: Sharding) -> bool:
     """Whether a kernel puts rows that arrive otherwise in the order of this rank's experts."""
     routing = _routing(sharding)
-    if sharding.ep == 1 or routing.software.expert_dispatch is ExpertDispatch.ALL_GATHER:
+    if sharding.ep == 1 or _gathers(sharding):
         return False
     if routing.fused:
         return routing.software.expert_regrouping is ExpertRegrouping.KERNEL
@@ -247,7 +282,7 @@ def _kernels(operators: Sequence[Operator], sharding: Sharding) -> Iterator[Oper
 
 def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
     """Tokens, or what answers their outputs, on their way to the experts."""
-    if _routing(sharding).software.expert_dispatch is ExpertDispatch.ALL_GATHER:
+    if _gathers(sharding):
         return _whole_tokens(name, "all_gather", phase, sharding)
     exchanged, gathered = _exchange(name, phase, sharding), _over_etp(name, phase, sharding)
     after = _tags(exchanged)
@@ -256,7 +291,7 @@ def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
 
 def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
     """Outputs, or what answers the tokens, on their way to the ranks that tokens belong to."""
-    if _routing(sharding).software.expert_dispatch is ExpertDispatch.ALL_GATHER:
+    if _gathers(sharding):
         return _whole_tokens(name, "reduce_scatter", phase, sharding)
     exchanged = _exchange(name, phase, sharding, _MAP_READS)
     summed = _over_etp(name, phase, sharding, kind="reduce_scatter")

@@ -174,6 +174,23 @@ def test_a_fused_dispatch_brings_a_token_once_and_copies_it_for_each_expert() ->
     assert [one.operator.bytes for one in copies] == pytest.approx([moved] * 2)
 
 
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (1, 4), (2, 4)])
+def test_gathered_tokens_are_sorted_and_added_up_by_torch_kernels_on_each_rank(
+    tp: int, ep: int
+) -> None:
+    """Megatron's all-gather: 14 passes over the rows of own experts forward, 17 backward; 3 and 1 over tokens of the group; nothing before tokens travel."""
+    whole = _sharding({"expert_dispatch": ExpertDispatch.ALL_GATHER}, tp=tp, etp=tp, ep=ep)
+    tokens, wide = TOKENS * ep, 2 * HIDDEN
+    for items, rows, sums in (
+        (block_forward(LAYER, whole), 14, 3),
+        (block_backward(LAYER, whole), 17, 1),
+    ):
+        kernels = [item.operator for item in items if isinstance(item, Compute)]
+        moved = sum(one.bytes for one in kernels if one.name.startswith("rows_by"))
+        assert moved == pytest.approx((rows * 2 * tokens / ep + sums * tokens) * wide)
+        assert not any("permute" in one.name for one in kernels)
+
+
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_a_kernel_that_sums_rows_looks_through_the_map_of_all_experts_of_its_rank(ep: int) -> None:
     """HybridEP's reads 4 B of each for every 16 B of a token that goes back; the one that spreads tokens over rows does not."""
