@@ -223,9 +223,9 @@ def _further(
     yield from rule.get("lean", ())
     degrees, moe = run.scenario["parallelism"], run.scenario["model"].get("moe")
     if moe and "parallelism.ep" in opened and degrees["ep"] == 1:
-        dp = degrees["dp"]
-        each = (count for count in range(2, dp + 1) if dp % count == moe["experts"] % count == 0)
-        yield from ({"parallelism.ep": count} for count in each)
+        for count in range(2, degrees["dp"] + 1):
+            if degrees["dp"] % count == moe["experts"] % count == 0:
+                yield {"parallelism.ep": count}
     if degrees["zero"] and {"training.recompute", "training.micro_batch"} <= {*opened}:
         least = {"training.recompute": "full", "training.micro_batch": 1}
         yield {**least, "parallelism.offload": "optimizer"}
