@@ -16,6 +16,7 @@ from mpsim.scenario.paths import Data, assign, copied, expand_shorthand
 from mpsim.shipped import read_shipped
 
 _SELECTIVE = "selective"
+_TRAINS, _SERVES = ("framework", ("training",)), ("model", ("serving", "server"))
 
 
 def settle(data: Data) -> Data:
@@ -51,8 +52,8 @@ def settled_by(data: Data) -> dict[str, object]:
     """Values by dotted key that the framework or the model of a file settles: those of each of
     their groups of which the file writes no key, and what is meant by a word that the file writes.
     """
-    groups, said = settled_keys(str(_framework(data).get("preset"))), _said(data)
-    if form := released(str(_section(data, "model", {"serving", "server"}).get("preset"))):
+    groups, said = settled_keys(str(_section(data, *_TRAINS).get("preset"))), _said(data)
+    if form := released(str(_section(data, *_SERVES).get("preset"))):
         groups += ({"serving.weights": form},)
     left_out = {
         key: value
@@ -71,7 +72,7 @@ def released(model: str) -> str | None:
 
 def _meant(data: Data) -> dict[str, object]:
     """Selective recomputation as the users of the stack mean it, unless the file names modules."""
-    chosen = _framework(data)
+    chosen = _section(data, *_TRAINS)
     training = data["training"] if chosen else {}
     if training.get("recompute") != _SELECTIVE or training.get("recompute_modules") is not None:
         return {}
@@ -80,11 +81,7 @@ def _meant(data: Data) -> dict[str, object]:
     return {"training.recompute": SelectiveRecompute.PER_OP.value} if is_per_op else {}
 
 
-def _framework(data: Data) -> Mapping[str, object]:
-    return _section(data, "framework", {"training"})
-
-
-def _section(data: Data, name: str, jobs: set[str]) -> Mapping[str, object]:
+def _section(data: Data, name: str, jobs: tuple[str, ...]) -> Mapping[str, object]:
     """A section spelled out; empty if there is none, or if the file has none of the jobs."""
     has_job = any(isinstance(data.get(job), Mapping) for job in jobs)
     chosen = expand_shorthand(name, data.get(name)) if has_job else None

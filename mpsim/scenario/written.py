@@ -179,10 +179,8 @@ class Written(Section):
             f"{cluster.nodes} of {node.accelerators} are {cluster.accelerators} accelerators;"
             f" {node.domain // node.accelerators} make a domain of {node.domain}"
         )
-        told = {
-            "taken_by_default": in_words(settled_by(self._source.data)),
-            "nodes": trays if node.domain > node.accelerators else "",
-        }
+        taken, has_trays = in_words(settled_by(self._source.data)), node.domain > node.accelerators
+        told = {"taken_by_default": taken, "nodes": trays if has_trays else ""}
         return {key: value for key, value in told.items() if value}
 
     @property

@@ -9,6 +9,7 @@ from mpsim.errors import Problem, nearest
 from mpsim.hardware import accelerator, accelerator_names
 from mpsim.scenario.checks.machine import absent_parts
 from mpsim.scenario.servers import server_problems
+from mpsim.scenario.settled import released
 
 if TYPE_CHECKING:
     from mpsim.scenario.written import Written
@@ -277,11 +278,15 @@ def check_service_experts(scenario: Written) -> Iterator[Problem]:
 
 def check_service_precision(scenario: Written) -> Iterator[Problem]:
     """Refuse weights in a format that the accelerator cannot multiply."""
+    own = released(scenario.transformer.name)
     for section, pool in scenario.pools.items():
         chip = accelerator(pool.accelerator) if pool.accelerator else scenario.hardware.accelerator
         has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]
         usable = ", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"])
         need = _COMPUTE.get(pool.weights or "")
         if need is not None and need not in chip.peak_flops:
-            message = f"got {pool.weights}, but {chip.name} has no {need}; needed one of {usable}"
+            own = ", as released" * (pool.weights == released(scenario.transformer.name))
+            message = (
+                f"got {pool.weights}{own}, but {chip.name} has no {need}; needed one of {usable}"
+            )
             yield Problem(message, f"{section}.weights")

@@ -136,6 +136,9 @@ def test_a_model_that_was_released_narrow_is_served_so():
     wide = {**data["serving"], "weights": "bf16"}
     with pytest.raises(ScenarioError, match=r"or serving\.weights: mxfp4"):
         mpsim.simulate(Scenario.from_mapping({**data, "serving": wide}))
+    old = {**data, "model": "deepseek-v3", "cluster": {"preset": "dgx-a100-80gb", "nodes": 1}}
+    with pytest.raises(ScenarioError, match="fp8_block, as released, but a100-sxm-80 has no fp8"):
+        Scenario.from_mapping(old)
     other = Scenario.from_mapping({**data, "model": "llama3-8b"})
     assert (other.service.weights, other.told) == ("bf16", {})
 
