@@ -128,8 +128,6 @@ def steady_state(
     and its time without that, float64[N] [s]. `since`: where the warm-up ends; those that came
     before count only as long as they are in the service [s].
 
-    Notes
-    -----
     An open stream must come for ten times as long as a request takes. Neither its queue may grow
     from the first half of it to the second by more than three standard errors (of batch means) and
     half the mean time of service; nor the number of requests in the service from the first third to

@@ -211,8 +211,6 @@ class ServicePlan:
     def paces(self) -> tuple[float, ...]:
         """Time of each instance over that of one of nominal speed; empty where all have that.
 
-        Notes
-        -----
         The ranks of an instance wait for each other in every layer: it is as slow as its slowest
         rank. Speeds that are drawn are lognormal with mean 1, one a rank of the cluster.
         """
@@ -256,8 +254,6 @@ class ServicePlan:
     def token_bytes(self) -> float:
         """Keys and values of a token, on all ranks that decode it [B].
 
-        Notes
-        -----
         They are sent once to every rank that holds them: tensor parallel ranks beyond the key-value
         heads, and all of latent attention, get copies.
         """
@@ -391,8 +387,6 @@ class ServicePlan:
     def memory(self) -> ServiceMemory:
         """Memory of the fullest accelerator, by its use.
 
-        Notes
-        -----
         Activations of the largest iteration: ``max_tokens (2 f / t + 4 h)`` 2-byte elements and a
         row of logits for each sequence.
         """

@@ -47,8 +47,6 @@ _BLOCKS = "fp8_block"  # whose inputs are quantised by a kernel of their own
 class IterationPrices:
     """Seconds of iterations of one instance.
 
-    Notes
-    -----
     Products take what `Products` says, tabulated once; decode attention ``t0 + max(bytes / (e BW),
     FLOPs / (c F))``; causal attention of prompts its FLOPs at a share of the peak.
     """

@@ -105,8 +105,6 @@ def replaced(rates: Rates, measured: Calibration) -> Rates:
 class Reductions:
     """All-reduces of an engine: its own kernel for small tensors if it has one, or the library's.
 
-    Notes
-    -----
     Two kernels of the engine's own, of which the faster one is taken: one-shot, where every rank
     reads all of its peers, takes a fixed time that grows with the ranks that meet, and ``(t - 1)
     S`` at a share of the link; two-shot, a reduce-scatter and an all-gather, has a second barrier
@@ -143,8 +141,6 @@ class Reductions:
 class Exchange:
     """Dispatch and combine of one layer of experts, which are divided among `ep` ranks.
 
-    Notes
-    -----
     Each takes a fixed time, and the bytes that leave a rank at a share of its link: ``t0 +
     max(inside / (e link), outside / (e' NIC))``. A token leaves once for every one of its experts
     on another rank; ranks are taken as equally likely.

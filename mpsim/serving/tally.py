@@ -45,8 +45,6 @@ _GRID: Final = 40 * LOOKS  # times at which requests in the service are counted
 def latencies(served: Served, requests: Requests, first_token_time: float) -> dict[str, Floats]:
     """TTFT, TPOT, E2E and queue time of every request that was served [s].
 
-    Notes
-    -----
     TPOT is (E2E - TTFT) / (output - 1) of a request, NaN where it gave one token. Server, tokenizer
     and network (`first_token_time`) count to TTFT and E2E.
     """
@@ -63,8 +61,6 @@ def itl(
 ) -> tuple[Floats, Floats]:
     """Gaps between tokens, and how many sequences had each.
 
-    Notes
-    -----
     A gap is a decoding iteration, and for sequences that were held all iterations since: of a run
     of iterations that hold h_1 <= h_2 <= ... of them, h_i - h_{i-1} wait from the i-th on.
     """
@@ -319,8 +315,6 @@ class RowSums:
     def account(self, served: Served, place: int) -> dict[str, float]:
         """Seconds of each part; they sum to the duration.
 
-        Notes
-        -----
         An iteration with prompts and decoding sequences is divided by what it would have taken
         without its prompts. Of several pipeline stages each works on one batch at a time: what an
         accelerator does not work while its stage has a batch elsewhere is bubble. Time without work

@@ -88,8 +88,6 @@ class ExpertWork:
     def touched(self, tokens: Floats) -> Floats:
         """Experts that any of so many tokens is routed to, on the rank with the most, expected.
 
-        Notes
-        -----
         Popularity has a gamma distribution, so that misses have a negative binomial one; a token
         always goes to ``top_k``. Of ranks alike, the most is some standard deviations of the number
         over its mean; a rank that gets more tokens touches at least what these do.
@@ -308,8 +306,6 @@ def _attention(model: Transformer, kind: LayerKind, tp: int, layers: int) -> Att
 def wide_in(model: Transformer, weights: str) -> frozenset[Role]:
     """Products around attention that checkpoints of a format keep in 16 bits.
 
-    Notes
-    -----
     NVIDIA's NVFP4 checkpoints of mixtures of experts leave out what makes queries, keys and values
     (`exclude_modules` of hf_quant_config.json: MiniMax-M2.5, Kimi-K2.5, DeepSeek-R1-0528-FP4-v2,
     Qwen3-Coder-Next), MXFP4 (gpt-oss) and 4-bit integers of latent attention (Kimi-K2.5) all of it.
