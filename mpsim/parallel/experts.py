@@ -210,7 +210,8 @@ def _between(
 def _torch_rows(name: str, phase: Phase, sharding: Sharding) -> Iterator[Operator]:
     """Rows of this rank's experts out of every token of the group, or back into them."""
     ways = _TORCH_PASSES[phase is Phase.FORWARD, name == "rows_by_token"]
-    gathered, streamed, whole = (one * sharding.hidden * sharding.activation_bytes for one in ways)
+    token = sharding.hidden * sharding.activation_bytes
+    gathered, streamed, whole = (passes * token for passes in ways)
     rows = _worked_rows(sharding)
     tokens = sharding.tokens / sharding.tp * sharding.ep * sharding.etp
     moved = streamed * rows + whole * tokens
