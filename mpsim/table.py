@@ -118,13 +118,11 @@ def _longest_piece(name: str) -> int:
     return max((_width(piece) for word in words for piece in _INSIDE.split(word)), default=0)
 
 
-def _lines(
-    rows: list[list[str]], widths: list[int], flush: list[bool], apart: str
-) -> Iterator[str]:
+def _lines(rows: list[list[str]], widths: list[int], flush: list[bool], gap: str) -> Iterator[str]:
     for row in rows:
         folded = [_fold(cell, width) for cell, width in zip(row, widths, strict=True)]
         for line in itertools.zip_longest(*folded, fillvalue=""):
-            yield apart.join(map(_fill, line, widths, flush))
+            yield gap.join(map(_fill, line, widths, flush))
 
 
 def _fold(cell: str, width: int) -> list[str]:

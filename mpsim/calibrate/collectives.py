@@ -82,7 +82,7 @@ def fit_collectives(points: Sequence[Point], cluster: Cluster, library: str) -> 
         return Fit()
     constants: Mapping[str, Fitted] = {}
     if library in _HOST and len([p for p in points if not p.held_out]) >= _FEWEST:
-        constants = _host_constants(points, cluster, library)
+        constants = _host_fits(points, cluster, library)
     model = _model(cluster, library, {name: constant.value for name, constant in constants.items()})
     fits = [_series(rows, model, formed=bool(constants)) for rows in _by_series(points)]
     return merged([Fit(constants), *fits])
@@ -110,9 +110,7 @@ def _predicted(model: CollectiveModel, rows: Sequence[Point]) -> Floats:
     return np.asarray(model.seconds(kind_of(rows[0]), sizes, group_of(rows[0])))
 
 
-def _host_constants(
-    points: Sequence[Point], cluster: Cluster, library: str
-) -> Mapping[str, Fitted]:
+def _host_fits(points: Sequence[Point], cluster: Cluster, library: str) -> Mapping[str, Fitted]:
     train = [[p for p in rows if not p.held_out] for rows in _by_series(points)]
     series = [rows for rows in train if rows]
     leaves = ["dispatch", "near_latency", "near_bandwidth", "sum_bandwidth"]

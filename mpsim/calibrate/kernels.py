@@ -40,7 +40,7 @@ def fit_gemm(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
         if not burst:
             return Fit()
         return Fit(warnings=(f"fewer than {_FEWEST} matrix products in {main}: none were fitted",))
-    shape = _gemm_shape(own, chip, main)
+    shape = _gemm(own, chip, main)
     constants = {
         f"kernels.gemm.{leaf}": fitted(shape[leaf], "s" if leaf == "launch" else "1")
         for leaf in _SHAPE
@@ -71,9 +71,7 @@ def _gemm_times(
     return result
 
 
-def _gemm_shape(
-    points: Sequence[Point], chip: Accelerator, precision: str
-) -> Mapping[str, Estimate]:
+def _gemm(points: Sequence[Point], chip: Accelerator, precision: str) -> Mapping[str, Estimate]:
     train = [p for p in points if not p.held_out]
     leaves = ("compute_fraction", *_SHAPE, "weight_gradient")
     of = {

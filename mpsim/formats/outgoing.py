@@ -105,7 +105,7 @@ def read_back(
     except FormatError as error:
         raise ScenarioError(f"{form.title} does not take this layout: {error}") from error
     assert isinstance(imported, Imported)
-    lost = _lost_values(scenario, imported, {**table(DATA, "lost")[form.name], **why})
+    lost = _lost(scenario, imported, {**table(DATA, "lost")[form.name], **why})
     lost |= {loss.key: loss for loss in _lost_habits(scenario, imported, habits or tool)}
     order = ["model", "cluster", "parallelism", "schedule", "training", "framework"]
     places = {section: place for place, section in enumerate(order)}
@@ -119,9 +119,7 @@ def read_back(
     )
 
 
-def _lost_values(
-    scenario: Scenario, imported: Imported, reasons: Mapping[str, str]
-) -> dict[str, Lost]:
+def _lost(scenario: Scenario, imported: Imported, reasons: Mapping[str, str]) -> dict[str, Lost]:
     """Values that a reader takes otherwise; laid over the import they give the scenario."""
     wanted = _compared(scenario_values(scenario), scenario.transformer)
     found = _compared(flat(imported.scenario), scenario.transformer)

@@ -156,7 +156,7 @@ def checked(sizes: Sizes, batch: Batch, place: Place, losses: list[float], dtype
             "finite losses",
         )
         return "losses are finite"
-    wanted = _losses_alone(sizes, batch, place.device, place.dtype)
+    wanted = _losses(sizes, batch, place.device, place.dtype)
     what = f"{CHECKED_STEPS} steps of one process"
     return agrees(torch.tensor(losses), torch.tensor(wanted), dtype, what, rule="loss_tolerance")
 
@@ -164,9 +164,7 @@ def checked(sizes: Sizes, batch: Batch, place: Place, losses: list[float], dtype
 _ALONE: dict[tuple[Sizes, int, torch.dtype], list[float]] = {}
 
 
-def _losses_alone(
-    sizes: Sizes, batch: Batch, device: torch.device, dtype: torch.dtype
-) -> list[float]:
+def _losses(sizes: Sizes, batch: Batch, device: torch.device, dtype: torch.dtype) -> list[float]:
     """Losses of the first steps of one process on the whole batch; computed once."""
     key = (sizes, batch.ids.shape[0], dtype)
     if key in _ALONE:

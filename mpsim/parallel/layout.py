@@ -226,7 +226,7 @@ class Layout:
         A tied output projection on another rank than the embedding is a second copy of it.
         """
         shared = stage.head and self.shares_embedding(stage)
-        return dict(_stage_parameters(self.model, self.mesh.tp, stage, shared=shared))
+        return dict(_stage_counts(self.model, self.mesh.tp, stage, shared=shared))
 
     @property
     def all_trained(self) -> Layout:
@@ -377,9 +377,7 @@ def _expansions(
 
 
 @remembered(_KEPT)
-def _stage_parameters(
-    model: Transformer, tp: int, stage: Stage, *, shared: bool
-) -> dict[str, Count]:
+def _stage_counts(model: Transformer, tp: int, stage: Stage, *, shared: bool) -> dict[str, Count]:
     """Parameters of a stage by part; `shared`: the rank of a head has the embedding too."""
     count = _parameters(model, tp)
     kinds = model.layer_kinds[stage.first_layer : stage.first_layer + stage.layers]
@@ -408,7 +406,7 @@ def _rank_parameters(
         layers = kinds[stage.first_layer : stage.first_layer + stage.layers]
         key = (layers, stage.embedding, stage.head, shared)
         if key not in known:
-            counts = _stage_parameters(model, tp, stage, shared=shared).values()
+            counts = _stage_counts(model, tp, stage, shared=shared).values()
             known[key] = (
                 [count.sharded / tp + count.replicated for count in counts],
                 [count.experts_per_rank(ep=ep, etp=etp) for count in counts],

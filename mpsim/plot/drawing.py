@@ -253,7 +253,7 @@ def draw_lines(ax: Axes, chart: Lines) -> None:
             )
             base = top
         else:
-            _draw_series(ax, series, colour, x / x_size, y / y_size, y_size)
+            _draw_line(ax, series, colour, x / x_size, y / y_size, y_size)
         if series.name:
             handles.append(
                 _patch(series.name, colour) if chart.stacked else _line_handle(series, colour)
@@ -271,9 +271,7 @@ def draw_lines(ax: Axes, chart: Lines) -> None:
     _write_names(ax, chart, x_size, y_size)
 
 
-def _draw_series(
-    ax: Axes, series: Series, colour: str, x: Floats, y: Floats, y_size: float
-) -> None:
+def _draw_line(ax: Axes, series: Series, colour: str, x: Floats, y: Floats, y_size: float) -> None:
     style: Style = {"color": colour, "zorder": 2}
     if series.line:
         steps = "steps-post" if series.step else "default"

@@ -366,7 +366,7 @@ def _choice(
     name: str, pp: int, microbatches: int, times: Times, memory: float | None
 ) -> ScheduleChoice:
     try:
-        orders = _comparable(name, pp, microbatches, times, memory)
+        orders = _orders(name, pp, microbatches, times, memory)
         share = _share(orders, microbatches)
         timed = time_schedule(orders, times.divided(share))
     except ScheduleError as error:
@@ -382,9 +382,7 @@ def _choice(
     )
 
 
-def _comparable(
-    name: str, pp: int, microbatches: int, times: Times, memory: float | None
-) -> Orders:
+def _orders(name: str, pp: int, microbatches: int, times: Times, memory: float | None) -> Orders:
     """Orders of one chunk a rank, or two where needed; the faster where orders are searched."""
     failures: list[ScheduleError] = []
     searched: list[Synthesis] = []

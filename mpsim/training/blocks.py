@@ -234,7 +234,7 @@ class Blocks:
             routed = [bool(left) and self._has_experts(left[0][1]) for left in (forward, backward)]
             if all(routed):
                 (layer, mine), (_, other) = forward.pop(0), backward.pop(0)
-                row.append((layer, self._fused_template(mine, other, action, costs)))
+                row.append((layer, self._fused(mine, other, action, costs)))
             elif forward and (not routed[0] or not backward):
                 layer, part = forward.pop(0)
                 row.append((layer, self.template(part, Action.F, costs)))
@@ -251,9 +251,7 @@ class Blocks:
     def _has_experts(self, part: str) -> bool:
         return any(operator.split is Split.EXPERT for operator in self._expansions[part].forward)
 
-    def _fused_template(
-        self, ahead: str, behind: str, action: Action, costs: StageCosts
-    ) -> Template:
+    def _fused(self, ahead: str, behind: str, action: Action, costs: StageCosts) -> Template:
         copied = self._copied(ahead) + self._copied(behind)
         again = self._plan.recompute.of_layer(0, 1)
 

@@ -50,7 +50,7 @@ def v_half(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
     p = pp
     gap = 3 if p % 2 == 0 else 0  # else two kinds fall on one slot of the period
     block = [[2 * r, 3 * p - r - 2, 3 * p + gap + 2 * r - 1, 6 * p + gap - r - 2] for r in range(p)]
-    return _from_block("v-half", block, pp, microbatches, virtual_stages)
+    return _orders("v-half", block, pp, microbatches, virtual_stages)
 
 
 def v_min(
@@ -75,12 +75,12 @@ def v_min(
                 f"v-min: got delay = {delay} with pp = {pp}; needed 0 to {_PERIOD - 1} slots that"
                 " leave every kind a slot of its own; set delay to 0, or leave it out"
             )
-        return _from_block("v-min", block, pp, microbatches, virtual_stages)
+        return _orders("v-min", block, pp, microbatches, virtual_stages)
     # The rounding up of what a rank holds can leave room that the authors' block does not use: a
     # later input gradient uses it.
     blocks = [_min_block(pp, delay) for delay in range(_PERIOD)]
     orders = [
-        _from_block("v-min", block, pp, microbatches, virtual_stages)
+        _orders("v-min", block, pp, microbatches, virtual_stages)
         for block in blocks
         if _is_free(block)
     ]
@@ -106,9 +106,7 @@ def _is_free(block: Block) -> bool:
     return all(len({slot % _PERIOD for slot in rank}) == len(rank) for rank in block)
 
 
-def _from_block(
-    schedule: str, block: Block, pp: int, microbatches: int, virtual_stages: int
-) -> Orders:
+def _orders(schedule: str, block: Block, pp: int, microbatches: int, virtual_stages: int) -> Orders:
     check_counts(schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     stage_rank = v_map(pp, virtual_stages)
     span = _PERIOD * microbatches
