@@ -328,8 +328,8 @@ class ServicePlan:
     def stream_time(self) -> float:
         """Time of an instance's server for a token of one of its batches' answers [s]."""
         # pools stand behind front ends of their own, as many as it takes
-        one, engine = self._served and self.prefill is None, self.engine
-        return one * engine.stream_time * self.pp / engine.stream_interval
+        single, engine = self._served and self.prefill is None, self.engine
+        return single * engine.stream_time * self.pp / engine.stream_interval
 
     @property
     def _served(self) -> bool:
