@@ -101,6 +101,7 @@ def _step(run: Imported) -> float:
         ({"framework": "NeMo 25.04"}, "nemo-2-performance"),
         ({"family": "dgxc-benchmarking", "framework": ""}, "nemo-2-performance"),
         ({"framework": "NeMo 24.07", "measured_date": "2024"}, "nemo-1-2405"),
+        ({"framework": "NeMo 24.03.01", "measured_date": "2024-03"}, "nemo-1-2405"),
         ({"framework": "NeMo", "measured_date": "2023-10"}, "nemo-1-2308"),
         ({"framework": "NeMo Megatron 22.11", "measured_date": "2022-11"}, "nemo-1-2303"),
         (
