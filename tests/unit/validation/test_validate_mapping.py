@@ -415,19 +415,17 @@ def test_recipes_of_megatron_bridge_are_those_of_model_and_accelerator(
     assert rule_of(Cells({**row, **change}))["framework"][field] == value
 
 
-def test_pipelines_of_automodel_reduce_as_their_recipes_have_it() -> None:
-    """Experts' stages are no FSDP modules to torch's pipelines, but for the recipe that patches their backward."""
+def test_pipelines_of_automodel_reduce_in_every_backward() -> None:
+    """Experts' stages are no FSDP modules to torch's pipelines, so nothing defers their reductions."""
     row = {
         **LLAMA,
         "framework": "NeMo AutoModel",
         "moe_experts": "256",
         "notes": "fake balanced gate",
+        "model": "DeepSeek-V3",
     }
-    plain, patched = (
-        rule_of(Cells({**row, "model": name}))["framework"] for name in ("Kimi-K2", "DeepSeek-V3")
-    )
-    assert (plain["pipeline_unsharded"], plain.get("defer_reduction")) == (False, None)
-    assert (patched["pipeline_unsharded"], patched["defer_reduction"]) == (True, True)
+    settings = rule_of(Cells(row))["framework"]
+    assert (settings["pipeline_unsharded"], settings.get("defer_reduction")) == (False, None)
 
 
 @pytest.mark.parametrize(
