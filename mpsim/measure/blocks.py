@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mpsim.measure.case import Case, Work
 from mpsim.measure.model import Embedding, Head, Layer, Place, Sizes, layer_flops, loss_of
-from mpsim.measure.plan import PASSES, Grid
+from mpsim.measure.plan import PASSES, Case, Grid, Work
 from mpsim.measure.tensors import agrees, dtype_of, element_bytes, training_dtype
 from mpsim.measure.world import World
 from mpsim.workload import gemm_flops

@@ -10,8 +10,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from mpsim.measure.case import Case, Work
-from mpsim.measure.plan import Grid, best_first
+from mpsim.measure.plan import Case, Grid, Work, best_first
 from mpsim.measure.tensors import agrees, dtype_of, element_bytes
 from mpsim.measure.world import World
 

@@ -11,8 +11,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mpsim import dataclasses
-from mpsim.measure.case import Case, Work
-from mpsim.measure.plan import PASSES, Grid, best_first
+from mpsim.measure.plan import PASSES, Case, Grid, Work, best_first
 from mpsim.measure.tensors import (
     Tensors,
     agrees,

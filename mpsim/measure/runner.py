@@ -18,10 +18,9 @@ from mpsim import dataclasses
 from mpsim.errors import CalibrationError
 from mpsim.measure import Settings
 from mpsim.measure.blocks import block_series
-from mpsim.measure.case import Case, Work
 from mpsim.measure.collectives import collective_series
 from mpsim.measure.kernels import gemm_case, kernel_series
-from mpsim.measure.plan import load_grid, round_robin
+from mpsim.measure.plan import Case, Work, load_grid, round_robin
 from mpsim.measure.recorder import join_actions
 from mpsim.measure.steps import step_series
 from mpsim.measure.timer import Timed, Timer

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from mpsim import dataclasses
-from mpsim.measure.case import Case, Work
 from mpsim.measure.model import Gpt, Place, Sizes, attention_backend, loss_of
-from mpsim.measure.plan import Grid, Split, degrees
+from mpsim.measure.plan import Case, Grid, Split, Work, degrees
 from mpsim.measure.recorder import Recorder
 from mpsim.measure.tensors import agrees, dtype_of, element_bytes, training_dtype
 from mpsim.measure.training import Axis, Replica, Step, make_optimizer

@@ -10,8 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 
 from mpsim.errors import CalibrationError
-from mpsim.measure.case import Work
-from mpsim.measure.plan import load_grid
+from mpsim.measure.plan import Work, load_grid
 from mpsim.measure.world import World
 from mpsim.memo import remembered
 

@@ -11,8 +11,7 @@ from time import perf_counter, process_time
 import torch
 
 from mpsim import dataclasses
-from mpsim.measure.case import Case, Work
-from mpsim.measure.plan import load_grid
+from mpsim.measure.plan import Case, Work, load_grid
 from mpsim.measure.recorder import StepRows, cuda
 from mpsim.measure.world import World
 

@@ -151,7 +151,7 @@ def test_a_sample_is_the_mean_of_its_calls(world, monkeypatch) -> None:
     """A call of a known length is timed as that long, whether repeated or divided."""
     import time
 
-    from mpsim.measure.case import Case, Work
+    from mpsim.measure.plan import Case, Work
     from mpsim.measure.timer import Timer
 
     case = Case("kernels", "sleep", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
@@ -167,7 +167,7 @@ def test_before_is_not_timed(world) -> None:
     """What prepares a sample does not count."""
     import time
 
-    from mpsim.measure.case import Case, Work
+    from mpsim.measure.plan import Case, Work
     from mpsim.measure.timer import Timer
 
     case = Case("kernels", "nothing", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
@@ -206,7 +206,7 @@ def test_parameters_are_counted_as_torch_counts(world) -> None:
 
 def test_samples_that_were_disturbed_are_dropped(world, monkeypatch) -> None:
     """Of eight samples the three during which the process did not have its core go, and no more than leave the fewest."""
-    from mpsim.measure.case import Case, Work
+    from mpsim.measure.plan import Case, Work
     from mpsim.measure.timer import Timer, _Sample
 
     timer = Timer(world)
@@ -245,7 +245,7 @@ def test_a_sleep_counts_and_waiting_for_a_core_does_not(world, monkeypatch) -> N
     import time
 
     from mpsim.measure import timer as module
-    from mpsim.measure.case import Case, Work
+    from mpsim.measure.plan import Case, Work
 
     case = Case("kernels", "nothing", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
     monkeypatch.setattr(world, "threads", 1)

@@ -18,8 +18,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from mpsim.cli.app import execute  # noqa: E402
 from mpsim.measure import Settings  # noqa: E402
-from mpsim.measure.case import Case, Work  # noqa: E402
-from mpsim.measure.plan import load_grid  # noqa: E402
+from mpsim.measure.plan import (  # noqa: E402
+    Case,
+    Work,
+    load_grid,
+)
 from mpsim.measure.runner import _rank_of, run  # noqa: E402
 from mpsim.measure.timer import Timer  # noqa: E402
 from mpsim.measure.world import World  # noqa: E402
