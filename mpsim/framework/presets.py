@@ -68,9 +68,9 @@ def settled_keys(preset: str) -> tuple[Mapping[str, object], ...]:
     name = aliases.get(preset, preset)
     if name not in presets:
         return ()
-    stack = framework(name)
-    zero = stack.suits.get(_SHARDING)
-    sharding = ({_SHARDING: zero},) if zero and zero == stack.data.zero_limit else ()
+    fields = _inherited(presets, name)
+    zero = fields.get("suits", {}).get(_SHARDING)
+    sharding = ({_SHARDING: zero},) if zero and zero == fields.get("zero_limit") else ()
     return (*presets[name].get(_SETTLES, ()), *sharding)
 
 

@@ -113,6 +113,14 @@ def test_what_a_preset_suits_is_a_key_of_a_scenario_with_a_value_it_takes():
             assert getattr(parsed, field) == value
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_sharding_is_settled_where_a_stack_is_for_the_most_that_it_has(name):
+    """As the framework of the preset says, which is not built to know it."""
+    stack, key = framework(name), "parallelism.zero"
+    if (zero := stack.suits.get(key)) and zero == stack.data.zero_limit:
+        assert settled_keys(name)[-1] == {key: zero}
+
+
 def test_a_settled_key_is_one_of_a_scenario_with_a_value_it_takes():
     """A preset settles keys as they would be written, each group one section's."""
     settling = {name: settled_keys(name) for name in PRESETS if settled_keys(name)}
