@@ -332,6 +332,11 @@ PASSES: Mapping[str, Passes] = MappingProxyType(
         # on in float32 where that is
         "clamped_gate": Passes(Role.ACTIVATION, 13, 25, kind=OperatorKind.EAGER),
         "wide_clamped_gate": Passes(Role.ACTIVATION, 17, 34, kind=OperatorKind.EAGER),
+        # rows of experts beside one gather and one sum: to float32 (3), weighed (4), back (3),
+        # joined with a row of zeros (2), sorted (2), put back (2), put into zeros (3) | taken twice
+        # (4), out of a row more (3), sorting undone (4), casts (6), product (4), weights' gradient
+        # (8), added to tokens (2), less 3 of the sum (torchtitan's MoE.forward at a25dd8f8)
+        "eager_routing": Passes(Role.PERMUTE, 19, 28, kind=OperatorKind.EAGER),
         # x in, y and mask out | grad and mask in, dx out
         "dropout": Passes(Role.RESIDUAL_DROPOUT, 2, 2, mask=True),
         # x, residual in, y out | the gradients of both branches in, their sum out

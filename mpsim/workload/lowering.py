@@ -56,6 +56,9 @@ class Lowering:
     weighted_activation: Flag = False
     """Whether the weights of routed experts enter in their activation, so that their output need
     not be kept, or after the experts."""
+    eager_routing: Flag = False
+    """Whether torch's kernels of one operation each weigh rows of experts in float32, pad and sort
+    them and put them back, or one kernel each way."""
     fused_rotary: Flag = True
     """Whether queries and keys are rotated by one kernel, or by kernels of one operation each in
     float32."""

@@ -57,6 +57,8 @@ def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
     yield part.replicated((Module.EXPERTS, Role.ROUTER), "router", moe.experts)
     yield _choice(part, moe)
     yield _permute(part, rows)
+    if part.lowering.eager_routing:
+        yield _eager_routing(part, round(rows * model.hidden))
     biased = model.bias and not part.lowering.fused_grouped_mlp
     yield _grouped(part, moe, Role.UP, (fc1, model.hidden), size * rows * fc1)
     clamped = biased and gated and not part.lowering.compiled_experts
@@ -163,6 +165,13 @@ def _permute(part: Part, rows: float) -> Step:
         saved_for_weight=sent,
         saved_split=Split.EXPERT,
     )
+
+
+def _eager_routing(part: Part, elements: int) -> Step:
+    """Kernels around the gather and the sum; rows in float32 are kept for the weights' gradient."""
+    kept = float(STATISTIC_BYTES * elements)
+    split = Split.SEQUENCE
+    return part.stream("eager_routing", Module.EXPERTS, elements, split=split, saved=kept)
 
 
 def _unpermute(part: Part, rows: float) -> Step:

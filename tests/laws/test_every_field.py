@@ -123,6 +123,7 @@ PLACES: dict[str, dict[str, dict[str, Any]]] = {
         **dict.fromkeys(
             (
                 *("fused_grouped_mlp", "compiled_experts", "wide_routing", "weighted_activation"),
+                "eager_routing",
                 *("expert_dispatch", "expert_overlap", "grouped_gemm", "expert_launches"),
                 *("product_launch_cost", "synchronization_cost"),
             ),

@@ -35,6 +35,7 @@ lowerings = st.builds(
     weight_grad_bytes=st.sampled_from([2, 4]),
     merged_qkv=st.booleans(),
     weighted_activation=st.booleans(),
+    eager_routing=st.booleans(),
 )
 
 

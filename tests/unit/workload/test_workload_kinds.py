@@ -195,6 +195,18 @@ def test_latent_attention_runs_in_the_order_of_deepseek() -> None:
     assert layer["proj"].k == 4 * 6
 
 
+def test_torch_kernels_around_experts_move_their_rows_in_float32() -> None:
+    """torchtitan's: 19 passes of 2 B over rows forward and 28 backward beside one gather and one sum; rows in float32 are kept."""
+    layer = expand_layer(
+        MIXTURE, Lowering(eager_routing=True), kind="moe", sequences=2, sequence_length=16
+    )
+    moved = [each for each in (*layer.forward, *layer.backward) if each.name == "eager_routing"]
+    rows = 2 * TOKENS * MIXTURE.hidden
+    assert [each.bytes for each in moved] == [19 * 2 * rows, 28 * 2 * rows]
+    assert moved[0].saved == 4 * rows
+    assert "eager_routing" not in forward(MIXTURE, "moe")
+
+
 def test_without_a_kernel_for_it_the_rotated_part_alone_is_turned_in_float32() -> None:
     """DeepSeek-V3's own model: complex numbers of 2 of 6 features a head, then parts are joined."""
     latent = dataclasses.replace(MIXTURE, kv_heads=4, mla=LATENT)
