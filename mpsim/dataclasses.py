@@ -16,6 +16,9 @@ from dataclasses import *  # noqa: F403 (what a class may say of its fields)
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+# stands in a signature for a default that is made anew each time
+_FACTORY = type("_Factory", (), {"__repr__": lambda self: "<factory>"})()
+
 
 class _Unwritten:
     """A method until somebody looks it up, who gets the compiled one."""
@@ -25,7 +28,7 @@ class _Unwritten:
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         cls, space = self._cls, dict[str, Any]()
-        names: dict[str, Any] = {"_missing": dataclasses.MISSING}
+        names: dict[str, Any] = {"_missing": _FACTORY}
         header, *body = self._write(cls, names)
         name = header.partition("(")[0]
         lines = [
@@ -38,7 +41,8 @@ class _Unwritten:
         method = space["make"](**names)
         method.__qualname__ = f"{cls.__qualname__}.{name}"
         if name == "__init__":
-            method.__annotations__ = {f.name: f.type for f in dataclasses.fields(cls) if f.init}
+            given = {f.name: f.type for f in dataclasses.fields(cls) if f.init}
+            method.__annotations__ = given | {"return": None}
         setattr(cls, name, method)
         return method.__get__(instance, owner)
 
