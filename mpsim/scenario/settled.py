@@ -9,6 +9,7 @@ is replaced by the one that means it here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
@@ -68,6 +69,12 @@ def released(model: str) -> str | None:
     """The format of the weights that a model of the catalog was released with; None for 16 bits."""
     found: str | None = read_shipped("mpsim.scenario.data", "released.yaml")["weights"].get(model)
     return found
+
+
+def longest_context(model: str) -> float:
+    """Tokens of a sequence that a model of the catalog was released for; inf of any other."""
+    known = read_shipped("mpsim.scenario.data", "released.yaml")["context"]
+    return float(known.get(model, math.inf))
 
 
 def _meant(data: Data) -> dict[str, object]:

@@ -14,6 +14,7 @@ from mpsim import dataclasses
 from mpsim.cost import Board, Load
 from mpsim.cost.constants import constant_groups
 from mpsim.result.words import Figures
+from mpsim.scenario.settled import longest_context
 from mpsim.serving.batching import Batch
 from mpsim.serving.cache import TIERS
 from mpsim.serving.confidence import distribution
@@ -210,6 +211,12 @@ def _warnings(
     keys += [f"serving.engine.{name}" for name in TIERS if getattr(engine, name)]
     if keys and not engine.prefix_cache:
         yield f"not used: {', '.join(keys)}: serving.engine.prefix_cache is false"
+    known = longest_context(plan.model.name)
+    if tally.longest > known:
+        yield (
+            f"requests have up to {tally.longest:,} tokens, and {plan.model.name} was released for"
+            f" {known:,.0f}: an engine refuses longer ones unless it is told otherwise"
+        )
     rate = _rate(tally.finished, tally.seconds)
     if load.turns > 1 and load.rate is not None and rate < _CAME * load.rate:
         stay = load.turns * (tally.spreads["e2e"].mean + load.think_time)

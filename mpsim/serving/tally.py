@@ -106,6 +106,7 @@ class Tally:
         self.kept, self.finished = 0, 0
         # tokens generated in that time, and of prompts that ended in it
         self.output, self.prompt = 0.0, 0.0
+        self.longest = 0  # tokens of a request, with its answer
 
     def add(
         self, requests: Requests, served: Served, *, until: float | None = None, batch: int = 0
@@ -134,6 +135,7 @@ class Tally:
         self.finished += int((inside & (served.last <= end)).sum())
         self.output += float(tokens[inside].astype(float).sum())
         self.prompt += float(requests.prompt[done & begun].sum())
+        self.longest = max(self.longest, int((requests.prompt + requests.output).max(initial=0)))
         return times, counted
 
     @property

@@ -143,6 +143,22 @@ def test_a_model_that_was_released_narrow_is_served_so():
     assert (other.service.weights, other.told) == ("bf16", {})
 
 
+def test_requests_beyond_what_a_model_was_released_for_are_told():
+    """An engine refuses them by its max_model_len, and nothing else of a run would say so."""
+    load = {"rate": 1.0, "requests": 2, "prompt": 4090, "output": 8}
+    data = {
+        "schema": 1,
+        "model": "llama2-7b",
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "serving": {"replicas": 1, "workload": load},
+    }
+    told = mpsim.simulate(Scenario.from_mapping(data)).summary["warnings"]
+    assert any("4,098 tokens, and llama2-7b was released for 4,096" in text for text in told)
+    fits = {**data, "serving": {"replicas": 1, "workload": {**load, "output": 6}}}
+    told = mpsim.simulate(Scenario.from_mapping(fits)).summary["warnings"]
+    assert not any("released for" in text for text in told)
+
+
 def test_users_and_files_come_in_one_way():
     """`concurrency` without an arrival is a closed loop, a trace a trace; with a rate beside it nobody knows."""
     base = {
