@@ -204,9 +204,11 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     orders = plan.orders
     kind = orders.kind
     table = np.array([columns_of(stage) for stage in kept or kept_by_stage(plan)])
-    columns = dict(zip(KEPT, table.T[:, orders.stage], strict=True))
+    # taken, which costs a third of indexing
+    columns = dict(zip(KEPT, table.T.take(orders.stage, axis=1), strict=True))
     held = np.stack([columns[name] for name in ("for_input", "for_weight", "logits")])
-    change = held * np.array([SIGNS[action] for action in Action], dtype=float).T[:, kind]
+    signs = np.array([SIGNS[action] for action in Action], dtype=float)
+    change = held * signs.T.take(kind, axis=1)
     bounds = orders.rank_ptr.tolist()
     ranks = np.split(change, bounds[1:-1], axis=1)
     after = np.concatenate([rank.cumsum(axis=1) for rank in ranks], axis=1).sum(axis=0)
@@ -229,9 +231,11 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept] | None = None) -> list[Held]:
     every = before, after, moment.most, logits, moment.collected, moment.passing, beside
     lists = scratch - fresh.root
     steps: list[float | Floats] = [0.0, 0.0, total + lists, 0.0, total, lists, others]
-    stepped = [
-        np.insert(column, bounds[1:], step) for column, step in zip(every, steps, strict=True)
-    ]
+    # the optimizer's step stands behind the actions of each rank
+    stepped = np.empty((len(every), len(kind) + orders.pp))
+    acts, ends = np.arange(len(kind)) + orders.rank, bounds[1:] + np.arange(orders.pp)
+    for row, column, step in zip(stepped, every, steps, strict=True):
+        row[acts], row[ends] = column, step
     return [
         Held(*(column[first + rank : last + rank + 1] for column in stepped))
         for rank, (first, last) in enumerate(itertools.pairwise(bounds.tolist()))
