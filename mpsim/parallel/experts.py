@@ -37,10 +37,10 @@ _MAP_READS = 4.0 / 16.0
 # rows of own experts taken and sorted; zeros, scattered back, weighed, zeros, added to tokens | the
 # same backward, with the weights' gradient
 _TORCH_PASSES = {
-    (True, False): (4.0, 0.0, 0.0),
-    (True, True): (5.0, 5.0, 3.0),
-    (False, False): (4.0, 6.0, 0.0),
-    (False, True): (6.0, 1.0, 1.0),
+    ("rows_by_expert", Phase.FORWARD): (4.0, 0.0, 0.0),
+    ("rows_by_token", Phase.FORWARD): (5.0, 5.0, 3.0),
+    ("rows_by_expert", Phase.INPUT_GRADIENT): (4.0, 6.0, 0.0),
+    ("rows_by_token", Phase.INPUT_GRADIENT): (6.0, 1.0, 1.0),
 }
 
 
@@ -209,7 +209,7 @@ def _between(
 
 def _torch_rows(name: str, phase: Phase, sharding: Sharding) -> Iterator[Operator]:
     """Rows of this rank's experts out of every token of the group, or back into them."""
-    ways = _TORCH_PASSES[phase is Phase.FORWARD, name == "rows_by_token"]
+    ways = _TORCH_PASSES[name, phase]
     token = sharding.hidden * sharding.activation_bytes
     gathered, streamed, whole = (passes * token for passes in ways)
     rows = _worked_rows(sharding)

@@ -65,8 +65,12 @@ class Iteration:
         self.started: list[int] = []
         self.done: list[int] = []
         for _, part in parts:
-            for name in ("decodes", "context", "prompt_tokens", "pairs", "started", "done"):
-                setattr(self, name, getattr(self, name) + getattr(part, name))
+            self.decodes += part.decodes
+            self.context += part.context
+            self.prompt_tokens += part.prompt_tokens
+            self.pairs += part.pairs
+            self.started += part.started
+            self.done += part.done
 
     @property
     def batch(self) -> Batch:

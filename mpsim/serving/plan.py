@@ -356,8 +356,11 @@ class ServicePlan:
             CACHE_BYTES[self.kv],
             send=(link.hop_latency, link.bandwidth * link.efficiency),
             products=Products(
-                *(cluster, self.rates, self.engine.expert_kernel, self.engine.cast_time),
-                self.engine.expert_padding,
+                cluster,
+                self.rates,
+                self.engine.expert_kernel,
+                cast_time=self.engine.cast_time,
+                padding=self.engine.expert_padding,
             ),
             draft=self.draft,
             exchange=Exchange(cluster, self.work)

@@ -43,11 +43,12 @@ class _Columns(NamedTuple):
     seconds: Callable[[str], float]
 
 
+def _azure_seconds(text: str) -> float:
+    return datetime.fromisoformat(text.strip()[:26]).replace(tzinfo=UTC).timestamp()
+
+
 _FORMATS = (
-    _Columns(
-        *("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-        lambda text: datetime.fromisoformat(text.strip()[:26]).replace(tzinfo=UTC).timestamp(),
-    ),
+    _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", _azure_seconds),
     _Columns("Timestamp", "Request tokens", "Response tokens", float),
     _Columns("arrival_s", "input_tokens", "output_tokens", float),
 )

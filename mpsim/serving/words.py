@@ -84,7 +84,7 @@ def _pools(summary: Figures) -> list[tuple[str, str]]:
         (
             f"{name} pool",
             (
-                f"{pool['replicas']} instances on {pool['accelerators']} accelerators:"
+                f"{plural(pool['replicas'], 'instance')} on {pool['accelerators']} accelerators:"
                 f" {_shares({**summary, **pool})}; cache {_use(pool['cache_use'])}"
             ),
         )

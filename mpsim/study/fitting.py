@@ -55,9 +55,9 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
     for chosen in itertools.chain(*(itertools.combinations(steps, size) for size in (1, 2))):
         values = {key: value for item in chosen for key, value in item.items()}
         apart = len(values) == sum(map(len, chosen))
-        if apart and not any(before.items() <= values.items() for before in likely):
-            odds = _odds(scenario, values)
-            (likely if odds >= LEVEL else others if odds else []).append(values)
+        more = any(before.items() <= values.items() for before in likely)
+        if apart and not more and (odds := _odds(scenario, values)):
+            (likely if odds >= LEVEL else others).append(values)
         if len(likely) == most:
             break
     changes = [_changed(scenario, values) for values in (*likely, *others)[:most]]

@@ -285,8 +285,6 @@ def check_service_precision(scenario: Written) -> Iterator[Problem]:
         usable = ", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"])
         need = _COMPUTE.get(pool.weights or "")
         if need is not None and need not in chip.peak_flops:
-            own = ", as released" * (pool.weights == released(scenario.transformer.name))
-            message = (
-                f"got {pool.weights}{own}, but {chip.name} has no {need}; needed one of {usable}"
-            )
+            got = f"{pool.weights}{', as released' if pool.weights == own else ''}"
+            message = f"got {got}, but {chip.name} has no {need}; needed one of {usable}"
             yield Problem(message, f"{section}.weights")

@@ -185,16 +185,15 @@ def _answer(design: Design) -> Iterator[str]:
     best = design.best
     if best is None:
         runs = any(not row.reason for row in design.options)
-        yield "no cluster keeps every bound" if runs else "of no cluster a layout was found"
+        yield "no cluster keeps every bound" if runs else "no layout was found on any cluster"
         if near := design.nearest:
             yield f"  the nearest, {near.name}, misses {near.misses}"
         yield from (f"  {row.name}: {row.reason}" for row in design.options[:_TOLD] if row.reason)
         return
     least = "cheapest" if design.by == "cost" else "fastest"
     odds = "" if design.odds is None else f"; the best with odds of {percent(design.odds)}"
-    odds += (
-        ", by the layouts found" if odds and not all(row.proved for row in design.rivals) else ""
-    )
+    if odds and not all(row.proved for row in design.rivals):
+        odds += ", by the layouts found"
     yield f"{least} that keeps every bound: {best.name}{odds}"
     yield f"  {_figures(best)}"
     yield f"  {_taken(best)}"
@@ -263,9 +262,8 @@ def _left(design: Design) -> str:
     wrong = sum(bool(row.reason) for row in design.options)
     over = sum(bool(row.over) for row in design.options)
     words = [f"{plural(looked, 'cluster')}: {len(design.possible)} possible"]
-    words += [f"{over} over a bound"] * bool(over) + [f"{wrong} without a layout found"] * bool(
-        wrong
-    )
+    words += [f"{over} over a bound"] * bool(over)
+    words += [f"{wrong} without a layout"] * bool(wrong)
     if design.ruled_out:
         words.append(f"{design.ruled_out} ruled out at the best rate of their accelerators")
     return ", ".join(words)

@@ -74,11 +74,12 @@ def at_the_peak(plan: Plan, memory: Memory) -> list[str]:
     shown.sort(key=lambda name: -sizes[name])
     words = [f"{name} {format_quantity(sizes[name], Dimension.BYTES)}" for name in shown]
     by_stage, stages = kept_by_piece(part), part.layout.rank_stages(number)
-    kept_of = itertools.chain.from_iterable(by_stage[stage.index] for stage in stages)
+    kept_of = [piece for stage in stages for piece in by_stage[stage.index]]
     pieces = [(name, kept.for_input + kept.for_weight) for name, kept in kept_of]
     alike = [[*run] for _, run in itertools.groupby(pieces, key=lambda piece: round(piece[1]))]
     held = held_by_rank(part)[number]
-    kept = max(sum(size for _, size in pieces), 1.0)
+    # logits are held from the forward to the backward too, but are a component of their own
+    kept = max(sum(size for _, size in pieces) + sum(each.logits for _, each in kept_of), 1.0)
     count = round(max(held.before[held.fullest], held.after[held.fullest]) / kept)
     each = ", ".join(
         f"{_named([name for name, _ in run])} {format_quantity(run[0][1], Dimension.BYTES)}"

@@ -203,6 +203,12 @@ def test_what_lies_at_the_peak_is_told_by_class_and_layer() -> None:
     )
 
 
+def test_logits_are_no_further_microbatch_at_the_peak() -> None:
+    """A rank with the head that has one microbatch keeps one, however small its layers are beside its logits."""
+    plan = small_plan(tp=1, pp=1, dp=8, microbatches=1, recompute="full")
+    assert at_the_peak(plan, account_memory(plan))[-1].startswith("kept of each of 1 microbatch:")
+
+
 def test_nothing_is_proposed_where_nothing_helps() -> None:
     """A model a hundred times too large for the machine has no near change."""
     model = {"preset": "gpt3-175b", "max_positions": 4096}
