@@ -514,7 +514,8 @@ def _against(search: Search, objective: float) -> str:
     where = f" with {on}" if on and rival is not search.best else ""
     faster = sum(row.objective(search.objective) < objective for row in search.rows)
     told = f"{percent(objective / least - 1, signed=True)} {what} a token against the best{where}"
-    return f"{told}; {faster:,} of those simulated are better"
+    die = ", launches that die counted" * ((rival.fits_probability or 1.0) < _SURE)
+    return f"{told}{die}; {faster:,} of those simulated are better"
 
 
 def _switches(search: Search) -> Iterator[str]:

@@ -299,6 +299,15 @@ def test_the_own_layout_is_set_against_the_best_on_as_many_nodes(scenario):
     assert both.own.objective >= both.own.rival.objective("time")
 
 
+def test_a_difference_that_counts_launches_that_die_says_so(found):
+    """Of a best layout that fits in half of the cases, and not of one that surely fits."""
+    for odds, said in ((0.5, True), (1.0, False)):
+        rival = dataclasses.replace(found.best, fits_probability=odds)
+        own = dataclasses.replace(found.own, rival=rival)
+        text = dataclasses.replace(found, own=own).sheet().text()
+        assert ("against the best, launches that die counted;" in text) is said
+
+
 def test_switches_that_decide_are_turned_on_the_best_layout(scenario):
     """What each would give, and together no less, is what running it takes; what was searched is not told as not searched."""
     experts = scenario.with_values(
