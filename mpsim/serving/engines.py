@@ -68,7 +68,8 @@ class EnginePreset:
     tokenizer_time: Seconds = 0.0
     """Time of the server for a token of a prompt before it is queued, one prompt after another
     [s]."""
-    stream_time: Seconds = 0.0  # of the server for each piece of an answer, one after another [s]
+    stream_time: Seconds = 0.0
+    """Time of the server for each piece of an answer, one piece after another [s]."""
     stream_interval: Count = 1  # tokens of a piece
     mixes: Flag = True
     """Whether prompts and decoding sequences of an iteration pass the layers together."""

@@ -147,10 +147,10 @@ def test_a_pipeline_that_a_stack_does_not_run_is_refused_and_never_found(
     framework: str, schedule: dict[str, object], reason: str
 ) -> None:
     """ZeRO's engine runs whole models, the pipeline's one chunk a rank; the search leaves out what a run refuses."""
-    base = {"parallelism": {"pp": 1}, "framework": framework}
+    base = {"parallelism": {"pp": 1, "zero": 0}, "framework": framework}
     one = scenario((), framework).resolved() | base
     with pytest.raises(ScenarioError) as caught:
-        Scenario.from_mapping(one | {"parallelism": {"pp": 2}, "schedule": schedule})
+        Scenario.from_mapping(one | {"parallelism": {"pp": 2, "zero": 0}, "schedule": schedule})
     (problem,) = caught.value.problems
     assert reason in problem.message
     over = {"parallelism.tp": [1], "parallelism.zero": [0], "training.micro_batch": [1]}
@@ -207,7 +207,7 @@ def test_groups_that_a_stack_does_not_interleave_are_refused_and_never_found(
         ({"zero": 3, "shard": 3}, "parallelism.shard", "set it to 2 or 4"),
         ({"zero": 0, "shard": 2}, "parallelism.shard", "set zero to 1, 2 or 3"),
         ({"zero": 2, "offload": "parameters"}, "parallelism.offload", "set zero to 3"),
-        ({"offload": "optimizer"}, "parallelism.offload", "set zero to 1"),
+        ({"zero": 0, "offload": "optimizer"}, "parallelism.offload", "set zero to 1"),
         ({"zero": 3, "offload_to": "nvme"}, "parallelism.offload_to", "set offload to"),
     ],
 )
