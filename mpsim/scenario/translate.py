@@ -102,12 +102,8 @@ def _unknown(loc: tuple[int | str, ...], root: Kind) -> str:
 def suggestions(loc: tuple[int | str, ...], root: Kind) -> list[str]:
     """Dotted keys that the unknown key at `loc` may mean; none if it resembles no other."""
     name, here = str(loc[-1]), loc[:-1]
-    near = [
-        candidate
-        for candidate in _names_at(here, root)
-        if "did you mean" in nearest(name, [candidate])
-    ]
-    return [join(*here, candidate) for candidate in near] or _elsewhere(loc, root)
+    near = [each for each in _names_at(here, root) if "did you mean" in nearest(name, [each])]
+    return [join(*here, each) for each in near] or _elsewhere(loc, root)
 
 
 def _names_at(loc: Sequence[object], root: Kind) -> list[str]:

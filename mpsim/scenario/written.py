@@ -96,13 +96,8 @@ class Written(Section):
     @classmethod
     def _one_job(cls, data: object) -> object:
         """Training may be left out where the job is serving."""
-        if (
-            isinstance(data, Mapping)
-            and {"serving", "server"} & data.keys()
-            and "training" not in data
-        ):
-            return {**data, "training": None}
-        return data
+        serves = isinstance(data, Mapping) and {"serving", "server"} & data.keys()
+        return {"training": None, **data} if serves else data
 
     @property
     def serves(self) -> bool:
@@ -118,10 +113,8 @@ class Written(Section):
     def training_step(self) -> Training:
         """The training section; ScenarioError for a scenario that serves."""
         if self.training is None:
-            message = (
-                "missing; this needs a training step, and the scenario serves: see mpsim search"
-            )
-            raise ScenarioError([Problem(message, key="training")])
+            message = "missing; this needs a training step, and the scenario serves"
+            raise ScenarioError([Problem(f"{message}: see mpsim search", key="training")])
         return self.training
 
     @property

@@ -35,7 +35,7 @@ REASONS: Mapping[str, str] = {
     "schedule": "the schedule cannot run so many microbatches",
     "refused": "cannot be laid on the cluster",
     "deadlock": "operations would wait for each other, as the framework runs this schedule",
-    "unsimulated": "fits and was not simulated: the search ended before",
+    "unsimulated": "fit and were not simulated: the search ended before",
     "unseen": "not looked at: the search ended before",
 }
 """What can become of a legal layout, in words."""

@@ -34,7 +34,7 @@ SERVICE_REASONS: Mapping[str, str] = {
     "memory": "needs more memory than allowed",
     "refused": "do not fit the cluster, or have no room for a cache",
     "requests": "cannot hold a request",
-    "unsimulated": "fits and was not simulated: the search ended before",
+    "unsimulated": "fit and were not simulated: the search ended before",
     "unseen": "not looked at: the search ended before",
 }
 """What can become of a layout, in words."""
@@ -284,10 +284,8 @@ def _beside(search: ServiceSearch, best: FoundService) -> Iterator[str]:
         fewest = min(near, key=lambda row: row.accelerators)
         lean = f"; {fewest.name} on {fewest.accelerators}"
         lean *= fewest.accelerators < best.accelerators
-        yield (
-            f"no clear winner: {len(near)} of {len(search.rows)} simulated are within"
-            f" {percent(_NEAR)} of the best{lean}"
-        )
+        number = f"{len(near)} of {len(search.rows)} simulated {'are' if near[1:] else 'is'}"
+        yield f"no clear winner: {number} within {percent(_NEAR)} of the best{lean}"
 
 
 def _gap(value: float, reference: float) -> str:
