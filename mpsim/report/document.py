@@ -32,6 +32,7 @@ from mpsim.result import Result
 from mpsim.result.result import JobResult
 from mpsim.result.words import Figures
 from mpsim.scenario import Scenario
+from mpsim.scenario.settled import settled_by
 from mpsim.serving import ServiceResult
 from mpsim.stamp import stamp
 from mpsim.study import Sweep, compare
@@ -208,9 +209,9 @@ def settings_of(scenario: Scenario) -> dict[str, object]:
 
 def _settings(scenario: Scenario) -> dict[str, list[tuple[str, ...]]]:
     """Every setting by where it comes from: key, value, and the origin of unwritten ones."""
-    written = flat(scenario.source.data)
+    written, settled = flat(scenario.source.data), settled_by(scenario.source.data)
     filled = [
-        (key, setting_text(value), _origin(key, written))
+        (key, setting_text(value), _origin(key, written, settled))
         for key, value in flat(scenario.resolved()).items()
         if key.partition(".")[0] in _SECTIONS and key not in written
     ]
@@ -226,21 +227,20 @@ def _settings(scenario: Scenario) -> dict[str, list[tuple[str, ...]]]:
     }
 
 
-def _origin(key: str, written: Mapping[str, object]) -> str:
+def _origin(key: str, written: Mapping[str, object], settled: Mapping[str, object]) -> str:
     """Which preset gives a setting that nobody wrote; ``default`` where none does."""
     section = key.partition(".")[0]
+    if key in settled:
+        section = "model" if section == "serving" else "framework"
     name = written.get(section, written.get(f"{section}.preset"))
-    if section in ("model", "cluster") and isinstance(name, str):
-        return f"preset {name}"
-    return "default"
+    given = section in ("model", "cluster", "framework") and isinstance(name, str)
+    return f"preset {name}" if given else "default"
 
 
 def _assumed_lead(result: JobResult) -> str:
     left_open, presets, stated = map(len, _settings(result.scenario).values())
-    return (
-        f"{stated} settings are written in the scenario; {left_open} were left open and taken as"
-        f" shown, {presets} come from presets it names."
-    )
+    words = f"{stated} settings are written in the scenario; {left_open} were left open and taken"
+    return f"{words} as shown, {presets} come from presets it names."
 
 
 @ASSUMED.add("assumed", "What was assumed", _assumed_lead)

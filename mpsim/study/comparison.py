@@ -11,6 +11,7 @@ from mpsim.formats.ledger import flat
 from mpsim.frame import Tabular
 from mpsim.result import Result
 from mpsim.result.words import Figures, of_peak
+from mpsim.scenario.settled import settled_by
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.facility import Facility
 from mpsim.study.figures import (
@@ -30,14 +31,8 @@ from mpsim.units import percent
 if TYPE_CHECKING:
     from mpsim.serving import ServiceResult
 
-_UNSAID = (
-    "schema",
-    "name",
-    "include",
-    "sweep",
-    "design",
-    "overrides",
-)  # keys of a file that decide no result
+# keys of a file that decide no result
+_UNSAID = ("schema", "name", "include", "sweep", "design", "overrides")
 Side: TypeAlias = "Result | ServiceResult | Mapping[str, object]"  # of a comparison
 _SIDES = ("a", "b", "difference", "relative")
 _TOLD, _LONGEST = 4, 60  # changes that are spelled out, characters of a value
@@ -251,11 +246,11 @@ def _peaks(a: str, b: str) -> str:
 
 
 def _changes(a: Side, b: Side) -> dict[str, tuple[object, object]]:
-    """Keys in which the scenarios of two results differ; those of stored ones are not known."""
+    """Keys in which the scenarios differ, settled ones too; those of stored ones are not known."""
+    files = [side.scenario.source.data for side in (a, b) if not isinstance(side, Mapping)]
     said = [
-        flat({key: value for key, value in side.scenario.source.data.items() if key not in _UNSAID})
-        for side in (a, b)
-        if not isinstance(side, Mapping)
+        flat({key: value for key, value in data.items() if key not in _UNSAID}) | settled_by(data)
+        for data in files
     ]
     if len(said) < 2:
         return {}

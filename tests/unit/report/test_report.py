@@ -18,6 +18,7 @@ from mpsim.report import LARGEST, document, page, page_of, report
 from mpsim.report.blocks import chart_of, plain
 from mpsim.report.choices import what_if
 from mpsim.report.lanes import lanes_of, lives_of, packed
+from mpsim.scenario import Scenario
 from mpsim.serving import make_service, run_service
 from mpsim.study.search import search
 
@@ -269,6 +270,15 @@ def test_settings_are_told_apart_by_who_made_them(result):
     assert written["parallelism.tp"] == "2"
     assert left_open["parallelism.cp"] == "1"
     assert not set(written) & set(left_open)
+
+
+def test_what_a_framework_settles_is_of_its_preset(result):
+    """The sharding of FSDP is told as the preset's, not as a default of ours."""
+    data = {**result.scenario.source.data, "framework": "torch-fsdp2", "parallelism": {"tp": 2}}
+    shards = page_of(mpsim.simulate(Scenario.from_mapping(data)), whole=False)
+    (section,) = [each for each in shards["sections"] if each["id"] == "assumed"]
+    origins = {row[0]: row[1:] for row in section["blocks"][1]["rows"]}
+    assert origins["parallelism.zero"] == ["3", "preset torch-fsdp2"]
 
 
 def test_quick_pages_leave_out_what_takes_long(result):

@@ -176,3 +176,14 @@ def test_ranks_with_requests_of_their_own_pad_each_to_its_graph() -> None:
     assert more == pytest.approx(7 / 8 * (two - one))
     assert exact.stage_seconds(nine) == plain.stage_seconds(nine)
     assert exact.stage_seconds(sixteen) == prices.stage_seconds(sixteen)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "mi300x-8", "gaudi3-hlb325", "tpu-v6e", "aws-trn2"])
+def test_weights_of_four_bits_pass_at_the_pace_of_those_of_sixteen_or_so(name: str) -> None:
+    """One token passes matrices of 4 bits in no more than three times what 16 bits take: cores of few chips have more lanes."""
+    cluster, seconds = system(name, nodes=1), []
+    for weights in ("w4a16", "bf16"):
+        plan = dataclasses.replace(_plan(), cluster=cluster, weights=weights)
+        products = Products(cluster, plan.rates)
+        seconds.append(sum(products.seconds(each, np.ones(1))[0] for each in plan.work.linears))
+    assert seconds[0] < 3 * seconds[1]

@@ -9,6 +9,7 @@ import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
+from mpsim.scenario import Scenario
 
 
 def result(name: str, **parts: float) -> dict[str, object]:
@@ -74,6 +75,16 @@ def test_a_comparison_says_what_differs(step):
     comparison = mpsim.compare(step, other)
     assert comparison.changes == {"parallelism.tp": (2, 4)}
     assert "quickstart, parallelism.tp 2 to 4" in comparison.sheet().text()
+
+
+def test_a_comparison_says_what_a_framework_settles(step):
+    """FSDP without a `zero` shards: a key that neither file has differs too."""
+    data = {**step.scenario.source.data, "parallelism": {"tp": 2, "pp": 4}}
+    fsdp, ddp = (
+        mpsim.simulate(Scenario.from_mapping({**data, "framework": stack}))
+        for stack in ("torch-fsdp2", "torch-ddp")
+    )
+    assert mpsim.compare(fsdp, ddp).changes["parallelism.zero"] == (3, None)
 
 
 def test_plans_stand_side_by_side(step):
