@@ -247,18 +247,18 @@ def _warnings(
 
 def _long_chunks(plan: ServicePlan) -> Iterator[str]:
     """Say how long a full chunk of a prompt holds up tokens, and which one keeps the limit."""
-    limit, most = plan.slo.tpot, (plan.engine.max_tokens, plan.workload.prompt.tokens)
+    limit, most, load = plan.slo.tpot, plan.engine.max_tokens, plan.workload
+    prompt = load.prompt.tokens if load.trace is None else 0
     if limit is None or not plan.engine.chunked or plan.prefill is not None:
         return
 
-    def seconds(tokens: int) -> float:
-        return float(plan.prices.seconds(Batch(1, 0.0, tokens, tokens * tokens / 2.0)))
+    def seconds(tokens: int) -> float:  # a chunk in the middle of the prompt, beside one like it
+        pairs = tokens * max(tokens, prompt) / 2.0
+        return float(plan.prices.seconds(Batch(1, float(prompt), tokens, pairs)))
 
-    tokens = min(most) if plan.workload.trace is None else most[0]
+    tokens = min(most, prompt or most)
     fitting = [2**power for power in range(8, 15) if seconds(2**power) <= limit]
     if seconds(tokens) > limit and fitting:
-        yield (
-            f"a prompt's {tokens:,} tokens in one iteration take {1e3 * seconds(tokens):.3g} ms,"
-            f" and hold up tokens whose limit is {1e3 * limit:.3g} ms; max_tokens: {max(fitting):,}"
-            " keeps it"
-        )
+        text = f"a prompt's {tokens:,} tokens in one iteration take {1e3 * seconds(tokens):.3g} ms,"
+        text = f"{text} and hold up tokens whose limit is {1e3 * limit:.3g} ms"
+        yield f"{text}; max_tokens: {max(fitting):,} keeps it"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpsim.hardware import system
-from mpsim.scenario.serving import ServiceLevel, Workload
+from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
 from mpsim.serving.batching import Batch, BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.plan import ServicePlan
@@ -17,7 +17,7 @@ from mpsim.serving.policies import Budget
 from mpsim.serving.prices import IterationPrices, Products
 from mpsim.serving.rates import Reductions
 from mpsim.serving.requests import Requests, Served
-from mpsim.serving.summary import figures_of
+from mpsim.serving.summary import _long_chunks, figures_of
 from mpsim.serving.tally import tally_of
 from mpsim.workload import model
 
@@ -187,3 +187,14 @@ def test_weights_of_four_bits_pass_at_the_pace_of_those_of_sixteen_or_so(name: s
         products = Products(cluster, plan.rates)
         seconds.append(sum(products.seconds(each, np.ones(1))[0] for each in plan.work.linears))
     assert seconds[0] < 3 * seconds[1]
+
+
+def test_a_chunk_is_told_with_what_its_prompt_has_before_it() -> None:
+    """The iterations of a long prompt attend to its tokens so far: a size that keeps the limit is smaller than of a short one."""
+    sizes = []
+    for tokens in (8192, 131072):
+        load = Workload(rate=1.0, prompt=LengthChoice(tokens=tokens))
+        plan = dataclasses.replace(_plan(), workload=load, slo=ServiceLevel(tpot="60 ms"))  # type: ignore[arg-type]
+        (text,) = _long_chunks(plan)
+        sizes.append(int(text.split("max_tokens: ")[1].split()[0].replace(",", "")))
+    assert sizes[1] < sizes[0]
