@@ -96,8 +96,9 @@ class Written(Section):
     @classmethod
     def _one_job(cls, data: object) -> object:
         """Training may be left out where the job is serving."""
-        serves = isinstance(data, Mapping) and {"serving", "server"} & data.keys()
-        return {"training": None, **data} if serves else data
+        if isinstance(data, Mapping) and {"serving", "server"} & data.keys():
+            return {"training": None, **data}
+        return data
 
     @property
     def serves(self) -> bool:
