@@ -20,7 +20,7 @@ _SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "framewo
 _CONTRADICTIONS = tuple(
     "model parallelism schedule training.global_batch training.micro_batch".split()
 )
-_OPEN = ("cluster.", "parallelism.", "training.", "simulation.")
+_OPEN = ("cluster.", "parallelism.", "training.", "simulation.", "serving.workload.")
 """Sections whose keys say nothing of each other, so that an assumed one stays as it was."""
 _NEEDED = {
     "model": "a preset such as llama3-8b ('mpsim show models'), or its sizes",

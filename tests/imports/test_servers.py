@@ -8,6 +8,7 @@ import mpsim
 from mpsim.errors import FormatError
 from mpsim.formats import export, read
 from mpsim.formats.ledger import flat, laid
+from mpsim.formats.scenarios import over
 from mpsim.scenario import Scenario
 
 VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4"
@@ -67,6 +68,16 @@ def launched(tmp_path):
 def test_a_launch_line_is_a_service(launched, line, expected):
     """Options land on the key that has their meaning, ranks counted as the engine counts them."""
     assert expected.items() <= launched(line).items()
+
+
+def test_a_launch_line_keeps_the_traffic_of_the_file_below_it(tmp_path):
+    """No option says how requests come: the rate of a file that is changed by a line stays."""
+    line, base = tmp_path / "serve.sh", tmp_path / "base.yaml"
+    line.write_text(f"{VLLM}\n")
+    base.write_text("schema: 1\nmodel: llama3-70b\nserving: {workload: {rate: 4.0}}\n")
+    merged = over(read(line), base)
+    assert flat(merged.scenario)["serving.workload.rate"] == 4.0
+    assert "serving.workload.rate" not in {item.to for item in merged.assumed}
 
 
 def test_every_mistake_is_told_at_once(launched):
