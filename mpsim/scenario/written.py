@@ -170,8 +170,8 @@ class Written(Section):
         """
         cluster, node = self.hardware, self.hardware.node
         trays = (
-            f"{cluster.nodes} of {node.accelerators} are {cluster.accelerators} accelerators;"
-            f" {node.domain // node.accelerators} make a domain of {node.domain}"
+            f"{cluster.nodes:,} of {node.accelerators} are {cluster.accelerators:,} accelerators;"
+            f" {node.domain // node.accelerators:,} make a domain of {node.domain:,}"
         )
         taken, has_trays = in_words(settled_by(self._source.data)), node.domain > node.accelerators
         told = {"taken_by_default": taken, "nodes": trays if has_trays else ""}
