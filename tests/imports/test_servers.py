@@ -74,7 +74,9 @@ def test_a_launch_line_keeps_the_traffic_of_the_file_below_it(tmp_path):
     """No option says how requests come: the rate of a file that is changed by a line stays."""
     line, base = tmp_path / "serve.sh", tmp_path / "base.yaml"
     line.write_text(f"{VLLM}\n")
-    base.write_text("schema: 1\nmodel: llama3-70b\nserving: {workload: {rate: 4.0}}\n")
+    base.write_text(
+        "{schema: 1, model: llama3-70b, cluster: dgx-h100, serving: {workload: {rate: 4.0}}}\n"
+    )
     merged = over(read(line), base)
     assert flat(merged.scenario)["serving.workload.rate"] == 4.0
     assert "serving.workload.rate" not in {item.to for item in merged.assumed}
