@@ -83,6 +83,7 @@ class ServiceLayouts:
         self._pools = pools
         self.refused = 0
         """Combinations that the checks of a scenario refused, or that leave no cache."""
+        self.why = ""  # of the first of them
 
     def layouts(self) -> Iterator[ServiceLayout]:
         """Every layout that the checks accept and that has room for a cache."""
@@ -94,8 +95,8 @@ class ServiceLayouts:
                     keys = (AXES.get(axis, f"serving.disaggregated.{axis}") for axis in chosen)
                     named = dict(zip(keys, chosen.values(), strict=True))
                     yield ServiceLayout(named, scenario, make_service(scenario))
-                except MpsimError:
-                    self.refused += 1
+                except MpsimError as error:
+                    self.refused, self.why = self.refused + 1, self.why or str(error)
 
     def _alike(self) -> Iterator[dict[str, Any]]:
         """Instances of one kind."""
@@ -231,7 +232,7 @@ class Services(Space[_Candidate]):
         usual = "throughput" if unlimited else "goodput"
         if has_stream(service.workload, service.slo):
             usual = "cost" if self._chips_differ() else "gpus"
-        self.objective = self.objective or usual
+        self.objective, self._why = self.objective or usual, ""  # why the first layout is none
         if self.objective not in SERVICE_OBJECTIVES:
             raise ScenarioError(
                 f"got objective {self.objective!r}; {nearest(self.objective, SERVICE_OBJECTIVES)}"
@@ -261,8 +262,8 @@ class Services(Space[_Candidate]):
     def nothing(self) -> str:
         """Refusal where no layout has room for a cache."""
         return (
-            f"{self.scenario.name}: no layout can be served within the limits; "
-            "loosen the values or limits given, or see 'mpsim check'"
+            f"{self.scenario.name}: no layout can be served within the limits; loosen the values or"
+            f" limits given, or see 'mpsim check'; the first: {self._why}"
         )
 
     @property
@@ -291,6 +292,7 @@ class Services(Space[_Candidate]):
                 named = dataclasses.replace(layout, values={**values, **layout.values})
                 layouts.append((place, named))
             self.counts["refused"] += legal.refused
+            self._why = self._why or legal.why
         if layouts:
             yield Waiting((), [[layout] for layout in layouts])
 
