@@ -35,6 +35,8 @@ from mpsim.workload import model as find_model
 CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
 _LOGIT_BYTES = 4.0
+_DEEPGEMM = ("hopper", "blackwell")  # chips of its kernels (is_deep_gemm_supported of vLLM)
+_UNDIVIDED = 8  # ways of dividing an expert from which vLLM takes Triton's kernel
 _STREAM = 17  # of the seed: the requests are drawn from others
 
 
@@ -360,13 +362,25 @@ class ServicePlan:
                 self.rates,
                 self.engine.expert_kernel,
                 cast_time=self.engine.cast_time,
-                padding=self.engine.expert_padding,
+                padding=self._padding,
             ),
             draft=self.draft,
             exchange=Exchange(cluster, self.work)
             if self.ep > 1 and self.attention_dp > 1
             else None,
         )
+
+    @property
+    def _padding(self) -> int:
+        """Rows that a launch of DeepGEMM passes of each expert; none where others' kernels run.
+
+        References
+        ----------
+        vllm-project/vllm, fused_moe/oracle/fp8.py: Triton's where tensor parallelism divides an
+        expert by 8 or more (pull request 29346), and on chips that DeepGEMM has no kernels for.
+        """
+        runs = self.tp < _UNDIVIDED * self.ep and self.cluster.accelerator.family in _DEEPGEMM
+        return self.engine.expert_padding * runs
 
     @functools.cached_property
     def draft(self) -> Draft | None:

@@ -155,7 +155,7 @@ def test_experts_with_scales_of_blocks_lose_arithmetic_on_blackwell_alone() -> N
 def test_experts_launched_before_they_are_counted_take_as_long_for_one_token() -> None:
     """Tiles of all experts pass, so that few tokens save little; where tokens are many, padding is a small part."""
     known, padded = (
-        _plan(engine=dataclasses.replace(engine("vllm-v1"), expert_padding=rows))
+        _plan(tp=4, engine=dataclasses.replace(engine("vllm-v1"), expert_padding=rows))
         for rows in (0, 64)
     )
     each, all_tiles = (plan.prices.parts(TOKENS)["experts"] for plan in (known, padded))
@@ -167,3 +167,25 @@ def test_experts_launched_before_they_are_counted_take_as_long_for_one_token() -
         dataclasses.replace(plan, weights="bf16").prices.parts(TOKENS) for plan in (known, padded)
     ]
     assert (wide[0]["experts"] == wide[1]["experts"]).all()
+
+
+@pytest.mark.parametrize(
+    ("chip", "divided", "name", "padded"),
+    [
+        ("h200-sxm", {"tp": 4}, "vllm-v1", True),
+        ("h200-sxm", {"tp": 8}, "vllm-v1", False),
+        ("h200-sxm", {"tp": 8, "ep": 8}, "vllm-v1", True),
+        ("mi300x", {"tp": 4}, "vllm-v1", False),
+        ("h200-sxm", {"tp": 4}, "vllm-0.8", False),
+    ],
+)
+def test_rows_are_padded_where_deepgemm_runs(chip, divided, name, padded) -> None:
+    """Triton's kernel takes over where experts are divided by 8, on other vendors' chips and in older releases."""
+    cluster = build_cluster(accelerator=chip, accelerators_per_node=8, nodes=1)
+    shape = {"weights": "fp8_block", "cluster": cluster, **divided}
+    plans = [
+        _plan(**shape, engine=dataclasses.replace(engine(name), **change))
+        for change in ({}, {"expert_padding": 0})
+    ]
+    with_tiles, without = (plan.prices.parts(TOKENS)["experts"] for plan in plans)
+    assert (with_tiles > without).any() == padded
